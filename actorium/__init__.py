@@ -1,0 +1,43 @@
+"""actorium: an LLM inference engine made of small actors.
+
+The public names below are loaded when first used, so that `import actorium` stays cheap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from actorium.actors.client import AsyncClient as AsyncClient
+    from actorium.actors.client import Client as Client
+    from actorium.actors.client import Completion as Completion
+    from actorium.actors.engine import Engine as Engine
+    from actorium.actors.errors import ActoriumError as ActoriumError
+    from actorium.actors.params import SamplingParams as SamplingParams
+
+_WHERE = {
+    "Client": "actorium.actors.client",
+    "AsyncClient": "actorium.actors.client",
+    "Completion": "actorium.actors.client",
+    "Engine": "actorium.actors.engine",
+    "SamplingParams": "actorium.actors.params",
+}
+_ERRORS = ("ActoriumError", "InvalidRequest", "ContextOverflow", "QueueFull", "DeadlineExceeded",
+           "Aborted", "EngineUnavailable", "EngineFailed", "BadModel", "BadConfig")
+_WHERE |= dict.fromkeys(_ERRORS, "actorium.actors.errors")
+
+__all__ = ["__version__", *sorted(_WHERE)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'actorium' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

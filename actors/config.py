@@ -1,0 +1,167 @@
+"""The one configuration tree. Frozen; every field documented; nothing else configures anything.
+
+Values come from, in rising order: the defaults here, a TOML file, `ACTORIUM_*`, flags
+(`actors/settings.py`). The launcher writes the resolved tree into the run directory and each actor
+reads it from there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from actorium.actors.errors import BadConfig
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which model, and how its weights are read."""
+
+    model: str = ""
+    """Directory in HF format, or an id found in the HF cache layout; empty = the demo model."""
+    served_model_name: str | None = None
+    """Name shown to clients; default: the last part of `model`."""
+    dtype: str = "auto"
+    """auto (the checkpoint's) | float32 | bfloat16 | float16: weights and activations."""
+    load_format: str = "auto"
+    """auto | safetensors | dummy (random weights: config.json alone is needed)."""
+    max_model_len: int | None = None
+    """Longest sequence, prompt and completion together; default: the model's own limit."""
+    skip_tokenizer: bool = False
+    """Serve by token ids alone; no tokenizer files are needed."""
+    chat_template: str | None = None
+    """File with a jinja chat template to use instead of the model's."""
+    seed: int = 0
+    """Seed of dummy weights and of requests that name none."""
+
+
+class MemoryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pages, and what they may take."""
+
+    page_size: int = 16
+    """Tokens a page, a power of two."""
+    max_total_tokens: int | None = None
+    """Cap of the page pool, in tokens; default: what the memory budget holds."""
+    memory_fraction: float = 0.85
+    """Share of the device's memory for weights, pages and workspace (on cuda)."""
+    kv_cache_bytes: int = 1 << 30
+    """Byte budget of the page pool on cpu."""
+    kv_cache_dtype: str = "auto"
+    """auto (as the weights) | float32 | bfloat16 | float16."""
+    debug_memory: bool = False
+    """Keep an owner for every page and slot, and audit the books at every idle moment."""
+
+
+class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Batching and limits."""
+
+    max_num_seqs: int = 256
+    """Sequences that run at once = slots of the resident tables (the sink comes on top)."""
+    max_num_batched_tokens: int = 2048
+    """Tokens a step may compute: decodes first, the rest for extend chunks."""
+    max_num_queued_reqs: int = 4096
+    """Requests that may wait; more are refused with `queue_full`."""
+    overlap: bool = True
+    """Plan step N+1 while the worker runs step N; off = one plan at a time (same tokens)."""
+    request_timeout: float = 3600.0
+    """Deadline, in seconds, of a request that names none."""
+    force_preempt_every: int = 0
+    """Testing: preempt a running sequence every so many steps; 0 = never."""
+
+
+class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the model runs."""
+
+    device: str = "auto"
+    """auto (cuda where there is one) | cpu | cuda."""
+    threads: int = 0
+    """CPU threads of the worker; 0 = all cores."""
+    enforce_eager: bool = False
+    """No graphs."""
+    null_worker: bool = False
+    """Testing: a worker without a model, whose tokens are a hash of (seed, position)."""
+
+
+class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Processes, sockets, heartbeats."""
+
+    name: str = "default"
+    """Name of the engine: `actorium ps`, `Client(name)`."""
+    run_dir: str | None = None
+    """Where run directories lie; default $XDG_RUNTIME_DIR/actorium, else /tmp/actorium-<uid>."""
+    heartbeat: float = 0.25
+    """Seconds between beats while something happens (1 s while idle)."""
+    start_timeout: float = 600.0
+    """Seconds until the engine must be ready."""
+    drain_timeout: float = 30.0
+    """Seconds a stopping engine gives its running requests."""
+    queue_messages: int = 10_000
+    """ZMQ high-water mark of every socket, in messages."""
+    log_level: str = "info"
+    """debug | info | warning | error"""
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole tree."""
+
+    model: ModelConfig = ModelConfig()
+    memory: MemoryConfig = MemoryConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    device: DeviceConfig = DeviceConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    def check(self) -> Config:
+        """Return self; raise `BadConfig`, naming the field as `section.field`, on a bad value."""
+        for where, ok, want in _rules(self):
+            if not ok:
+                section, field = where.split(".")
+                value = getattr(getattr(self, section), field)
+                raise BadConfig(f"{field}: {want}, got {value!r}", where)
+        return self
+
+
+def _rules(c: Config) -> list[tuple[str, bool, str]]:
+    m, mem, s, d, r = c.model, c.memory, c.scheduler, c.device, c.runtime
+    dtypes = ("auto", "float32", "bfloat16", "float16")
+    name_ok = 0 < len(r.name) <= 40 and all(ch.isalnum() or ch in "-_." for ch in r.name)
+    return [
+        ("model.dtype", m.dtype in dtypes, f"must be one of {', '.join(dtypes)}"),
+        ("model.load_format", m.load_format in ("auto", "safetensors", "dummy"),
+         "must be auto, safetensors or dummy"),
+        ("model.max_model_len", m.max_model_len is None or m.max_model_len >= 2,
+         "must be at least 2"),
+        ("model.seed", 0 <= m.seed < 2**63, "must be between 0 and 2**63-1"),
+        ("memory.page_size", 1 <= mem.page_size <= 4096
+         and mem.page_size & (mem.page_size - 1) == 0, "must be a power of two up to 4096"),
+        ("memory.max_total_tokens", mem.max_total_tokens is None or mem.max_total_tokens >= 1,
+         "must be at least 1"),
+        ("memory.memory_fraction", 0.05 <= mem.memory_fraction <= 0.98,
+         "must be between 0.05 and 0.98"),
+        ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
+        ("memory.kv_cache_dtype", mem.kv_cache_dtype in dtypes,
+         f"must be one of {', '.join(dtypes)}"),
+        ("scheduler.max_num_seqs", 1 <= s.max_num_seqs <= 32768, "must be between 1 and 32768"),
+        ("scheduler.max_num_batched_tokens", 1 <= s.max_num_batched_tokens <= 1 << 20,
+         "must be between 1 and 1048576"),
+        ("scheduler.max_num_queued_reqs", s.max_num_queued_reqs >= 1, "must be at least 1"),
+        ("scheduler.request_timeout", s.request_timeout > 0, "must be above 0 seconds"),
+        ("scheduler.force_preempt_every", s.force_preempt_every >= 0, "must not be negative"),
+        ("device.device", d.device in ("auto", "cpu", "cuda"), "must be auto, cpu or cuda"),
+        ("device.threads", 0 <= d.threads <= 1024, "must be between 0 and 1024"),
+        ("runtime.name", name_ok, "must be 1 to 40 letters, digits, '-', '_' or '.'"),
+        ("runtime.heartbeat", 0.01 <= r.heartbeat <= 60, "must be between 0.01 and 60 seconds"),
+        ("runtime.start_timeout", r.start_timeout > 0, "must be above 0 seconds"),
+        ("runtime.drain_timeout", r.drain_timeout >= 0, "must not be negative"),
+        ("runtime.queue_messages", r.queue_messages >= 16, "must be at least 16"),
+        ("runtime.log_level", r.log_level in ("debug", "info", "warning", "error"),
+         "must be debug, info, warning or error"),
+    ]
+
+
+def dump(config: Config) -> bytes:
+    """The tree as JSON, for the run directory."""
+    return msgspec.json.encode(config)
+
+
+def load(data: bytes) -> Config:
+    """Inverse of `dump`. Raises `msgspec.ValidationError`."""
+    return msgspec.json.decode(data, type=Config)

@@ -1,0 +1,79 @@
+"""The contract between an actor's pure core and the shell that runs it (`runtime/shell.py`).
+
+A core does no IO, reads no clock, starts no thread and draws no randomness of its own: the shell
+hands it messages and the time (CLOCK_MONOTONIC seconds) and sends what it returns. So a core can be
+driven by a unit test, a simulation with a virtual clock, or a benchmark, without a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from actorium.actors.config import Config
+
+CLIENT = "client"
+
+
+class Send(NamedTuple):
+    """One message to send: `to` is a role ("scheduler", "worker-0", ...) or `CLIENT`."""
+
+    to: str
+    message: Any
+    client: bytes = b""
+    """ROUTER identity, when `to` is `CLIENT`."""
+
+
+class Health(NamedTuple):
+    """What a heartbeat tells of a core."""
+
+    phase: str
+    step: int
+    """Work done, monotonic."""
+    budget: float
+    """Seconds the phase may take without progress before it counts as hung."""
+    gauges: dict[str, float] = {}
+    detail: str = ""
+
+
+class Context(NamedTuple):
+    """What a role's `build` function gets."""
+
+    config: Config
+    run_dir: Path
+    role: str
+    epoch: int
+    entropy: int
+    """63 random bits for cores that need fresh seeds (drawn once, by the shell)."""
+
+
+class Core(Protocol):
+    """An actor's logic. `inbox` and `front` are the closed unions it accepts (front may be None).
+
+    The shell drains a burst of messages into `on_message` / `on_client`, then calls `on_wake` once
+    and sends what it returns, in order.
+    """
+
+    inbox: Any
+    front: Any
+
+    def on_message(self, message: Any, now: float) -> None:
+        """Take one message of the inbox."""
+
+    def on_client(self, client: bytes, message: Any, now: float) -> None:
+        """Take one message of the front, from the ROUTER identity `client`."""
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        """Everything to send now. Called after each burst, and at `next_timer`."""
+
+    def next_timer(self) -> float | None:
+        """When to call `on_wake` though no message came; None = never."""
+
+    def drain(self, now: float) -> None:
+        """Admit nothing new; `done` becomes true when what was running has finished."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def health(self) -> Health: ...

@@ -1,0 +1,80 @@
+"""Typed errors, the same on the wire (by code) and in the SDK (by class)."""
+
+from __future__ import annotations
+
+
+class ActoriumError(Exception):
+    """Base of everything the SDK raises. `code` names the kind, `param` the field at fault."""
+
+    code = "internal"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(ActoriumError):
+    """A field of the request is wrong; `param` names it."""
+
+    code = "invalid_request"
+
+
+class ContextOverflow(InvalidRequest):
+    """Prompt (plus max_tokens) does not fit the context or the page pool."""
+
+    code = "context_overflow"
+
+
+class QueueFull(ActoriumError):
+    """Too many requests are waiting; try again later."""
+
+    code = "queue_full"
+
+
+class DeadlineExceeded(ActoriumError):
+    """The deadline passed (the request's, or the call's own timeout)."""
+
+    code = "deadline"
+
+
+class Aborted(ActoriumError):
+    """The request was cancelled."""
+
+    code = "aborted"
+
+
+class EngineUnavailable(ActoriumError):
+    """No engine of that name, or it is stopping, or it died."""
+
+    code = "unavailable"
+
+
+class EngineFailed(EngineUnavailable):
+    """The engine could not start; the message says why."""
+
+    code = "engine_failed"
+
+
+class BadModel(ActoriumError):
+    """The checkpoint cannot be served: missing, corrupt, or of an unsupported kind."""
+
+    code = "bad_model"
+
+
+class BadConfig(ActoriumError):
+    """A flag, environment variable or TOML key is wrong; `param` names it."""
+
+    code = "bad_config"
+
+
+CODES: dict[str, type[ActoriumError]] = {
+    cls.code: cls
+    for cls in (ActoriumError, InvalidRequest, ContextOverflow, QueueFull, DeadlineExceeded,
+                Aborted, EngineUnavailable, EngineFailed, BadModel, BadConfig)
+}
+
+
+def from_code(code: str, message: str, param: str | None = None) -> ActoriumError:
+    """The exception that a wire error stands for."""
+    return CODES.get(code, ActoriumError)(message, param)

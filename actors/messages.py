@@ -1,0 +1,487 @@
+"""Every message of the ring: one closed, tagged union per inbox.
+
+Wire format: msgpack arrays (msgspec `array_like`), one ZMQ frame a message. Integers and lengths
+are bounded, unknown fields refused. Columns of numbers travel as little-endian bytes made from
+ready numpy arrays (`i4` unless said otherwise), so that a steady decode step builds no Python
+object per sequence.
+
+Words: `rid` names a request at the edges; `sid` names a sequence (one choice of a request) inside
+the ring: the scheduler numbers them 1, 2, ... and never reuses one within an epoch; `slot` is a row
+of the worker's resident tables and is reused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from actorium.actors.params import Resolved, SamplingParams, Seed, TextParams
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""MAXMSGSIZE of every inbox: a larger frame drops its sender's connection."""
+MAX_CLIENT_MESSAGE_BYTES = 4 << 20
+"""The same at the fronts, where clients connect."""
+MAX_TOKENS_IN_MESSAGE = 4 << 20
+MAX_SLOTS = 1 << 16
+
+Rid = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\x21-\x7e]+$")]
+ClientId = Annotated[bytes, Meta(min_length=1, max_length=255)]
+Sid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Slot = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StepNo = Annotated[int, Meta(ge=0, le=2**62)]
+Epoch = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Column = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS_IN_MESSAGE)]
+"""Little-endian int32, unless the field says otherwise."""
+Seconds = Annotated[float, Meta(ge=0)]
+Short = Annotated[str, Meta(max_length=4096)]
+
+
+class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True,
+              gc=False):
+    """Base of all wire messages."""
+
+
+# --- client -> tokenizer (front) -----------------------------------------------------------------
+
+class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One turn of a conversation."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: str
+
+
+class Generate(Message):
+    """Ask for completions of one prompt: exactly one of text, tokens, messages is set.
+
+    Idempotent by (client, rid).
+    """
+
+    rid: Rid
+    params: SamplingParams
+    text: str | None = None
+    tokens: Column | None = None
+    messages: list[ChatMessage] | None = None
+    """A conversation for the model's chat template."""
+    timeout: Annotated[float, Meta(gt=0)] | None = None
+    """Seconds from receipt to the deadline; past it the request ends with `deadline`."""
+    template_args: dict[str, str | int | float | bool | None] = {}
+    """Extra variables of the chat template."""
+
+
+class Abort(Message):
+    """End a request now. Unknown rids are ignored."""
+
+    rid: Rid
+
+
+class Tokenize(Message):
+    rid: Rid
+    text: str
+    add_special_tokens: bool = True
+
+
+class Detokenize(Message):
+    rid: Rid
+    tokens: Column
+    skip_special_tokens: bool = False
+
+
+class ServerInfo(Message):
+    rid: Rid
+
+
+ToTokenizerFront = Generate | Abort | Tokenize | Detokenize | ServerInfo
+
+
+# --- tokenizer (front) -> client -----------------------------------------------------------------
+
+class Accepted(Message):
+    """The request is on the ring; everything more comes on the stream."""
+
+    rid: Rid
+    prompt_tokens: Count
+
+
+class Rejected(Message):
+    """The request was refused; nothing more comes. `code` is an `errors.CODES` name."""
+
+    rid: Rid
+    code: str
+    message: Short
+    param: str | None = None
+
+
+class Tokenized(Message):
+    rid: Rid
+    tokens: Column
+
+
+class Detokenized(Message):
+    rid: Rid
+    text: str
+
+
+class Info(Message):
+    """Answer to ServerInfo: JSON of the model and the engine's configuration."""
+
+    rid: Rid
+    json: bytes
+
+
+FromTokenizerFront = Accepted | Rejected | Tokenized | Detokenized | Info
+
+
+# --- client <-> detokenizer (front) --------------------------------------------------------------
+
+class Attach(Message):
+    """Register this client's stream; sent before its first Generate."""
+
+
+class Attached(Message):
+    epoch: Epoch
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
+    """Log-probability of one token and of the likeliest ones at its position."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 = the likeliest."""
+    top: list[tuple[int, float]]
+    """(token id, logprob), likeliest first."""
+
+
+class Usage(Struct, frozen=True, array_like=True, gc=False):
+    """Token counts of one choice."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class Delta(Struct, frozen=True, array_like=True, gc=False):
+    """What one choice of one request has to say since its last delta."""
+
+    rid: Rid
+    index: int
+    start: int
+    """Number of the first token in `tokens`, counted from 0 within the completion."""
+    text: str
+    tokens: Column
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish_reason: str | None = None
+    """stop | length | abort | deadline | error"""
+    stop_reason: str | int | None = None
+    """The stop string or the stop token id that matched."""
+    usage: Usage | None = None
+    """Set with finish_reason."""
+    error: Rejected | None = None
+    """Set with finish_reason == "error"."""
+
+
+class TextBatch(Message):
+    """detokenizer -> client: at most one a step and client."""
+
+    deltas: list[Delta]
+
+
+ToDetokenizerFront = Attach
+FromDetokenizerFront = Attached | TextBatch
+
+
+# --- tokenizer, detokenizer, worker -> scheduler -------------------------------------------------
+
+class Submit(Message):
+    """A checked request: token ids and resolved parameters."""
+
+    rid: Rid
+    client: ClientId
+    prompt: Column
+    n: Annotated[int, Meta(ge=1, le=64)]
+    params: Resolved
+    text: TextParams
+    seed: Seed
+    deadline: float | None = None
+    """CLOCK_MONOTONIC seconds."""
+    arrival: float = 0.0
+    """CLOCK_MONOTONIC seconds."""
+
+
+class Cancel(Message):
+    """The client (or the engine) gives the request up."""
+
+    rid: Rid
+    client: ClientId
+
+
+class Stop(Message):
+    """A stop string matched after `tokens` tokens of the sequence. Idempotent."""
+
+    sid: Sid
+    tokens: Count
+
+
+class Ready(Message):
+    """The worker has loaded and allocated: what it can hold."""
+
+    epoch: Epoch
+    pages: Count
+    """Pages of the pool, the sink page 0 included."""
+    page_size: Annotated[int, Meta(ge=1, le=4096)]
+    slots: Slot
+    """Rows of the resident tables, the sink slot 0 included."""
+    max_model_len: Count
+    vocab_size: Count
+    device: str
+    load_seconds: dict[str, float] = {}
+    """Seconds by phase: import, load, allocate, warm up."""
+
+
+class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
+    """Logprobs of the tokens of one sampled row, or of consecutive prompt positions."""
+
+    row: int
+    """Index of the sampled row in the result; for prompt logprobs: the slot."""
+    start: int
+    """First position, for prompt logprobs; 0 otherwise."""
+    chosen: bytes
+    """f4[count]: log-probability of each token."""
+    ranks: Column
+    """i4[count], 1 = the likeliest."""
+    top_ids: Column
+    """i4[count, k]"""
+    top_logprobs: bytes
+    """f4[count, k]"""
+
+
+class StepResult(Message):
+    """What a step produced, in the order of the plan's sampled rows.
+
+    Sampled rows: first the extends that ended their prompt (in plan order), then `decode`.
+    """
+
+    epoch: Epoch
+    step: StepNo
+    counts: bytes
+    """u1[rows]: tokens emitted by each row; 0 = the sequence had already ended on the device."""
+    tokens: Column
+    """i4[sum(counts)]"""
+    finish: bytes
+    """u1[rows]: 0 goes on, 1 ended by a token of eos_ids, 2 ended by max_tokens."""
+    logprobs: list[RowLogprobs] = []
+    prompt_logprobs: list[RowLogprobs] = []
+    busy_us: Count = 0
+    """Device time of the step, microseconds."""
+    idle_us: Count = 0
+    """Device time between the end of the step before and the start of this one, while this plan
+    or an older one was waiting or being made; 0 when the engine had no work."""
+
+
+ToScheduler = Submit | Cancel | Stop | Ready | StepResult
+
+
+# --- scheduler -> worker -------------------------------------------------------------------------
+
+class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A sequence enters a slot. After a preemption `tokens` holds what was emitted, too."""
+
+    slot: Slot
+    tokens: Column
+    prompt_len: Count
+    """How many of `tokens` are prompt: penalties and max_tokens count from there."""
+    cached_len: Count
+    """Tokens whose pages are already filled (a multiple of the page size)."""
+    pages: Column
+    """The sequence's first pages, in order; more come as page_appends."""
+    params: Resolved
+    seed: Seed
+    state_slot: Slot = 0
+
+
+class StepPlan(Message):
+    """One step, as deltas to the worker's resident tables, applied in the order of the fields.
+
+    `release` first frees slots, then `admit` fills them, `page_appends` extends page tables, and
+    the forward runs over `extend` and `decode`.
+    """
+
+    epoch: Epoch
+    step: StepNo
+    release: Column = b""
+    """i4[n]: slots whose sequence is gone."""
+    admit: list[Admit] = []
+    page_appends: Column = b""
+    """i4[n, 3]: (slot, index in its page table, page)."""
+    extend: Column = b""
+    """i4[n, 2]: (slot, tokens to compute). The row is sampled when it reaches the end of its
+    tokens."""
+    decode: Column = b""
+    """i4[n]: slots that go on by one token."""
+    state_ops: Column = b""
+
+
+class Reset(Message):
+    """Forget every slot; the next plan carries this epoch."""
+
+    epoch: Epoch
+
+
+ToWorker = StepPlan | Reset
+
+
+# --- scheduler -> detokenizer --------------------------------------------------------------------
+
+class Open(Message):
+    """A sequence exists. Also what rebuilds a restarted detokenizer: `emitted` is then not empty."""
+
+    sid: Sid
+    rid: Rid
+    index: int
+    client: ClientId
+    prompt: Column
+    text: TextParams
+    logprobs: int = -1
+    emitted: Column = b""
+
+
+class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
+    """Rare things about one sequence, told with the step in which they happened."""
+
+    sid: Sid
+    finish_reason: str | None = None
+    stop_token: int | None = None
+    cached_tokens: int | None = None
+    """Told once, with the first token."""
+    error_code: str | None = None
+    error: str | None = None
+    logprobs: RowLogprobs | None = None
+    """For this batch's tokens of the sequence."""
+    prompt_logprobs: RowLogprobs | None = None
+
+
+class TokenBatch(Message):
+    """The tokens of one step: columns over sequences, then events."""
+
+    step: StepNo
+    sids: Column
+    starts: Column
+    """i4[n]: number of the first token within its completion."""
+    counts: bytes
+    """u1[n]"""
+    tokens: Column
+    """i4[sum(counts)]"""
+    events: list[SequenceEvent] = []
+
+
+ToDetokenizer = Open | TokenBatch
+
+
+# --- everyone -> watchdog, watchdog <-> launcher -------------------------------------------------
+
+class Beat(Message):
+    """An actor is alive: sent every heartbeat, and at each change of phase."""
+
+    role: Short
+    pid: Count
+    epoch: Epoch
+    phase: Short
+    """starting | loading | warming | ready | stepping | idle | draining | stopping"""
+    step: StepNo
+    """Work done so far: messages or steps, monotonic."""
+    budget: Seconds
+    """Seconds this phase may take without progress."""
+    gauges: dict[str, float] = {}
+    detail: str = ""
+    """What the phase is doing, for people ("loading 3/5 shards")."""
+
+
+class Fatal(Message):
+    """An actor is about to die of this."""
+
+    role: Short
+    pid: Count
+    epoch: Epoch
+    message: str
+    stack: str = ""
+
+
+class Child(Struct, frozen=True, array_like=True, gc=False):
+    role: Short
+    pid: int
+    epoch: int
+
+
+class Children(Message):
+    """launcher -> watchdog: who is running now."""
+
+    children: list[Child]
+
+
+class Exited(Message):
+    """launcher -> watchdog: a child is gone. `status` is a wait status: exit code or -signal."""
+
+    role: Short
+    pid: int
+    epoch: Epoch
+    status: int
+
+
+ToWatchdog = Beat | Fatal | Children | Exited
+
+
+class Kill(Message):
+    """watchdog -> launcher. The restart policy uses it; nobody else does."""
+
+    role: Short
+    pid: int
+    reason: str
+
+
+class Spawn(Message):
+    role: Short
+    epoch: Epoch
+
+
+ToLauncher = Kill | Spawn | Fatal
+
+
+# --- anyone -> watchdog (front) ------------------------------------------------------------------
+
+class GetStatus(Message):
+    """`wait` = answer when the engine is ready (or has failed), else at once."""
+
+    rid: Rid
+    wait: bool = False
+
+
+class ActorStatus(Struct, frozen=True, gc=False):
+    """One line of `actorium ps`."""
+
+    name: str
+    """Name of the engine."""
+    role: str
+    pid: int
+    epoch: int
+    phase: str
+    step: int
+    step_age: float
+    """Seconds since `step` last moved or the phase changed."""
+    beat_age: float
+    detail: str = ""
+    gauges: dict[str, float] = {}
+
+
+class Status(Message):
+    rid: Rid
+    ready: bool
+    error: str | None
+    """Why the engine will never be ready."""
+    actors: list[ActorStatus]
+
+
+ToWatchdogFront = GetStatus
+FromWatchdogFront = Status

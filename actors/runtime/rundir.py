@@ -1,0 +1,103 @@
+"""The run directory of an engine: its sockets, its lock, its configuration.
+
+Mode 0700 and a flock, because a second bind to an ipc path silently steals it. Only the standard
+library is imported: the client uses this, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from actorium.actors.errors import BadConfig, EngineUnavailable
+
+MAX_IPC_PATH = 107
+"""sun_path less its terminator."""
+LONGEST_SOCKET = "detokenizer.front"
+
+
+def base_dir(run_dir: str | None = None) -> Path:
+    """Where the run directories of this user's engines lie."""
+    if run_dir:
+        return Path(run_dir)
+    if env := os.environ.get("ACTORIUM_RUN_DIR"):
+        return Path(env)
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        return Path(runtime) / "actorium"
+    return Path(f"/tmp/actorium-{os.getuid()}")
+
+
+def engine_dir(name: str, run_dir: str | None = None) -> Path:
+    """Run directory of the engine `name`, whether it runs or not."""
+    return base_dir(run_dir) / name
+
+
+def address(directory: Path, socket: str) -> str:
+    """ZMQ address of one socket: "scheduler.inbox", "tokenizer.front", ..."""
+    return f"ipc://{directory / socket}"
+
+
+def is_running(directory: Path) -> bool:
+    """True while a launcher holds the directory's lock."""
+    try:
+        fd = os.open(directory / "lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def running_engines(run_dir: str | None = None) -> list[str]:
+    """Names of this user's running engines, sorted."""
+    base = base_dir(run_dir)
+    if not base.is_dir():
+        return []
+    return sorted(d.name for d in base.iterdir() if d.is_dir() and is_running(d))
+
+
+class RunDir:
+    """The launcher's hold on a run directory: made, locked, cleared; removed by `close`."""
+
+    def __init__(self, name: str, run_dir: str | None = None) -> None:
+        """Raises `EngineUnavailable` if an engine of that name runs, `BadConfig` on a bad path."""
+        self.path = engine_dir(name, run_dir)
+        if len(str(self.path / LONGEST_SOCKET).encode()) > MAX_IPC_PATH:
+            raise BadConfig(f"run_dir: socket paths under {self.path} exceed {MAX_IPC_PATH} bytes",
+                            "runtime.run_dir")
+        self._make()
+        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise EngineUnavailable(f"an engine named {name!r} is already running", "name") from None
+        self._clear()
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadConfig(f"run_dir: cannot make {self.path}: {error.strerror}",
+                            "runtime.run_dir") from None
+        info = self.path.stat()
+        if info.st_uid != os.getuid():
+            raise BadConfig(f"run_dir: {self.path} belongs to another user", "runtime.run_dir")
+        self.path.chmod(0o700)
+
+    def _clear(self) -> None:
+        for entry in self.path.iterdir():
+            if entry.name != "lock":
+                entry.unlink() if not entry.is_dir() else shutil.rmtree(entry)
+
+    def close(self) -> None:
+        """Remove the directory and let the lock go."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)

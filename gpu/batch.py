@@ -1,0 +1,48 @@
+"""What one forward pass works on: the rows of a step, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class ExtendRow:
+    """One sequence's chunk of prompt; all numbers are known on the host."""
+
+    slot: int
+    start: int
+    """Tokens already in the pages."""
+    count: int
+    """Tokens computed now; kv length after the step = start + count."""
+    pages: Tensor
+    """i32[ceil((start+count)/page_size)]: its page table, on the device."""
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """Rows of one step: the tokens of all extend rows first (ragged), then the decode rows.
+
+    T = sum(extend counts) + decode rows * decode_q_len.
+    """
+
+    tokens: Tensor
+    """i64[T]"""
+    positions: Tensor
+    """i64[T]"""
+    kv_index: Tensor
+    """i64[T]: page * page_size + offset where each token's K and V go; the sink page 0 for rows
+    that must write nothing."""
+    extends: list[ExtendRow]
+    extend_tokens: int
+    decode_rows: int
+    decode_pages: Tensor | None
+    """i32[decode_rows, P]: page table rows, P >= ceil(max_kv_len / page_size)."""
+    decode_kv_lens: Tensor | None
+    """i32[decode_rows]: kv length with the new token(s) in it; >= 1."""
+    max_kv_len: int
+    """Host bound on decode_kv_lens."""
+    logit_rows: Tensor
+    """i64[R]: rows of T whose logits are wanted."""
+    decode_q_len: int = 1

@@ -1,0 +1,208 @@
+"""Checkable tasks for the demo model: generation, held-out split, scoring.
+
+The held-out split is by content, not by wording: the payload of a prompt (its numbers, its
+list, its pairs) is hashed, and one residue class in `HELD_OUT_MODULUS` is never used for
+training, however the question is phrased.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from .stories import article, is_story, tell
+from .words import ANIMALS, CITIES, COLORS, NAMES, PLACES, TRAITS, WORDS
+
+HELD_OUT_MODULUS = 16
+"""One payload in this many is reserved for evaluation."""
+
+MAX_PAIRS = 170
+"""Most pairs in a recall prompt; about five tokens each."""
+
+
+class Item(NamedTuple):
+    """One question with its expected answer.
+
+    task: name of the task, a key of `TASKS`.
+    prompt: text of the user message.
+    answer: text of the assistant message; for stories, one of many right ones.
+    """
+
+    task: str
+    prompt: str
+    answer: str
+
+
+def _number(rng: random.Random) -> int:
+    digits = rng.choice((1, 2, 2, 3, 3, 3))
+    return rng.randrange(0 if digits == 1 else 10 ** (digits - 1), 10**digits)
+
+
+def add(rng: random.Random) -> Item:
+    """Sum of two numbers of up to three digits."""
+    a, b = _number(rng), _number(rng)
+    form = rng.choice(("What is {} + {}?", "{} + {} =", "Add {} and {}."))
+    return Item("add", form.format(a, b), str(a + b))
+
+
+def _pseudo_word(rng: random.Random) -> str:
+    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 5)))
+
+
+def copy(rng: random.Random) -> Item:
+    """Repeats 2 to 12 words, sometimes mixed with made-up ones and numbers."""
+    words = [rng.choice(WORDS) for _ in range(rng.randint(2, 12))]
+    if rng.random() < 0.3:
+        for i in range(0, len(words), 2):
+            words[i] = rng.choice((_pseudo_word(rng), str(rng.randrange(1000))))
+    text = " ".join(words)
+    return Item("copy", f"{rng.choice(('Repeat', 'Copy the words'))}: {text}", text)
+
+
+def reverse(rng: random.Random) -> Item:
+    """Reverses a list of 2 to 8 words, or of 3 to 10 letters."""
+    if rng.random() < 0.5:
+        kind, parts = "words", [rng.choice(WORDS) for _ in range(rng.randint(2, 8))]
+    else:
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        kind, parts = "letters", [rng.choice(letters) for _ in range(rng.randint(3, 10))]
+    return Item("reverse", f"Reverse the {kind}: {' '.join(parts)}", " ".join(parts[::-1]))
+
+
+def sort(rng: random.Random) -> Item:
+    """Sorts 3 to 6 different numbers below 100, or 3 to 5 different words."""
+    if rng.random() < 0.5:
+        numbers = rng.sample(range(100), rng.randint(3, 6))
+        shown, answer = map(str, numbers), map(str, sorted(numbers))
+        return Item("sort", f"Sort the numbers: {' '.join(shown)}", " ".join(answer))
+    words = rng.sample(WORDS, rng.randint(3, 5))
+    return Item("sort", f"Sort the words: {' '.join(words)}", " ".join(sorted(words)))
+
+
+def make_json(rng: random.Random) -> Item:
+    """Writes 2 to 5 named values as one JSON object, keys in the order they were given."""
+    values: dict[str, str | int] = {
+        "name": rng.choice(NAMES),
+        "age": rng.randrange(1, 100),
+        "city": rng.choice(CITIES),
+        "color": rng.choice(COLORS),
+        "pet": rng.choice(ANIMALS),
+        "item": rng.choice(WORDS),
+        "count": rng.randrange(1, 1000),
+    }
+    keys = rng.sample(list(values), rng.randint(2, 5))
+    chosen = {key: values[key] for key in keys}
+    listed = ", ".join(f"{key}={value}" for key, value in chosen.items())
+    return Item("json", f"Make JSON: {listed}", json.dumps(chosen))
+
+
+def recall_pairs(rng: random.Random, count: int) -> dict[str, int]:
+    """Returns `count` different words, each with a number from 10 to 99."""
+    return {word: rng.randrange(10, 100) for word in rng.sample(WORDS, count)}
+
+
+def recall_item(pairs: dict[str, int], key: str) -> Item:
+    """Asks for one of `pairs` after listing all of them."""
+    listed = ", ".join(f"{word}={value}" for word, value in pairs.items())
+    return Item("recall", f"Remember: {listed}. What is {key}?", str(pairs[key]))
+
+
+def recall(rng: random.Random) -> Item:
+    """Finds the value of one key among 10 to `MAX_PAIRS` pairs (up to about 900 tokens)."""
+    pairs = recall_pairs(rng, rng.randint(10, MAX_PAIRS))
+    return recall_item(pairs, rng.choice(list(pairs)))
+
+
+def story(rng: random.Random) -> Item:
+    """Tells a story about an animal, mostly with its character and its home given."""
+    animal, trait, place = rng.choice(ANIMALS), rng.choice(TRAITS), rng.choice(PLACES)
+    if rng.random() < 0.4:
+        form = rng.choice(("Tell me a story about {} {}.", "Tell a story about {} {}"))
+        prompt = form.format(article(animal), animal)
+        return Item("story", prompt, tell(rng, animal))
+    prompt = f"Tell me a story about {article(trait)} {trait} {animal} in the {place}."
+    return Item("story", prompt, tell(rng, animal, trait, place))
+
+
+TASKS: dict[str, Callable[[random.Random], Item]] = {
+    "add": add,
+    "copy": copy,
+    "reverse": reverse,
+    "sort": sort,
+    "json": make_json,
+    "recall": recall,
+    "story": story,
+}
+"""Every task: name to a function that draws one item."""
+
+
+def payload(item: Item) -> str | None:
+    """Returns what makes an item new, or None where the item is too common to hold out.
+
+    Sums of two one-digit numbers and stories with no more than an animal are so few that
+    they are always left to training.
+    """
+    if item.task == "add":
+        a, b = sorted(map(int, re.findall(r"\d+", item.prompt)))
+        return f"{a} {b}" if b > 9 else None
+    if item.task == "story":
+        return item.prompt if " in the " in item.prompt else None
+    content = item.prompt.split(": ", 1)[1]
+    return content.split(".", 1)[0] if item.task == "recall" else content
+
+
+def is_held_out(item: Item) -> bool:
+    """Whether the item belongs to the partition that training never sees."""
+    content = payload(item)
+    if content is None:
+        return False
+    digest = hashlib.blake2b(f"{item.task}|{content}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT_MODULUS == 0
+
+
+def _stream(rng: random.Random, task: str, held: bool) -> Iterator[Item]:
+    while True:
+        item = TASKS[task](rng)
+        if is_held_out(item) == held:
+            yield item
+
+
+def generate(seed: int, count: int, tasks: Iterable[str] | None = None) -> list[Item]:
+    """Returns `count` training items, tasks drawn evenly; equal arguments, equal items."""
+    rng = random.Random(f"train-{seed}")
+    names = list(tasks) if tasks is not None else list(TASKS)
+    streams = {name: _stream(rng, name, held=False) for name in names}
+    return [next(streams[rng.choice(names)]) for _ in range(count)]
+
+
+def held_out(task: str, count: int) -> list[Item]:
+    """Returns the first `count` evaluation items of a task, always the same ones.
+
+    No prompt repeats, and none of them can come from `generate`.
+    """
+    rng = random.Random(f"held-out-{task}")
+    found: dict[str, Item] = {}
+    for item in _stream(rng, task, held=True):
+        if len(found) >= count:
+            break
+        found.setdefault(item.prompt, item)
+    return list(found.values())
+
+
+def score(item: Item, text: str) -> bool:
+    """Whether `text` answers the item: equal after stripping outer white space.
+
+    A story has many right answers: it counts when it is one of the stories the templates
+    can produce about the animal, character and place that were asked for.
+    """
+    if item.task != "story":
+        return text.strip() == item.answer.strip()
+    words = re.findall(r"[a-z]+", item.prompt)
+    animal = next(word for word in words if word in ANIMALS)
+    trait = next((word for word in words if word in TRAITS), None)
+    place = item.prompt.rstrip(".").rsplit(" in the ", 1)[1] if " in the " in item.prompt else None
+    return is_story(text, animal, trait, place)
