@@ -1,0 +1,70 @@
+"""The command line: `actorium <command>`, or `python -m actorium.tools.cli <command>`.
+
+Exit codes: 0 done (or drained), 1 a fault, 2 a bad configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from actorium.actors.errors import ActoriumError, BadConfig, BadModel
+
+COMMANDS = {
+    "serve": ("serve", "[MODEL]: start an engine and keep it running"),
+    "ps": ("ps", "engines and their actors (--json)"),
+    "stop": ("ps", "[NAME]: stop a running engine"),
+    "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),
+    "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),
+    "eval": ("evaluate", "demo [MODEL]: exact match on the demo tasks"),
+    "bench": ("bench", "offline [MODEL]: throughput, beside transformers if asked"),
+    "version": ("version", "the version"),
+}
+"""Command -> (module that runs it, what it does)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        return _help()
+    if words[0] == "--version":
+        words[0] = "version"
+    try:
+        return _command(words[0])(words[0], words[1:])
+    except BadConfig as error:
+        return _fail(error.message, 2)
+    except BadModel as error:
+        return _fail(error.message, 2)
+    except ActoriumError as error:
+        return _fail(error.message, 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def _command(name: str) -> Callable[[str, list[str]], int]:
+    if name not in COMMANDS:
+        from actorium.actors.settings import suggestion
+
+        raise BadConfig(f"{name}: no such command{suggestion(name, COMMANDS)}", name)
+    module = import_module(f"actorium.tools.cli.{COMMANDS[name][0]}")
+    run: Callable[[str, list[str]], int] = module.run
+    return run
+
+
+def _help() -> int:
+    lines = ["usage: actorium COMMAND [FLAGS]", ""]
+    lines += [f"  {name:<9} {about}" for name, (_, about) in COMMANDS.items()]
+    lines += ["", "MODEL: a directory in HF format, an id in the HF cache, or nothing = the demo "
+              "model.", "actorium COMMAND --help lists the flags of a command."]
+    print("\n".join(lines))
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"actorium: error: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,281 @@
+"""Where configuration comes from: defaults < TOML file < `ACTORIUM_*` < flags or keyword arguments.
+
+Every source becomes a `Layer`: field name -> (value, the name its writer used for it), so that an
+error speaks of `--block-size`, `ACTORIUM_PAGE_SIZE` or `engine.toml: memory.page_size`, whichever
+was written. The flags themselves are parsed by `actorium.tools.cli.flags`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import os
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actorium.actors.config import Config
+from actorium.actors.errors import BadConfig
+
+ENV_PREFIX = "ACTORIUM_"
+ENV_CONFIG = "ACTORIUM_CONFIG"
+"""Names the TOML file, like `--config`; the one ACTORIUM_ variable that mirrors no field."""
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "model": ("model-path",),
+    "max_model_len": ("context-length",),
+    "skip_tokenizer": ("skip-tokenizer-init",),
+    "memory_fraction": ("gpu-memory-utilization", "mem-fraction-static"),
+    "page_size": ("block-size",),
+    "max_num_seqs": ("max-running-requests",),
+    "max_num_batched_tokens": ("chunked-prefill-size",),
+    "max_num_queued_reqs": ("max-queued-requests",),
+    "seed": ("random-seed",),
+}
+"""Other names of a field's flag (less the dashes), from the tools people come from."""
+
+INVERSES: dict[str, str] = {"disable-overlap-schedule": "overlap"}
+"""Flags that switch a boolean field off, beside `--no-<field>`."""
+
+_SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16",
+           "half": "float16"}
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+class Field(NamedTuple):
+    """One value of the tree."""
+
+    section: str
+    name: str
+    kind: type
+    """int | float | bool | str"""
+    optional: bool
+
+    @property
+    def key(self) -> str:
+        """As TOML and `BadConfig.param` name it."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its flags less the dashes, the chief one first."""
+        return (self.name.replace("_", "-"), *ALIASES.get(self.name, ()))
+
+
+class Setting(NamedTuple):
+    """A value and the name its writer used for the field."""
+
+    value: Any
+    origin: str
+
+
+Layer = dict[str, Setting]
+
+
+@functools.cache
+def fields() -> dict[str, Field]:
+    """The fields of the tree by name; names are unique across sections."""
+    found: dict[str, Field] = {}
+    for section in msgspec.structs.fields(Config):
+        for field in msgspec.structs.fields(section.type):
+            if field.name in found:
+                raise TypeError(f"two sections have a field {field.name}")
+            kind, optional = split_optional(field.type)
+            found[field.name] = Field(section.name, field.name, kind, optional)
+    return found
+
+
+def split_optional(hint: Any) -> tuple[Any, bool]:
+    """`int | None` -> (int, True); `int` -> (int, False)."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        kinds = [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
+        return kinds[0], True
+    return hint, False
+
+
+# --- one value -----------------------------------------------------------------------------------
+
+def coerce(kind: type, value: Any, optional: bool = False) -> Any:
+    """`value` as `kind`; strings are read (`32k` = 32,768, `true`, `none`).
+
+    Raises `ValueError` with what is wanted ("must be a whole number, ...").
+    """
+    if isinstance(value, str) and kind is not str:
+        return _parse(kind, value.strip(), optional)
+    if value is None and optional:
+        return None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is kind:
+        return value
+    raise ValueError(f"must be {_WANT[kind]}, got {value!r}")
+
+
+_WANT = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+
+
+def _parse(kind: type, text: str, optional: bool) -> Any:
+    if optional and text.lower() in ("", "none", "null"):
+        return None
+    try:
+        if kind is bool:
+            return _parse_bool(text)
+        return _parse_int(text) if kind is int else float(text)
+    except ValueError:
+        more = " (suffixes k, m, g allowed)" if kind is int else ""
+        raise ValueError(f"must be {_WANT[kind]}{more}, got {text!r}") from None
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def _parse_int(text: str) -> int:
+    scale = _SUFFIXES.get(text[-1:].lower())
+    if scale is None:
+        return int(text)
+    number = float(text[:-1]) * scale
+    if not math.isfinite(number) or number != int(number):
+        raise ValueError(text)
+    return int(number)
+
+
+def setting(field: Field, value: Any, origin: str) -> Setting:
+    """`value` checked for its kind. Raises `BadConfig` that names `origin`."""
+    try:
+        read = coerce(field.kind, value, field.optional)
+    except ValueError as error:
+        raise BadConfig(f"{origin}: {error}", field.key) from None
+    if field.name.endswith("dtype"):
+        read = _DTYPES.get(read, read)
+    return Setting(read, origin)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`" (did you mean a or b?)"`, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+# --- the layers ----------------------------------------------------------------------------------
+
+def from_toml(path: str) -> Layer:
+    """The settings of a TOML file whose sections are the tree's."""
+    try:
+        tree = msgspec.toml.decode(Path(path).read_bytes())
+    except OSError as error:
+        raise BadConfig(f"--config: cannot read {path}: {error.strerror}", "config") from None
+    except Exception as error:  # a TOML or a UTF-8 error, by the decoder's choice
+        raise BadConfig(f"--config: {path} is not TOML: {error}", "config") from None
+    layer: Layer = {}
+    for section, body in tree.items():
+        names = _section_names(path, section)
+        if not isinstance(body, dict):
+            raise BadConfig(f"{path}: {section}: must be a table", section)
+        for name, value in body.items():
+            origin = f"{path}: {section}.{name}"
+            if name not in names:
+                raise BadConfig(f"{origin}: unknown key{_where(name) or suggestion(name, names)}",
+                                f"{section}.{name}")
+            layer[name] = setting(fields()[name], value, origin)
+    return layer
+
+
+def _section_names(path: str, section: str) -> list[str]:
+    names = [field.name for field in fields().values() if field.section == section]
+    if not names:
+        sections = sorted({field.section for field in fields().values()})
+        hint = _where(section) or suggestion(section, sections)
+        raise BadConfig(f"{path}: {section}: unknown key{hint}", section)
+    return names
+
+
+def _where(name: str) -> str:
+    field = fields().get(name)
+    return f" (it belongs in [{field.section}])" if field else ""
+
+
+def from_environ(environ: Mapping[str, str]) -> Layer:
+    """The settings of `ACTORIUM_<FIELD>` variables."""
+    known = {ENV_PREFIX + name.upper(): field for name, field in fields().items()}
+    layer: Layer = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable == ENV_CONFIG:
+            continue
+        field = known.get(variable)
+        if field is None:
+            hint = suggestion(variable, known)
+            raise BadConfig(f"{variable}: no such setting{hint}", variable)
+        layer[field.name] = setting(field, value, variable)
+    return layer
+
+
+def from_mapping(values: Mapping[str, Any]) -> Layer:
+    """The settings of keyword arguments: field names, or their aliases in snake case."""
+    known = {name.replace("-", "_"): field for field in fields().values() for name in field.names}
+    layer: Layer = {}
+    for name, value in values.items():
+        if name not in known:
+            raise BadConfig(f"{name}: no such setting{suggestion(name, known)}", name)
+        field = known[name]
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if field.name in layer:
+            raise BadConfig(f"{name}: given twice, also as {layer[field.name].origin}", field.key)
+        layer[field.name] = setting(field, value, name)
+    return layer
+
+
+# --- together ------------------------------------------------------------------------------------
+
+def resolve(flags: Layer, config_file: str | None = None,
+            environ: Mapping[str, str] | None = None) -> Config:
+    """The checked tree: defaults < `config_file` < `environ` (the process's by default) < flags.
+
+    Raises `BadConfig`, naming the field as its writer did.
+    """
+    environ = os.environ if environ is None else environ
+    config_file = config_file or environ.get(ENV_CONFIG)
+    merged = (from_toml(config_file) if config_file else {}) | from_environ(environ) | flags
+    sections: dict[str, dict[str, Any]] = {f.section: {} for f in fields().values()}
+    for name, given in merged.items():
+        sections[fields()[name].section][name] = given.value
+    kinds = {section.name: section.type for section in msgspec.structs.fields(Config)}
+    config = Config(**{name: kinds[name](**values) for name, values in sections.items()})
+    return _checked(config, merged)
+
+
+def _checked(config: Config, merged: Layer) -> Config:
+    try:
+        return config.check()
+    except BadConfig as error:
+        name = (error.param or "").rpartition(".")[2]
+        if name not in merged:
+            raise
+        what = error.message.removeprefix(f"{name}: ")
+        raise BadConfig(f"{merged[name].origin}: {what}", error.param) from None
+
+
+def from_kwargs(model: str | os.PathLike[str] | None = None, *, config: str | None = None,
+                **values: Any) -> Config:
+    """The tree for `Engine(model, **values)`: field names or aliases; `config` = a TOML file.
+
+    >>> from_kwargs("some/dir", context_length="32k").model.max_model_len
+    32768
+
+    Raises `BadConfig`, naming the argument.
+    """
+    if model is not None:
+        values["model"] = model
+    return resolve(from_mapping(values), config)
