@@ -1,0 +1,153 @@
+"""One parametrised decoder: Llama, Mistral, Qwen2 and Qwen3 differ in biases and norms alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actorium.gpu.batch import ForwardBatch
+from actorium.gpu.loader import Want
+from actorium.gpu.models.plan import AttentionPlan, plan_attention
+from actorium.gpu.models.rotary import frequencies
+from actorium.gpu.pools import PagePool
+from actorium.gpu.shape import ModelShape
+from actorium.kernels.activation import silu_mul
+from actorium.kernels.kv import write_kv
+from actorium.kernels.linear import Linear
+from actorium.kernels.norm import rms_norm
+from actorium.kernels.rope import apply_rope, rope_rows, rope_table
+
+EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+def wanted_tensors(shape: ModelShape) -> list[Want]:
+    """Names and shapes of every tensor the model reads from a checkpoint."""
+    s = shape
+    wants = [Want(EMBED, (s.vocab_size, s.hidden)), Want(NORM, (s.hidden,))]
+    if not s.tied:
+        wants.append(Want(HEAD, (s.vocab_size, s.hidden)))
+    for i in range(s.layers):
+        at = f"model.layers.{i}."
+        wants += [Want(f"{at}{name}", size) for name, size in _layer_tensors(s)]
+    return wants
+
+
+def _layer_tensors(s: ModelShape) -> list[tuple[str, tuple[int, ...]]]:
+    linears = [
+        ("self_attn.q_proj", s.q_size, s.hidden, s.qkv_bias),
+        ("self_attn.k_proj", s.kv_size, s.hidden, s.qkv_bias),
+        ("self_attn.v_proj", s.kv_size, s.hidden, s.qkv_bias),
+        ("self_attn.o_proj", s.hidden, s.q_size, s.o_bias),
+        ("mlp.gate_proj", s.intermediate, s.hidden, s.mlp_bias),
+        ("mlp.up_proj", s.intermediate, s.hidden, s.mlp_bias),
+        ("mlp.down_proj", s.hidden, s.intermediate, s.mlp_bias),
+    ]
+    out: list[tuple[str, tuple[int, ...]]] = []
+    for name, rows, columns, bias in linears:
+        out.append((f"{name}.weight", (rows, columns)))
+        if bias:
+            out.append((f"{name}.bias", (rows,)))
+    out += [("input_layernorm.weight", (s.hidden,)), ("post_attention_layernorm.weight", (s.hidden,))]
+    if s.qk_norm:
+        out += [("self_attn.q_norm.weight", (s.head_dim,)), ("self_attn.k_norm.weight", (s.head_dim,))]
+    return out
+
+
+@dataclass(slots=True)
+class Layer:
+    """Weights of one decoder layer; q, k and v are one matrix, and so are gate and up."""
+
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+    input_norm: Tensor
+    post_norm: Tensor
+    qk_norm: Tensor | None
+    """[heads + kv_heads, head_dim]: the weight of every query and key head."""
+    window: int
+
+
+class CausalLM:
+    """A decoder with its weights on one device."""
+
+    def __init__(self, shape: ModelShape, tensors: dict[str, Tensor], device: torch.device) -> None:
+        """tensors: as `wanted_tensors` names them; they are taken out of the dict."""
+        self.shape, self.device = shape, device
+        self.scale = shape.head_dim**-0.5
+        self.layers = [_layer(shape, tensors, i) for i in range(shape.layers)]
+        self.embed = tensors.pop(EMBED)
+        self.norm = tensors.pop(NORM)
+        self.head = Linear(self.embed if shape.tied else tensors.pop(HEAD))
+        inv_freq, scale = frequencies(shape)
+        self.rope = rope_table(inv_freq, scale, shape.max_model_len, shape.dtype).to(device)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, pool: PagePool) -> Tensor:
+        """Run a step: write this step's keys and values at `batch.kv_index`, then attend.
+
+        Returns [R, hidden], the rows `batch.logit_rows` (in that order) before the final norm.
+        """
+        hidden = self.embed.index_select(0, batch.tokens)
+        rope = rope_rows(self.rope, batch.positions)
+        plans = {window: plan_attention(batch, pool.page_size, window, self.scale)
+                 for window in set(self.shape.windows)}
+        for i, layer in enumerate(self.layers):
+            rows = batch.logit_rows if i == len(self.layers) - 1 else None
+            hidden = self._layer(layer, hidden, rope, batch.kv_index, pool.layers[i],
+                                 plans[layer.window], rows)
+        return hidden
+
+    def _layer(
+        self, layer: Layer, hidden: Tensor, rope: Tensor, kv_index: Tensor, pages: Tensor,
+        plan: AttentionPlan, rows: Tensor | None,
+    ) -> Tensor:
+        """hidden: [T, hidden] -> the same; with `rows`, only those rows, after attention."""
+        s = self.shape
+        x = rms_norm(hidden, layer.input_norm, s.norm_eps)
+        qkv = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
+        qk = qkv[:, :s.heads + s.kv_heads]
+        normed = qk if layer.qk_norm is None else rms_norm(qk, layer.qk_norm, s.norm_eps)
+        qk.copy_(apply_rope(normed, rope))
+        fresh = qkv[:, s.heads:]
+        write_kv(pages, fresh, kv_index)
+        out = plan.attend(qkv[:, :s.heads], fresh, pages).reshape(-1, s.q_size)
+        if rows is not None:
+            out, hidden = out.index_select(0, rows), hidden.index_select(0, rows)
+        hidden = layer.o.add(out, hidden)
+        x = rms_norm(hidden, layer.post_norm, s.norm_eps)
+        return layer.down.add(silu_mul(layer.gate_up(x)), hidden)
+
+    @torch.inference_mode()
+    def logits(self, rows: Tensor) -> Tensor:
+        """Final norm and head. rows: [R, hidden] -> f32[R, vocab]."""
+        return self.head(rms_norm(rows, self.norm, self.shape.norm_eps)).float()
+
+
+def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int) -> Layer:
+    at = f"model.layers.{i}."
+
+    def take(*names: str) -> Tensor:
+        parts = [tensors.pop(at + name) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def linear(bias: bool, *names: str) -> Linear:
+        weight = take(*(f"{name}.weight" for name in names))
+        return Linear(weight, take(*(f"{name}.bias" for name in names)) if bias else None)
+
+    qk_norm = None
+    if s.qk_norm:
+        q, k = take("self_attn.q_norm.weight"), take("self_attn.k_norm.weight")
+        qk_norm = torch.cat((q.expand(s.heads, -1), k.expand(s.kv_heads, -1)))
+    return Layer(
+        qkv=linear(s.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        o=linear(s.o_bias, "self_attn.o_proj"),
+        gate_up=linear(s.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        down=linear(s.mlp_bias, "mlp.down_proj"),
+        input_norm=take("input_layernorm.weight"),
+        post_norm=take("post_attention_layernorm.weight"),
+        qk_norm=qk_norm,
+        window=s.windows[i],
+    )

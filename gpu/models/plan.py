@@ -1,0 +1,105 @@
+"""What attention needs of a step, made once and used by every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from actorium.gpu.batch import ExtendRow, ForwardBatch
+from actorium.kernels.attention import (
+    causal_extend,
+    decode_mask,
+    extend_mask,
+    paged_decode,
+    paged_extend,
+    token_index,
+)
+
+
+@dataclass(slots=True)
+class Part:
+    """Some rows of the step that attend in one call: run(q, fresh kv, pages) -> [n, H, D]."""
+
+    first: int
+    count: int
+    run: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class AttentionPlan:
+    """How the rows of one step attend, for one window."""
+
+    parts: list[Part] = field(default_factory=list)
+
+    def attend(self, q: Tensor, fresh: Tensor, pages: Tensor) -> Tensor:
+        """q: [T, H, D]; fresh: [T, 2 * KVH, D], this step's keys and values, already in pages;
+        pages: the layer's -> [T, H, D]."""
+        done = [part.run(q[part.first:part.first + part.count],
+                         fresh[part.first:part.first + part.count], pages)
+                for part in self.parts]
+        return done[0] if len(done) == 1 else torch.cat(done)
+
+
+def plan_attention(
+    batch: ForwardBatch, page_size: int, window: int, scale: float
+) -> AttentionPlan:
+    """The plan of a step for layers with this window (0 = none)."""
+    plan = AttentionPlan()
+    first, rows = 0, batch.extends
+    while rows:
+        run = 1
+        if _whole(rows[0], window):
+            while run < len(rows) and _whole(rows[run], window) and rows[run].count == rows[0].count:
+                run += 1
+            plan.parts.append(_causal(first, run, rows[0].count, scale))
+        else:
+            plan.parts.append(_extend(first, rows[0], page_size, window, scale))
+        first += run * rows[0].count
+        rows = rows[run:]
+    if batch.decode_rows:
+        plan.parts.append(_decode(batch, page_size, window, scale))
+    return plan
+
+
+def _whole(row: ExtendRow, window: int) -> bool:
+    """A prompt from its start that no window cuts."""
+    return row.start == 0 and not 0 < window < row.count
+
+
+def _causal(first: int, rows: int, count: int, scale: float) -> Part:
+    def run(q: Tensor, fresh: Tensor, pages: Tensor) -> Tensor:
+        out = causal_extend(q.view(rows, count, *q.shape[1:]),
+                            fresh.view(rows, count, *fresh.shape[1:]), scale)
+        return out.reshape(q.shape)
+
+    return Part(first, rows * count, run)
+
+
+def _extend(first: int, row: ExtendRow, page_size: int, window: int, scale: float) -> Part:
+    length = row.start + row.count
+    device = row.pages.device
+    lens = torch.full((1,), length, device=device, dtype=torch.int32)
+    index = token_index(row.pages[None], lens, page_size, length)[0]
+    mask = extend_mask(row.start, row.count, window, device)
+
+    def run(q: Tensor, fresh: Tensor, pages: Tensor) -> Tensor:
+        return paged_extend(q, pages, index, mask, scale)
+
+    return Part(first, row.count, run)
+
+
+def _decode(batch: ForwardBatch, page_size: int, window: int, scale: float) -> Part:
+    pages, lens = batch.decode_pages, batch.decode_kv_lens
+    assert pages is not None and lens is not None
+    span, rows, q_len = batch.max_kv_len, batch.decode_rows, batch.decode_q_len
+    index = token_index(pages, lens, page_size, span)
+    mask = decode_mask(lens, q_len, span, window)
+
+    def run(q: Tensor, fresh: Tensor, layer: Tensor) -> Tensor:
+        out = paged_decode(q.view(rows, q_len, *q.shape[1:]), layer, index, mask, scale)
+        return out.reshape(q.shape)
+
+    return Part(batch.extend_tokens, rows * q_len, run)

@@ -1,0 +1,34 @@
+"""Pages of keys and values."""
+
+from __future__ import annotations
+
+import torch
+
+from actorium.gpu.shape import ModelShape
+
+
+def page_bytes(shape: ModelShape, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes one page takes over all layers, keys and values."""
+    return 2 * shape.kv_size * shape.layers * page_size * dtype.itemsize
+
+
+class PagePool:
+    """`pages` pages of `page_size` tokens for every layer; page 0 is the padding sink.
+
+    `layers[i]`: [pages * page_size, 2 * kv_heads, head_dim]. A token's keys of all heads lie next to
+    its values, so that one copy writes and one gather reads both. Zeroed: a masked read of a page
+    never written must be finite.
+    """
+
+    def __init__(
+        self, shape: ModelShape, pages: int, page_size: int, dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.pages, self.page_size, self.dtype = pages, page_size, dtype
+        size = (pages * page_size, 2 * shape.kv_heads, shape.head_dim)
+        self.layers = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(layer.numel() * layer.element_size() for layer in self.layers)

@@ -1,0 +1,16 @@
+"""RMS norm (Zhang and Sennrich, 2019, arXiv 1910.07467)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension; statistics in fp32, result in x's dtype.
+
+    x: [..., D]; weight: [D].
+    """
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
