@@ -1,0 +1,244 @@
+"""The scheduler: decides, step by step, which sequences the worker computes.
+
+Continuous batching with first come, first served admission. A step decodes every running sequence
+once and fills the rest of its token budget with chunks of prompts. Two plans may be on their way
+(one without overlap): plan N+1 is made from result N-1 while the worker runs plan N, so the worker
+never waits for the scheduler. What is not known yet is not guessed: lengths are intervals, and the
+end of a sequence is the worker's to decide.
+
+Where things live: `books` (who is where), `slots` (numpy columns of the running), `pages` (the
+pool), `queue` (the waiting), `plans` (making a plan), `results` (reading its result).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+
+from actorium.actors.core import Context, Health, Send
+from actorium.actors.messages import (
+    Cancel,
+    Ready,
+    Reset,
+    SequenceEvent,
+    StepResult,
+    Stop,
+    Submit,
+    TokenBatch,
+    ToScheduler,
+)
+from actorium.actors.scheduler.books import Books
+from actorium.actors.scheduler.pages import PagePool
+from actorium.actors.scheduler.plans import Planner, PlanRecord
+from actorium.actors.scheduler.queue import Deadlines
+from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
+from actorium.actors.scheduler.results import resolve
+from actorium.actors.scheduler.slots import SlotTable
+
+WORKER = "worker-0"
+DETOKENIZER = "detokenizer"
+DECODE_WINDOW = 1
+"""Most tokens that a decode may emit."""
+STEP_BUDGET_S = 60.0
+"""Seconds after which a step without progress counts as hung."""
+
+
+class SchedulerCore:
+    """The actor's logic (see `core.Core`)."""
+
+    inbox = ToScheduler
+    front = None
+
+    def __init__(self, context: Context) -> None:
+        self._config = context.config.scheduler
+        self._debug = context.config.memory.debug_memory
+        self._start_budget = context.config.runtime.start_timeout
+        self._epoch = context.epoch
+        self.books = Books()
+        self._planner = Planner(self.books, context.epoch, self._config.max_num_batched_tokens,
+                                self._config.force_preempt_every)
+        self._depth = 2 if self._config.overlap else 1
+        self._unresolved: deque[PlanRecord] = deque()
+        self._deadlines = Deadlines()
+        self._worker: Ready | None = None
+        self._draining = False
+        self._step = 0
+        self._next_sid = 1
+        self._out: list[Send] = []
+        self._events: list[SequenceEvent] = []
+        self._sums = {"tokens": 0, "prompt_tokens": 0, "busy_us": 0, "idle_us": 0}
+
+    # --- the shell's side ------------------------------------------------------------------------
+
+    def on_message(self, message: ToScheduler, now: float) -> None:
+        """Take one message of the inbox."""
+        if isinstance(message, StepResult):
+            self._on_result(message)
+        elif isinstance(message, Submit):
+            self._on_submit(message)
+        elif isinstance(message, Stop):
+            self._on_stop(message)
+        elif isinstance(message, Cancel):
+            self._on_cancel(message)
+        else:
+            self._on_ready(message)
+
+    def on_client(self, client: bytes, message: object, now: float) -> None:
+        """The scheduler has no front."""
+
+    def on_wake(self, now: float) -> SequenceOf[Send]:
+        """End what is overdue, send as many plans as may be on their way, tell the news."""
+        for request in self._deadlines.expired(now):
+            self._end_request(request, "deadline")
+        while self._worker is not None and len(self._unresolved) < self._depth:
+            made = self._planner.plan(self._step + 1, tuple(self._unresolved))
+            if made is None:
+                break
+            plan, record = made
+            self._step += 1
+            self._unresolved.append(record)
+            self._out.append(Send(WORKER, plan))
+        if self._events:
+            self._out.append(Send(DETOKENIZER, _news(self._step, self._events)))
+            self._events = []
+        if self._debug:
+            self.books.audit()
+        out, self._out = self._out, []
+        return out
+
+    def next_timer(self) -> float | None:
+        """The earliest deadline."""
+        return self._deadlines.next()
+
+    def drain(self, now: float) -> None:
+        """Refuse what comes from now on, finish what is here (if there is a worker to do it)."""
+        self._draining = True
+        if self._worker is None:
+            for request in list(self.books.requests.values()):
+                self._refuse(request, "unavailable", "the engine is stopping")
+
+    @property
+    def done(self) -> bool:
+        left = self.books.requests or self._unresolved or self._events or self._out
+        return self._draining and not left
+
+    def health(self) -> Health:
+        """Phase, step and gauges; tokens and microseconds are sums since the start."""
+        books = self.books
+        gauges = {"running": books.table.running, "waiting": len(books.queue),
+                  "free_pages": books.pool.free, "used_pages": books.pool.used,
+                  "preemptions": books.preemptions, "steps": self._step, **self._sums}
+        budget = self._start_budget if self._worker is None else STEP_BUDGET_S
+        return Health(self._phase(), self._step, budget, {k: float(v) for k, v in gauges.items()})
+
+    def _phase(self) -> str:
+        if self._draining:
+            return "draining"
+        if self._worker is None:
+            return "starting"
+        if self.books.requests or self._unresolved:
+            return "stepping"
+        return "idle" if self._step else "ready"
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def _on_submit(self, submit: Submit) -> None:
+        """Queue a request, or refuse it; one that is already here (a resend) is left alone."""
+        if (submit.client, submit.rid) in self.books.requests:
+            return
+        request = open_request(submit, self._next_sid)
+        self._next_sid += submit.n
+        self._out.extend(Send(DETOKENIZER, opening(s)) for s in request.live.values())
+        limit = self._config.max_num_queued_reqs + self.books.table.free
+        full = self.books.queue.requests >= limit
+        self.books.enlist(request)
+        self._deadlines.add(request, len(self.books.requests))
+        self._sums["prompt_tokens"] += len(request.prompt)
+        if self._draining:
+            self._refuse(request, "unavailable", "the engine is stopping")
+        elif full:
+            self._refuse(request, "queue_full",
+                         f"{self._config.max_num_queued_reqs} requests are waiting already")
+        elif self._worker is not None:
+            self._fit(request, self._worker)
+
+    def _fit(self, request: Request, worker: Ready) -> None:
+        """Refuse a prompt that can never run; cap max_tokens so that the rest can, alone.
+
+        Alone in the pool a sequence of length n needs pages for n-1 tokens. Where max_tokens would
+        go past that or past max_model_len, the completion ends earlier, with `length`.
+        """
+        length, pool = len(request.prompt), self.books.pool
+        if length + 1 > worker.max_model_len:
+            self._refuse(request, "context_overflow",
+                         f"prompt: {length} tokens and one to generate exceed "
+                         f"max_model_len={worker.max_model_len}")
+        elif length > pool.tokens:
+            self._refuse(request, "context_overflow",
+                         f"prompt: {length} tokens need {pool.pages_for(length)} pages of "
+                         f"{pool.page_size}, the pool has {pool.total}")
+        else:
+            request.cap(min(worker.max_model_len, pool.tokens + 1))
+
+    def _on_cancel(self, cancel: Cancel) -> None:
+        request = self.books.requests.get((cancel.client, cancel.rid))
+        if request is not None:
+            self._end_request(request, "abort")
+
+    def _on_stop(self, stop: Stop) -> None:
+        """A stop string ended the sequence after `stop.tokens` tokens: later ones do not count."""
+        sequence = self.books.sequences.get(stop.sid)
+        if sequence is not None:
+            self._end(sequence, SequenceEvent(sid=stop.sid, finish_reason="stop"))
+
+    def _refuse(self, request: Request, code: str, why: str) -> None:
+        for sequence in list(request.live.values()):
+            self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason="error",
+                                              error_code=code, error=why))
+
+    def _end_request(self, request: Request, reason: str) -> None:
+        for sequence in list(request.live.values()):
+            self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason=reason))
+
+    def _end(self, sequence: Sequence, event: SequenceEvent) -> None:
+        self.books.end(sequence)
+        self._events.append(event)
+
+    # --- the worker ------------------------------------------------------------------------------
+
+    def _on_ready(self, ready: Ready) -> None:
+        """A worker is there, empty. Whatever ran on one before it will be recomputed."""
+        books = self.books
+        self._unresolved.clear()
+        while (sequence := books.table.latest()) is not None:
+            books.preempt(sequence)
+        slots = min(self._config.max_num_seqs, ready.slots - 1,
+                    max(self._config.max_num_batched_tokens // DECODE_WINDOW, 1))
+        books.furnish(SlotTable(slots + 1, ready.page_size, DECODE_WINDOW),
+                      PagePool(ready.pages, ready.page_size, self._debug))
+        self._worker = ready
+        self._out.append(Send(WORKER, Reset(epoch=self._epoch)))
+        for request in list(books.requests.values()):
+            self._fit(request, ready)
+
+    def _on_result(self, result: StepResult) -> None:
+        """Results come in the order of the plans; any other is of another life."""
+        if (result.epoch != self._epoch or not self._unresolved
+                or self._unresolved[0].step != result.step):
+            return
+        credited = resolve(self.books, self._unresolved.popleft(), result)
+        self._sums["tokens"] += credited.tokens
+        self._sums["busy_us"] += result.busy_us
+        self._sums["idle_us"] += result.idle_us
+        if credited.batch is not None:
+            self._out.append(Send(DETOKENIZER, credited.batch))
+
+
+def _news(step: int, events: list[SequenceEvent]) -> TokenBatch:
+    """Events of sequences that ended between results."""
+    return TokenBatch(step=step, sids=b"", starts=b"", counts=b"", tokens=b"", events=events)
+
+
+def build(context: Context) -> SchedulerCore:
+    """The scheduler of an engine; its worker tells it, by `Ready`, what there is to share out."""
+    return SchedulerCore(context)

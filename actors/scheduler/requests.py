@@ -1,0 +1,102 @@
+"""Requests and their sequences, as the scheduler knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from actorium.actors.messages import Open, Submit
+from actorium.actors.params import Resolved
+from actorium.actors.scheduler.pages import NO_PAGES, Ints
+
+_MASK = 2**64 - 1
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Seed of choice `index`: the request's own for 0, else splitmix64 of (seed, index), 63 bits.
+
+    splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    if index == 0:
+        return seed
+    z = (seed + index * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (z ^ (z >> 31)) >> 1
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request: what is queued, admitted, extended, decoded and preempted.
+
+    While it holds a slot, its emitted tokens lie in the slot table; `emitted` keeps them while it
+    holds none (after a preemption).
+    """
+
+    sid: int
+    request: Request
+    index: int
+    seed: int
+    slot: int = 0
+    """0 = none."""
+    emitted: Ints = field(default_factory=lambda: NO_PAGES)
+    total: int = 0
+    """Tokens of this admission: prompt and whatever had been emitted before it."""
+    computed: int = 0
+    """How many of them the plans so far extend over."""
+    cached_len: int = 0
+    """Tokens found in the prefix cache at the first admission."""
+    first_told: bool = False
+    prompt_told: int = 1
+    """Prompt positions whose logprobs went out (position 0 has none)."""
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def end(self) -> int:
+        """Tokens, prompt included, at which it ends with `length`."""
+        return self.prompt_len + self.request.params.max_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a Submit asked for, and which of its sequences still live."""
+
+    submit: Submit
+    prompt: Ints
+    params: Resolved
+    """Of the submit, with max_tokens capped to what can be held."""
+    live: dict[int, Sequence] = field(default_factory=dict)
+    """By sid."""
+    waiting: int = 0
+    """Sequences of it in the waiting queue."""
+
+    @property
+    def key(self) -> tuple[bytes, str]:
+        return self.submit.client, self.submit.rid
+
+    def cap(self, limit: int) -> None:
+        """Let prompt and completion together have at most `limit` tokens."""
+        room = limit - len(self.prompt)
+        if self.params.max_tokens > room:
+            self.params = msgspec.structs.replace(self.params, max_tokens=room)
+
+
+def open_request(submit: Submit, first_sid: int) -> Request:
+    """The request of a Submit, with its `n` sequences numbered from `first_sid`."""
+    request = Request(submit, np.frombuffer(submit.prompt, np.int32), submit.params)
+    for index in range(submit.n):
+        sid = first_sid + index
+        request.live[sid] = Sequence(sid, request, index, choice_seed(submit.seed, index))
+    return request
+
+
+def opening(sequence: Sequence) -> Open:
+    """What the detokenizer must know of a sequence before its tokens."""
+    submit = sequence.request.submit
+    return Open(sid=sequence.sid, rid=submit.rid, index=sequence.index, client=submit.client,
+                prompt=submit.prompt, text=submit.text, logprobs=submit.params.logprobs)

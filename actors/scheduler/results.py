@@ -1,0 +1,164 @@
+"""Entering a step's result into the books, and telling the detokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
+from actorium.actors.scheduler.books import Books
+from actorium.actors.scheduler.pages import Ints
+from actorium.actors.scheduler.plans import PlanRecord
+from actorium.actors.scheduler.requests import Sequence
+
+FINISH_REASONS = {1: "stop", 2: "length"}
+
+
+class BadResult(RuntimeError):
+    """The worker's result does not fit the plan it answers."""
+
+
+class Rows(NamedTuple):
+    """A result's columns, unpacked: n rows."""
+
+    counts: NDArray[np.uint8]
+    finish: NDArray[np.uint8]
+    tokens: Ints
+    """i4[sum(counts)]"""
+
+    def ends(self) -> NDArray[np.int64]:
+        """i8[n]: where each row's tokens end in `tokens`."""
+        return np.cumsum(self.counts, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class Credited:
+    """What became of a result: how many tokens it brought, and the news for the detokenizer."""
+
+    tokens: int
+    batch: TokenBatch | None
+
+
+def unpack(record: PlanRecord, result: StepResult) -> Rows:
+    """The result's columns; raises `BadResult` if they do not fit the plan's rows."""
+    rows = Rows(np.frombuffer(result.counts, np.uint8), np.frombuffer(result.finish, np.uint8),
+                np.frombuffer(result.tokens, np.int32))
+    want, got = len(record.slots), (len(rows.counts), len(rows.finish))
+    if got != (want, want) or int(rows.counts.sum(dtype=np.int64)) != len(rows.tokens):
+        raise BadResult(f"step {result.step}: {want} rows planned; the result has {got[0]} counts, "
+                        f"{got[1]} finishes and {len(rows.tokens)} tokens")
+    return rows
+
+
+def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
+    """Credit the tokens of a result to their sequences and end those that it ends.
+
+    Rows are matched by the plan's own record. Most belong to the sequence that still sits in the
+    slot. The others left it meanwhile: preempted ones get their tokens all the same, the tokens of
+    ended ones are dropped.
+    """
+    table, rows = books.table, unpack(record, result)
+    starts = table.emitted[record.slots]
+    settled = table.sid[record.slots] == record.sids
+    window: int | NDArray[np.integer] = table.window
+    if record.firsts and table.window > 1:
+        window = np.where(np.arange(len(record.slots)) < record.firsts, 1, table.window)
+    if settled.all():
+        table.credit(record.slots, rows.counts, rows.tokens, window)
+        known = settled
+    else:
+        known = _credit_apart(books, record, rows, settled, starts, window)
+    events = _events(books, record, rows, result, known)
+    return _batch(record, rows, result, known, starts, events)
+
+
+def _credit_apart(books: Books, record: PlanRecord, rows: Rows, settled: NDArray[np.bool_],
+                  starts: Ints, window: int | NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Credit row groups apart: those in their slots, and preempted ones (`starts` is corrected).
+
+    Returns bool[n]: whose sequence still lives.
+    """
+    known, ends = settled.copy(), rows.ends()
+    for row in np.flatnonzero(~settled):
+        sequence = books.sequences.get(int(record.sids[row]))
+        if sequence is not None:
+            known[row] = True
+            starts[row] = len(sequence.emitted)
+            mine = rows.tokens[ends[row] - rows.counts[row]:ends[row]]
+            sequence.emitted = np.concatenate((sequence.emitted, mine))
+    here = window[settled] if isinstance(window, np.ndarray) else window
+    books.table.credit(record.slots[settled], rows.counts[settled],
+                       rows.tokens[np.repeat(settled, rows.counts)], here)
+    return known
+
+
+def _batch(record: PlanRecord, rows: Rows, result: StepResult, known: NDArray[np.bool_],
+           starts: Ints, events: list[SequenceEvent]) -> Credited:
+    keep = known & (rows.counts > 0)
+    if keep.all():
+        batch = TokenBatch(step=result.step, sids=record.sids_column, starts=starts.tobytes(),
+                           counts=result.counts, tokens=result.tokens, events=events)
+        return Credited(len(rows.tokens), batch if len(starts) or events else None)
+    tokens = rows.tokens[np.repeat(keep, rows.counts)]
+    if not len(tokens) and not events:
+        return Credited(0, None)
+    batch = TokenBatch(step=result.step, sids=record.sids[keep].tobytes(),
+                       starts=starts[keep].tobytes(), counts=rows.counts[keep].tobytes(),
+                       tokens=tokens.tobytes(), events=events)
+    return Credited(len(tokens), batch)
+
+
+def _events(books: Books, record: PlanRecord, rows: Rows, result: StepResult,
+            known: NDArray[np.bool_]) -> list[SequenceEvent]:
+    """First tokens, ends and logprobs: one event for each sequence that has any of them."""
+    finished = rows.finish.any()
+    if not (record.firsts or finished or result.logprobs or result.prompt_logprobs):
+        return []
+    news: dict[int, dict[str, Any]] = {}
+    for row in range(record.firsts):
+        sequence = books.sequences.get(int(record.sids[row]))
+        if sequence is not None and not sequence.first_told:
+            sequence.first_told = True
+            news[sequence.sid] = {"cached_tokens": sequence.cached_len}
+    for logprobs in result.logprobs:
+        if known[logprobs.row]:
+            news.setdefault(int(record.sids[logprobs.row]), {})["logprobs"] = logprobs
+    for logprobs in result.prompt_logprobs:
+        sequence = books.sequences.get(record.extends[logprobs.row])
+        if sequence is not None and (fresh := _untold(sequence, logprobs)) is not None:
+            news.setdefault(sequence.sid, {})["prompt_logprobs"] = fresh
+    if finished:
+        _finish(books, record, rows, known, news)
+    return [SequenceEvent(sid=sid, **fields) for sid, fields in news.items()]
+
+
+def _finish(books: Books, record: PlanRecord, rows: Rows, known: NDArray[np.bool_],
+            news: dict[int, dict[str, Any]]) -> None:
+    ends = rows.ends()
+    for row in np.flatnonzero((rows.finish > 0) & known):
+        sid, code = int(record.sids[row]), int(rows.finish[row])
+        fields = news.setdefault(sid, {})
+        fields["finish_reason"] = FINISH_REASONS[code]
+        if code == 1:
+            fields["stop_token"] = int(rows.tokens[ends[row] - 1])
+        books.end(books.sequences[sid])
+
+
+def _untold(sequence: Sequence, logprobs: RowLogprobs) -> RowLogprobs | None:
+    """The part of prompt logprobs that was not told before a preemption made it come again."""
+    count = len(logprobs.chosen) // 4
+    skip = min(max(sequence.prompt_told - logprobs.start, 0), count)
+    if skip == count:
+        return None
+    sequence.prompt_told = logprobs.start + count
+    if not skip:
+        return logprobs
+    top = len(logprobs.top_ids) // count
+    return msgspec.structs.replace(
+        logprobs, start=logprobs.start + skip, chosen=logprobs.chosen[4 * skip:],
+        ranks=logprobs.ranks[4 * skip:], top_ids=logprobs.top_ids[top * skip:],
+        top_logprobs=logprobs.top_logprobs[top * skip:])
