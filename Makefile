@@ -1,0 +1,57 @@
+# make demo | test | lint | bench | gpu-check. Each sets itself up; PYTHON=... picks the interpreter.
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= benchmarks/results
+BIN = $(VENV)/bin
+STARTED := $(shell date +%s.%N)
+
+.PHONY: demo test lint bench startup gpu-check setup clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       a chat with the packaged model, and where the time goes"
+	@echo "make test       the test suite"
+	@echo "make lint       ruff and mypy"
+	@echo "make bench      offline throughput beside transformers, and start-up times"
+	@echo "make gpu-check  tests and benchmarks that need a CUDA device"
+
+# The stamps are newer than pyproject.toml once the environment holds what it asks for; the
+# second one's extras include the first one's.
+$(VENV)/.ready-engine: pyproject.toml tools/setup_venv.sh
+	@PYTHON=$(PYTHON) bash tools/setup_venv.sh $(VENV) engine
+	@touch $@
+
+$(VENV)/.ready-test: pyproject.toml tools/setup_venv.sh
+	@PYTHON=$(PYTHON) bash tools/setup_venv.sh $(VENV) engine,test,bench
+	@touch $@ $(VENV)/.ready-engine
+
+setup: $(VENV)/.ready-test
+
+demo: $(VENV)/.ready-engine
+	@$(BIN)/python -m actorium.tools.demo --started $(STARTED) --ready $$(date +%s.%N)
+
+test: $(VENV)/.ready-test
+	$(BIN)/python -m pytest tests $(PYTEST_FLAGS)
+
+lint: $(VENV)/.ready-test
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p actorium
+
+bench: $(VENV)/.ready-test
+	@mkdir -p $(OUT)
+	$(BIN)/python -m actorium.tools.cli bench offline --shape TINY --peer transformers \
+		--json $(OUT)/offline-tiny.json --plot $(OUT)/offline-tiny.png
+	$(BIN)/python -m actorium.tools.cli bench offline --shape S06 --peer transformers \
+		--json $(OUT)/offline-s06.json --plot $(OUT)/offline-s06.png
+	$(BIN)/python benchmarks/startup.py --json $(OUT)/startup.json
+
+startup: $(VENV)/.ready-engine
+	$(BIN)/python benchmarks/startup.py
+
+# A GPU machine may have no network: its own interpreter is used where that one sees a device, with
+# wheels from .whl/ for what it lacks.
+gpu-check:
+	@PYTHON=$(PYTHON) VENV=$(VENV) OUT=$(OUT) bash tools/gpu_check.sh
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,235 @@
+"""Where settings come from, who wins, and what a wrong one says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from actorium.actors import settings
+from actorium.actors.config import Config
+from actorium.actors.errors import BadConfig
+from actorium.tools.cli.flags import Flag, NoOptions, command_flags, field_docs, parse
+
+
+def config_of(*argv: str) -> Config:
+    return parse("actorium serve", argv, NoOptions).config
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("ACTORIUM_"):
+            monkeypatch.delenv(name)
+
+
+def test_without_anything_the_tree_is_its_defaults() -> None:
+    assert config_of() == Config()
+    assert settings.from_kwargs() == Config()
+
+
+ALIASES = [
+    ("model.model", "some/dir", ["some/dir"], ["--model", "some/dir"], ["--model-path=some/dir"]),
+    ("model.max_model_len", 32768, ["--max-model-len", "32768"], ["--context-length", "32k"],
+     ["--context_length=32K"]),
+    ("model.skip_tokenizer", True, ["--skip-tokenizer"], ["--skip-tokenizer-init"],
+     ["--skip-tokenizer=true"]),
+    ("model.load_format", "dummy", ["--load-format", "dummy"]),
+    ("model.dtype", "bfloat16", ["--dtype", "bfloat16"], ["--dtype=bf16"]),
+    ("model.served_model_name", "x", ["--served-model-name", "x"]),
+    ("memory.memory_fraction", 0.5, ["--gpu-memory-utilization", "0.5"],
+     ["--mem-fraction-static=0.5"], ["--memory-fraction", ".5"]),
+    ("memory.page_size", 64, ["--page-size", "64"], ["--block-size", "64"]),
+    ("memory.max_total_tokens", 1 << 20, ["--max-total-tokens", "1m"]),
+    ("memory.kv_cache_dtype", "float32", ["--kv-cache-dtype", "float32"]),
+    ("memory.debug_memory", True, ["--debug-memory"]),
+    ("scheduler.max_num_seqs", 7, ["--max-num-seqs", "7"], ["--max-running-requests", "7"]),
+    ("scheduler.max_num_batched_tokens", 512, ["--max-num-batched-tokens", "512"],
+     ["--chunked-prefill-size", "512"]),
+    ("scheduler.max_num_queued_reqs", 9, ["--max-num-queued-reqs", "9"],
+     ["--max-queued-requests", "9"]),
+    ("scheduler.overlap", False, ["--no-overlap"], ["--disable-overlap-schedule"],
+     ["--overlap=false"]),
+    ("device.device", "cpu", ["--device", "cpu"]),
+    ("device.enforce_eager", True, ["--enforce-eager"]),
+    ("runtime.name", "other", ["--name", "other"]),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "spellings"),
+                         [(key, value, rest) for key, value, *rest in ALIASES])
+def test_every_spelling_sets_the_same_field(key: str, value: object,
+                                            spellings: list[list[str]]) -> None:
+    section, name = key.split(".")
+    want = settings.resolve({name: settings.Setting(value, "test")}, environ={})
+    assert getattr(getattr(want, section), name) == value
+    for argv in spellings:
+        assert config_of(*argv) == want, argv
+
+
+BAD_FLAGS = [
+    (["--max-running-requests", "0"], "--max-running-requests", "between 1 and 32768, got 0"),
+    (["--max-num-seqs", "many"], "--max-num-seqs", "a whole number"),
+    (["--max-num-seqs", "1.5"], "--max-num-seqs", "a whole number"),
+    (["--max-num-seqs"], "--max-num-seqs", "a value is missing"),
+    (["--max-num-seqs", "--no-overlap"], "--max-num-seqs", "a value is missing"),
+    (["--block-size", "24"], "--block-size", "power of two"),
+    (["--page-size=-16"], "--page-size", "power of two"),
+    (["--gpu-memory-utilization", "nan"], "--gpu-memory-utilization", "between 0.05 and 0.98"),
+    (["--mem-fraction-static", "2"], "--mem-fraction-static", "between 0.05 and 0.98"),
+    (["--context-length", "1.0001k"], "--context-length", "a whole number"),
+    (["--context-length", "0"], "--context-length", "at least 2"),
+    (["--dtype", "int3"], "--dtype", "must be one of"),
+    (["--load-format", "pickle"], "--load-format", "auto, safetensors or dummy"),
+    (["--device", "tpu"], "--device", "auto, cpu or cuda"),
+    (["--enforce-eager=perhaps"], "--enforce-eager", "true or false"),
+    (["--name", "a/b"], "--name", "letters"),
+    (["--chunked-prefil-size", "4"], "--chunked-prefil-size", "did you mean --chunked-prefill-si"),
+    (["--nonsense"], "--nonsense", "no such flag"),
+    (["-x"], "-x", "no such flag"),
+    (["one", "two"], "two", "unexpected argument"),
+    (["--model", "one", "two"], "two", "unexpected argument"),
+    (["--config"], "--config", "a value is missing"),
+    (["--config", "/nowhere/x.toml"], "--config", "cannot read /nowhere/x.toml"),
+]
+
+
+@pytest.mark.parametrize(("argv", "name", "why"), BAD_FLAGS)
+def test_a_bad_flag_is_named_as_it_was_written(argv: list[str], name: str, why: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        config_of(*argv)
+    assert caught.value.message.startswith(f"{name}: ")
+    assert why in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_rising_order_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "engine.toml"
+    file.write_text('[scheduler]\nmax_num_seqs = 3\nmax_num_batched_tokens = 4\n'
+                    'max_num_queued_reqs = 5\n[model]\nmax_model_len = "4k"\n')
+    monkeypatch.setenv("ACTORIUM_MAX_NUM_SEQS", "30")
+    monkeypatch.setenv("ACTORIUM_MAX_NUM_BATCHED_TOKENS", "40")
+    config = config_of("--config", str(file), "--max-running-requests", "300")
+    assert config.scheduler.max_num_seqs == 300
+    assert config.scheduler.max_num_batched_tokens == 40
+    assert config.scheduler.max_num_queued_reqs == 5
+    assert config.model.max_model_len == 4096
+    assert config.memory.page_size == 16
+    monkeypatch.setenv("ACTORIUM_CONFIG", str(file))
+    assert settings.from_kwargs().scheduler.max_num_queued_reqs == 5
+    assert settings.from_kwargs(max_queued_requests=6).scheduler.max_num_queued_reqs == 6
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    ("[scheduler]\nmax_num_sequences = 3", "scheduler.max_num_sequences: unknown key"),
+    ("[memory]\nmax_num_seqs = 3", "memory.max_num_seqs: unknown key (it belongs in [scheduler])"),
+    ("max_num_seqs = 3", "max_num_seqs: unknown key (it belongs in [scheduler])"),
+    ("[schedular]\nx = 3", "schedular: unknown key (did you mean scheduler?)"),
+    ("scheduler = 3", "scheduler: must be a table"),
+    ("[scheduler]\nmax_num_seqs = true", "scheduler.max_num_seqs: must be a whole number"),
+    ("[scheduler]\nmax_num_seqs = -1", "scheduler.max_num_seqs: must be between 1 and 32768"),
+    ("[scheduler]\nmax_num_seqs = 1.5", "scheduler.max_num_seqs: must be a whole number"),
+    ("[model]\nmodel = 3", "model.model: must be a string"),
+    ("[scheduler", "is not TOML"),
+])
+def test_a_bad_toml_key_is_named(tmp_path: Path, text: str, names: str) -> None:
+    file = tmp_path / "engine.toml"
+    file.write_text(text)
+    with pytest.raises(BadConfig) as caught:
+        settings.resolve({}, str(file), {})
+    assert names in caught.value.message
+    assert str(file) in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_toml_that_is_not_utf8(tmp_path: Path) -> None:
+    file = tmp_path / "engine.toml"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(BadConfig, match="is not TOML"):
+        settings.resolve({}, str(file), {})
+
+
+@pytest.mark.parametrize(("name", "value", "why"), [
+    ("ACTORIUM_MAX_NUM_SEQ", "3", "did you mean ACTORIUM_MAX_NUM_SEQS"),
+    ("ACTORIUM_MAX_NUM_SEQS", "x", "a whole number"),
+    ("ACTORIUM_MAX_NUM_SEQS", "0", "between 1 and 32768, got 0"),
+    ("ACTORIUM_OVERLAP", "maybe", "true or false"),
+    ("ACTORIUM_HEARTBEAT", "inf", "between 0.01 and 60"),
+])
+def test_a_bad_variable_is_named(name: str, value: str, why: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        settings.resolve({}, None, {name: value, "PATH": "/bin"})
+    assert caught.value.message.startswith(f"{name}: ")
+    assert why in caught.value.message
+
+
+def test_variables_set_every_kind() -> None:
+    config = settings.resolve({}, None, {
+        "ACTORIUM_OVERLAP": "off", "ACTORIUM_MAX_MODEL_LEN": "none", "ACTORIUM_DTYPE": "half",
+        "ACTORIUM_HEARTBEAT": "1", "ACTORIUM_RUN_DIR": "/x", "ACTORIUM_KV_CACHE_BYTES": "2g"})
+    assert config.scheduler.overlap is False
+    assert config.model.max_model_len is None
+    assert config.model.dtype == "float16"
+    assert config.runtime.heartbeat == 1.0
+    assert config.runtime.run_dir == "/x"
+    assert config.memory.kv_cache_bytes == 2 << 30
+
+
+def test_keyword_arguments(tmp_path: Path) -> None:
+    config = settings.from_kwargs(tmp_path, context_length="32k", block_size=32, overlap=False)
+    assert config.model.model == str(tmp_path)
+    assert config.model.max_model_len == 32768
+    assert config.memory.page_size == 32
+    assert not config.scheduler.overlap
+    for wrong, why in [({"block_sise": 1}, "block_sise: no such setting"),
+                       ({"block_size": 24}, "block_size: must be a power of two"),
+                       ({"page_size": "a"}, "page_size: must be a whole number"),
+                       ({"page_size": 16, "block_size": 16}, "block_size: given twice"),
+                       ({"overlap": 1}, "overlap: must be true or false")]:
+        with pytest.raises(BadConfig, match=why):
+            settings.from_kwargs(**wrong)
+
+
+class Own(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a command."""
+
+    prompt: list[str] = []
+    """What to say."""
+    max_tokens: int | None = None
+    """How long."""
+    json: bool = False
+
+
+def test_options_of_a_command_beside_the_settings() -> None:
+    parsed = parse("actorium x", ["--prompt", "a", "-b c", "--prompt=--d=e", "--json",
+                                  "--max-tokens",
+                                  "2k", "--prompt", "", "--page-size", "1", "--", "dir"], Own)
+    assert parsed.options == Own(prompt=["a", "-b c", "--d=e", ""], max_tokens=2048, json=True)
+    assert parsed.config.memory.page_size == 1
+    assert parsed.config.model.model == "dir"
+    assert parsed.written["max_tokens"] == "--max-tokens"
+    with pytest.raises(BadConfig, match="--max-tokens: must be a whole number"):
+        parse("actorium x", ["--max-tokens", "few"], Own)
+
+
+def test_every_setting_has_a_flag_a_default_and_a_text() -> None:
+    flags = {flag.dest: flag for flag in command_flags(NoOptions)}
+    assert set(flags) == set(settings.fields())
+    documented = {name for section in msgspec.structs.fields(Config)
+                  for name in field_docs(section.type)}
+    assert documented == set(settings.fields())
+    spelt = [name for flag in flags.values() for name in flag.names]
+    assert len(spelt) == len(set(spelt))
+    assert all(isinstance(flag, Flag) for flag in flags.values())
+
+
+def test_help_shows_both_families(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse("actorium serve [MODEL]", ["--help"], NoOptions, "Start an engine.")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for name in ("--max-running-requests", "--max-num-seqs", "Sequences that run at once", "256"):
+        assert name in text

@@ -1,0 +1,1 @@
+"""Offline throughput, beside a peer when asked (`actorium bench offline`)."""

@@ -1,0 +1,236 @@
+"""Batches in JSON lines: one request a line in, one record a line out, in input order.
+
+In: `prompt`, `prompt_token_ids` or `messages`, and any field of `SamplingParams` (or OpenAI's
+`logprobs: true` + `top_logprobs`, `max_completion_tokens`). Out: `index` (the line's number from
+0), `text`, `token_ids`, `finish_reason`, `prompt_tokens`, `cached_tokens`, `completion_tokens`,
+`logprobs` if asked; for n > 1 a list `choices` of such records. A line that cannot be served
+becomes `{"index", "error"}` and the rest go on. Files of any size: only a window of lines is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import msgspec
+
+from actorium.actors.errors import ActoriumError
+from actorium.actors.params import SamplingParams
+
+MAX_LINE_BYTES = 64 << 20
+PROMPTS = ("prompt", "prompt_token_ids", "messages")
+_PARAMS = frozenset(SamplingParams.__struct_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request of a batch: exactly one of text, tokens and messages is set."""
+
+    index: int
+    params: SamplingParams
+    text: str | None = None
+    tokens: list[int] | None = None
+    messages: list[dict[str, str]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is no request, and why."""
+
+    index: int
+    error: str
+
+
+Generate = Callable[[Job], Awaitable[list[Any]]]
+"""Runs a job; gives its completions (`actorium.Completion`), one a choice."""
+
+
+# --- lines in ------------------------------------------------------------------------------------
+
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines that are not blank; of one beyond `MAX_LINE_BYTES`, so much that it is too long."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        whole = line
+        while len(whole) > MAX_LINE_BYTES and not whole.endswith(b"\n"):
+            whole = file.readline(MAX_LINE_BYTES + 1)
+            if not whole:
+                break
+        if line.strip():
+            yield line
+
+
+def parse_lines(lines: Iterable[bytes], defaults: dict[str, Any]) -> Iterator[Job | BadLine]:
+    """One item a line. `defaults` are sampling parameters for the lines that name none."""
+    for index, line in enumerate(lines):
+        try:
+            yield parse_line(index, line, defaults)
+        except ValueError as error:
+            yield BadLine(index, str(error))
+
+
+def parse_line(index: int, line: bytes, defaults: dict[str, Any]) -> Job:
+    """Raises `ValueError`, naming the field at fault."""
+    body = _decode(line)
+    given = [name for name in PROMPTS if body.get(name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise ValueError(f"one of {', '.join(PROMPTS)} is needed, got {found}")
+    inputs = {name: body.pop(name, None) for name in PROMPTS}
+    return Job(index, params(body, defaults), _text(inputs["prompt"]),
+               _tokens(inputs["prompt_token_ids"]), _messages(inputs["messages"]))
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"the line is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        body = msgspec.json.decode(line)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the line is not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise ValueError("the line is nested too deeply") from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the line is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ValueError(f"a line must hold a JSON object, got {type(body).__name__}")
+    return body
+
+
+def _text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"prompt: must be a string, got {type(value).__name__}")
+    return value
+
+
+def _tokens(value: Any) -> list[int] | None:
+    try:
+        return msgspec.convert(value, list[int] | None)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"prompt_token_ids: {_reason(error)}") from None
+
+
+def _messages(value: Any) -> list[dict[str, str]] | None:
+    try:
+        turns = msgspec.convert(value, list[dict[str, str]] | None)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"messages: {_reason(error)}") from None
+    for turn in turns or ():
+        if set(turn) != {"role", "content"}:
+            raise ValueError("messages: every message needs role and content, and nothing else")
+    return turns
+
+
+def _reason(error: msgspec.ValidationError) -> str:
+    return str(error).replace("`", "")
+
+
+def params(body: dict[str, Any], defaults: dict[str, Any] | None = None) -> SamplingParams:
+    """Sampling parameters of a JSON object. Raises `ValueError`, naming the field."""
+    body = _from_openai(body)
+    unknown = sorted(set(body) - _PARAMS)
+    if unknown:
+        from actorium.actors.settings import suggestion
+
+        hint = suggestion(unknown[0], (*_PARAMS, *PROMPTS))
+        raise ValueError(f"{unknown[0]}: no such field{hint}")
+    merged = {**(defaults or {}), **body}
+    for name, value in merged.items():
+        _check_type(name, value)
+    if isinstance(bias := merged.get("logit_bias"), dict):
+        merged["logit_bias"] = {int(token): float(weight) for token, weight in bias.items()}
+    result = SamplingParams(**merged)
+    result.check()
+    return result
+
+
+def _from_openai(body: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's spellings as ours."""
+    body = dict(body)
+    if "max_completion_tokens" in body:
+        if "max_tokens" in body:
+            raise ValueError("max_completion_tokens: max_tokens is given, too")
+        body["max_tokens"] = body.pop("max_completion_tokens")
+    top = body.pop("top_logprobs", None)
+    if isinstance(asked := body.get("logprobs"), bool):
+        body["logprobs"] = (0 if top is None else top) if asked else None
+    elif top is not None and asked is None:
+        raise ValueError("top_logprobs: needs logprobs: true")
+    return body
+
+
+def _check_type(name: str, value: Any) -> None:
+    """Raise `ValueError` naming the field when `value` is not of its type."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
+    try:
+        msgspec.convert(value, kinds[name], str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {_reason(error)}") from None
+
+
+# --- records out ---------------------------------------------------------------------------------
+
+def record(job: Job, completions: list[Any]) -> dict[str, Any]:
+    """The output line of a served job."""
+    if job.params.n == 1:
+        return {"index": job.index, **_choice(job.params, completions[0])}
+    choices = [{"index": i, **_choice(job.params, c)} for i, c in enumerate(completions)]
+    return {"index": job.index, "choices": choices}
+
+
+def _choice(params: SamplingParams, completion: Any) -> dict[str, Any]:
+    usage = completion.usage
+    fields: dict[str, Any] = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
+    if params.logprobs is not None:
+        fields["logprobs"] = _logprobs(completion.logprobs)
+    if params.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = _logprobs(completion.prompt_logprobs)
+    return fields
+
+
+def _logprobs(rows: Any) -> list[Any]:
+    return [None if row is None else {"token_id": row.token_id, "logprob": row.logprob,
+                                      "rank": row.rank, "top": [list(pair) for pair in row.top]}
+            for row in rows or ()]
+
+
+async def run_batch(items: Iterable[Job | BadLine], generate: Generate,
+                    window: int) -> AsyncIterator[dict[str, Any]]:
+    """Records in input order; at most `window` jobs are held at any moment.
+
+    A job that fails by itself becomes an error record; an engine that is gone raises.
+    """
+    pending: deque[asyncio.Future[dict[str, Any]]] = deque()
+    try:
+        for item in items:
+            pending.append(asyncio.ensure_future(_one(item, generate)))
+            while len(pending) >= window or (pending and pending[0].done()):
+                yield await pending.popleft()
+        while pending:
+            yield await pending.popleft()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _one(item: Job | BadLine, generate: Generate) -> dict[str, Any]:
+    from actorium.actors.errors import EngineUnavailable
+
+    if isinstance(item, BadLine):
+        return {"index": item.index, "error": item.error}
+    try:
+        return record(item, await generate(item))
+    except EngineUnavailable:
+        raise
+    except (ActoriumError, ValueError) as error:
+        return {"index": item.index, "error": str(error)}

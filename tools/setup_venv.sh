@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Make or refresh the project's virtual environment: tools/setup_venv.sh VENV EXTRAS
+# Works on a bare machine: asks apt for what Python's venv and the C++ compiler need, where it may.
+set -euo pipefail
+
+venv=$1
+extras=$2
+python=${PYTHON:-python3}
+
+note() { echo "set-up: $*" >&2; }
+
+apt_install() {
+    command -v apt-get >/dev/null || return 1
+    local sudo=""
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null && sudo -n true 2>/dev/null || return 1
+        sudo="sudo -n"
+    fi
+    note "apt-get install $*"
+    $sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "$@" >&2
+}
+
+good_python() {
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null
+}
+
+for candidate in "$python" python3.11 python3.12 python3; do
+    if good_python "$candidate"; then python=$candidate; break; fi
+done
+if ! good_python "$python"; then
+    note "Python 3.11 or 3.12 is needed (PYTHON=... names one); '$python' is not"
+    exit 2
+fi
+
+if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    if ! "$python" -m venv "$venv" 2>/dev/null; then
+        version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        apt_install "python$version-venv" || apt_install python3-venv || true
+        "$python" -m venv "$venv"
+    fi
+fi
+# torch compiles its CPU kernels with it; without one the engine runs them uncompiled.
+if ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
+    apt_install g++ || note "no C++ compiler: going on without"
+fi
+
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+"${pip[@]}" "torch>=2.11,<2.14"
+"${pip[@]}" -e ".[$extras]"
