@@ -1,0 +1,148 @@
+"""One sequence on its way to text: what was emitted, what is held back, what to say next."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Seq
+
+from actorium.actors.detokenizer.incremental import Stream
+from actorium.actors.detokenizer.stops import Match, StopFinder
+from actorium.actors.messages import (
+    Delta,
+    Open,
+    Rejected,
+    RowLogprobs,
+    SequenceEvent,
+    TokenLogprob,
+    Usage,
+)
+
+FINISHED_BY_STOP = "stop"
+
+
+class Sequence:
+    """A live sequence. Tokens go in by `take`, deltas come out of `delta`."""
+
+    __slots__ = ("sid", "rid", "index", "client", "prompt_tokens", "cached", "seen",
+                 "finish_reason", "stop_reason", "error", "_prompt", "_stream", "_stops",
+                 "_min_tokens", "_include_stop", "_text", "_tokens", "_start", "_logprobs",
+                 "_prompt_logprobs")
+
+    def __init__(self, message: Open, stream: Stream) -> None:
+        self.sid = message.sid
+        self.rid = message.rid
+        self.index = message.index
+        self.client = message.client
+        self.prompt_tokens = len(message.prompt) // 4
+        self.cached = 0
+        self.seen = 0
+        """Tokens taken so far."""
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.error: Rejected | None = None
+        self._prompt = message.prompt
+        params = message.text
+        self._stream = stream
+        self._stops = StopFinder(params.stop, params.include_stop) if params.stop else None
+        self._min_tokens = params.min_tokens
+        self._include_stop = params.include_stop
+        self._text = ""
+        self._tokens: list[int] = []
+        self._start = 0
+        self._logprobs: list[TokenLogprob] | None = None
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    def take(self, tokens: Seq[int], stop_token: int | None = None) -> bool:
+        """Take the next tokens; True if a stop string matched, which ends the sequence there.
+
+        `stop_token`: the last of `tokens` ended the sequence; like a stop string it is part of
+        the text only on request.
+        """
+        if self._stops is None and stop_token is None:
+            push = self._stream.push
+            self._text += push(tokens[0]) if len(tokens) == 1 else "".join(map(push, tokens))
+            self._tokens += tokens
+            self.seen += len(tokens)
+            return False
+        last = len(tokens) - 1
+        for i, token in enumerate(tokens):
+            self._tokens.append(token)
+            self.seen += 1
+            if i == last and stop_token is not None and not self._include_stop:
+                break
+            if self._show(self._stream.push(token)):
+                return True
+        return False
+
+    def _show(self, piece: str) -> bool:
+        if self._stops is None:
+            self._text += piece
+            return False
+        out = self._stops.feed(piece, self.seen > self._min_tokens)
+        if isinstance(out, Match):
+            self._text += out.text
+            self.finish_reason, self.stop_reason = FINISHED_BY_STOP, out.stop
+            return True
+        self._text += out
+        return False
+
+    def end(self, reason: str, stop_reason: int | None, error: Rejected | None) -> None:
+        """The scheduler ended the sequence: nothing is held back any more."""
+        tail = self._stream.flush()
+        if self._stops is not None:
+            out = self._stops.feed(tail, armed=False)
+            assert isinstance(out, str)
+            tail = out + self._stops.flush()
+        self._text += tail
+        self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
+
+    def add_logprobs(self, row: RowLogprobs, tokens: Seq[int], skip: int) -> None:
+        """Logprobs of a batch's `tokens`, of which the first `skip` had been seen before."""
+        entries = expand(row, tokens)
+        self._logprobs = (self._logprobs or []) + entries[skip:]
+
+    def drop_logprobs(self, count: int) -> None:
+        """Drop the logprobs of `count` tokens that lie beyond a stop string."""
+        if self._logprobs is not None and count:
+            del self._logprobs[-count:]
+
+    def note(self, event: SequenceEvent) -> None:
+        """What an event tells of the prompt."""
+        if event.cached_tokens is not None:
+            self.cached = event.cached_tokens
+        if event.prompt_logprobs is not None:
+            self._add_prompt_logprobs(event.prompt_logprobs)
+
+    def _add_prompt_logprobs(self, row: RowLogprobs) -> None:
+        """Logprobs of prompt positions from `row.start` on; they go out with the first delta."""
+        if self._prompt_logprobs is None:
+            self._prompt_logprobs = [None] * self.prompt_tokens
+        count = len(row.chosen) // 4
+        tokens = array("i", self._prompt[4 * row.start:4 * (row.start + count)])
+        for i, entry in enumerate(expand(row, tokens)):
+            self._prompt_logprobs[row.start + i] = entry
+
+    def delta(self) -> Delta:
+        """Everything since the last delta. Tokens may be ahead of the text, which is held back."""
+        usage = None
+        if self.finish_reason is not None:
+            usage = Usage(self.prompt_tokens, self.cached, self.seen)
+        made = Delta(self.rid, self.index, self._start, self._text,
+                     array("i", self._tokens).tobytes(), self._logprobs, self._prompt_logprobs,
+                     self.finish_reason, self.stop_reason, usage, self.error)
+        self._text = ""
+        self._tokens = []
+        self._start = self.seen
+        self._logprobs = self._prompt_logprobs = None
+        return made
+
+
+def expand(row: RowLogprobs, tokens: Seq[int]) -> list[TokenLogprob]:
+    """The columns of `row` as one entry a token; as many as both have."""
+    chosen, ranks = array("f", row.chosen), array("i", row.ranks)
+    ids, values = array("i", row.top_ids), array("f", row.top_logprobs)
+    count = min(len(chosen), len(tokens))
+    k = len(ids) // len(chosen) if len(chosen) else 0
+    return [TokenLogprob(tokens[i], chosen[i], ranks[i],
+                         list(zip(ids[i * k:i * k + k], values[i * k:i * k + k], strict=True)))
+            for i in range(count)]

@@ -1,0 +1,170 @@
+"""Finding a model directory and reading what its JSON files say.
+
+Light on purpose (standard library and msgspec): the CLI, the tokenizer actor and the worker all
+start here. Every failure is a `BadModel` with one line that says what was looked for and where.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actorium.actors.errors import BadConfig, BadModel
+
+DEMO_MODEL = Path(__file__).parent.parent / "tools" / "demo_model"
+"""The packaged demo checkpoint: `actorium/tools/demo_model`."""
+
+_SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+def resolve(model: str) -> Path:
+    """The directory (absolute) of `model`: a path, an id in the HF cache, or "" = the demo model.
+
+    Raises `BadModel` if there is no such directory or it holds no config.json.
+    """
+    if not model:
+        return _checked(DEMO_MODEL, "the demo model")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _checked(path, f"model {model!r}")
+    if path.exists():
+        raise BadModel(f"model: {model!r} is a file; a directory in HF format is needed", "model")
+    if not _HUB_ID.match(model):
+        raise BadModel(f"model: no such directory: {path.absolute()}", "model")
+    return _checked(_cached_snapshot(model), f"model {model!r}")
+
+
+def hub_cache() -> Path:
+    """Where the HF cache keeps models: $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache."""
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def _checked(path: Path, what: str) -> Path:
+    if not (path / "config.json").is_file():
+        raise BadModel(f"model: {what} has no config.json in {path.absolute()}", "model")
+    return path.absolute()
+
+
+def _cached_snapshot(model: str) -> Path:
+    repo = hub_cache() / ("models--" + model.replace("/", "--"))
+    if not repo.is_dir():
+        raise BadModel(f"model: {model!r} is neither a directory nor in the HF cache "
+                       f"(looked for {Path(model).absolute()} and {repo})", "model")
+    try:
+        revision = (repo / "refs" / "main").read_text().strip()
+    except OSError:
+        revision = ""
+    if revision and (repo / "snapshots" / revision).is_dir():
+        return repo / "snapshots" / revision
+    found = sorted(repo.glob("snapshots/*/config.json"), key=lambda p: p.lstat().st_mtime)
+    if revision or not found:
+        raise BadModel(f"model: {model!r} has no usable snapshot in {repo / 'snapshots'}", "model")
+    return found[-1].parent
+
+
+def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
+    """A JSON object from a file; {} for a missing `optional` one. Raises `BadModel`."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if optional:
+            return {}
+        raise BadModel(f"model: {path} is missing", "model") from None
+    except OSError as error:
+        raise BadModel(f"model: cannot read {path}: {error.strerror}", "model") from None
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise BadModel(f"model: {path} is not a JSON object: {error}", "model") from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json of the model directory `path`. Raises `BadModel`."""
+    return read_json(path / "config.json")
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's part of config.json (`text_config` where models nest it)."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def generation_defaults(path: Path) -> dict[str, Any]:
+    """Sampling defaults and `eos_token_id` of generation_config.json; {} without the file.
+
+    Only temperature, top_k, top_p, min_p, repetition_penalty (numbers) and eos_token_id are kept.
+    Lengths are ignored: a request without max_tokens goes on to the end of its context.
+    """
+    data = read_json(path / "generation_config.json", optional=True)
+    kept: dict[str, Any] = {}
+    for name in _SAMPLING_DEFAULTS:
+        value = data.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            kept[name] = value
+    if data.get("eos_token_id") is not None:
+        kept["eos_token_id"] = data["eos_token_id"]
+    return kept
+
+
+def eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
+    """End-of-sequence ids: generation_config.json's, else config.json's. Raises `BadModel`."""
+    value = generation.get("eos_token_id")
+    if value is None:
+        value = text_config(config).get("eos_token_id", config.get("eos_token_id"))
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**31 for i in ids):
+        raise BadModel(f"model: eos_token_id must be token ids, got {value!r}", "model")
+    return tuple(dict.fromkeys(ids))
+
+
+def vocab_size(config: dict[str, Any]) -> int:
+    """Rows of the embedding. Raises `BadModel`."""
+    return _positive(text_config(config), ("vocab_size",))
+
+
+def max_model_len(config: dict[str, Any], wanted: int | None = None) -> int:
+    """Longest sequence: `wanted` where given, else the model's own limit.
+
+    The limit is max_position_embeddings; YaRN models that name their original length may go to
+    original * factor where that is more. Raises `BadModel` without a limit, `BadConfig` if
+    `wanted` exceeds it.
+    """
+    text = text_config(config)
+    limit = _positive(text, _LENGTH_KEYS)
+    scaling = text.get("rope_scaling") or text.get("rope_parameters")
+    if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) == "yarn":
+        original = scaling.get("original_max_position_embeddings")
+        factor = scaling.get("factor")
+        if isinstance(original, int) and isinstance(factor, int | float):
+            limit = max(limit, int(original * factor))
+    if wanted is None:
+        return limit
+    if wanted > limit:
+        raise BadConfig(f"max_model_len: {wanted} exceeds the model's own limit of {limit} tokens",
+                        "model.max_model_len")
+    return wanted
+
+
+def architecture(config: dict[str, Any]) -> str:
+    """The first of config.json's `architectures`, or ""."""
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _positive(config: dict[str, Any], keys: tuple[str, ...]) -> int:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    raise BadModel(f"model: config.json has no usable {keys[0]}", "model")

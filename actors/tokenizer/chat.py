@@ -1,0 +1,179 @@
+"""Chat templates: found beside the model, rendered by jinja2 in a bounded sandbox.
+
+A template is the operator's, the messages are anyone's. So a render is bounded in what grows with
+its input: loop iterations and macro calls together (`MAX_TICKS`), characters produced, repetition
+by `*`, `range`. A bound that is hit refuses the request; it never hangs the actor.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from actorium.actors.errors import BadModel, InvalidRequest
+from actorium.actors.messages import ChatMessage
+from actorium.actors.models import read_json
+
+MAX_TICKS = 1_000_000
+"""Loop iterations + macro calls of one render: about half a second."""
+MAX_CHARS = 8 << 20
+MAX_MESSAGES = 4096
+_TICK = "_actorium_tick"
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token",
+            "mask_token")
+_RESERVED = {"messages", "tools", "documents", "raise_exception", "strftime_now", _TICK, *_SPECIAL}
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the model's turns for training: no effect."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a tick at the head of each loop body and macro, and a bounded `*`."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+            tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(tick))  # type: ignore[attr-defined]
+        tree.set_environment(self)
+        return tree
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise TemplateError("** is not available")
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, str | list | tuple) and isinstance(other, int) \
+                    and len(one) * other > MAX_CHARS:
+                raise TemplateError("a repetition is too long")
+        return super().call_binop(context, operator, left, right)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
+            separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+    """As in transformers: no HTML escapes, unlike jinja's own."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+                      sort_keys=sort_keys)
+
+
+class _Ticks:
+    """Counts one render's iterations."""
+
+    def __init__(self) -> None:
+        self._left = MAX_TICKS
+
+    def __call__(self) -> str:
+        self._left -= 1
+        if self._left < 0:
+            raise TemplateError(f"more than {MAX_TICKS} loop iterations")
+        return ""
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens it may name."""
+
+    def __init__(self, source: str, special: dict[str, str]) -> None:
+        """Raises `BadModel` if the source does not compile."""
+        env = _Environment(trim_blocks=True, lstrip_blocks=True,
+                           extensions=["jinja2.ext.loopcontrols", _Generation])
+        env.filters["tojson"] = _tojson
+        env.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        try:
+            self._template = env.from_string(source)
+        except (TemplateError, RecursionError, SyntaxError) as error:
+            raise BadModel(f"chat_template: does not compile: {error}", "chat_template") from None
+        self._special = special
+
+    def render(self, messages: list[ChatMessage], args: dict[str, Any]) -> str:
+        """The prompt, ready for the model's turn (`add_generation_prompt` unless args say else).
+
+        Raises `InvalidRequest` naming `messages` or `template_args`.
+        """
+        if not messages or len(messages) > MAX_MESSAGES:
+            raise InvalidRequest(f"messages: 1 to {MAX_MESSAGES} are needed, got {len(messages)}",
+                                 "messages")
+        for name in args:
+            if name in _RESERVED or not name.isidentifier():
+                raise InvalidRequest(f"template_args: {name!r} may not be set", "template_args")
+        variables = {"add_generation_prompt": True, "tools": None, "documents": None,
+                     **self._special, **args, _TICK: _Ticks(),
+                     "messages": [{"role": m.role, "content": m.content} for m in messages]}
+        try:
+            return self._join(variables)
+        except Exception as error:  # a template can raise anything at all
+            text = str(error) or type(error).__name__
+            raise InvalidRequest(f"messages: the chat template refused them: {text[:500]}",
+                                 "messages") from None
+
+    def _join(self, variables: dict[str, Any]) -> str:
+        parts: list[str] = []
+        chars = 0
+        for part in self._template.generate(variables):
+            chars += len(part)
+            if chars > MAX_CHARS:
+                raise TemplateError(f"more than {MAX_CHARS} characters")
+            parts.append(part)
+        return "".join(parts)
+
+
+def load(path: Path, override: str | None) -> ChatTemplate | None:
+    """The template of the model directory `path`, or of the file `override`; None without one.
+
+    Looked for in the order of transformers: chat_template.jinja, then tokenizer_config.json (where
+    a list of named templates means the one called "default"). Raises `BadModel`.
+    """
+    config = read_json(path / "tokenizer_config.json", optional=True)
+    source = _source(path, override, config)
+    if source is None:
+        return None
+    return ChatTemplate(source, special_tokens(path, config))
+
+
+def _source(path: Path, override: str | None, config: dict[str, Any]) -> str | None:
+    file = Path(override).expanduser() if override else path / "chat_template.jinja"
+    if override or file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadModel(f"chat_template: cannot read {file}: {error}", "chat_template") from None
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token, ... as text, from tokenizer_config.json / special_tokens_map.json."""
+    found: dict[str, str] = {}
+    for source in (read_json(path / "special_tokens_map.json", optional=True), config):
+        for name in _SPECIAL:
+            value = source.get(name)
+            if isinstance(value, dict):
+                value = value.get("content")
+            if isinstance(value, str):
+                found[name] = value
+    return found

@@ -1,0 +1,193 @@
+"""The tokenizer actor's core: checks requests, turns them into token ids, puts them on the ring.
+
+One request gives one answer to its client, `Accepted` or `Rejected`, and at most one `Submit`. Text
+never reaches the scheduler. The model's files are read at the second wake, so that heartbeats can
+say "loading" meanwhile; what came before is answered then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from actorium.actors.core import CLIENT, Context, Health, Send
+from actorium.actors.errors import ActoriumError, EngineUnavailable, InvalidRequest
+from actorium.actors.messages import (
+    Abort,
+    Accepted,
+    Cancel,
+    Detokenize,
+    Detokenized,
+    Generate,
+    Info,
+    Message,
+    Rejected,
+    ServerInfo,
+    Submit,
+    Tokenize,
+    Tokenized,
+    ToTokenizerFront,
+)
+from actorium.actors.tokenizer import defaults
+from actorium.actors.tokenizer.model import TextModel
+
+LOADING_BUDGET = 120.0
+WORKING_BUDGET = 60.0
+"""Seconds one burst may take: the longest prompt a client can send tokenizes in a few."""
+REMEMBERED = 1 << 16
+"""Requests kept for telling a resent Generate from a new one; the oldest are forgotten."""
+
+
+class Nudge(Message, frozen=True):
+    """The whole inbox of the tokenizer: it makes the actor wake up and does nothing else."""
+
+
+class TokenizerCore:
+    """See the module. Implements `actorium.actors.core.Core`."""
+
+    inbox: Any = Nudge
+    front: Any = ToTokenizerFront
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._config = ctx.config
+        self._model: TextModel | None = None
+        self._announced = False
+        self._seeds = defaults.Seeds(ctx.config.model.seed, ctx.entropy)
+        self._pending: deque[tuple[bytes, Any, float]] = deque()
+        self._known: dict[tuple[bytes, str], int] = {}
+        self._out: list[Send] = []
+        self._draining = False
+        self._done_requests = 0
+
+    # --- Core ---------------------------------------------------------------------------------
+
+    def on_message(self, message: Any, now: float) -> None:
+        """A Nudge: nothing to do."""
+
+    def on_client(self, client: bytes, message: Any, now: float) -> None:
+        """Queue one message of the front; `on_wake` answers it."""
+        self._pending.append((client, message, now))
+
+    def on_bad_client(self, client: bytes, error_text: str) -> None:
+        """A frame that is no message of the front: its rid is unknown, so `rid` is "-"."""
+        self._reject(client, "-", InvalidRequest(error_text))
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        """Answer everything. The second wake loads: raises `BadModel`, `BadConfig`."""
+        if not self._announced:  # let a heartbeat say "loading" before it blocks
+            self._announced = True
+            return []
+        if self._model is None:
+            self._model = TextModel(self._config)
+        while self._pending:
+            self._answer(*self._pending.popleft())
+        out, self._out = self._out, []
+        return out
+
+    def next_timer(self) -> float | None:
+        """At once until the model is loaded, then never."""
+        return 0.0 if self._model is None else None
+
+    def drain(self, now: float) -> None:
+        """Refuse new requests from here on."""
+        self._draining = True
+
+    @property
+    def done(self) -> bool:
+        """True when nothing waits for an answer."""
+        return not self._pending
+
+    def health(self) -> Health:
+        """Phase "loading" until the files are read."""
+        if self._model is None:
+            return Health("loading", 0, LOADING_BUDGET, {}, "tokenizer files")
+        phase = "draining" if self._draining else "ready"
+        return Health(phase, self._done_requests, WORKING_BUDGET,
+                      {"tokenizer_waiting": float(len(self._pending))})
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _answer(self, client: bytes, message: Any, now: float) -> None:
+        self._done_requests += 1
+        if isinstance(message, Abort):
+            self._out.append(Send("scheduler", Cancel(message.rid, client)))
+            return
+        try:
+            self._handle(client, message, now)
+        except ActoriumError as error:
+            self._reject(client, message.rid, error)
+        except Exception as error:  # one request's trouble stays that request's
+            self._reject(client, message.rid,
+                         ActoriumError(f"tokenizer: {type(error).__name__}: {error}"))
+
+    def _reject(self, client: bytes, rid: str, error: ActoriumError) -> None:
+        self._tell(client, Rejected(rid, error.code, error.message[:4096], error.param))
+
+    def _tell(self, client: bytes, message: Any) -> None:
+        self._out.append(Send(CLIENT, message, client))
+
+    def _handle(self, client: bytes, message: Any, now: float) -> None:
+        model = self._model
+        assert model is not None
+        if isinstance(message, Generate):
+            self._generate(client, message, now, model)
+        elif isinstance(message, Tokenize):
+            ids = model.encode(message.text, message.add_special_tokens, "text")
+            self._tell(client, Tokenized(message.rid, ids.tobytes()))
+        elif isinstance(message, Detokenize):
+            ids = model.ids(message.tokens, "tokens")
+            text = model.decode(ids.tolist(), message.skip_special_tokens)
+            self._tell(client, Detokenized(message.rid, text))
+        elif isinstance(message, ServerInfo):
+            self._tell(client, Info(message.rid, msgspec.json.encode(model.info())))
+
+    def _generate(self, client: bytes, message: Generate, now: float, model: TextModel) -> None:
+        key = (client, message.rid)
+        if (tokens := self._known.get(key)) is not None:
+            self._tell(client, Accepted(message.rid, tokens))
+            return
+        if self._draining:
+            raise EngineUnavailable("the engine is stopping")
+        defaults.check_params(message.params, model.facts)
+        ids = self._prompt(message, model)
+        resolved = defaults.resolve(message.params, model.facts, len(ids))
+        seed = message.params.seed
+        timeout = message.timeout or self._config.scheduler.request_timeout
+        self._out.append(Send("scheduler", Submit(
+            rid=message.rid, client=client, prompt=ids.tobytes(), n=message.params.n,
+            params=resolved, text=defaults.text_params(message.params),
+            seed=self._seeds.next() if seed is None else seed,
+            deadline=now + timeout, arrival=now)))
+        self._remember(key, len(ids))
+        self._tell(client, Accepted(message.rid, len(ids)))
+
+    def _prompt(self, message: Generate, model: TextModel) -> Any:
+        """The prompt as array('i'), checked."""
+        given = [name for name in ("text", "tokens", "messages")
+                 if getattr(message, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequest("prompt: exactly one of text, tokens and messages must be set, "
+                                 f"got {' and '.join(given) or 'none'}", "prompt")
+        if message.tokens is not None:
+            ids = model.ids(message.tokens, "prompt", check=False)
+        elif message.text is not None:
+            ids = model.encode(message.text, True, "prompt", model.facts.max_model_len)
+        else:
+            text = model.render(message.messages or [], message.template_args)
+            ids = model.encode(text, False, "messages", model.facts.max_model_len)
+        defaults.check_prompt(ids, model.facts, given[0] if given[0] == "messages" else "prompt")
+        return ids
+
+    def _remember(self, key: tuple[bytes, str], tokens: int) -> None:
+        self._known[key] = tokens
+        if len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+
+def build(ctx: Context) -> TokenizerCore:
+    """The core of the role "tokenizer"."""
+    return TokenizerCore(ctx)

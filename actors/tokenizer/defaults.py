@@ -1,0 +1,126 @@
+"""From what a caller asked to what the engine does: defaults filled in, limits checked. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from actorium.actors.errors import ContextOverflow, InvalidRequest
+from actorium.actors.params import Resolved, SamplingParams, TextParams
+
+MASK64 = 2**64 - 1
+
+
+class ModelFacts(Struct, frozen=True):
+    """What resolving a request needs to know of the model."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_ids: tuple[int, ...]
+    generation: dict[str, Any]
+    """Sampling defaults of generation_config.json."""
+    has_tokenizer: bool
+
+
+def check_params(params: SamplingParams, facts: ModelFacts) -> None:
+    """Raise `InvalidRequest`, naming the field, on anything out of range for this model."""
+    try:
+        params.check()
+    except ValueError as error:
+        raise InvalidRequest(str(error), str(error).split(":")[0]) from None
+    if params.stop and not facts.has_tokenizer:
+        raise InvalidRequest("stop: the engine runs without a tokenizer (skip_tokenizer); "
+                             "use stop_token_ids", "stop")
+    _check_ids("logit_bias", params.logit_bias or (), facts.vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids or (), facts.vocab_size)
+
+
+def _check_ids(field: str, ids: Any, vocab_size: int) -> None:
+    for token in ids:
+        if token >= vocab_size:
+            raise InvalidRequest(f"{field}: token id {token} is outside the vocabulary "
+                                 f"of {vocab_size}", field)
+
+
+def check_prompt(ids: Any, facts: ModelFacts, field: str) -> None:
+    """Raise `InvalidRequest` or `ContextOverflow` unless 1 <= len(ids) < max_model_len and every
+    id lies in the vocabulary. `ids` supports len, min, max."""
+    if not len(ids):
+        raise InvalidRequest("prompt: must not be empty", field)
+    if len(ids) >= facts.max_model_len:
+        raise ContextOverflow(f"prompt: {len(ids)} tokens; with at least one token of completion "
+                              f"that exceeds max_model_len={facts.max_model_len}", field)
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= facts.vocab_size:
+        raise InvalidRequest(f"prompt: token id {low if low < 0 else high} is outside the "
+                             f"vocabulary of {facts.vocab_size}", field)
+
+
+def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Resolved:
+    """Fill every default in: the request's value, else generation_config.json's, else none.
+
+    max_tokens None = the rest of the context; one that does not fit raises `ContextOverflow`.
+    """
+    room = facts.max_model_len - prompt_tokens
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    if max_tokens > room:
+        raise ContextOverflow(f"max_tokens: {prompt_tokens} prompt tokens + max_tokens="
+                              f"{max_tokens} exceed max_model_len={facts.max_model_len}",
+                              "max_tokens")
+    if params.min_tokens > max_tokens:
+        raise ContextOverflow(f"min_tokens: {params.min_tokens} exceeds the {max_tokens} tokens "
+                              "left of the context", "min_tokens")
+    eos = () if params.ignore_eos else facts.eos_ids
+    return Resolved(
+        max_tokens=max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=float(_pick(params, facts, "temperature", 1.0)),
+        top_k=max(0, int(_pick(params, facts, "top_k", 0))),
+        top_p=float(_pick(params, facts, "top_p", 1.0)),
+        min_p=float(_pick(params, facts, "min_p", 0.0)),
+        presence_penalty=float(params.presence_penalty),
+        frequency_penalty=float(params.frequency_penalty),
+        repetition_penalty=float(_pick(params, facts, "repetition_penalty", 1.0)),
+        logit_bias=params.logit_bias or {},
+        eos_ids=tuple(dict.fromkeys((*eos, *(params.stop_token_ids or ())))),
+        logprobs=-1 if params.logprobs is None else params.logprobs,
+        prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+    )
+
+
+def _pick(params: SamplingParams, facts: ModelFacts, name: str, builtin: float) -> float:
+    value = getattr(params, name)
+    return facts.generation.get(name, builtin) if value is None else value
+
+
+def text_params(params: SamplingParams) -> TextParams:
+    """The detokenizer's share of the parameters."""
+    return TextParams(stop=tuple(params.stops()), include_stop=params.include_stop_str_in_output,
+                      skip_special_tokens=params.skip_special_tokens,
+                      min_tokens=params.min_tokens)
+
+
+def splitmix64(x: int) -> int:
+    """One output of SplitMix64 for state x (Steele, Lea & Flood, OOPSLA 2014): 64 mixed bits."""
+    x = (x + 0x9E3779B97F4A7C15) & MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
+    return x ^ (x >> 31)
+
+
+class Seeds:
+    """Fresh seeds for requests that name none: SplitMix64 over a counter.
+
+    The start is `entropy` (63 random bits of the process) for model seed 0, else the model seed
+    itself: then a restarted engine hands the same seeds out in the same order of arrival.
+    """
+
+    def __init__(self, model_seed: int, entropy: int) -> None:
+        self._start = splitmix64(model_seed if model_seed else entropy)
+        self._count = 0
+
+    def next(self) -> int:
+        """63 bits."""
+        self._count += 1
+        return splitmix64((self._start + self._count * 0x9E3779B97F4A7C15) & MASK64) >> 1

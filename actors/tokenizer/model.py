@@ -1,0 +1,168 @@
+"""The model's text side: its tokenizer, chat template and the facts requests are checked against.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from actorium.actors import models, params
+from actorium.actors.config import Config
+from actorium.actors.errors import BadModel, ContextOverflow, InvalidRequest
+from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, ChatMessage
+from actorium.actors.params import SamplingParams
+from actorium.actors.tokenizer import chat
+from actorium.actors.tokenizer.defaults import ModelFacts
+
+assert sys.byteorder == "little" and array("i").itemsize == 4, "columns are little-endian int32"
+
+SLACK = 64
+"""Tokens by which cutting a text may change its count (merges across the cut)."""
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """tokenizer.json of a model directory, without truncation or padding. Raises `BadModel`."""
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise BadModel(f"model: {file} is missing; serve by token ids with --skip-tokenizer",
+                       "model")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise BadModel(f"model: cannot read {file}: {error}", "model") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class TextModel:
+    """Everything the tokenizer actor reads of a model directory. Raises `BadModel`/`BadConfig`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._path = models.resolve(config.model.model)
+        self._json = models.read_config(self._path)
+        generation = models.generation_defaults(self._path)
+        self._tokenizer: Tokenizer | None = None
+        self._template: chat.ChatTemplate | None = None
+        eos = models.eos_ids(self._json, generation)
+        if not config.model.skip_tokenizer:
+            self._tokenizer = load_tokenizer(self._path)
+            self._template = chat.load(self._path, config.model.chat_template)
+            eos = self._with_tokenizer_eos(eos)
+        self.facts = ModelFacts(
+            vocab_size=models.vocab_size(self._json),
+            max_model_len=models.max_model_len(self._json, config.model.max_model_len),
+            eos_ids=eos,
+            generation=_checked_defaults(generation, self._path),
+            has_tokenizer=self._tokenizer is not None)
+
+    def _with_tokenizer_eos(self, eos: tuple[int, ...]) -> tuple[int, ...]:
+        """The model's ids and the tokenizer's eos_token (fine-tunes often name it there alone)."""
+        assert self._tokenizer is not None
+        config = models.read_json(self._path / "tokenizer_config.json", optional=True)
+        token = chat.special_tokens(self._path, config).get("eos_token")
+        found = self._tokenizer.token_to_id(token) if token else None
+        return eos if found is None or found in eos else (*eos, found)
+
+    def _need_tokenizer(self, field: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequest(f"{field}: the engine runs without a tokenizer (skip_tokenizer); "
+                                 "only token ids are taken", field)
+        return self._tokenizer
+
+    def encode(self, text: str, special: bool, field: str,
+               limit: int | None = None) -> array[int]:
+        """Token ids of `text`, i4.
+
+        With a `limit`, a text that is too long is refused by the count of a prefix, so that the
+        time spent is bounded by the context, not by the text. Raises `InvalidRequest`,
+        `ContextOverflow`.
+        """
+        tokenizer = self._need_tokenizer(field)
+        if limit is not None:
+            self._refuse_long(tokenizer, text, field, limit)
+        return array("i", tokenizer.encode(text, add_special_tokens=special).ids)
+
+    @staticmethod
+    def _refuse_long(tokenizer: Tokenizer, text: str, field: str, limit: int) -> None:
+        size = 8 * limit
+        while size < len(text):
+            count = len(tokenizer.encode(text[:size], add_special_tokens=False).ids) - SLACK
+            if count >= limit:
+                raise ContextOverflow(f"{field}: more than {count} tokens in {len(text)} "
+                                      f"characters; max_model_len={limit}", field)
+            size *= 2
+
+    def ids(self, column: bytes, field: str, check: bool = True) -> array[int]:
+        """A column of the wire as ids; with `check`, within the vocabulary."""
+        if len(column) % 4:
+            raise InvalidRequest(f"{field}: {len(column)} bytes are no list of int32", field)
+        ids = array("i")
+        ids.frombytes(column)
+        if check and len(ids) and not (min(ids) >= 0 and max(ids) < self.facts.vocab_size):
+            raise InvalidRequest(f"{field}: ids must lie within the vocabulary of "
+                                 f"{self.facts.vocab_size}", field)
+        return ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """Text of ids (those between the tokenizer's size and the embedding's have none)."""
+        return self._need_tokenizer("tokens").decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def render(self, messages: list[ChatMessage], args: dict[str, Any]) -> str:
+        """The chat template's prompt. Raises `InvalidRequest`."""
+        self._need_tokenizer("messages")
+        if self._template is None:
+            raise InvalidRequest("messages: the model has no chat template "
+                                 "(--chat-template FILE sets one)", "messages")
+        return self._template.render(messages, args)
+
+    def info(self) -> dict[str, Any]:
+        """What ServerInfo answers."""
+        from actorium import __version__
+
+        model = self._config.model
+        default = (Path(model.model).name or self._path.name) if model.model else "demo"
+        return {
+            "version": __version__,
+            "engine": self._config.runtime.name,
+            "model": model.served_model_name or default,
+            "model_path": str(self._path),
+            "architecture": models.architecture(self._json),
+            "vocab_size": self.facts.vocab_size,
+            "max_model_len": self.facts.max_model_len,
+            "dtype": model.dtype if model.dtype != "auto" else _dtype(self._json),
+            "eos_ids": list(self.facts.eos_ids),
+            "has_tokenizer": self._tokenizer is not None,
+            "has_chat_template": self._template is not None,
+            "generation_defaults": self.facts.generation,
+            "limits": {
+                "message_bytes": MAX_CLIENT_MESSAGE_BYTES, "n": params.MAX_N,
+                "logprobs": params.MAX_LOGPROBS, "stop": params.MAX_STOPS,
+                "stop_chars": params.MAX_STOP_CHARS, "logit_bias": params.MAX_LOGIT_BIAS,
+                "messages": chat.MAX_MESSAGES},
+            "config": msgspec.to_builtins(self._config),
+        }
+
+
+def _dtype(config: dict[str, Any]) -> str:
+    text = models.text_config(config)
+    for source in (text, config):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(source.get(key), str):
+                return str(source[key])
+    return "auto"
+
+
+def _checked_defaults(generation: dict[str, Any], path: Path) -> dict[str, Any]:
+    kept = {k: v for k, v in generation.items() if k != "eos_token_id"}
+    try:
+        msgspec.convert(kept, SamplingParams).check()
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BadModel(f"model: {path / 'generation_config.json'}: {error}", "model") from None
+    return kept
