@@ -122,7 +122,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def _rules(c: Config) -> list[tuple[str, bool, str]]:
     m, mem, s, d, r = c.model, c.memory, c.scheduler, c.device, c.runtime
     dtypes = ("auto", "float32", "bfloat16", "float16")
-    name_ok = 0 < len(r.name) <= 40 and all(ch.isalnum() or ch in "-_." for ch in r.name)
+    name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
+               and all(ch.isalnum() or ch in "-_." for ch in r.name))
     return [
         ("model.dtype", m.dtype in dtypes, f"must be one of {', '.join(dtypes)}"),
         ("model.load_format", m.load_format in ("auto", "safetensors", "dummy"),
@@ -147,7 +148,8 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
         ("scheduler.force_preempt_every", s.force_preempt_every >= 0, "must not be negative"),
         ("device.device", d.device in ("auto", "cpu", "cuda"), "must be auto, cpu or cuda"),
         ("device.threads", 0 <= d.threads <= 1024, "must be between 0 and 1024"),
-        ("runtime.name", name_ok, "must be 1 to 40 letters, digits, '-', '_' or '.'"),
+        ("runtime.name", name_ok, "must be 1 to 40 letters, digits, '-', '_' or '.', "
+         "a letter or digit first"),
         ("runtime.heartbeat", 0.01 <= r.heartbeat <= 60, "must be between 0.01 and 60 seconds"),
         ("runtime.start_timeout", r.start_timeout > 0, "must be above 0 seconds"),
         ("runtime.drain_timeout", r.drain_timeout >= 0, "must not be negative"),

@@ -52,7 +52,16 @@ class Core(Protocol):
     """An actor's logic. `inbox` and `front` are the closed unions it accepts (front may be None).
 
     The shell drains a burst of messages into `on_message` / `on_client`, then calls `on_wake` once
-    and sends what it returns, in order.
+    and sends what it returns, in order. It sends to the core's own role by calling `on_message`.
+
+    A core may have these as well; the shell calls them where they exist:
+
+    - `on_start(post)`: once, before the first message. `post(call=None)` may be called from any
+      thread: it runs `call` on the shell's thread, then wakes the core.
+    - `on_bad_client(client: bytes, error_text: str)`: a frame of this client is no message of
+      `front`; the text is one line that names the field where it can.
+    - `on_client_gone(client: bytes, now: float)`: something was to be sent to this client, but it
+      is not connected, or has not read for so long that its backlog was dropped.
     """
 
     inbox: Any

@@ -407,6 +407,8 @@ class Fatal(Message):
     epoch: Epoch
     message: str
     stack: str = ""
+    code: Short = "internal"
+    """An `errors.CODES` name."""
 
 
 class Child(Struct, frozen=True, array_like=True, gc=False):

@@ -6,9 +6,10 @@ library is imported: the client uses this, too.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-import shutil
+import time
 from pathlib import Path
 
 from actorium.actors.errors import BadConfig, EngineUnavailable
@@ -16,6 +17,10 @@ from actorium.actors.errors import BadConfig, EngineUnavailable
 MAX_IPC_PATH = 107
 """sun_path less its terminator."""
 LONGEST_SOCKET = "detokenizer.front"
+OUR_FILES = frozenset({"lock", "config.json", "engine.json"})
+OUR_SUFFIXES = (".inbox", ".front", ".log")
+LOCK_TRIES = 6
+LOCK_PAUSE = 0.005
 
 
 def base_dir(run_dir: str | None = None) -> Path:
@@ -64,40 +69,78 @@ def running_engines(run_dir: str | None = None) -> list[str]:
 
 
 class RunDir:
-    """The launcher's hold on a run directory: made, locked, cleared; removed by `close`."""
+    """The launcher's hold on a run directory: made, locked, cleared; removed by `close`.
+
+    Only files that engines make are ever removed: a directory that holds anything else is refused.
+    """
 
     def __init__(self, name: str, run_dir: str | None = None) -> None:
         """Raises `EngineUnavailable` if an engine of that name runs, `BadConfig` on a bad path."""
-        self.path = engine_dir(name, run_dir)
+        if name.startswith(".") or "/" in name:
+            raise BadConfig(f"name: {name!r} is not the name of an engine", "runtime.name")
+        self.path = engine_dir(name, run_dir).absolute()
         if len(str(self.path / LONGEST_SOCKET).encode()) > MAX_IPC_PATH:
             raise BadConfig(f"run_dir: socket paths under {self.path} exceed {MAX_IPC_PATH} bytes",
                             "runtime.run_dir")
-        self._make()
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise EngineUnavailable(f"an engine named {name!r} is already running", "name") from None
+        while True:
+            self._make()
+            self._lock = self._take(name)
+            if self._still_there():
+                break
+            os.close(self._lock)  # its last owner removed it between our open and our lock
         self._clear()
 
     def _make(self) -> None:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            info = self.path.stat()
+            foreign = sorted(e.name for e in self.path.iterdir() if not _is_ours(e.name))
         except OSError as error:
             raise BadConfig(f"run_dir: cannot make {self.path}: {error.strerror}",
                             "runtime.run_dir") from None
-        info = self.path.stat()
         if info.st_uid != os.getuid():
             raise BadConfig(f"run_dir: {self.path} belongs to another user", "runtime.run_dir")
+        if foreign:
+            raise BadConfig(f"run_dir: {self.path} holds {foreign[0]!r}, which is no engine's file",
+                            "runtime.run_dir")
         self.path.chmod(0o700)
 
+    def _take(self, name: str) -> int:
+        """The locked lock file. Tries for a moment: `is_running` holds the lock while it looks."""
+        try:
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        for left in reversed(range(LOCK_TRIES)):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            except BlockingIOError:
+                if left:
+                    time.sleep(LOCK_PAUSE)
+        os.close(lock)
+        raise EngineUnavailable(f"an engine named {name!r} is already running", "name")
+
+    def _still_there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path / "lock"), os.fstat(self._lock))
+        except FileNotFoundError:
+            return False
+
     def _clear(self) -> None:
+        """Remove what an engine that was killed has left."""
         for entry in self.path.iterdir():
-            if entry.name != "lock":
-                entry.unlink() if not entry.is_dir() else shutil.rmtree(entry)
+            if entry.name != "lock" and _is_ours(entry.name):
+                entry.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove the directory and let the lock go."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._clear()
+            (self.path / "lock").unlink()
+            self.path.rmdir()
         os.close(self._lock)
+
+
+def _is_ours(name: str) -> bool:
+    return name in OUR_FILES or name.endswith(OUR_SUFFIXES)

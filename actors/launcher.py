@@ -1,0 +1,339 @@
+"""The launcher: starts an engine's actors, waits on them, stops them, leaves nothing behind.
+
+It waits in one poll on pidfds, its inbox and a wake-up pipe, and imports no event loop: the worker
+must be on its way before anything heavy is loaded. Each actor leads its own process group and dies
+with the launcher (parent-death signal).
+
+As a module it is the launcher of an `Engine`: `python -m actorium.actors.launcher PARENT_PID
+REPORT_FD` with `Job` as JSON on stdin; it stops when that parent dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from actorium.actors import config as configs
+from actorium.actors.config import Config
+from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
+from actorium.actors.messages import Child, Children, Exited, Fatal, Kill, ToLauncher
+from actorium.actors.roles import roles_of, stop_rank
+from actorium.actors.runtime.process import (
+    EXIT_BAD_CONFIG,
+    EXIT_DRAINED,
+    EXIT_FAULT,
+    describe_exit,
+    kill_group,
+    python,
+    send_signal,
+)
+from actorium.actors.runtime.rundir import RunDir, address
+
+if TYPE_CHECKING:
+    from actorium.actors.runtime.mailbox import Inbox, Outbox
+
+STOP_GRACE = 3.0
+"""Seconds an actor gets to end once it has nothing left to drain."""
+FAULT_GRACE = 0.5
+"""The same in an engine that has failed."""
+LAST_WORDS = 0.2
+"""Seconds to wait for the Fatal of an actor that exited with an error code."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Actor:
+    """A running child."""
+
+    def __init__(self, role: str, epoch: int, process: subprocess.Popen[bytes]) -> None:
+        self.role, self.epoch, self.process = role, epoch, process
+        self.pid = process.pid
+        self.pidfd = os.pidfd_open(process.pid)
+
+    def reap(self) -> int:
+        """Kill what is left of the group, reap the leader, return its exit code (or -signal)."""
+        kill_group(self.pid)
+        status = self.process.wait()
+        os.close(self.pidfd)
+        return status
+
+
+class Launcher:
+    """One engine. `run` blocks until it is over; `stop` may be called from any thread."""
+
+    def __init__(self, config: Config, roles: Mapping[str, str] | None = None,
+                 started: Callable[[Path], None] | None = None) -> None:
+        """`roles` (role -> "module:function") replaces the engine's own; `started(run_dir)` is
+        called when all actors have been started, long before they are ready."""
+        self.config = config
+        self.roles = dict(roles) if roles is not None else roles_of(config)
+        self.failure: ActoriumError | None = None
+        """Why the engine ended, if not by `stop`."""
+        self._started = started
+        self._run_dir: RunDir | None = None
+        self._actors: dict[int, Actor] = {}
+        self._fatals: dict[int, Fatal] = {}
+        self._inbox: Inbox | None = None
+        self._watchdog: Outbox | None = None
+        self._context: Any = None
+        self._poll = select.poll()
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._parent_fd: int | None = None
+        self._stops = 0
+        self._code = EXIT_DRAINED
+
+    def run(self) -> int:
+        """Start, wait, stop. Returns the exit code: 0 drained, 1 fault, 2 bad configuration.
+
+        The reason of 1 and 2 goes to stderr as one line, and into `failure`.
+        """
+        old = self._catch_signals()
+        try:
+            self._start()
+            self._wait_until(lambda: self._stops > 0 or self.failure is not None)
+            self._stop_actors()
+        except ActoriumError as error:
+            self._fail(error, EXIT_BAD_CONFIG)
+        finally:
+            self._clean_up()
+            for number, handler in old.items():
+                signal.signal(number, handler)
+        if self.failure is not None:
+            print(f"actorium: {self.failure.message}", file=sys.stderr, flush=True)
+        return self._code
+
+    def stop(self) -> None:
+        """Drain and end; a second call ends it without draining. Safe in a signal handler."""
+        self._stops += 1
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"!")
+
+    def tie_to(self, parent: int) -> None:
+        """Stop when the process `parent` is gone. Unlike the parent-death signal, this does not
+        mind which of the parent's threads started us."""
+        self._parent_fd = os.pidfd_open(parent)
+        if os.getppid() != parent:
+            self.stop()
+
+    # --- start ---
+
+    def _catch_signals(self) -> dict[signal.Signals, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        return {number: signal.signal(number, lambda *_: self.stop()) for number in SIGNALS}
+
+    def _start(self) -> None:
+        runtime = self.config.check().runtime
+        self._run_dir = RunDir(runtime.name, runtime.run_dir)
+        path = self._run_dir.path
+        self._write("config.json", configs.dump(self.config))
+        for role, target in self.roles.items():
+            self._spawn(role, target)
+        self._write("engine.json", msgspec.json.encode({
+            "name": runtime.name, "pid": os.getpid(), "model": self.config.model.model,
+            "started": time.time(), "roles": list(self.roles)}))
+        self._open_mailboxes(path)
+        for fd in (self._wake_r, self._parent_fd):
+            if fd is not None:
+                self._poll.register(fd, select.POLLIN)
+        if self._started is not None:
+            self._started(path)
+
+    def _write(self, name: str, data: bytes) -> None:
+        assert self._run_dir is not None
+        fd = os.open(self._run_dir.path / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(data)
+
+    def _spawn(self, role: str, target: str, epoch: int = 1) -> None:
+        assert self._run_dir is not None
+        argv = python("actorium.actors.main", role, str(self._run_dir.path), str(epoch),
+                      str(os.getpid()), target)
+        # The engine's stdout belongs to whoever runs the launcher.
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(),
+                                   process_group=0)
+        actor = Actor(role, epoch, process)
+        self._actors[actor.pidfd] = actor
+        self._poll.register(actor.pidfd, select.POLLIN)
+
+    def _open_mailboxes(self, path: Path) -> None:
+        """Only now: importing zmq takes longer than starting all the actors."""
+        import zmq
+
+        from actorium.actors.runtime.mailbox import Inbox, Outbox
+
+        self._context = zmq.Context(io_threads=1)
+        hwm = self.config.runtime.queue_messages
+        self._inbox = Inbox(self._context, address(path, "launcher.inbox"), ToLauncher, hwm=hwm)
+        self._poll.register(self._inbox.fd, select.POLLIN)
+        self._watchdog = Outbox(self._context, address(path, "watchdog.inbox"), hwm=hwm,
+                                lossy=True)
+        self._watchdog.send(Children([Child(a.role, a.pid, a.epoch)
+                                      for a in self._actors.values()]))
+
+    # --- wait ---
+
+    def _wait_until(self, over: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Handle events until `over()`; False on a timeout."""
+        until = None if timeout is None else time.monotonic() + timeout
+        self._read_inbox()
+        while not over():
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._turn(left)
+        return True
+
+    def _turn(self, timeout: float | None) -> None:
+        events = self._poll.poll(None if timeout is None else timeout * 1000 + 1)
+        self._read_inbox()
+        for fd, _ in events:
+            if fd == self._wake_r:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(fd, 4096)
+            elif fd == self._parent_fd:
+                self._poll.unregister(fd)
+                self.stop()
+            elif fd in self._actors:
+                self._on_exit(fd)
+
+    def _read_inbox(self) -> None:
+        if self._inbox is None:
+            return
+        while messages := self._inbox.receive(256):
+            for message in messages:
+                self._on_message(message)
+
+    def _on_message(self, message: Any) -> None:
+        match message:
+            case Fatal():
+                self._fatals[message.pid] = message
+            case Kill():
+                for actor in self._actors.values():
+                    if (actor.role, actor.pid) == (message.role, message.pid):
+                        kill_group(actor.pid)
+
+    def _on_exit(self, pidfd: int) -> None:
+        actor = self._actors.pop(pidfd)
+        self._poll.unregister(pidfd)
+        status = actor.reap()
+        expected = self._stops > 0 or self.failure is not None
+        if not expected:
+            if status in (EXIT_FAULT, EXIT_BAD_CONFIG) and actor.pid not in self._fatals:
+                self._await_last_words(actor.pid)
+            self._on_fault(actor, status)
+        if self._watchdog is not None:
+            self._watchdog.send(Exited(actor.role, actor.pid, actor.epoch, status))
+
+    def _await_last_words(self, pid: int) -> None:
+        until = time.monotonic() + LAST_WORDS
+        while pid not in self._fatals and (left := until - time.monotonic()) > 0:
+            assert self._inbox is not None
+            poll = select.poll()
+            poll.register(self._inbox.fd, select.POLLIN)
+            poll.poll(left * 1000)
+            self._read_inbox()
+
+    def _on_fault(self, actor: Actor, status: int) -> None:
+        fatal = self._fatals.get(actor.pid)
+        if status == EXIT_BAD_CONFIG and fatal is not None:
+            kind = BadConfig if fatal.code == BadConfig.code else BadModel
+            self._fail(kind(fatal.message), EXIT_BAD_CONFIG)
+            return
+        why = f": {fatal.message}" if fatal is not None else ""
+        text = f"{actor.role} (pid {actor.pid}) {describe_exit(status)}{why}"
+        self._fail(EngineUnavailable(text), EXIT_FAULT)
+
+    def _fail(self, error: ActoriumError, code: int) -> None:
+        if self.failure is None:
+            self.failure, self._code = error, code
+
+    # --- stop ---
+
+    def _stop_actors(self) -> None:
+        """SIGTERM along the ring, each group when the one before has drained."""
+        until = time.monotonic() + self.config.runtime.drain_timeout
+        for rank in sorted({stop_rank(a.role) for a in self._actors.values()}):
+            group = [a for a in self._actors.values() if stop_rank(a.role) == rank]
+            for actor in group:
+                send_signal(actor.pid, signal.SIGTERM)
+            if self.failure is None:
+                patience = max(0.0, until - time.monotonic()) + STOP_GRACE
+            else:
+                patience = FAULT_GRACE
+            self._wait_until(partial(self._gone, group, True), patience)
+            for actor in group:
+                if actor.pidfd in self._actors:
+                    kill_group(actor.pid)
+            self._wait_until(partial(self._gone, group))
+
+    def _gone(self, group: list[Actor], unless_hurried: bool = False) -> bool:
+        if unless_hurried and self._stops > 1:
+            return True
+        return not any(actor.pidfd in self._actors for actor in group)
+
+    def _clean_up(self) -> None:
+        for actor in self._actors.values():
+            actor.reap()
+        self._actors.clear()
+        for box in (self._inbox, self._watchdog):
+            if box is not None:
+                box.close()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+        if self._run_dir is not None:
+            self._run_dir.close()
+        for fd in (self._wake_r, self._wake_w, self._parent_fd):
+            if fd is not None:
+                os.close(fd)
+
+
+class Job(Struct, frozen=True):
+    """What an `Engine` asks its launcher to run."""
+
+    config: Config
+    roles: dict[str, str] | None = None
+
+
+class Report(Struct, frozen=True, omit_defaults=True):
+    """A line of JSON from the launcher to its `Engine`: started, or failed and why."""
+
+    event: str
+    run_dir: str = ""
+    code: str = ""
+    message: str = ""
+
+
+def main(argv: list[str]) -> int:
+    """Run the job on stdin for the process `argv[0]`, reporting to the descriptor `argv[1]`."""
+    parent, report_fd = int(argv[0]), int(argv[1])
+    os.set_inheritable(report_fd, False)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+
+    def report(line: Report) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(report_fd, msgspec.json.encode(line) + b"\n")
+
+    launcher = Launcher(job.config, job.roles,
+                        lambda path: report(Report("started", run_dir=str(path))))
+    launcher.tie_to(parent)
+    code = launcher.run()
+    if launcher.failure is not None:
+        report(Report("failed", code=launcher.failure.code, message=launcher.failure.message))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,34 @@
+"""Which module runs which role. Roles are started by name, so nothing here imports them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actorium.actors.config import Config
+
+ROLES: Mapping[str, str] = {
+    "worker-0": "actorium.gpu.worker:build",
+    "tokenizer": "actorium.actors.tokenizer.core:build",
+    "scheduler": "actorium.actors.scheduler.core:build",
+    "detokenizer": "actorium.actors.detokenizer.core:build",
+    "watchdog": "actorium.actors.watchdog.core:build",
+}
+"""Role -> "module:function" of its `build(ctx: Context) -> Core`, in the order of starting: the
+worker first, since it imports torch."""
+NULL_WORKER = "actorium.actors.scheduler.null_worker:build"
+STOP_ORDER = (("tokenizer",), ("scheduler",), ("worker", "detokenizer"), ("watchdog",))
+"""How an engine drains: each group (of role prefixes) stops when the groups before it have."""
+
+
+def roles_of(config: Config) -> dict[str, str]:
+    """The roles that an engine of this configuration runs, with what builds each."""
+    roles = dict(ROLES)
+    if config.device.null_worker:
+        roles["worker-0"] = NULL_WORKER
+    return roles
+
+
+def stop_rank(role: str) -> int:
+    """Index of the group of `STOP_ORDER` in which the role stops; unknown roles stop first."""
+    prefix = role.split("-")[0]
+    return next((i for i, group in enumerate(STOP_ORDER) if prefix in group), 0)

@@ -1,0 +1,84 @@
+"""Processes: death with the parent, waiting by pidfd, killing whole groups, words for an exit.
+
+Run as a module, it becomes another program that dies with its parent:
+`python -m actorium.actors.runtime.process PARENT_PID PROGRAM ARG...`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+
+EXIT_DRAINED = 0
+EXIT_FAULT = 1
+EXIT_BAD_CONFIG = 2
+EXIT_ORPHAN = 70
+"""The parent was gone before the child could tie its life to it."""
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to SIGKILL this process when the thread that started it dies.
+
+    Exits at once when the parent has died already. The request survives `execve` and is not
+    inherited by children: whoever starts a child uses `tied` for it.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
+    if os.getppid() != parent_pid:
+        os._exit(EXIT_ORPHAN)
+
+
+def python(module: str, *args: str) -> list[str]:
+    """Command line that runs a module of ours: same interpreter, nothing from the directory."""
+    return [sys.executable, "-P", "-m", module, *args]
+
+
+def tied(argv: list[str]) -> list[str]:
+    """The command line `argv`, made to die with the calling process (with the calling thread)."""
+    return python("actorium.actors.runtime.process", str(os.getpid()), *argv)
+
+
+def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to the process group that `pid` leads; a gone group is no error.
+
+    Call it before the leader is reaped: until then its pid cannot be reused.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to one process; a gone process is no error."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def wait_exit(pidfd: int, timeout: float) -> bool:
+    """Wait, without polling, until the process behind `pidfd` is dead; False on a timeout."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout) * 1000))
+
+
+def describe_exit(returncode: int) -> str:
+    """Words for an exit code, or for minus the number of a signal."""
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"was killed by {name}"
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])

@@ -1,0 +1,340 @@
+"""The thin shell around a pure core: sockets, loop, timer, signals, heartbeats, epoch, last words.
+
+One wake takes a bounded burst from inbox and front, hands it to the core, asks the core once what
+to send, and sends it. Between wakes the process sleeps in epoll; nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import uvloop
+import zmq
+
+from actorium.actors.core import CLIENT, Context, Core, Health, Send
+from actorium.actors.errors import ActoriumError, BadConfig, BadModel
+from actorium.actors.messages import Beat, Fatal
+from actorium.actors.runtime.mailbox import Front, Inbox, Outbox
+from actorium.actors.runtime.process import EXIT_BAD_CONFIG, EXIT_DRAINED, EXIT_FAULT
+from actorium.actors.runtime.rundir import address
+
+LOG = logging.getLogger("actorium.shell")
+BURST = 256
+"""Messages taken from one socket before the core is asked what to send."""
+IDLE_BEAT = 1.0
+BEAT_GAP = 0.01
+"""Seconds between two looks at a busy core's health: a new phase is told within that time."""
+RETRY = 0.02
+"""Seconds after which a full pipe is tried again, should its fd not have told."""
+RESTING = ("idle", "ready")
+WATCHDOG = "watchdog"
+LAUNCHER = "launcher"
+BEATS_HWM = 64
+
+
+def run_actor(build: Callable[[Context], Core], ctx: Context) -> int:
+    """Run one actor until it is told to stop, or fails. Returns the exit code of its process.
+
+    0 drained; 1 a fault of the core; 2 `BadConfig` or `BadModel`. The watchdog and the launcher
+    are told of a fault by `Fatal`.
+    """
+    return Shell(ctx).run(build)
+
+
+class Shell:
+    """One actor. Hooks a core may have beside the `Core` protocol are listed there."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.loop = uvloop.new_event_loop()
+        self.context: zmq.Context[Any] = zmq.Context(io_threads=1)
+        self.core: Core | None = None
+        self.inbox: Inbox | None = None
+        self.front: Front | None = None
+        self.outboxes: dict[str, Outbox] = {}
+        self._hwm = ctx.config.runtime.queue_messages
+        self._watched: set[str] = set()
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._failure: BaseException | None = None
+        self._drain_until: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._wake_queued = False
+        self._health = Health("starting", 0, ctx.config.runtime.start_timeout)
+        self._beat_timer: asyncio.TimerHandle | None = None
+        self._beat_due = math.inf
+        self._looked_at = -math.inf
+        self._beat_at = -math.inf
+
+    # --- life ---
+
+    def run(self, build: Callable[[Context], Core]) -> int:
+        try:
+            self._beat(monotonic())
+            self.core = build(self.ctx)
+            gc.freeze()  # what start-up made lives to the end: not worth a collector's look
+            self._start(self.core)
+            self.loop.run_forever()
+        except Exception as error:
+            self._failure = error
+        code = EXIT_DRAINED if self._failure is None else self._last_words(self._failure)
+        self._close()
+        return code
+
+    def _start(self, core: Core) -> None:
+        role, run_dir = self.ctx.role, self.ctx.run_dir
+        self.loop.set_exception_handler(self._on_exception)
+        self.loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        self.inbox = Inbox(self.context, address(run_dir, f"{role}.inbox"), core.inbox,
+                           hwm=self._hwm)
+        self.loop.add_reader(self.inbox.fd, self.wake)
+        if core.front is not None:
+            self.front = Front(self.context, address(run_dir, f"{role}.front"), core.front,
+                               hwm=self._hwm)
+            self.loop.add_reader(self.front.fd, self.wake)
+        on_start = getattr(core, "on_start", None)
+        if on_start is not None:
+            on_start(self.post)
+        self.loop.call_soon(self.wake)
+
+    def _on_exception(self, _loop: Any, context: dict[str, Any]) -> None:
+        """A callback raised: the core is in no known state, so this is the end of the actor."""
+        self._failure = context.get("exception") or RuntimeError(str(context.get("message")))
+        self.loop.stop()
+
+    def _last_words(self, error: BaseException) -> int:
+        bad = isinstance(error, BadConfig | BadModel)
+        known = isinstance(error, ActoriumError)
+        message = str(error) if known else f"{type(error).__name__}: {error}"
+        stack = "".join(traceback.format_exception(error))
+        LOG.error("fatal: %s", message, exc_info=error)
+        code = error.code if isinstance(error, ActoriumError) else "internal"
+        fatal = Fatal(self.ctx.role, os.getpid(), self.ctx.epoch, message, stack, code)
+        for role in (LAUNCHER, WATCHDOG):
+            if role != self.ctx.role:
+                self._outbox(role).send(fatal)
+        return EXIT_BAD_CONFIG if bad else EXIT_FAULT
+
+    def _close(self) -> None:
+        for socket in (self.inbox, self.front, *self.outboxes.values()):
+            if socket is not None:
+                socket.close()
+        self.context.term()  # waits for what is on its way, a fraction of a second at the most
+        self.loop.close()
+
+    # --- the wake ---
+
+    def post(self, call: Callable[[], None] | None = None) -> None:
+        """From any thread: run `call` on the loop's thread (or nothing), then wake the core."""
+        self.loop.call_soon_threadsafe(self._posted, call)
+
+    def _posted(self, call: Callable[[], None] | None) -> None:
+        if call is not None:
+            call()
+        self.wake_soon()
+
+    def wake_soon(self) -> None:
+        """Wake the core in this turn of the loop, once however often it is asked for."""
+        if not self._wake_queued:
+            self._wake_queued = True
+            self.loop.call_soon(self.wake)
+
+    def wake(self) -> None:
+        """Take a burst, ask the core, send. Goes on in the next turn of the loop if more waits."""
+        self._wake_queued = False
+        core, inbox, front = self.core, self.inbox, self.front
+        assert core is not None and inbox is not None
+        now = monotonic()
+        for message in inbox.receive(BURST):
+            core.on_message(message, now)
+        more = inbox.more
+        if front is not None:
+            self._take_clients(core, front, now)
+        sends = core.on_wake(now)
+        for send in sends:
+            self._send(send, now)
+        if front is not None:
+            if front.lost:
+                self._tell_lost(core, front, now)
+            more = more or front.more or front.pending()
+        if more:
+            self.wake_soon()
+        self._arm_timer(core, now)
+        self._after_wake(core, now)
+
+    def _take_clients(self, core: Core, front: Front, now: float) -> None:
+        for client, message in front.receive(BURST):
+            core.on_client(client, message, now)
+        on_bad_client = getattr(core, "on_bad_client", None) if front.refused else None
+        if on_bad_client is not None:
+            for client, text in front.refused:
+                on_bad_client(client, text)
+        if front.waiting:
+            front.flush()
+
+    def _tell_lost(self, core: Core, front: Front, now: float) -> None:
+        lost, front.lost = front.lost, []
+        on_client_gone = getattr(core, "on_client_gone", None)
+        if on_client_gone is not None:
+            for client in lost:
+                on_client_gone(client, now)
+            self.wake_soon()
+
+    def _after_wake(self, core: Core, now: float) -> None:
+        if now - self._looked_at >= BEAT_GAP:
+            self._look(now)
+        elif self._beat_due > self._looked_at + BEAT_GAP:
+            self._arm_beat(self._looked_at + BEAT_GAP, now)
+        if self._drain_until is not None and core.done and self._all_sent():
+            self.loop.stop()
+
+    # --- sending ---
+
+    def _send(self, send: Send, now: float) -> None:
+        if send.to == CLIENT:
+            assert self.front is not None
+            self.front.send(send.client, send.message)
+            if self.front.waiting:
+                self._arm_retry()
+        elif send.to == self.ctx.role:
+            assert self.core is not None
+            self.core.on_message(send.message, now)
+            self.wake_soon()
+        else:
+            outbox = self._outbox(send.to)
+            outbox.send(send.message)
+            if outbox.backlog:
+                self._watch(send.to, outbox)
+
+    def _outbox(self, role: str) -> Outbox:
+        outbox = self.outboxes.get(role)
+        if outbox is None:
+            outbox = Outbox(self.context, address(self.ctx.run_dir, f"{role}.inbox"),
+                            hwm=self._hwm)
+            self.outboxes[role] = outbox
+        return outbox
+
+    def _watch(self, role: str, outbox: Outbox) -> None:
+        """A pipe is full: listen to its fd until its backlog is sent."""
+        if role not in self._watched:
+            self._watched.add(role)
+            self.loop.add_reader(outbox.fd, self._flush, role)
+        self._arm_retry()
+
+    def _flush(self, role: str) -> None:
+        outbox = self.outboxes[role]
+        if outbox.flush():
+            self.loop.remove_reader(outbox.fd)
+            self._watched.discard(role)
+            self.wake_soon()
+
+    def _arm_retry(self) -> None:
+        """Try again soon: a send to one peer may swallow the edge that was meant for another."""
+        if self._retry_timer is None:
+            self._retry_timer = self.loop.call_later(RETRY, self._on_retry)
+
+    def _on_retry(self) -> None:
+        self._retry_timer = None
+        for role in tuple(self._watched):
+            self._flush(role)
+        if self.front is not None and self.front.waiting:
+            self.front.flush()
+            self.wake_soon()
+        if not self._all_sent():
+            self._arm_retry()
+
+    def _all_sent(self) -> bool:
+        return not any(box.backlog for box in self.outboxes.values()) and not (
+            self.front is not None and self.front.waiting)
+
+    # --- timer ---
+
+    def _arm_timer(self, core: Core, now: float) -> None:
+        """Wake at `next_timer`. An earlier alarm that is no longer wanted rings for nothing."""
+        due = core.next_timer()
+        if due is None or due >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = due
+        # Rounded up to uvloop's milliseconds, or it would ring early and spin.
+        self._timer = self.loop.call_later(max(0, math.ceil((due - now) * 1e3)) / 1e3,
+                                           self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        assert self.core is not None
+        now = monotonic()
+        due = self.core.next_timer()
+        if due is not None and due <= now:
+            self.wake()
+        else:
+            self._arm_timer(self.core, now)
+
+    # --- heartbeats ---
+
+    def _look(self, now: float) -> None:
+        """Look at the core's health; beat if its phase is new or a beat is due."""
+        assert self.core is not None
+        old, self._health = self._health, self.core.health()
+        self._looked_at = now
+        if self._health.phase != old.phase or now >= self._beat_at + self._period(old):
+            self._beat(now)
+        self._arm_beat(self._beat_at + self._period(old), now)
+
+    def _period(self, old: Health) -> float:
+        resting = self._health.phase in RESTING and self._health.step == old.step
+        return IDLE_BEAT if resting else self.ctx.config.runtime.heartbeat
+
+    def _arm_beat(self, due: float, now: float) -> None:
+        if self._beat_timer is not None:
+            self._beat_timer.cancel()
+        self._beat_due = due
+        delay = max(1, math.ceil((due - now) * 1e3)) / 1e3
+        self._beat_timer = self.loop.call_later(delay, self._on_beat_timer)
+
+    def _on_beat_timer(self) -> None:
+        self._beat_timer, self._beat_due = None, math.inf
+        self._look(monotonic())
+
+    def _beat(self, now: float) -> None:
+        self._beat_at = now
+        h = self._health
+        beat = Beat(self.ctx.role, os.getpid(), self.ctx.epoch, h.phase, h.step,
+                    max(0.0, h.budget), h.gauges, h.detail)
+        if self.ctx.role == WATCHDOG:
+            if self.core is not None:
+                self.core.on_message(beat, now)
+                self.wake_soon()
+            return
+        outbox = self.outboxes.get(WATCHDOG)
+        if outbox is None:
+            # A beat is replaced by the next one: a stuck watchdog must not stop its wards.
+            outbox = Outbox(self.context, address(self.ctx.run_dir, f"{WATCHDOG}.inbox"),
+                            hwm=BEATS_HWM, lossy=True)
+            self.outboxes[WATCHDOG] = outbox
+        outbox.send(beat)
+
+    # --- stopping ---
+
+    def _on_sigterm(self) -> None:
+        """Drain; a second signal, or the drain timeout, stops at once."""
+        assert self.core is not None
+        if self._drain_until is not None:
+            self.loop.stop()
+            return
+        now = monotonic()
+        self._drain_until = now + self.ctx.config.runtime.drain_timeout
+        self.loop.call_later(self.ctx.config.runtime.drain_timeout, self.loop.stop)
+        self.core.drain(now)
+        self.wake_soon()
+
