@@ -1,0 +1,62 @@
+"""An engine of the command's own: started from the parsed configuration, with bars meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from actorium.actors import models
+from actorium.actors.config import Config, RuntimeConfig
+from actorium.actors.runtime.rundir import engine_dir
+
+if TYPE_CHECKING:
+    from actorium.actors.engine import Engine
+    from actorium.tools.cli.progress import StartUp
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """The whole tree as keyword arguments of `Engine`, under a name of its own if none is given."""
+    values: dict[str, Any] = {}
+    for section in msgspec.structs.asdict(config).values():
+        values |= msgspec.structs.asdict(section)
+    if config.runtime.name == RuntimeConfig().name:
+        values["name"] = f"batch-{os.getpid()}-{secrets.token_hex(3)}"
+    return values
+
+
+@contextlib.contextmanager
+def own_engine(config: Config, start_up: StartUp | None = None) -> Iterator[Engine]:
+    """Start an engine, wait until it is ready, stop it at the end.
+
+    On a terminal, or with `start_up`, its way to readiness is watched. Raises what `Engine` does.
+    """
+    from actorium.actors.engine import Engine
+
+    models.resolve(config.model.model)
+    values = settings_of(config)
+    over = threading.Event()
+    if start_up is not None or sys.stderr.isatty():
+        _watch(config, values["name"], start_up, over)
+    try:
+        engine = Engine(values.pop("model"), **values)
+    finally:
+        over.set()
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _watch(config: Config, name: str, start_up: StartUp | None, over: threading.Event) -> None:
+    from actorium.tools.cli.progress import StartUp, follow
+
+    run_dir = engine_dir(name, config.runtime.run_dir)
+    show = start_up or StartUp(config)
+    threading.Thread(target=follow, args=(run_dir, show, over), daemon=True).start()

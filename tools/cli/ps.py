@@ -1,0 +1,117 @@
+"""`actorium ps` and `actorium stop`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from actorium.actors.config import Config
+from actorium.actors.errors import EngineUnavailable
+from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
+from actorium.tools.cli import status
+from actorium.tools.cli.flags import NoOptions, parse
+
+ANSWER_SECONDS = 1.0
+SILENT = "no answer"
+_COLUMNS = ("name", "role", "pid", "epoch", "phase", "step", "step_age")
+
+
+class PsOptions(Struct, frozen=True, kw_only=True):
+    """What to show."""
+
+    json: bool = False
+    """A list of objects instead of a table."""
+
+
+def run(command: str, argv: list[str]) -> int:
+    """Entry of both commands."""
+    if command == "stop":
+        return _stop(argv)
+    parsed = parse("actorium ps", argv, PsOptions, "Engines of this user and their actors.",
+                   model=False)
+    rows = list_actors(parsed.config)
+    if parsed.options.json:
+        print(json.dumps(rows))
+    else:
+        print(table(rows) if rows else "no engine is running")
+    return 0
+
+
+def list_actors(config: Config) -> list[dict[str, Any]]:
+    """One object for each actor of each running engine (see `messages.ActorStatus`).
+
+    An engine whose watchdog does not answer within a second is one object: its watchdog, with
+    phase "no answer" and the launcher's pid as far as it is known.
+    """
+    run_dir = config.runtime.run_dir
+    names = running_engines(run_dir)
+    with ThreadPoolExecutor(max(1, min(16, len(names)))) as pool:
+        found = list(pool.map(lambda name: _actors(name, engine_dir(name, run_dir)), names))
+    return [row for rows in found for row in rows]
+
+
+def _actors(name: str, run_dir: Path) -> list[dict[str, Any]]:
+    launcher = status.about(run_dir).get("pid")
+    answer = status.ask(run_dir, ANSWER_SECONDS)
+    if answer is None:
+        return [{"name": name, "role": "watchdog", "pid": None, "epoch": None, "phase": SILENT,
+                 "step": None, "step_age": None, "beat_age": None, "detail": "", "gauges": {},
+                 "launcher": launcher}]
+    return [msgspec.to_builtins(actor) | {"launcher": launcher} for actor in answer.actors]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as aligned text."""
+    cells = [[column.replace("_", " ") for column in _COLUMNS]]
+    cells += [[_cell(row[column]) for column in _COLUMNS] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+             for line in cells]
+    details = [""] + [f"  {row['detail']}" if row["detail"] else "" for row in rows]
+    return "\n".join((line + detail).rstrip()
+                     for line, detail in zip(lines, details, strict=True))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f} s" if isinstance(value, float) else str(value)
+
+
+def _stop(argv: list[str]) -> int:
+    name_first = ["--name", *argv] if argv and not argv[0].startswith("-") else argv
+    config = parse("actorium stop [NAME]", name_first, NoOptions,
+                   "Stop a running engine: it finishes what runs.", model=False).config
+    runtime = config.runtime
+    path = engine_dir(runtime.name, runtime.run_dir)
+    pid = status.about(path).get("pid")
+    if not is_running(path) or not isinstance(pid, int):
+        raise EngineUnavailable(f"no engine named {runtime.name!r} is running", "name")
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return 0
+    return 0 if _gone(path, runtime.drain_timeout + 15) else _still_there(runtime.name)
+
+
+def _gone(path: Path, timeout: float) -> bool:
+    until = time.monotonic() + timeout
+    while is_running(path):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _still_there(name: str) -> int:
+    print(f"actorium: error: the engine {name!r} is still stopping", file=sys.stderr)
+    return 1

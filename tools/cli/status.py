@@ -1,0 +1,78 @@
+"""Asking an engine's watchdog how its actors are."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actorium.actors.messages import GetStatus, Status
+from actorium.actors.runtime.rundir import address
+
+READY_PHASES = ("ready", "idle", "stepping")
+
+
+class Asker:
+    """A connection to one watchdog's front. Use it from one thread; close it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        import zmq
+
+        self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 5)
+        self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
+        self._socket.connect(address(run_dir, "watchdog.front"))
+
+    def ask(self, timeout: float) -> Status | None:
+        """Its answer to a question asked now; None when it has not answered in `timeout` s."""
+        import zmq
+
+        rid = uuid.uuid4().hex
+        deadline = _Deadline(timeout)
+        try:
+            self._socket.send(msgspec.msgpack.encode(GetStatus(rid)), zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        while self._socket.poll(deadline.left_ms()):
+            status = msgspec.msgpack.decode(self._socket.recv(), type=Status)
+            if status.rid == rid:
+                return status
+        return None
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+class _Deadline:
+    def __init__(self, timeout: float) -> None:
+        from time import monotonic
+
+        self._now = monotonic
+        self._at = monotonic() + timeout
+
+    def left_ms(self) -> int:
+        return max(0, int((self._at - self._now()) * 1000))
+
+
+def ask(run_dir: Path, timeout: float = 1.0) -> Status | None:
+    """One question, one answer or None."""
+    asker = Asker(run_dir)
+    try:
+        return asker.ask(timeout)
+    finally:
+        asker.close()
+
+
+def about(run_dir: Path) -> dict[str, Any]:
+    """What the launcher wrote of its engine: name, pid, model, ...; {} while it has not."""
+    try:
+        found = json.loads((run_dir / "engine.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
