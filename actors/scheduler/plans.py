@@ -104,9 +104,9 @@ class Planner:
             if not len(slots):
                 return rows, b""
             for early in (True, False):
-                wanted = books.table.wanted(slots, early)
-                if int(wanted.sum()) <= books.pool.free:
-                    return rows, books.table.append_pages(slots, wanted, books.pool)
+                appends = books.table.grow(slots, books.pool, early)
+                if appends is not None:
+                    return rows, appends
             victim = books.table.latest()
             assert victim is not None
             books.preempt(victim)

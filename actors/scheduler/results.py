@@ -25,7 +25,7 @@ class BadResult(RuntimeError):
 class Rows(NamedTuple):
     """A result's columns, unpacked: n rows."""
 
-    counts: NDArray[np.uint8]
+    counts: NDArray[np.int32]
     finish: NDArray[np.uint8]
     tokens: Ints
     """i4[sum(counts)]"""
@@ -43,46 +43,52 @@ class Credited:
     batch: TokenBatch | None
 
 
-def unpack(record: PlanRecord, result: StepResult) -> Rows:
-    """The result's columns; raises `BadResult` if they do not fit the plan's rows."""
-    rows = Rows(np.frombuffer(result.counts, np.uint8), np.frombuffer(result.finish, np.uint8),
-                np.frombuffer(result.tokens, np.int32))
-    want, got = len(record.slots), (len(rows.counts), len(rows.finish))
-    if got != (want, want) or int(rows.counts.sum(dtype=np.int64)) != len(rows.tokens):
-        raise BadResult(f"step {result.step}: {want} rows planned; the result has {got[0]} counts, "
-                        f"{got[1]} finishes and {len(rows.tokens)} tokens")
-    return rows
-
-
 def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
     """Credit the tokens of a result to their sequences and end those that it ends.
 
     Rows are matched by the plan's own record. Most belong to the sequence that still sits in the
     slot. The others left it meanwhile: preempted ones get their tokens all the same, the tokens of
-    ended ones are dropped.
+    ended ones are dropped. Raises `BadResult` if the result does not fit the plan.
     """
-    table, rows = books.table, unpack(record, result)
-    starts = table.emitted[record.slots]
-    settled = table.sid[record.slots] == record.sids
-    window: int | NDArray[np.integer] = table.window
-    if record.firsts and table.window > 1:
-        window = np.where(np.arange(len(record.slots)) < record.firsts, 1, table.window)
-    if settled.all():
-        table.credit(record.slots, rows.counts, rows.tokens, window)
-        known = settled
-    else:
-        known = _credit_apart(books, record, rows, settled, starts, window)
-    events = _events(books, record, rows, result, known)
-    return _batch(record, rows, result, known, starts, events)
+    table, slots = books.table, record.slots
+    starts = table.emitted[slots]
+    if _is_plain(record, result) and table.sid[slots].tobytes() == record.sids_column:
+        table.credit(slots, starts, np.frombuffer(result.tokens, np.int32), None, table.window)
+        return Credited(len(slots), TokenBatch(
+            step=result.step, sids=record.sids_column, starts=starts.tobytes(),
+            counts=result.counts, tokens=result.tokens))
+    rows = _unpack(record, result)
+    known = _credit_apart(books, record, rows, starts)
+    return _batch(record, rows, known, starts, _events(books, record, rows, result, known))
 
 
-def _credit_apart(books: Books, record: PlanRecord, rows: Rows, settled: NDArray[np.bool_],
-                  starts: Ints, window: int | NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Credit row groups apart: those in their slots, and preempted ones (`starts` is corrected).
+def _is_plain(record: PlanRecord, result: StepResult) -> bool:
+    """One token for every row, none ended or just begun, no logprobs: the steady step."""
+    rows = len(record.slots)
+    return (not record.firsts and rows > 0 and result.counts == b"\1" * rows
+            and result.finish == bytes(rows) and len(result.tokens) == 4 * rows
+            and not (result.logprobs or result.prompt_logprobs))
+
+
+def _unpack(record: PlanRecord, result: StepResult) -> Rows:
+    rows = Rows(np.frombuffer(result.counts, np.uint8).astype(np.int32),
+                np.frombuffer(result.finish, np.uint8), np.frombuffer(result.tokens, np.int32))
+    want, got = len(record.slots), (len(rows.counts), len(rows.finish))
+    if got != (want, want) or int(rows.counts.sum()) != len(rows.tokens):
+        raise BadResult(f"step {result.step}: {want} rows planned; the result has {got[0]} counts, "
+                        f"{got[1]} finishes and {len(rows.tokens)} tokens")
+    return rows
+
+
+def _credit_apart(books: Books, record: PlanRecord, rows: Rows,
+                  starts: Ints) -> NDArray[np.bool_]:
+    """Credit rows still in their slots, and preempted ones (whose `starts` are corrected).
 
     Returns bool[n]: whose sequence still lives.
     """
-    known, ends = settled.copy(), rows.ends()
+    table, ends = books.table, rows.ends()
+    settled = table.sid[record.slots] == record.sids
+    known = settled.copy()
     for row in np.flatnonzero(~settled):
         sequence = books.sequences.get(int(record.sids[row]))
         if sequence is not None:
@@ -90,24 +96,23 @@ def _credit_apart(books: Books, record: PlanRecord, rows: Rows, settled: NDArray
             starts[row] = len(sequence.emitted)
             mine = rows.tokens[ends[row] - rows.counts[row]:ends[row]]
             sequence.emitted = np.concatenate((sequence.emitted, mine))
-    here = window[settled] if isinstance(window, np.ndarray) else window
-    books.table.credit(record.slots[settled], rows.counts[settled],
-                       rows.tokens[np.repeat(settled, rows.counts)], here)
+    first = np.arange(len(settled)) < record.firsts
+    window = np.where(first, 1, table.window).astype(np.int32)
+    table.credit(record.slots[settled], starts[settled],
+                 rows.tokens[np.repeat(settled, rows.counts)], rows.counts[settled],
+                 window[settled])
     return known
 
 
-def _batch(record: PlanRecord, rows: Rows, result: StepResult, known: NDArray[np.bool_],
-           starts: Ints, events: list[SequenceEvent]) -> Credited:
+def _batch(record: PlanRecord, rows: Rows, known: NDArray[np.bool_], starts: Ints,
+           events: list[SequenceEvent]) -> Credited:
     keep = known & (rows.counts > 0)
-    if keep.all():
-        batch = TokenBatch(step=result.step, sids=record.sids_column, starts=starts.tobytes(),
-                           counts=result.counts, tokens=result.tokens, events=events)
-        return Credited(len(rows.tokens), batch if len(starts) or events else None)
     tokens = rows.tokens[np.repeat(keep, rows.counts)]
     if not len(tokens) and not events:
         return Credited(0, None)
-    batch = TokenBatch(step=result.step, sids=record.sids[keep].tobytes(),
-                       starts=starts[keep].tobytes(), counts=rows.counts[keep].tobytes(),
+    batch = TokenBatch(step=record.step, sids=record.sids[keep].tobytes(),
+                       starts=starts[keep].tobytes(),
+                       counts=rows.counts[keep].astype(np.uint8).tobytes(),
                        tokens=tokens.tobytes(), events=events)
     return Credited(len(tokens), batch)
 

@@ -1,0 +1,145 @@
+"""Scheduler cost of a step in microseconds, for 1 to 1024 running sequences.
+
+    python benchmarks/steps.py [--json FILE] [--repeat N] [--ring]
+
+A step is everything the scheduler does for it: decode the worker's result, enter it into the books,
+make and encode the next plan, encode the detokenizer's batch. The null worker's own time is not
+counted. Context 512 and more, page size 16, two plans on their way, one steady batch. Timings are
+medians over all steps of a repetition, then over repetitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
+from actorium.actors.core import Context, Send
+from actorium.actors.messages import Submit, ToScheduler, ToWorker
+from actorium.actors.params import Resolved, TextParams
+from actorium.actors.scheduler import core, null_worker
+
+RUNNING = (1, 16, 64, 256, 1024)
+CONTEXT = 512
+TARGETS = {1: 30, 16: 40, 64: 60, 256: 150, 1024: 450}
+WARMUP = 20
+
+
+class Bench:
+    """A scheduler and a null worker in one process, exchanging encoded messages."""
+
+    def __init__(self, running: int) -> None:
+        config = Config(memory=MemoryConfig(max_total_tokens=(running + 1) * 2 * CONTEXT),
+                        scheduler=SchedulerConfig(max_num_seqs=running + 1,
+                                                  max_num_batched_tokens=1 << 20))
+        directory = Path("/nonexistent")
+        self.scheduler = core.build(Context(config, directory, "scheduler", 1, 0))
+        self.worker = null_worker.build(Context(config, directory, "worker-0", 1, 0))
+        self._encoder = msgspec.msgpack.Encoder()
+        self._to_scheduler = msgspec.msgpack.Decoder(ToScheduler)
+        self._to_worker = msgspec.msgpack.Decoder(ToWorker)
+        self.results = self._answers()
+        self.plan_bytes: list[int] = []
+
+    def submit(self, number: int) -> bytes:
+        prompt = np.arange(CONTEXT, dtype=np.int32).tobytes()
+        return self._encoder.encode(Submit(
+            rid=f"r{number}", client=b"bench", prompt=prompt, n=1, text=TextParams(), seed=number,
+            params=Resolved(max_tokens=100_000)))
+
+    def wake(self, frames: Sequence[bytes]) -> tuple[float, list[bytes]]:
+        """One wake of the scheduler: (microseconds, the plans it sent)."""
+        start = time.perf_counter_ns()
+        for frame in frames:
+            self.scheduler.on_message(self._to_scheduler.decode(frame), 0.0)
+        sent = [(send.to, self._encoder.encode(send.message))
+                for send in self.scheduler.on_wake(0.0)]
+        spent = (time.perf_counter_ns() - start) / 1000
+        return spent, [frame for to, frame in sent if to == core.WORKER]
+
+    def work(self, plans: Sequence[bytes]) -> None:
+        """Let the worker run the plans; their results queue up."""
+        for frame in plans:
+            self.worker.on_message(self._to_worker.decode(frame), 0.0)
+        self.results += self._answers()
+
+    def _answers(self) -> list[bytes]:
+        sends: Sequence[Send] = self.worker.on_wake(0.0)
+        return [self._encoder.encode(send.message) for send in sends]
+
+    def step(self) -> float:
+        """Hand over the oldest result; two plans stay on their way."""
+        spent, plans = self.wake([self.results.pop(0)])
+        self.plan_bytes += map(len, plans)
+        self.work(plans)
+        return spent
+
+
+def steady(running: int, steps: int) -> tuple[float, int]:
+    """Median microseconds a step, and the longest plan in bytes."""
+    bench = Bench(running)
+    bench.step()
+    _, plans = bench.wake([bench.submit(i) for i in range(running)])
+    bench.work(plans)
+    for _ in range(WARMUP):
+        bench.step()
+    bench.plan_bytes.clear()
+    spent = statistics.median(bench.step() for _ in range(steps))
+    assert bench.scheduler.health().gauges["running"] == running
+    return spent, max(bench.plan_bytes)
+
+
+def admission(rounds: int) -> float:
+    """Median microseconds that one 512-token request adds to a step: Submit to plan."""
+    bench = Bench(rounds + 1)
+    bench.step()
+    bench.work(bench.wake([bench.submit(0)])[1])
+    for _ in range(WARMUP):
+        bench.step()
+    extra = []
+    for number in range(1, rounds + 1):
+        plain = statistics.median(bench.step() for _ in range(5))
+        spent, plans = bench.wake([bench.submit(number), bench.results.pop(0)])
+        bench.work(plans)
+        extra.append(spent - plain)
+        for _ in range(3):
+            bench.step()
+    return statistics.median(extra)
+
+
+def in_process(repeat: int) -> dict[str, Any]:
+    """Measure every batch size `repeat` times; print as it goes."""
+    rows = []
+    print(f"{'running':>8} {'us/step':>9} {'target':>7} {'plan bytes (max)':>17}")
+    for running in RUNNING:
+        runs = [steady(running, 100) for _ in range(repeat)]
+        spent, size = statistics.median(r[0] for r in runs), max(r[1] for r in runs)
+        rows.append({"running": running, "us_per_step": round(spent, 1), "plan_bytes_max": size,
+                     "target_us": TARGETS[running]})
+        print(f"{running:>8} {spent:>9.1f} {TARGETS[running]:>7} {size:>17}")
+    admit = statistics.median(admission(40) for _ in range(repeat))
+    print(f"admission of a {CONTEXT}-token prompt: {admit:.1f} us")
+    return {"steps": rows, "admission_us": round(admit, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    figures = in_process(options.repeat)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
