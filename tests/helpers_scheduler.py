@@ -1,0 +1,218 @@
+"""A scheduler and a null worker joined by hand: the test decides when anything moves."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from actorium.actors.config import Config, MemoryConfig, ModelConfig, SchedulerConfig
+from actorium.actors.core import Context
+from actorium.actors.messages import (
+    Cancel,
+    Open,
+    Reset,
+    SequenceEvent,
+    StepPlan,
+    StepResult,
+    Stop,
+    Submit,
+    ToDetokenizer,
+    TokenBatch,
+    ToScheduler,
+    ToWorker,
+)
+from actorium.actors.params import Resolved, TextParams
+from actorium.actors.scheduler import core, null_worker
+from actorium.actors.scheduler.requests import choice_seed
+
+CLIENT = b"client"
+
+
+def ints(column: bytes) -> list[int]:
+    return np.frombuffer(column, np.int32).tolist()
+
+
+def column(values: list[int]) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+def config(page_size: int = 16, pool_tokens: int = 4096, seqs: int = 8, chunk: int = 2048,
+           queued: int = 4096, overlap: bool = True, force_preempt: int = 0,
+           max_model_len: int | None = None) -> Config:
+    return Config(
+        model=ModelConfig(max_model_len=max_model_len),
+        memory=MemoryConfig(page_size=page_size, max_total_tokens=pool_tokens, debug_memory=True),
+        scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, overlap=overlap,
+                                  max_num_queued_reqs=queued, force_preempt_every=force_preempt))
+
+
+@dataclass
+class Heard:
+    """What the detokenizer was told of one sequence."""
+
+    opened: Open
+    submit: Submit
+    tokens: list[int] = field(default_factory=list)
+    events: list[SequenceEvent] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str | None:
+        reasons = [e.finish_reason for e in self.events if e.finish_reason]
+        assert len(reasons) <= 1, f"ended twice: {reasons}"
+        return reasons[0] if reasons else None
+
+    @property
+    def error_code(self) -> str | None:
+        return next((e.error_code for e in self.events if e.error_code), None)
+
+
+class Ring:
+    """Every message goes through msgpack, so bounds and types are checked on the way."""
+
+    def __init__(self, settings: Config, start: bool = True) -> None:
+        self.now = 100.0
+        self.depth = 2 if settings.scheduler.overlap else 1
+        self.scheduler = core.build(Context(settings, Path("/nowhere"), "scheduler", 3, 0))
+        self.worker = null_worker.build(Context(settings, Path("/nowhere"), "worker-0", 3, 0))
+        self.plans: deque[StepPlan] = deque()
+        self.results: deque[StepResult] = deque()
+        self.sent: list[StepPlan] = []
+        self.heard: dict[int, Heard] = {}
+        self.submits: dict[str, Submit] = {}
+        if start:
+            self.start()
+
+    def start(self) -> None:
+        """Let the worker tell that it is ready."""
+        (ready,) = self.worker.on_wake(self.now)
+        self.tell(ready.message)
+        self.wake()
+
+    def tell(self, message: Any) -> None:
+        frame = msgspec.msgpack.encode(message)
+        self.scheduler.on_message(msgspec.msgpack.decode(frame, type=ToScheduler), self.now)
+
+    def wake(self) -> None:
+        """Let the scheduler speak, and sort what it says."""
+        for send in self.scheduler.on_wake(self.now):
+            frame = msgspec.msgpack.encode(send.message)
+            if send.to == "detokenizer":
+                self._hear(msgspec.msgpack.decode(frame, type=ToDetokenizer))
+            else:
+                assert send.to == "worker-0"
+                message = msgspec.msgpack.decode(frame, type=ToWorker)
+                if isinstance(message, Reset):
+                    self.worker.on_message(message, self.now)
+                else:
+                    self.plans.append(message)
+                    self.sent.append(message)
+        assert self.in_flight <= self.depth
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.plans) + len(self.results)
+
+    def _hear(self, message: Open | TokenBatch) -> None:
+        if isinstance(message, Open):
+            assert message.sid not in self.heard
+            self.heard[message.sid] = Heard(message, self.submits[message.rid])
+            return
+        at = 0
+        tokens, counts = ints(message.tokens), list(message.counts)
+        for sid, start, count in zip(ints(message.sids), ints(message.starts), counts, strict=True):
+            heard = self.heard[sid]
+            assert count > 0 and heard.reason is None and start == len(heard.tokens)
+            heard.tokens += tokens[at:at + count]
+            at += count
+        assert at == len(tokens)
+        for event in message.events:
+            assert self.heard[event.sid].reason is None
+            self.heard[event.sid].events.append(event)
+
+    # --- what a test does ------------------------------------------------------------------------
+
+    def submit(self, prompt: int, max_tokens: int = 16, n: int = 1, seed: int | None = None,
+               deadline: float | None = None, rid: str | None = None, **params: Any) -> str:
+        """Submit `prompt` tokens of prompt; the scheduler hears it, but is not woken."""
+        rid = rid or f"r{len(self.submits)}"
+        seed = len(self.submits) * 7919 + 13 if seed is None else seed
+        submit = Submit(rid=rid, client=CLIENT, prompt=column(list(range(prompt))), n=n,
+                        params=Resolved(max_tokens=max_tokens, **params), text=TextParams(),
+                        seed=seed, deadline=deadline)
+        self.submits[rid] = submit
+        self.tell(submit)
+        return rid
+
+    def cancel(self, rid: str) -> None:
+        self.tell(Cancel(rid=rid, client=CLIENT))
+
+    def stop(self, sid: int, tokens: int) -> None:
+        self.tell(Stop(sid=sid, tokens=tokens))
+
+    def work(self) -> bool:
+        """Let the worker run its oldest plan."""
+        if not self.plans:
+            return False
+        self.worker.on_message(self.plans.popleft(), self.now)
+        self.results += [send.message for send in self.worker.on_wake(self.now)]
+        return True
+
+    def deliver(self) -> bool:
+        """Hand over the oldest result and wake the scheduler."""
+        if not self.results:
+            return False
+        self.tell(self.results.popleft())
+        self.wake()
+        return True
+
+    def run(self, chance: random.Random | None = None, limit: int = 20_000) -> None:
+        """Until nothing moves; with `chance`, worker and scheduler advance in random order."""
+        self.wake()
+        for _ in range(limit):
+            if chance is not None and chance.random() < 0.5:
+                self.work()
+            elif not self.deliver() and not self.work():
+                return
+        raise AssertionError(f"still busy: {self.scheduler.health()}")
+
+    def of(self, rid: str) -> list[Heard]:
+        """The choices of a request, in order."""
+        mine = [h for h in self.heard.values() if h.opened.rid == rid]
+        return sorted(mine, key=lambda h: h.opened.index)
+
+    def assert_at_rest(self) -> None:
+        """Everything has ended, nothing is held, nothing will be sent."""
+        assert all(heard.reason for heard in self.heard.values())
+        gauges = self.scheduler.health().gauges
+        assert gauges["running"] == gauges["waiting"] == gauges["used_pages"] == 0
+        assert not self.scheduler.books.requests and not self.in_flight
+        assert self.scheduler.next_timer() is None
+        assert list(self.scheduler.on_wake(self.now)) == []
+
+
+def expected(heard: Heard, limit: int = 10**9) -> tuple[list[int], str]:
+    """Tokens and reason of a sequence that runs to its end; `limit`: most tokens in all."""
+    submit = heard.submit
+    params, prompt = submit.params, len(submit.prompt) // 4
+    seed = choice_seed(submit.seed, heard.opened.index)
+    tokens: list[int] = []
+    for position in range(prompt, min(prompt + params.max_tokens, limit)):
+        early = len(tokens) < params.min_tokens
+        tokens.append(null_worker.next_token(seed, position, null_worker.VOCAB,
+                                             params.eos_ids if early else ()))
+        if tokens[-1] in params.eos_ids:
+            return tokens, "stop"
+    return tokens, "length"
+
+
+def assert_whole(ring: Ring, limit: int = 10**9) -> None:
+    """Every sequence told exactly what its seed says, to its end."""
+    for heard in ring.heard.values():
+        assert (heard.tokens, heard.reason) == expected(heard, limit)
+    ring.assert_at_rest()

@@ -1,0 +1,100 @@
+"""Hypothesis drives the scheduler through every interleaving it can think of.
+
+After each step the books must balance (debug audit in every wake), the null worker must find its
+pages intact, and each sequence must have been told a prefix of what its seed says.
+"""
+
+from __future__ import annotations
+
+from helpers_scheduler import Heard, Ring, config, expected
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+MAX_MODEL_LEN = 70
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(page_size=st.sampled_from([1, 2, 16, 64]), pages=st.integers(1, 40),
+                chunk=st.sampled_from([1, 3, 7, 512]), seqs=st.integers(1, 6),
+                overlap=st.booleans(), queued=st.sampled_from([2, 100]),
+                force=st.sampled_from([0, 0, 1, 2, 5]))
+    def begin(self, page_size: int, pages: int, chunk: int, seqs: int, overlap: bool, queued: int,
+              force: int) -> None:
+        tokens = max(page_size * pages, 24)
+        self.ring = Ring(config(page_size=page_size, pool_tokens=tokens, seqs=seqs, chunk=chunk,
+                                queued=queued, overlap=overlap, force_preempt=force,
+                                max_model_len=MAX_MODEL_LEN))
+        self.limit = min(MAX_MODEL_LEN, tokens // page_size * page_size + 1)
+
+    @rule(prompt=st.integers(1, 40), max_tokens=st.integers(1, 60), n=st.integers(1, 3),
+          picky=st.booleans(), min_tokens=st.integers(0, 5),
+          patience=st.none() | st.integers(1, 40))
+    def submit(self, prompt: int, max_tokens: int, n: int, picky: bool, min_tokens: int,
+               patience: int | None) -> None:
+        deadline = None if patience is None else self.ring.now + patience
+        self.ring.submit(prompt, max_tokens=max_tokens, n=n, min_tokens=min_tokens,
+                         eos_ids=tuple(range(0, 512, 37)) if picky else (), deadline=deadline)
+
+    @rule(moves=st.lists(st.sampled_from("wdn"), min_size=1, max_size=25))
+    def move(self, moves: list[str]) -> None:
+        """The worker works, a result is delivered, or the scheduler merely wakes."""
+        for move in moves:
+            self.ring.now += 0.1
+            if move == "w":
+                self.ring.work()
+            elif move == "d":
+                self.ring.deliver()
+            else:
+                self.ring.wake()
+
+    @precondition(lambda self: self.ring.submits)
+    @rule(pick=st.integers(0, 10**6))
+    def cancel(self, pick: int) -> None:
+        rids = list(self.ring.submits)
+        self.ring.cancel(rids[pick % len(rids)])
+
+    @precondition(lambda self: self.ring.heard)
+    @rule(pick=st.integers(0, 10**6), tokens=st.integers(0, 9))
+    def stop(self, pick: int, tokens: int) -> None:
+        sids = list(self.ring.heard)
+        self.ring.stop(sids[pick % len(sids)], tokens)
+
+    @rule()
+    def lose_the_worker(self) -> None:
+        """A fresh worker says that it is ready; what the old one was doing is lost."""
+        self.ring.plans.clear()
+        self.ring.results.clear()
+        self.ring.tell(self.ring.worker.ready)
+        self.ring.wake()
+
+    @invariant()
+    def told_what_the_seeds_say(self) -> None:
+        for heard in self.ring.heard.values() if hasattr(self, "ring") else ():
+            check(heard, self.limit)
+            assert heard.reason in (None, "stop", "length", "abort", "deadline", "error")
+
+    def teardown(self) -> None:
+        if not hasattr(self, "ring"):
+            return
+        self.ring.now += 100.0
+        self.ring.run()
+        self.ring.assert_at_rest()
+        for heard in self.ring.heard.values():
+            check(heard, self.limit)
+
+
+def check(heard: Heard, limit: int) -> None:
+    """Told a prefix; all of it if it ended by itself."""
+    tokens, reason = expected(heard, limit)
+    assert heard.tokens == tokens[:len(heard.tokens)]
+    stopped_outside = heard.reason == "stop" and heard.events[-1].stop_token is None
+    if heard.reason in ("length", "stop") and not stopped_outside:
+        assert (heard.tokens, heard.reason) == (tokens, reason)
+    if heard.error_code:
+        assert heard.error_code in ("queue_full", "context_overflow") and not heard.tokens
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None,
+                                  suppress_health_check=list(HealthCheck))
