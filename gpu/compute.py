@@ -1,0 +1,110 @@
+"""The thread that owns the device, and beside it, on CUDA, the one that waits for results.
+
+Nothing heavy is imported here: torch is imported by the compute thread, side by side with the start
+of the other actors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from actorium.actors.core import Context
+from actorium.actors.messages import Ready, Reset, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from actorium.gpu.runner import Runner
+    from actorium.gpu.timing import Timed
+
+Post = Callable[[], None]
+
+
+class Compute:
+    """Runs what it is given, in order, on its own thread; `results` is read by the actor's."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._work: SimpleQueue[StepPlan | Reset] = SimpleQueue()
+        self._harvest: SimpleQueue[Timed] = SimpleQueue()
+        self._post: Post = _nothing
+        self._epoch = 0
+        self.results: deque[Ready | StepResult] = deque()
+        self.failure: BaseException | None = None
+        self.phase, self.detail = "starting", "importing torch"
+        self.steps = 0
+        """Steps finished."""
+        self.given = 0
+        """Plans taken."""
+
+    def start(self, post: Post) -> None:
+        """Start loading; `post` is called, from any thread, when there is something new."""
+        self._post = post
+        threading.Thread(target=self._guarded, args=(self._compute,), name="compute",
+                         daemon=True).start()
+
+    def put(self, message: StepPlan | Reset) -> None:
+        """Queue a plan or a reset."""
+        if isinstance(message, StepPlan):
+            self.given += 1
+        self._work.put(message)
+
+    # --- the threads ---------------------------------------------------------------------------
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            self.failure = error
+            self._post()
+
+    def _compute(self) -> None:
+        runner = self._open()
+        from actorium.gpu.timing import clock
+
+        timer = clock(runner.moves.device)
+        if timer.waits:
+            threading.Thread(target=self._guarded, args=(self._collect,), name="harvest",
+                             daemon=True).start()
+        while True:
+            message = self._work.get()
+            if isinstance(message, Reset):
+                self._epoch = message.epoch
+                runner.reset()
+                timer.reset()
+            elif message.epoch < self._epoch:
+                self.given -= 1
+            elif timer.waits:
+                self._harvest.put(timer.launch(runner, message))
+            else:
+                self._finish(timer.launch(runner, message))
+
+    def _open(self) -> Runner:
+        start = perf_counter()
+        from actorium.gpu.device import open_device
+
+        opened = open_device(self._ctx.config, self._ctx.epoch, self._say,
+                             {"import": perf_counter() - start})
+        self.results.append(opened.ready)
+        self._say("ready", opened.ready.device)
+        return opened.runner
+
+    def _collect(self) -> None:
+        while True:
+            self._finish(self._harvest.get())
+
+    def _finish(self, timed: Any) -> None:
+        self.results.append(timed.result())
+        self.steps += 1
+        self._post()
+
+    def _say(self, phase: str, detail: str) -> None:
+        self.phase, self.detail = phase, detail
+        self._post()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,132 @@
+"""Opening the device: weights, tables, pages, one warm-up step; and timing steps on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from actorium.actors.config import Config, DeviceConfig
+from actorium.actors.errors import BadConfig
+from actorium.actors.messages import Admit, Ready, StepPlan
+from actorium.actors.models import resolve
+from actorium.actors.params import Resolved
+from actorium.gpu.memory import device_budget, page_table_width, pool_pages
+from actorium.gpu.models.registry import load_model
+from actorium.gpu.pools import PagePool, page_bytes
+from actorium.gpu.runner import Runner
+from actorium.gpu.shape import DTYPES, ModelShape
+from actorium.gpu.staging import transport
+from actorium.gpu.tables import Tables
+
+Say = Callable[[str, str], None]
+"""Told of each phase: (phase, detail)."""
+
+
+class Opened(NamedTuple):
+    """A device with a model on it."""
+
+    runner: Runner
+    ready: Ready
+
+
+def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float]) -> Opened:
+    """Load the model, allocate, warm up. `seconds` (by phase) is completed and goes into `ready`.
+
+    Raises `BadModel` or `BadConfig` with one line.
+    """
+    device = pick_device(config.device)
+    start = perf_counter()
+    say("loading", "")
+    model = load_model(resolve(config.model.model), config, device,
+                       lambda what, done, of: say("loading", f"{what} {done}/{of}"))
+    seconds["load"] = perf_counter() - start
+    start = perf_counter()
+    say("warming", "allocating")
+    runner = _allocate(config, model, device)
+    seconds["allocate"] = perf_counter() - start
+    start = perf_counter()
+    say("warming", "first step")
+    rehearse(runner, min(2, config.scheduler.max_num_batched_tokens))
+    seconds["warm up"] = perf_counter() - start
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    ready = Ready(
+        epoch=epoch, pages=runner.pool.pages, page_size=runner.pool.page_size,
+        slots=runner.tables.slots, max_model_len=model.shape.max_model_len,
+        vocab_size=model.shape.vocab_size, device=f"{device.type} {name}".strip(),
+        load_seconds=seconds)
+    return Opened(runner, ready)
+
+
+def pick_device(config: DeviceConfig) -> torch.device:
+    """The device, with torch's threads set. Raises `BadConfig` if it is not there."""
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise BadConfig("device: cuda was asked for, but torch finds no CUDA device",
+                        "device.device")
+    if config.device == "cpu" or not available:
+        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        return torch.device("cpu")
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
+
+
+def kv_dtype(config: Config, shape: ModelShape) -> torch.dtype:
+    """Of the pages: as asked for, else as the weights."""
+    return DTYPES.get(config.memory.kv_cache_dtype, shape.dtype)
+
+
+def _allocate(config: Config, model: object, device: torch.device) -> Runner:
+    shape: ModelShape = model.shape  # type: ignore[attr-defined]
+    size, dtype = config.memory.page_size, kv_dtype(config, shape)
+    slots = config.scheduler.max_num_seqs + 1
+    tables = Tables(transport(device), slots, page_table_width(shape.max_model_len, size), size,
+                    shape.vocab_size, shape.max_model_len)
+    runner = Runner(model, PagePool(shape, 1, size, dtype, device), tables)  # type: ignore[arg-type]
+    if device.type == "cuda":
+        budget = _cuda_budget(config, runner, device)
+    else:
+        budget = config.memory.kv_cache_bytes
+    pages = pool_pages(config.memory, page_bytes(shape, size, dtype), slots, shape.max_model_len,
+                       budget)
+    runner.pool = PagePool(shape, pages, size, dtype, device)
+    return runner
+
+
+def _cuda_budget(config: Config, runner: Runner, device: torch.device) -> int:
+    """Bytes for pages: the largest step is run once, on the sink page, to see what it takes."""
+    rehearse(runner, config.scheduler.max_num_batched_tokens)
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    rehearse(runner, config.scheduler.max_num_batched_tokens)
+    torch.cuda.synchronize(device)
+    workspace = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return device_budget(config.memory.memory_fraction, total, total - free, workspace)
+
+
+def rehearse(runner: Runner, tokens: int) -> None:
+    """Run an extend step of `tokens` tokens in all and a decode step, over the sink page.
+
+    As many sequences as there are slots, if there are enough tokens. The tables are left empty.
+    """
+    t = runner.tables
+    rows = max(1, min(t.slots - 1, tokens))
+    each = np.full(rows, tokens // rows)
+    each[:tokens % rows] += 1
+    each = np.clip(each, 1, max(1, t.max_len - 1))
+    params = Resolved(max_tokens=2, temperature=1.0, top_k=2, top_p=0.9)
+    slots = np.arange(1, rows + 1, dtype=np.int32)
+    admits = [Admit(slot, np.zeros(n, np.int32).tobytes(), n, 0,
+                    np.zeros(-(-n // t.page_size), np.int32).tobytes(), params, slot)
+              for slot, n in zip(slots.tolist(), each.tolist(), strict=True)]
+    extend = np.stack((slots, each.astype(np.int32)), axis=1).tobytes()
+    runner.run(StepPlan(0, 0, admit=admits, extend=extend))
+    runner.run(StepPlan(0, 0, decode=slots.tobytes()))
+    runner.run(StepPlan(0, 0, release=slots.tobytes()))

@@ -1,0 +1,236 @@
+"""The worker's resident tables: one row per slot, changed by the deltas of each plan.
+
+What the host decides (parameters, page tables) is written once per sequence; what sampling decides
+(last token, length, end) stays on the device and is never read back before the next step starts.
+Slot 0 and page 0 are padding sinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actorium.actors.messages import Admit
+from actorium.actors.params import Resolved
+from actorium.gpu.staging import Array, Device, Host
+from actorium.kernels.sampling import PROMPT_BIT
+
+I32 = NDArray[np.int32]
+
+# Columns of the parameter record (i32; the last six hold float32 bits).
+(LIMIT, MIN_LEN, SEED_LOW, SEED_HIGH, TOP_K, COUNT_ROW, TEMPERATURE, TOP_P, MIN_P, REPETITION,
+ PRESENCE, FREQUENCY) = range(12)
+WIDTH = 12
+
+# Bits of `flags`: which paths a slot's rows need.
+SAMPLES, TRUNCATES, PENALISES, BIASES, HOLDS, LOGPROBS, PROMPT_LOGPROBS = (1 << i for i in range(7))
+
+
+@dataclass(slots=True)
+class Sequence:
+    """What the host keeps of a slot."""
+
+    tokens: I32
+    """Tokens to extend over; emptied once they are in the pages."""
+    length: int
+    done: int
+    """Tokens whose K and V are in the pages, or will be when the launched steps have run."""
+    prompt_len: int
+    params: Resolved
+
+
+class Tables:
+    """All slots. Arrays are device arrays of `moves` (numpy on a CPU) unless named host."""
+
+    def __init__(self, moves: Host | Device, slots: int, pages_per_seq: int, page_size: int,
+                 vocab: int, max_len: int) -> None:
+        self.moves, self.slots, self.page_size = moves, slots, page_size
+        self.pages_per_seq, self.vocab, self.max_len = pages_per_seq, vocab, max_len
+        self.last_token = moves.full((slots,), 0, "int64")
+        self.seq_len = moves.full((slots,), 1, "int32")
+        """Tokens of the sequence, the last one (not yet in the pages) included; >= 1."""
+        self.ended = moves.full((slots,), 1, "bool")
+        self.record = moves.full((slots, WIDTH), 0, "int32")
+        self.pages = moves.full((slots, pages_per_seq), 0, "int32")
+        self.eos = moves.full((slots, 1), -1, "int32")
+        self.bias_ids: Array = None
+        self.bias_values: Array = None
+        """i32[slots, B] and its float32 bits; made when the first request asks."""
+        self.counts: Array = None
+        """i32[rows, vocab]: how often each token occurs, for slots with penalties."""
+        self.host_len = np.zeros(slots, np.int32)
+        """What `seq_len` is for a sequence that has not ended; an upper bound for the others."""
+        self.host_min = np.zeros(slots, np.int32)
+        """No end token before this length."""
+        self.flags = np.zeros(slots, np.uint8)
+        self.sequences: dict[int, Sequence] = {}
+        self._count_rows: dict[int, int] = {}
+        self._free_count_rows: list[int] = []
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        for slot in list(self.sequences):
+            self._forget(slot)
+
+    def release(self, slots: I32) -> None:
+        """Slots whose sequence is gone."""
+        for slot in slots.tolist():
+            self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        self.sequences.pop(slot, None)
+        self.flags[slot] = 0
+        self.host_len[slot] = 0
+        row = self._count_rows.pop(slot, None)
+        if row is not None:
+            self._free_count_rows.append(row)
+
+    # --- admission ---------------------------------------------------------------------------
+
+    def admit(self, admits: list[Admit]) -> None:
+        """Fill slots. Raises `ValueError` on a plan that does not fit the tables."""
+        records = np.zeros((len(admits), WIDTH), np.int32)
+        for i, a in enumerate(admits):
+            tokens = np.frombuffer(a.tokens, np.int32)
+            self._check(a, tokens)
+            self._forget(a.slot)
+            self.sequences[a.slot] = Sequence(tokens, len(tokens), a.cached_len, a.prompt_len,
+                                              a.params)
+            self.host_len[a.slot] = len(tokens)
+            self.host_min[a.slot] = min(a.prompt_len + a.params.min_tokens, self.max_len)
+            self.host_min[a.slot] = a.prompt_len + a.params.min_tokens
+            self.flags[a.slot] = _flags(a.params)
+            self._fill(records[i], a)
+            if self.flags[a.slot] & PENALISES:
+                records[i, COUNT_ROW] = self._count(a, tokens)
+        eos = self._lists([self._known(a.params.eos_ids) for a in admits], "eos", -1)
+        slots = np.array([a.slot for a in admits], np.int32)
+        flat, pages = self._first_pages(admits)
+        slots_d, records_d, eos_d, flat_d, pages_d = self.moves.stage(
+            slots, records, eos, flat, pages)
+        self.record[slots_d] = records_d
+        self.eos[slots_d] = eos_d
+        self.pages.reshape(-1)[flat_d] = pages_d
+        self.ended[slots_d] = slots_d < 0
+        self._admit_bias(admits)
+
+    def _check(self, a: Admit, tokens: I32) -> None:
+        if not 0 < a.slot < self.slots:
+            raise ValueError(f"admit: slot {a.slot} is not in 1..{self.slots - 1}")
+        if not 0 < len(tokens) <= self.max_len or not 0 <= a.cached_len < len(tokens):
+            raise ValueError(f"admit: slot {a.slot}: {len(tokens)} tokens, {a.cached_len} cached, "
+                             f"model length {self.max_len}")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab:
+            raise ValueError(f"admit: slot {a.slot}: a token id is not below {self.vocab}")
+
+    def _fill(self, row: I32, a: Admit) -> None:
+        p = a.params
+        row[LIMIT] = min(a.prompt_len + p.max_tokens, self.max_len)
+        row[MIN_LEN] = min(a.prompt_len + p.min_tokens, self.max_len)
+        words = np.array([a.seed], np.uint64).view(np.int32)
+        row[SEED_LOW], row[SEED_HIGH] = words[0], words[1]
+        row[TOP_K] = 0 if p.top_k >= self.vocab else p.top_k
+        row.view(np.float32)[TEMPERATURE:] = (
+            p.temperature or 1.0, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty,
+            p.frequency_penalty)
+
+    def _first_pages(self, admits: list[Admit]) -> tuple[I32, I32]:
+        pages = [np.frombuffer(a.pages, np.int32) for a in admits]
+        for a, own in zip(admits, pages, strict=True):
+            if len(own) > self.pages_per_seq:
+                raise ValueError(f"admit: slot {a.slot}: {len(own)} pages exceed a page table of "
+                                 f"{self.pages_per_seq}")
+        flat = [a.slot * self.pages_per_seq + np.arange(len(own), dtype=np.int32)
+                for a, own in zip(admits, pages, strict=True)]
+        return np.concatenate(flat).astype(np.int32), np.concatenate(pages)
+
+    def append_pages(self, appends: I32) -> None:
+        """i32[n, 3]: (slot, index, page)."""
+        where = appends[:, :2].max(axis=0)
+        if where[0] >= self.slots or where[1] >= self.pages_per_seq or appends.min() < 0:
+            raise ValueError(f"page_appends: (slot, index) up to {tuple(where.tolist())} do not "
+                             f"fit tables of {self.slots} x {self.pages_per_seq}")
+        (new,) = self.moves.stage(appends)
+        self.pages[new[:, 0], new[:, 1]] = new[:, 2]
+
+    # --- lists per slot ------------------------------------------------------------------------
+
+    def _known(self, ids: Iterable[int]) -> list[int]:
+        return [token for token in ids if token < self.vocab]
+
+    def _lists(self, ids: list[list[int]], name: str, pad: int) -> I32:
+        """The lists as rows of table `name`, which is widened when one is longer than it is."""
+        longest = max((len(own) for own in ids), default=0)
+        table = getattr(self, name)
+        width = table.shape[1]
+        if longest > width:
+            width = 1 << (longest - 1).bit_length()
+            wider = self.moves.full((self.slots, width), pad, "int32")
+            wider[:, :table.shape[1]] = table
+            setattr(self, name, wider)
+        out = np.full((len(ids), width), pad, np.int32)
+        for row, own in zip(out, ids, strict=True):
+            row[:len(own)] = own
+        return out
+
+    def _admit_bias(self, admits: list[Admit]) -> None:
+        biased = [a for a in admits if a.params.logit_bias]
+        if not biased:
+            return
+        if self.bias_ids is None:
+            self.bias_ids = self.moves.full((self.slots, 1), 0, "int32")
+            self.bias_values = self.moves.full((self.slots, 1), 0, "int32")
+        known = [{t: v for t, v in a.params.logit_bias.items() if t < self.vocab} for a in biased]
+        ids = self._lists([list(own) for own in known], "bias_ids", 0)
+        values = self._lists([np.array(list(own.values()), np.float32).view(np.int32).tolist()
+                              for own in known], "bias_values", 0)
+        slots = np.array([a.slot for a in biased], np.int32)
+        slots_d, ids_d, values_d = self.moves.stage(slots, ids, values)
+        self.bias_ids[slots_d] = ids_d
+        self.bias_values[slots_d] = values_d
+
+    # --- penalty counts ------------------------------------------------------------------------
+
+    def _count(self, a: Admit, tokens: I32) -> int:
+        """Count the tokens of a sequence; returns its row."""
+        if not self._free_count_rows:
+            self._grow_counts()
+        row = self._free_count_rows.pop()
+        self._count_rows[a.slot] = row
+        counted = np.bincount(tokens[a.prompt_len:], minlength=self.vocab).astype(np.int32)
+        counted[tokens[:a.prompt_len]] |= PROMPT_BIT
+        (fresh,) = self.moves.stage(counted)
+        self.counts[row] = fresh
+        return row
+
+    def _grow_counts(self) -> None:
+        """Twice as many rows; row 0 is the sink of sequences without penalties."""
+        old = 1 if self.counts is None else self.counts.shape[0]
+        new = min(max(4, 2 * old), self.slots)
+        wider = self.moves.full((new, self.vocab), 0, "int32")
+        if self.counts is not None:
+            wider[:old] = self.counts
+        self.counts = wider
+        self._free_count_rows = list(range(new - 1, old - 1, -1))
+
+
+def _flags(p: Resolved) -> int:
+    flags = 0
+    if p.temperature > 0:
+        flags |= SAMPLES
+        if p.top_k > 0 or p.top_p < 1 or p.min_p > 0:
+            flags |= TRUNCATES
+    if p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0:
+        flags |= PENALISES
+    if p.logit_bias:
+        flags |= BIASES
+    if p.min_tokens > 0 and p.eos_ids:
+        flags |= HOLDS
+    if p.logprobs >= 0:
+        flags |= LOGPROBS
+    if p.prompt_logprobs >= 0:
+        flags |= PROMPT_LOGPROBS
+    return flags

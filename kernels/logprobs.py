@@ -1,0 +1,40 @@
+"""Log-probabilities of the raw model distribution, in row blocks of bounded memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Logprobs(NamedTuple):
+    """Of one token a row, and of the k likeliest tokens of the row."""
+
+    chosen: Tensor
+    """f32[R]"""
+    ranks: Tensor
+    """i32[R], 1 = the likeliest; ties share the better rank."""
+    top_ids: Tensor
+    """i32[R, k]"""
+    top: Tensor
+    """f32[R, k], falling."""
+
+
+def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
+    """log_softmax(logits) at tokens and at the k likeliest.
+
+    logits: f32[R, V]; tokens: i64[R].
+    """
+    norm = logits.logsumexp(dim=-1, keepdim=True)
+    chosen = logits.gather(1, tokens[:, None])
+    ranks = (logits > chosen).sum(dim=-1, dtype=torch.int32) + 1
+    top, ids = logits.topk(k, dim=-1)
+    return Logprobs((chosen - norm).squeeze(1), ranks, ids.int(), top - norm)
+
+
+def join(parts: list[Logprobs]) -> Logprobs:
+    """The rows of several, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Logprobs(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
