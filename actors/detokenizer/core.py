@@ -15,7 +15,7 @@ from actorium.actors import models
 from actorium.actors.core import CLIENT, Context, Health, Send
 from actorium.actors.detokenizer.incremental import Detokenizer, NoText, make
 from actorium.actors.detokenizer.sequence import Sequence
-from actorium.actors.errors import ActoriumError
+from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.messages import (
     Attach,
     Attached,
@@ -34,6 +34,8 @@ from actorium.actors.tokenizer.model import load_tokenizer
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 30.0
+LOST_CLIENTS = 256
+"""Vanished clients whose requests are remembered, should they come back and ask."""
 NO_EVENT: dict[int, SequenceEvent] = {}
 
 
@@ -50,6 +52,7 @@ class DetokenizerCore:
         self._early: list[Any] = []
         self._live: dict[int, Sequence] = {}
         self._clients: dict[bytes, set[int]] = {}
+        self._lost: dict[bytes, list[str]] = {}
         self._dirty: dict[int, Sequence] = {}
         self._out: list[Send] = []
         self._tokens = 0
@@ -68,14 +71,24 @@ class DetokenizerCore:
             self._open(message, self._detokenizer)
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
-        """Attach: answered with this incarnation's epoch."""
+        """Attach: answered with this incarnation's epoch, and with errors for the requests that
+        were given up because the client was gone or did not read."""
         if isinstance(message, Attach):
             self._out.append(Send(CLIENT, Attached(self._ctx.epoch), client))
+            if lost := self._lost.pop(client, None):
+                deltas = [_lost_delta(rid) for rid in lost]
+                self._out.append(Send(CLIENT, TextBatch(deltas), client))
 
     def on_client_gone(self, client: bytes, now: float) -> None:
         """The client cannot be reached any more: give its requests up."""
         sids = self._clients.get(client, set())
-        for rid in dict.fromkeys(self._live[sid].rid for sid in sorted(sids)):
+        rids = list(dict.fromkeys(self._live[sid].rid for sid in sorted(sids)))
+        rids += [s.rid for s in self._dirty.values() if s.client == client and s.rid not in rids]
+        if rids:
+            self._lost[client] = self._lost.pop(client, []) + rids
+            if len(self._lost) > LOST_CLIENTS:
+                del self._lost[next(iter(self._lost))]
+        for rid in rids:
             self._out.append(Send("scheduler", Cancel(rid, client)))
         for sid in list(sids):
             self._dirty.pop(sid, None)
@@ -216,6 +229,11 @@ class NoTextMaker:
 
     def stream(self, prompt: Seq[int], skip_special: bool) -> NoText:
         return NoText()
+
+
+def _lost_delta(rid: str) -> Delta:
+    why = Rejected(rid, EngineUnavailable.code, "given up: the client did not read its stream")
+    return Delta(rid, 0, 0, "", b"", finish_reason="error", error=why)
 
 
 def build(ctx: Context) -> DetokenizerCore:

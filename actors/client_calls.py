@@ -1,0 +1,172 @@
+"""The parts of a client's calls that need no socket: prompts told apart, answers unpacked. Pure,
+but for the looks at the run directory and the pauses of `wait_ready`.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from actorium.actors.client_requests import Completion, Request, column
+from actorium.actors.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+)
+from actorium.actors.messages import Detokenize, GetStatus, ServerInfo, Status, Tokenize
+from actorium.actors.params import SamplingParams
+from actorium.actors.runtime import rundir
+
+Prompt: TypeAlias = str | list[int]
+Prompts: TypeAlias = str | list[int] | list[str] | list[list[int]] | list[str | list[int]]
+
+LIVENESS = 0.25
+"""Seconds of silence after which the engine's lock is looked at."""
+REATTACH = 5.0
+"""Seconds of silence after which the detokenizer is asked whether it still knows this client."""
+READY_TIMEOUT = 600.0
+POLL = 0.02
+
+
+class Quiet:
+    """How long nothing has come."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+
+    def heard(self, now: float) -> None:
+        self._since = now
+
+    def ask(self, now: float) -> bool:
+        """True once every `REATTACH` seconds of silence."""
+        if now - self._since < REATTACH:
+            return False
+        self._since = now
+        return True
+
+
+def fresh_prefix() -> str:
+    """First part of a client's rids."""
+    return os.urandom(6).hex()
+
+
+def one(choices: list[Completion]) -> Any:
+    """A single completion for n == 1, else the list."""
+    return choices[0] if len(choices) == 1 else choices
+
+
+def requests(prompt: Any, params: Any, timeout: float | None
+             ) -> tuple[list[Request], Callable[[list[Any]], Any]]:
+    """The requests of a `generate` call, and what makes its result of theirs.
+
+    Raises `InvalidRequest` naming `prompt` or `params`.
+    """
+    single = isinstance(prompt, str) or not _is_list_of_prompts(prompt)
+    prompts = [prompt] if single else list(prompt)
+    if isinstance(params, list | tuple):
+        if len(params) != len(prompts):
+            raise InvalidRequest(f"params: {len(params)} for {len(prompts)} prompts", "params")
+        each: Sequence[Any] = params
+    else:
+        each = [params] * len(prompts)
+    made = [Request(prompt=p, params=q, timeout=timeout)
+            for p, q in zip(prompts, each, strict=True)]
+    flat = all(not isinstance(q, SamplingParams) or q.n == 1 for q in each)
+
+    def shape(found: list[Any]) -> Any:
+        out = [r[0] if flat and isinstance(r, list) else r for r in found]
+        return out[0] if single else out
+
+    return made, shape
+
+
+def _is_list_of_prompts(prompt: Any) -> bool:
+    if not hasattr(prompt, "__len__") or isinstance(prompt, bytes | dict | set):
+        raise InvalidRequest("prompt: must be text, a list of token ids, or a list of either, "
+                             f"got {type(prompt).__name__}", "prompt")
+    if not len(prompt):
+        raise InvalidRequest("prompt: must not be empty", "prompt")
+    return isinstance(prompt[0], str) or hasattr(prompt[0], "__len__")
+
+
+# --- questions and answers ------------------------------------------------------------------------
+
+def tokenize(text: str, add_special_tokens: bool) -> Callable[[str], Tokenize]:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"text: must be a string, got {type(text).__name__}", "text")
+    return lambda rid: Tokenize(rid, text, add_special_tokens)
+
+
+def detokenize(ids: Sequence[int], skip_special_tokens: bool) -> Callable[[str], Detokenize]:
+    packed = column(ids, "token_ids") if len(ids) else b""
+    return lambda rid: Detokenize(rid, packed, skip_special_tokens)
+
+
+def server_info(rid: str) -> ServerInfo:
+    return ServerInfo(rid)
+
+
+def get_status(wait: bool) -> Callable[[str], GetStatus]:
+    return lambda rid: GetStatus(rid, wait)
+
+
+def ids_of(answer: Any) -> list[int]:
+    return array("i", answer.tokens).tolist()
+
+
+def info_of(answer: Any) -> dict[str, Any]:
+    return msgspec.json.decode(answer.json, type=dict[str, Any])
+
+
+# --- readiness ------------------------------------------------------------------------------------
+
+def ready_deadline(timeout: float | None, now: float) -> float:
+    return now + (READY_TIMEOUT if timeout is None else timeout)
+
+
+def may_exist(directory: Path) -> bool:
+    """True if an engine runs there."""
+    return (directory / "lock").exists() and rundir.is_running(directory)
+
+
+def check_late(directory: Path, deadline: float, now: float) -> None:
+    """Raise `EngineUnavailable` past the deadline."""
+    if now >= deadline:
+        raise EngineUnavailable(f"no engine {directory.name!r} is running "
+                                f"(looked in {directory.parent})", "name")
+
+
+def is_ready(status: Status) -> bool:
+    """Raises `EngineFailed` if it will never be."""
+    if status.error is not None:
+        raise EngineFailed(status.error)
+    return status.ready
+
+
+def not_ready(timeout: float | None) -> DeadlineExceeded:
+    """The error of a `wait_ready` that took too long."""
+    seconds = READY_TIMEOUT if timeout is None else timeout
+    return DeadlineExceeded(f"the engine is not ready after {seconds:g} s")
+
+
+def gone(directory: Path) -> EngineUnavailable:
+    """The error of everything that was under way when the engine died."""
+    return EngineUnavailable(f"the engine {directory.name!r} went away", "name")
+
+
+def incarnation(directory: Path) -> tuple[int, ...]:
+    """Tells an engine from the one that had the run directory before it."""
+    found: list[int] = []
+    for name in ("lock", "config.json"):
+        try:
+            info = os.stat(directory / name)
+            found += (info.st_ino, info.st_mtime_ns)
+        except OSError:
+            found += (0, 0)
+    return tuple(found)

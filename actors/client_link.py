@@ -1,0 +1,123 @@
+"""A client's sockets: finding an engine's run directory, connecting, sending, draining."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from actorium.actors.errors import ActoriumError, EngineUnavailable
+from actorium.actors.messages import (
+    MAX_MESSAGE_BYTES,
+    FromDetokenizerFront,
+    FromTokenizerFront,
+    FromWatchdogFront,
+)
+from actorium.actors.runtime import rundir
+
+LINGER_MS = 200
+"""How long closing may take to get the last aborts out."""
+HWM = 10_000
+ANSWERS: dict[str, Any] = {
+    "tokenizer.front": FromTokenizerFront,
+    "detokenizer.front": FromDetokenizerFront,
+    "watchdog.front": FromWatchdogFront,
+}
+TOKENIZER, DETOKENIZER, WATCHDOG = ANSWERS
+
+
+def locate(target: str | os.PathLike[str], run_dir: str | None) -> Path:
+    """The run directory of an engine: by name, or by its path (or `ipc://` address)."""
+    name = os.fspath(target).removeprefix("ipc://")
+    return Path(name).absolute() if "/" in name else rundir.engine_dir(name, run_dir).absolute()
+
+
+def check_alive(directory: Path) -> None:
+    """Raise `EngineUnavailable` unless a launcher holds the run directory."""
+    if not rundir.is_running(directory):
+        raise EngineUnavailable(f"no engine {directory.name!r} is running "
+                                f"(looked in {directory.parent})", "name")
+
+
+class Link:
+    """One DEALER for each front, all under one fresh identity. Not connected until used.
+
+    ZMQ's fd is edge-triggered: after `receive` has been exhausted nothing waits, but a later `send`
+    may take the edge of what arrived meanwhile, so `receive` again after sending.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.identity = b"c" + os.urandom(12)
+        self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
+        self._sockets: dict[str, zmq.Socket[Any]] = {}
+        self._decode: dict[str, Any] = {}
+
+    def connect(self, *fronts: str) -> list[int]:
+        """Connect to fronts that are not connected yet; returns the new sockets' fds."""
+        made = []
+        for front in fronts:
+            if front not in self._sockets:
+                made.append(self._connect(front))
+        return made
+
+    def _connect(self, front: str) -> int:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, self.identity)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.SNDHWM, HWM)
+        socket.setsockopt(zmq.RCVHWM, HWM)
+        socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        try:
+            socket.connect(rundir.address(self.directory, front))
+        except zmq.ZMQError as error:
+            socket.close(0)
+            raise EngineUnavailable(f"cannot connect to {self.directory / front}: {error}") \
+                from None
+        self._sockets[front] = socket
+        self._decode[front] = msgspec.msgpack.Decoder(ANSWERS[front]).decode
+        return int(socket.getsockopt(zmq.FD))
+
+    def send(self, front: str, frame: bytes) -> None:
+        """Raises `EngineUnavailable` if the engine has stopped taking messages."""
+        try:
+            self._sockets[front].send(frame, zmq.NOBLOCK, copy=len(frame) < 65536)
+        except zmq.Again:
+            raise EngineUnavailable("the engine takes no messages") from None
+
+    def receive(self) -> Iterator[Any]:
+        """Every message that has arrived. Raises `ActoriumError` for one of another version."""
+        for front, socket in list(self._sockets.items()):
+            decode = self._decode[front]
+            while True:
+                try:
+                    frame = socket.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                try:
+                    yield decode(frame)
+                except msgspec.MsgspecError as error:
+                    raise ActoriumError(f"unreadable answer from {front} "
+                                        f"(another version of actorium?): {error}") from None
+
+    def wait(self, seconds: float) -> bool:
+        """Block until something arrives, at most so long; True if something did."""
+        poller = zmq.Poller()
+        for socket in self._sockets.values():
+            poller.register(socket, zmq.POLLIN)
+        return bool(poller.poll(max(0, int(seconds * 1000 + 0.999))))
+
+    def close(self) -> None:
+        """Close the sockets; what was sent gets `LINGER_MS` to leave."""
+        for socket in self._sockets.values():
+            with contextlib.suppress(zmq.ZMQError):
+                socket.close()
+        self._sockets.clear()
+        self._context.term()

@@ -1,0 +1,171 @@
+"""What a caller of the SDK hands in and gets back, and the checks before anything is sent. Pure.
+
+Only the standard library and msgspec are imported.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.messages import (
+    MAX_CLIENT_MESSAGE_BYTES,
+    ChatMessage,
+    Generate,
+    TokenLogprob,
+    Usage,
+)
+from actorium.actors.params import SamplingParams
+
+DEFAULT_PARAMS = SamplingParams()
+_encode = msgspec.msgpack.Encoder().encode
+_parse = msgspec.msgpack.Decoder(Generate).decode
+_parse_params = msgspec.msgpack.Decoder(SamplingParams).decode
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One request: `prompt` (text or token ids) or `messages`, and how to complete it."""
+
+    prompt: str | list[int] | None = None
+    messages: list[Any] | None = None
+    """Turns of a conversation: `{"role": ..., "content": ...}` or `ChatMessage`."""
+    params: SamplingParams | None = None
+    timeout: float | None = None
+    """Seconds until the request ends with `DeadlineExceeded`; None = the engine's limit."""
+    template_args: dict[str, Any] = {}
+
+
+class Completion(Struct, frozen=True, kw_only=True):
+    """One finished choice."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    """stop | length"""
+    stop_reason: str | int | None = None
+    """The stop string or the stop token that ended it."""
+    logprobs: list[TokenLogprob] | None = None
+    """One for each of `token_ids`, if asked for."""
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """One for each prompt token, None for the first."""
+    usage: Usage
+    index: int = 0
+    """Number of the choice, 0..n-1."""
+    rid: str = ""
+
+
+class StreamDelta(Struct, frozen=True, kw_only=True):
+    """What is new of one choice. `text` may lag behind `token_ids`, never the other way round."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish_reason: str | None = None
+    """stop | length | abort | deadline; set with the last delta of a choice."""
+    stop_reason: str | int | None = None
+    usage: Usage | None = None
+    """Set with finish_reason."""
+    index: int = 0
+    rid: str = ""
+
+
+def encode_request(rid: str, request: Request) -> tuple[bytes, int]:
+    """(frame, n) of a request. Raises `InvalidRequest`, naming the field."""
+    params = check_params(request.params or DEFAULT_PARAMS)
+    check_timeout(request.timeout)
+    text: str | None = None
+    tokens: bytes | None = None
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("prompt: exactly one of prompt and messages is needed", "prompt")
+    if isinstance(request.prompt, str):
+        if not request.prompt:
+            raise InvalidRequest("prompt: must not be empty", "prompt")
+        text = request.prompt
+    elif request.prompt is not None:
+        tokens = column(request.prompt, "prompt")
+    messages = None if request.messages is None else chat_messages(request.messages)
+    message = Generate(rid=rid, params=params, text=text, tokens=tokens, messages=messages,
+                       timeout=None if request.timeout is None else float(request.timeout),
+                       template_args=request.template_args)
+    return encode(message, "prompt" if messages is None else "messages"), params.n
+
+
+def encode(message: Any, field: str) -> bytes:
+    """The frame of a message to the engine. Raises `InvalidRequest` naming `field`."""
+    try:
+        frame = _encode(message)
+        if isinstance(message, Generate):
+            _parse(frame)
+    except (UnicodeEncodeError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: cannot be sent: {error}", field) from None
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"{field}: {error}", field) from None
+    if len(frame) > MAX_CLIENT_MESSAGE_BYTES:
+        raise InvalidRequest(f"{field}: {len(frame)} bytes exceed the limit of "
+                             f"{MAX_CLIENT_MESSAGE_BYTES} for one message", field)
+    return frame
+
+
+def check_params(params: SamplingParams) -> SamplingParams:
+    """`params`, or `InvalidRequest` naming the field that is wrong in type or range."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest(f"params: must be SamplingParams, got {type(params).__name__}",
+                             "params")
+    try:
+        _parse_params(_encode(params))
+        params.check()
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        field = where.rstrip("`").split("[")[0] or "params"
+        raise InvalidRequest(f"{field}: {what}", field) from None
+    except (ValueError, TypeError, OverflowError) as error:
+        field = str(error).split(":")[0]
+        known = field in SamplingParams.__struct_fields__
+        raise InvalidRequest(str(error) if known else f"params: {error}",
+                             field if known else "params") from None
+    return params
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raise `InvalidRequest` unless `timeout` is None or a positive, finite number."""
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and 0 < timeout < math.inf):
+        raise InvalidRequest(f"timeout: must be a positive number of seconds, got {timeout!r}",
+                             "timeout")
+
+
+def column(ids: Any, field: str) -> bytes:
+    """Token ids as little-endian int32. Raises `InvalidRequest` naming `field`."""
+    if isinstance(ids, str | bytes) or not hasattr(ids, "__len__"):
+        raise InvalidRequest(f"{field}: must be text or a list of token ids, "
+                             f"got {type(ids).__name__}", field)
+    if not len(ids):
+        raise InvalidRequest(f"{field}: must not be empty", field)
+    if bool in set(map(type, ids)):
+        raise InvalidRequest(f"{field}: token ids must be integers, got bool", field)
+    try:
+        packed = array("i", ids)
+    except TypeError:
+        raise InvalidRequest(f"{field}: token ids must be integers", field) from None
+    except OverflowError:
+        raise InvalidRequest(f"{field}: a token id is out of range", field) from None
+    if min(packed) < 0:
+        raise InvalidRequest(f"{field}: token id {min(packed)} is negative", field)
+    return packed.tobytes()
+
+
+def chat_messages(messages: Any) -> list[ChatMessage]:
+    """Turns as `ChatMessage`. Raises `InvalidRequest` naming `messages`."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise InvalidRequest("messages: must be a list of at least one turn", "messages")
+    try:
+        return [m if isinstance(m, ChatMessage) else msgspec.convert(m, ChatMessage)
+                for m in messages]
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"messages: {error}", "messages") from None
