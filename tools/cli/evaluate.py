@@ -1,0 +1,54 @@
+"""`actorium eval demo`."""
+
+from __future__ import annotations
+
+import json
+
+from msgspec import Struct
+
+from actorium.actors.errors import BadConfig
+from actorium.actors.params import SamplingParams
+from actorium.tools.cli.engines import own_engine
+from actorium.tools.cli.flags import parse
+
+ABOUT = """Score held-out items of the demo tasks by exact match, through the engine. Exit code 1
+when --least is not reached."""
+
+
+class EvalOptions(Struct, frozen=True, kw_only=True):
+    """What to ask."""
+
+    count: int = 50
+    """Items of each task."""
+    max_tokens: int = 256
+    """Tokens of an answer, at the most."""
+    temperature: float = 0.0
+    """0 = greedy."""
+    least: float = 0.0
+    """Share (0..1) of right answers to reach."""
+    json: bool = False
+    """Print an object instead of a table."""
+
+
+def run(_command: str, argv: list[str]) -> int:
+    """Entry of the command."""
+    if not argv or argv[0] != "demo":
+        if {"-h", "--help"} & set(argv):
+            parse("actorium eval demo [MODEL]", ["--help"], EvalOptions, ABOUT)
+        raise BadConfig("eval: `actorium eval demo` is the one evaluation there is", "eval")
+    parsed = parse("actorium eval demo [MODEL]", argv[1:], EvalOptions, ABOUT)
+    options = parsed.options
+    if options.count < 1:
+        raise BadConfig(f"--count: must be at least 1, got {options.count}", "count")
+    params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
+    try:
+        params.check()
+    except ValueError as error:
+        name, _, what = str(error).partition(": ")
+        raise BadConfig(f"{parsed.written.get(name, name)}: {what}", name) from None
+    from actorium.tools import evaluate
+
+    with own_engine(parsed.config) as engine:
+        result = evaluate.evaluate(engine.client, options.count, params)
+    print(json.dumps(evaluate.as_dict(result)) if options.json else evaluate.table(result))
+    return 0 if result.share >= options.least else 1

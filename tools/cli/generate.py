@@ -1,0 +1,136 @@
+"""`actorium generate`: an offline batch from flags or from a file of JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+
+from actorium.actors.errors import BadConfig
+from actorium.tools import jsonl
+from actorium.tools.cli.engines import own_engine
+from actorium.tools.cli.flags import Parsed, parse
+from actorium.tools.cli.sampling import SamplingOptions, sampling_of
+
+if TYPE_CHECKING:
+    from actorium.actors.client import AsyncClient
+    from actorium.actors.engine import Engine
+
+ABOUT = """Run a batch of prompts and stop. With --input, one JSON object a line is read (prompt,
+prompt_token_ids or messages, and sampling parameters) and one is written, in the same order."""
+WINDOW_PER_SLOT = 2
+"""Requests held for each sequence that may run at once: enough that slots never wait for lines."""
+MIN_WINDOW = 16
+
+
+class GenerateOptions(SamplingOptions, frozen=True, kw_only=True):
+    """The batch, and the sampling parameters of the requests that name none."""
+
+    prompt: list[str] = []
+    """Texts to go on from."""
+    input: str | None = None
+    """File of JSON lines; - = standard input."""
+    output: str | None = None
+    """File to write JSON lines to; default: standard output."""
+
+
+def run(_command: str, argv: list[str]) -> int:
+    """Entry of the command."""
+    parsed = parse("actorium generate [MODEL]", argv, GenerateOptions, ABOUT)
+    options = parsed.options
+    if bool(options.prompt) == (options.input is not None):
+        raise BadConfig("--prompt: one of --prompt TEXT and --input FILE is needed", "prompt")
+    sampling = sampling_of(parsed)
+    with contextlib.ExitStack() as stack:
+        source = _source(options, stack)
+        sink = _sink(options, stack)
+        engine = stack.enter_context(own_engine(parsed.config))
+        asyncio.run(_batch(parsed, engine, jobs(options, source, sampling), sink))
+    return 0
+
+
+def jobs(options: GenerateOptions, source: BinaryIO | None,
+         sampling: dict[str, Any]) -> Iterator[jsonl.Job | jsonl.BadLine]:
+    """The requests of the command line or of the file."""
+    if source is not None:
+        yield from jsonl.parse_lines(jsonl.read_lines(source), sampling)
+        return
+    for index, prompt in enumerate(options.prompt):
+        yield jsonl.Job(index, jsonl.params(sampling), text=prompt)
+
+
+def _source(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO | None:
+    if options.input is None or options.input == "-":
+        return None if options.input is None else sys.stdin.buffer
+    try:
+        return stack.enter_context(open(options.input, "rb"))
+    except OSError as error:
+        raise BadConfig(f"--input: cannot read {options.input}: {error.strerror}") from None
+
+
+def _sink(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO:
+    if options.output is None or options.output == "-":
+        return sys.stdout.buffer
+    try:
+        return stack.enter_context(open(options.output, "wb"))
+    except OSError as error:
+        raise BadConfig(f"--output: cannot write {options.output}: {error.strerror}") from None
+
+
+async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
+                 items: Iterable[jsonl.Job | jsonl.BadLine], sink: BinaryIO) -> None:
+    from actorium.actors.client import AsyncClient
+
+    options = parsed.options
+    plain = options.input is None and options.output is None
+    window = max(MIN_WINDOW, WINDOW_PER_SLOT * parsed.config.scheduler.max_num_seqs)
+    window = min(window, parsed.config.scheduler.max_num_queued_reqs)
+    total = len(options.prompt) or None
+    async with AsyncClient(engine.name, run_dir=parsed.config.runtime.run_dir) as client:
+        records = jsonl.run_batch(items, lambda job: complete(client, job), window)
+        async for record in _with_bar(records, total):
+            sink.write(_text(record, total) if plain else msgspec.json.encode(record) + b"\n")
+            sink.flush()
+
+
+async def complete(client: AsyncClient, job: jsonl.Job) -> list[Any]:
+    """Run one job; its completions, one a choice."""
+    found: Any
+    if job.messages is not None:
+        found = await client.chat(job.messages, job.params)
+    else:
+        found = await client.generate(job.text if job.tokens is None else job.tokens, job.params)
+    return found if isinstance(found, list) else [found]
+
+
+def _text(record: dict[str, Any], total: int | None) -> bytes:
+    """For people: the text alone; numbered when there are several."""
+    texts = [choice["text"] or str(choice["token_ids"]) for choice in record.get("choices", ())]
+    texts = texts or [record.get("text") or str(record.get("token_ids", []))]
+    if "error" in record:
+        texts = [f"error: {record['error']}"]
+    if total == 1 and len(texts) == 1:
+        return texts[0].encode() + b"\n"
+    return b"".join(f"[{record['index']}{f'.{i}' if len(texts) > 1 else ''}] {text}\n".encode()
+                    for i, text in enumerate(texts))
+
+
+async def _with_bar(records: AsyncIterator[dict[str, Any]],
+                    total: int | None) -> AsyncIterator[dict[str, Any]]:
+    """The same records; on a terminal a bar shows how many there have been."""
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        async for record in records:
+            yield record
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests", total=total)
+        async for record in records:
+            yield record
+            bar.advance(task)
