@@ -92,6 +92,34 @@ def test_a_sequence_is_not_decoded_past_its_max_tokens() -> None:
     assert [ints(p.extend) + ints(p.decode) for p in ring.sent] == [[1, 4], [1], [1]]
 
 
+def test_nor_is_one_that_joins_a_longer_one() -> None:
+    ring = Ring(config())
+    ring.submit(4, max_tokens=40)
+    ring.wake()
+    for _ in range(3):
+        ring.work()
+        ring.deliver()
+    ring.submit(4, max_tokens=3)
+    ring.run()
+    decoded = [slot for plan in ring.sent for slot in ints(plan.decode)]
+    assert (decoded.count(1), decoded.count(2)) == (39, 2)
+
+
+def test_long_completions_survive_preemptions_and_a_lost_worker() -> None:
+    ring = Ring(config(force_preempt=70))
+    for _ in range(3):
+        ring.submit(4, max_tokens=300)
+    ring.wake()
+    for _ in range(150):
+        ring.work()
+        ring.deliver()
+    ring.plans.clear()
+    ring.results.clear()
+    ring.tell(ring.worker.ready)
+    ring.run()
+    assert_whole(ring)
+
+
 # --- shape of plans ------------------------------------------------------------------------------
 
 def test_decodes_come_first_and_extends_share_the_budget() -> None:

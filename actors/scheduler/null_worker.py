@@ -175,9 +175,19 @@ class NullWorker:
         self._picky[slot] = bool(admit.params.eos_ids)
         self._alive[slot] = True
         if self._memory is not None:
+            self._check_emitted(admit)
             pages = _ints(admit.pages)
             index = np.arange(len(pages), dtype=np.int32)
             self._memory.append(np.column_stack((np.full_like(index, slot), index, pages)))
+
+    def _check_emitted(self, admit: Admit) -> None:
+        """After a preemption the emitted tokens must come back as they were."""
+        eos = admit.params.eos_ids
+        for at, token in enumerate(_ints(admit.tokens)[admit.prompt_len:].tolist()):
+            early = at < admit.params.min_tokens
+            if token != next_token(admit.seed, admit.prompt_len + at, VOCAB, eos if early else ()):
+                raise BadPlan(f"slot {admit.slot} is admitted with a wrong token {token} "
+                              f"at {admit.prompt_len + at}")
 
     def _extend(self, slot: int, count: int) -> bool:
         """Compute a chunk; True if it ends the slot's tokens, so that the row is sampled."""
