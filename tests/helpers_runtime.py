@@ -159,6 +159,13 @@ def roles(**others: str) -> dict[str, str]:
     return table | {role.replace("_", "-"): target for role, target in others.items()}
 
 
+def build_never(ctx: Context) -> TestCore:
+    """A core that never gets ready."""
+    core = TestCore(ctx)
+    core.on_start = lambda post: setattr(core, "phase", "loading")  # type: ignore[method-assign]
+    return core
+
+
 @contextmanager
 def short_dir() -> Iterator[Path]:
     """A directory short enough for socket paths."""

@@ -74,12 +74,15 @@ def _private() -> Iterator[None]:
         os.umask(old)
 
 
-def _bind(socket: zmq.Socket[bytes], address: str, hwm: int, limit: int) -> None:
-    socket.setsockopt(zmq.RCVHWM, hwm)
-    socket.setsockopt(zmq.MAXMSGSIZE, limit)
-    socket.setsockopt(zmq.LINGER, LINGER_MS)
-    with _private():
-        socket.bind(address)
+def _inode(address: str) -> tuple[int, int] | None:
+    """Identity of an ipc socket's file: a newer socket at the same path has another."""
+    if not address.startswith("ipc://"):
+        return None
+    try:
+        info = os.stat(address.removeprefix("ipc://"))
+    except FileNotFoundError:
+        return None
+    return info.st_dev, info.st_ino
 
 
 def _events(socket: zmq.Socket[bytes]) -> int:
@@ -98,6 +101,15 @@ class _Bound:
         self.more = False
         """The last `receive` stopped at its limit: call it again without waiting for the fd."""
         self._decode = msgspec.msgpack.Decoder(union).decode
+        self._inode: tuple[int, int] | None = None
+
+    def _bind(self, hwm: int, limit: int) -> None:
+        self.socket.setsockopt(zmq.RCVHWM, hwm)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, limit)
+        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
+        with _private():
+            self.socket.bind(self.address)
+        self._inode = _inode(self.address)
 
     @property
     def fd(self) -> int:
@@ -116,10 +128,12 @@ class _Bound:
         return count
 
     def close(self) -> None:
-        """Unbind (which unlinks an ipc socket's file) and close."""
-        with contextlib.suppress(zmq.ZMQError):
-            self.socket.unbind(self.address)
+        """Close, and unlink the ipc socket's file, which libzmq leaves behind."""
         self.socket.close()
+        path = self.address.removeprefix("ipc://")
+        if self._inode is not None and self._inode == _inode(self.address):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 class Inbox(_Bound):
@@ -132,7 +146,7 @@ class Inbox(_Bound):
                  limit: int = MAX_MESSAGE_BYTES) -> None:
         super().__init__(address, union)
         self.socket = context.socket(zmq.PULL)
-        _bind(self.socket, address, hwm, limit)
+        self._bind(hwm, limit)
 
     def receive(self, limit: int) -> list[Any]:
         """Up to `limit` messages, without waiting."""
@@ -241,7 +255,7 @@ class Front(_Bound):
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.setsockopt(zmq.SNDHWM, CLIENT_HWM)
-        _bind(self.socket, address, hwm, limit)
+        self._bind(hwm, limit)
 
     def receive(self, limit: int) -> list[tuple[bytes, Any]]:
         """Up to `limit` messages with their senders, without waiting. Fills `refused`."""
