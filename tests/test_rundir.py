@@ -1,0 +1,93 @@
+"""The run directory: its lock, its mode, and what it never touches."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers_runtime import short_dir
+
+from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.actors.runtime.rundir import RunDir, address, engine_dir, is_running, running_engines
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    with short_dir() as path:
+        yield path
+
+
+def test_made_private_locked_and_removed(base: Path) -> None:
+    run_dir = RunDir("e", str(base))
+    assert run_dir.path == engine_dir("e", str(base)) == base / "e"
+    assert run_dir.path.stat().st_mode & 0o777 == 0o700
+    assert is_running(run_dir.path) and running_engines(str(base)) == ["e"]
+    with pytest.raises(EngineUnavailable, match="'e' is already running"):
+        RunDir("e", str(base))
+    assert is_running(run_dir.path)
+    run_dir.close()
+    assert not (base / "e").exists() and running_engines(str(base)) == []
+
+
+def test_the_remains_of_a_killed_engine_are_cleared(base: Path) -> None:
+    (base / "e").mkdir(mode=0o755)
+    for name in ("lock", "config.json", "engine.json", "scheduler.inbox", "a.front", "x.log"):
+        (base / "e" / name).write_text("old")
+    run_dir = RunDir("e", str(base))
+    assert os.listdir(run_dir.path) == ["lock"]
+    assert run_dir.path.stat().st_mode & 0o777 == 0o700
+    run_dir.close()
+
+
+def test_a_directory_with_other_files_is_refused_and_left_alone(base: Path) -> None:
+    (base / "e" / "thesis").mkdir(parents=True)
+    (base / "e" / "thesis" / "chapter1").write_text("precious")
+    with pytest.raises(BadConfig, match="holds 'thesis', which is no engine's file"):
+        RunDir("e", str(base))
+    assert (base / "e" / "thesis" / "chapter1").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["..", ".", ".hidden", "a/b", "/tmp"])
+def test_names_that_lead_elsewhere(base: Path, name: str) -> None:
+    with pytest.raises(BadConfig, match="name"):
+        RunDir(name, str(base))
+
+
+def test_too_long_a_path(base: Path) -> None:
+    with pytest.raises(BadConfig, match="exceed 107 bytes"):
+        RunDir("e", str(base / ("d" * 100)))
+
+
+def test_a_path_that_cannot_be_made(base: Path) -> None:
+    (base / "file").write_text("")
+    with pytest.raises(BadConfig, match="run_dir: cannot make"):
+        RunDir("e", str(base / "file"))
+
+
+def test_looking_never_keeps_an_engine_from_starting(base: Path) -> None:
+    RunDir("e", str(base)).close()
+    stop = multiprocessing.get_context("fork").Event()
+    looker = multiprocessing.get_context("fork").Process(target=_look, args=(str(base), stop))
+    looker.start()
+    try:
+        for _ in range(100):
+            RunDir("e", str(base)).close()
+    finally:
+        stop.set()
+        looker.join()
+
+
+def _look(base: str, stop: multiprocessing.synchronize.Event) -> None:  # type: ignore[name-defined]
+    while not stop.is_set():
+        running_engines(base)
+
+
+def test_addresses() -> None:
+    assert address(Path("/run/e"), "scheduler.inbox") == "ipc:///run/e/scheduler.inbox"
+
+
+def test_no_engines_where_there_is_no_directory(base: Path) -> None:
+    assert running_engines(str(base / "none")) == []
