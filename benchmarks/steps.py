@@ -6,13 +6,19 @@ A step is everything the scheduler does for it: decode the worker's result, ente
 make and encode the next plan, encode the detokenizer's batch. The null worker's own time is not
 counted. Context 512 and more, page size 16, two plans on their way, one steady batch. Timings are
 medians over all steps of a repetition, then over repetitions.
+
+--ring runs the real processes with the null worker instead: steps a second from request to last
+token as a client sees it, the scheduler process's own CPU time a step (sockets and loop included),
+and the time from request to first token of a lone request.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +27,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from actorium.actors.client import Client, SamplingParams
 from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.core import Context, Send
-from actorium.actors.messages import Submit, ToScheduler, ToWorker
+from actorium.actors.engine import Engine
+from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import core, null_worker
 
@@ -31,6 +39,8 @@ RUNNING = (1, 16, 64, 256, 1024)
 CONTEXT = 512
 TARGETS = {1: 30, 16: 40, 64: 60, 256: 150, 1024: 450}
 WARMUP = 20
+RING_TOKENS = {1: 4000, 16: 3000, 64: 2000, 256: 800, 1024: 300}
+"""Tokens that each request of --ring asks for: about a second or two of steps."""
 
 
 class Bench:
@@ -130,13 +140,71 @@ def in_process(repeat: int) -> dict[str, Any]:
     return {"steps": rows, "admission_us": round(admit, 1)}
 
 
+def idle_scheduler(client: Client) -> ActorStatus:
+    """What the watchdog knows of the scheduler, once it has told that it is idle."""
+    while True:
+        (scheduler,) = [a for a in client.status().actors if a.role == "scheduler"]
+        if scheduler.phase in ("idle", "ready"):
+            return scheduler
+        time.sleep(0.05)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ring_batch(client: Client, running: int) -> dict[str, Any]:
+    """`running` requests at once through all processes."""
+    before = idle_scheduler(client)
+    cpu, start = cpu_seconds(before.pid), time.perf_counter()
+    done = client.generate([[1, 2, 3]] * running,
+                           SamplingParams(max_tokens=RING_TOKENS[running], ignore_eos=True))
+    wall, cpu = time.perf_counter() - start, cpu_seconds(before.pid) - cpu
+    tokens = sum(len(completion.token_ids) for completion in done)
+    assert tokens == running * RING_TOKENS[running]
+    steps = idle_scheduler(client).gauges["steps"] - before.gauges.get("steps", 0)
+    return {"running": running, "steps_per_s": round(steps / wall, 1),
+            "tokens_per_s": round(tokens / wall), "us_per_step": round(wall / steps * 1e6, 1),
+            "scheduler_cpu_us_per_step": round(cpu / steps * 1e6, 1)}
+
+
+def first_token_ms(client: Client, rounds: int) -> dict[str, float]:
+    """Milliseconds from request to first token, nothing else running."""
+    spent = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        client.generate([1, 2, 3], SamplingParams(max_tokens=1))
+        spent.append((time.perf_counter() - start) * 1e3)
+    spent.sort()
+    return {"p50": round(spent[rounds // 2], 2), "p99": round(spent[rounds * 99 // 100], 2)}
+
+
+def through_the_ring() -> dict[str, Any]:
+    """Real processes with the null worker; prints as it goes."""
+    rows = []
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory, \
+            Engine("", null_worker=True, skip_tokenizer=True, run_dir=directory,
+                   max_num_seqs=max(RUNNING)) as engine:
+        print(f"{'running':>8} {'steps/s':>9} {'tokens/s':>9} {'us/step':>9} {'scheduler CPU':>14}")
+        for running in RUNNING:
+            row = ring_batch(engine.client, running)
+            rows.append(row)
+            print(f"{running:>8} {row['steps_per_s']:>9} {row['tokens_per_s']:>9} "
+                  f"{row['us_per_step']:>9} {row['scheduler_cpu_us_per_step']:>14}")
+        first = first_token_ms(engine.client, 300)
+        print(f"request to first token: p50 {first['p50']} ms, p99 {first['p99']} ms")
+    return {"ring": rows, "first_token_ms": first}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--ring", action="store_true", help="through real processes")
     options = parser.parse_args()
-    figures = in_process(options.repeat)
+    figures = through_the_ring() if options.ring else in_process(options.repeat)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
