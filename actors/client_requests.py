@@ -118,7 +118,7 @@ def check_params(params: SamplingParams) -> SamplingParams:
         raise InvalidRequest(f"params: must be SamplingParams, got {type(params).__name__}",
                              "params")
     try:
-        _parse_params(_encode(params))
+        _parse_params(_encode_params(params))
         params.check()
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
@@ -130,6 +130,14 @@ def check_params(params: SamplingParams) -> SamplingParams:
         raise InvalidRequest(str(error) if known else f"params: {error}",
                              field if known else "params") from None
     return params
+
+
+def _encode_params(params: SamplingParams) -> bytes:
+    try:
+        return _encode(params)
+    except OverflowError:  # an integer beyond 64 bits: the check says which
+        params.check()
+        raise
 
 
 def check_timeout(timeout: Any) -> None:

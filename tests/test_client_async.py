@@ -1,0 +1,120 @@
+"""The asyncio client: many tasks over one pair of sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from helpers_text import FakeEngine, byte_level, write_model
+
+from actorium.actors.client import AsyncClient, Request
+from actorium.actors.errors import EngineUnavailable, InvalidRequest
+from actorium.actors.params import SamplingParams
+
+TEXT = "the € day, \U0001f600 é!"
+IDS = byte_level().encode(TEXT).ids
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop],
+                                ids=["asyncio", "uvloop"])
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[FakeEngine]:
+    with FakeEngine(write_model(tmp_path / "m")) as engine:
+        yield engine
+
+
+def run(loop: Any, main: Any) -> Any:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(asyncio.wait_for(main, 60))
+
+
+def params(**more: Any) -> SamplingParams:
+    return SamplingParams(**({"max_tokens": len(IDS)} | more))
+
+
+@LOOPS
+def test_many_tasks_share_a_client(engine: FakeEngine, loop: Any) -> None:
+    async def stream(client: AsyncClient, text: str) -> str:
+        deltas = [d async for d in client.stream(text, params(max_tokens=5))]
+        assert deltas[-1].finish_reason == "length"
+        return "".join(d.text for d in deltas)
+
+    async def main() -> None:
+        async with AsyncClient(engine.name, engine.base) as client:
+            texts = [f"s{i:04d}" for i in range(200)]
+            streams = asyncio.gather(*(stream(client, t) for t in texts))
+            batch = client.generate([f"b{i:04d}" for i in range(200)], params(max_tokens=5))
+            ids = client.tokenize(TEXT)
+            got = await asyncio.gather(streams, batch, ids)
+            assert got[0] == texts
+            assert [c.text for c in got[1]] == [f"b{i:04d}" for i in range(200)]
+            assert got[2] == IDS
+            assert not client._core.waiting
+
+    run(loop, main())
+
+
+def test_the_rest_of_the_face(engine: FakeEngine) -> None:
+    async def main() -> None:
+        async with AsyncClient(engine.name, engine.base) as client:
+            await client.wait_ready(5)
+            assert (await client.status()).ready
+            assert (await client.server_info())["model"] == "m"
+            assert await client.detokenize(IDS) == TEXT
+            assert (await client.generate(TEXT, params())).text == TEXT
+            turns = [{"role": "user", "content": "hi"}]
+            chat = await client.chat(turns, params(max_tokens=5))
+            parts = [d.text async for d in await client.chat(turns, params(max_tokens=5),
+                                                             stream=True)]
+            assert "".join(parts) == chat.text == "hi"
+            seen = {i: r async for i, r in client.run([Request(prompt="x" * 999),
+                                                       Request(prompt="ab", params=params())])}
+            assert isinstance(seen[0], InvalidRequest) and seen[1][0].text.startswith("abab")
+            with pytest.raises(InvalidRequest):
+                await client.generate("")
+
+    run(asyncio.new_event_loop, main())
+
+
+def test_cancelling_a_task_aborts(engine: FakeEngine) -> None:
+    async def main() -> None:
+        async with AsyncClient(engine.name, engine.base) as client:
+            engine.allow = 1
+            stream = client.stream(TEXT, params(max_tokens=200))
+            await anext(stream)
+            await stream.aclose()
+            task = asyncio.create_task(client.generate([TEXT, TEXT], params(max_tokens=200)))
+            while len(engine.scheduler.submits) < 3:
+                await client.tokenize("x")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await client.tokenize("x")
+            assert len(engine.scheduler.cancels) == 3
+            engine.allow = math.inf
+            assert (await client.generate("ab", params(max_tokens=2))).text == "ab"
+
+    run(asyncio.new_event_loop, main())
+
+
+def test_a_dying_engine_fails_every_task(engine: FakeEngine) -> None:
+    async def main() -> None:
+        client = AsyncClient(engine.name, engine.base)
+        engine.allow = 1
+        tasks = [asyncio.create_task(client.generate(TEXT, params(max_tokens=200)))
+                 for _ in range(5)]
+        while len(engine.scheduler.submits) < 5:
+            await client.tokenize("x")
+        await asyncio.to_thread(engine.die)
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(e, EngineUnavailable) for e in found)
+        with pytest.raises(EngineUnavailable):
+            await client.generate("x")
+        await client.close()
+
+    run(asyncio.new_event_loop, main())
