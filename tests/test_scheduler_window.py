@@ -1,0 +1,160 @@
+"""Steps that emit several tokens a row: the length interval, and logprobs beside the tokens."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import numpy as np
+import pytest
+from helpers_scheduler import Ring, assert_whole, config, ints
+
+from actorium.actors.messages import RowLogprobs, StepPlan, StepResult
+from actorium.actors.scheduler import core
+from actorium.actors.scheduler.null_worker import VOCAB, BadPlan, NullWorker, hash_tokens
+from actorium.actors.scheduler.slots import SlotTable
+
+WINDOW = 3
+
+
+class Speculator(NullWorker):
+    """Emits 1 to WINDOW tokens a decode, by its own dice; ends by max_tokens alone."""
+
+    dice = random.Random(5)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        assert self._memory is not None
+        self._release(np.frombuffer(plan.release, np.int32))
+        for admit in plan.admit:
+            self._admit(admit)
+        self._memory.append(np.frombuffer(plan.page_appends, np.int32).reshape(-1, 3))
+        extends = np.frombuffer(plan.extend, np.int32).reshape(-1, 2).tolist()
+        rows = [(slot, 1) for slot, count in extends if self._extend(slot, count)]
+        rows += [(slot, self._verify(slot)) for slot in ints(plan.decode)]
+        counts, tokens, finish = [], [], []
+        for slot, count in rows:
+            length, end = int(self._length[slot]), int(self._end[slot])
+            count = min(count, end - length) if self._alive[slot] else 0
+            positions = np.arange(length, length + count, dtype=np.uint64)
+            tokens += hash_tokens(np.full(count, self._seed[slot]), positions, VOCAB).tolist()
+            self._length[slot] += count
+            ended = count > 0 and length + count == end
+            self._alive[slot] &= not ended
+            counts.append(count)
+            finish.append(2 if ended else 0)
+        return StepResult(epoch=plan.epoch, step=plan.step, counts=bytes(counts),
+                          tokens=np.array(tokens, np.int32).tobytes(), finish=bytes(finish))
+
+    def _verify(self, slot: int) -> int:
+        """Write the window's K and V, as far as the sequence can ever get."""
+        assert self._memory is not None
+        if not self._alive[slot]:
+            return 0
+        kv = int(self._length[slot]) - 1
+        if kv < self._target[slot]:
+            raise BadPlan("decode before the prompt is extended")
+        self._memory.write(slot, kv, min(WINDOW, int(self._end[slot]) - 1 - kv))
+        return self.dice.randint(1, WINDOW)
+
+
+def speculating(ring: Ring) -> Ring:
+    ring.worker.__class__ = Speculator
+    return ring
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("page_size", "tokens"), [(1, 4096), (1, 100), (2, 100), (16, 128)])
+def test_windows_of_several_tokens(monkeypatch: pytest.MonkeyPatch, overlap: bool, page_size: int,
+                                   tokens: int) -> None:
+    monkeypatch.setattr(core, "DECODE_WINDOW", WINDOW)
+    ring = speculating(Ring(config(page_size=page_size, pool_tokens=tokens, chunk=30,
+                                   overlap=overlap)))
+    for i in range(16):
+        ring.submit(1 + 5 * i % 23, max_tokens=1 + 11 * i % 70)
+    ring.run(random.Random(tokens))
+    assert_whole(ring)
+    if tokens == 100:
+        assert ring.scheduler.health().gauges["preemptions"] > 0
+
+
+def test_the_interval_opens_with_each_plan_and_closes_with_its_result(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "DECODE_WINDOW", WINDOW)
+    ring = speculating(Ring(config()))
+    ring.submit(4, max_tokens=40)
+    ring.wake()
+    table = ring.scheduler.books.table
+    assert (table.len_lo[1], table.len_hi[1]) == (6, 8)
+    ring.work()
+    ring.deliver()
+    assert (table.len_lo[1], table.len_hi[1]) == (7, 11)
+    while ring.heard[1].reason is None:
+        told = 4 + len(ring.heard[1].tokens)
+        decodes = ring.in_flight
+        assert table.len_lo[1] == told + decodes
+        assert table.len_hi[1] == told + WINDOW * decodes
+        ring.work()
+        ring.deliver()
+    ring.run()
+    assert_whole(ring)
+
+
+def test_pages_are_reserved_for_the_upper_end() -> None:
+    table = SlotTable(3, 4, WINDOW)
+    table.len_lo[1], table.len_hi[1], table.end[1], table.held[1] = 5, 9, 100, 2
+    table._mark(np.array([1]))
+    table.start_decoding(1)
+    assert table.growing(table.decode_rows()).tolist() == [1]
+
+
+# --- logprobs ------------------------------------------------------------------------------------
+
+def logprobs(row: int, start: int, count: int) -> RowLogprobs:
+    """Recognisable by its numbers: position p has log-probability -p and top ids 2p, 2p+1."""
+    positions = np.arange(start, start + count)
+    top = np.stack((2 * positions, 2 * positions + 1), 1)
+    return RowLogprobs(row=row, start=start, chosen=(-positions).astype(np.float32).tobytes(),
+                       ranks=positions.astype(np.int32).tobytes(),
+                       top_ids=top.astype(np.int32).tobytes(),
+                       top_logprobs=top.astype(np.float32).tobytes())
+
+
+def answer(ring: Ring, prompt: list[RowLogprobs], sampled: list[RowLogprobs]) -> None:
+    """Work on a plan, add logprobs to its result, deliver it."""
+    ring.work()
+    ring.results[-1] = msgspec.structs.replace(ring.results[-1], prompt_logprobs=prompt,
+                                               logprobs=sampled)
+    ring.deliver()
+
+
+def test_logprobs_go_with_the_event_of_their_sequence() -> None:
+    ring = Ring(config())
+    ring.submit(4, max_tokens=3, logprobs=2)
+    ring.submit(4, max_tokens=3)
+    ring.wake()
+    answer(ring, [], [logprobs(0, 0, 1)])
+    answer(ring, [], [logprobs(0, 0, 1)])
+    ring.run()
+    first, second = ring.heard[1].events[:2]
+    assert first.cached_tokens == 0 and first.logprobs == logprobs(0, 0, 1)
+    assert second.cached_tokens is None and second.logprobs == logprobs(0, 0, 1)
+    assert all(e.logprobs is None for e in ring.heard[2].events)
+    assert_whole(ring)
+
+
+def test_prompt_logprobs_are_told_once_though_computed_twice() -> None:
+    ring = Ring(config(chunk=5))
+    ring.submit(12, max_tokens=3, prompt_logprobs=2)
+    ring.wake()
+    answer(ring, [logprobs(1, 1, 4)], [])
+    ring.plans.clear()
+    ring.results.clear()
+    ring.tell(ring.worker.ready)
+    ring.wake()
+    answer(ring, [logprobs(1, 1, 2)], [])
+    answer(ring, [logprobs(1, 3, 7)], [])
+    answer(ring, [logprobs(1, 10, 2)], [])
+    ring.run()
+    told = [e.prompt_logprobs for e in ring.heard[1].events if e.prompt_logprobs]
+    assert told == [logprobs(1, 1, 4), logprobs(1, 5, 5), logprobs(1, 10, 2)]
+    assert_whole(ring)
