@@ -41,22 +41,31 @@ def own_engine(config: Config, start_up: StartUp | None = None) -> Iterator[Engi
 
     models.resolve(config.model.model)
     values = settings_of(config)
-    over = threading.Event()
-    if start_up is not None or sys.stderr.isatty():
-        _watch(config, values["name"], start_up, over)
-    try:
+    with _watched(config, values["name"], start_up):
         engine = Engine(values.pop("model"), **values)
-    finally:
-        over.set()
+    if start_up is not None and engine.status is not None:
+        start_up.show(engine.status)
     try:
         yield engine
     finally:
         engine.close()
 
 
-def _watch(config: Config, name: str, start_up: StartUp | None, over: threading.Event) -> None:
+@contextlib.contextmanager
+def _watched(config: Config, name: str, start_up: StartUp | None) -> Iterator[None]:
+    """Look at the starting engine meanwhile, if there is anyone to show it to."""
+    if start_up is None and not sys.stderr.isatty():
+        yield
+        return
     from actorium.tools.cli.progress import StartUp, follow
 
-    run_dir = engine_dir(name, config.runtime.run_dir)
+    over = threading.Event()
     show = start_up or StartUp(config)
-    threading.Thread(target=follow, args=(run_dir, show, over), daemon=True).start()
+    run_dir = engine_dir(name, config.runtime.run_dir)
+    thread = threading.Thread(target=follow, args=(run_dir, show, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

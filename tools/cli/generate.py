@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
@@ -89,11 +90,11 @@ async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
     plain = options.input is None and options.output is None
     window = max(MIN_WINDOW, WINDOW_PER_SLOT * parsed.config.scheduler.max_num_seqs)
     window = min(window, parsed.config.scheduler.max_num_queued_reqs)
-    total = len(options.prompt) or None
+    total = _count(options)
     async with AsyncClient(engine.name, run_dir=parsed.config.runtime.run_dir) as client:
         records = jsonl.run_batch(items, lambda job: complete(client, job), window)
-        async for record in _with_bar(records, total):
-            sink.write(_text(record, total) if plain else msgspec.json.encode(record) + b"\n")
+        async for record in _with_bar(records, total, sink is sys.stdout.buffer):
+            sink.write(_text(record, total == 1) if plain else msgspec.json.encode(record) + b"\n")
             sink.flush()
 
 
@@ -103,26 +104,39 @@ async def complete(client: AsyncClient, job: jsonl.Job) -> list[Any]:
     if job.messages is not None:
         found = await client.chat(job.messages, job.params)
     else:
-        found = await client.generate(job.text if job.tokens is None else job.tokens, job.params)
+        prompt = job.text if job.tokens is None else job.tokens
+        assert prompt is not None
+        found = await client.generate(prompt, job.params)
     return found if isinstance(found, list) else [found]
 
 
-def _text(record: dict[str, Any], total: int | None) -> bytes:
+def _count(options: GenerateOptions) -> int | None:
+    """How many requests there will be; None for a pipe. Only looked up for a terminal's bar."""
+    if options.input is None:
+        return len(options.prompt)
+    path = Path(options.input)
+    if not sys.stderr.isatty() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
+def _text(record: dict[str, Any], alone: bool) -> bytes:
     """For people: the text alone; numbered when there are several."""
     texts = [choice["text"] or str(choice["token_ids"]) for choice in record.get("choices", ())]
     texts = texts or [record.get("text") or str(record.get("token_ids", []))]
     if "error" in record:
         texts = [f"error: {record['error']}"]
-    if total == 1 and len(texts) == 1:
+    if alone and len(texts) == 1:
         return texts[0].encode() + b"\n"
     return b"".join(f"[{record['index']}{f'.{i}' if len(texts) > 1 else ''}] {text}\n".encode()
                     for i, text in enumerate(texts))
 
 
-async def _with_bar(records: AsyncIterator[dict[str, Any]],
-                    total: int | None) -> AsyncIterator[dict[str, Any]]:
-    """The same records; on a terminal a bar shows how many there have been."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
+async def _with_bar(records: AsyncIterator[dict[str, Any]], total: int | None,
+                    printed: bool) -> AsyncIterator[dict[str, Any]]:
+    """The same records; on a terminal that they are not printed to, a bar counts them."""
+    if not sys.stderr.isatty() or (printed and sys.stdout.isatty()):
         async for record in records:
             yield record
         return

@@ -16,7 +16,7 @@ from actorium.tools.cli.status import READY_PHASES, Asker
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.03
 _COUNT = re.compile(r"(\d+)\s*/\s*(\d+)")
 
 
@@ -26,7 +26,10 @@ class StartUp:
     Goes to stderr: bars on a terminal, one line a change elsewhere.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, quiet: bool = False) -> None:
+        """`quiet` = only collect."""
+        self.quiet = quiet
+        self.config = config
         self.name = config.runtime.name
         self.model = config.model.served_model_name or config.model.model or "the demo model"
         self.began = process_start()
@@ -53,7 +56,7 @@ class StartUp:
 
     def _tell(self, actor: ActorStatus) -> None:
         text = f"{actor.phase}: {actor.detail}" if actor.detail else actor.phase
-        if self._said.get(actor.role) == text:
+        if self.quiet or self._said.get(actor.role) == text:
             return
         self._said[actor.role] = text
         if sys.stderr.isatty():
@@ -114,7 +117,7 @@ def follow(run_dir: Path, show: StartUp, over: threading.Event) -> bool:
     asker = Asker(run_dir)
     try:
         while not over.wait(LOOK_SECONDS):
-            status = asker.ask(1.0)
+            status = asker.ask(0.25)
             if status is None:
                 continue
             show.show(status)
