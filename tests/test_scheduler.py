@@ -427,6 +427,36 @@ def test_a_new_worker_gets_everything_again() -> None:
     assert_whole(ring)
 
 
+def test_a_new_worker_with_less_room_ends_what_has_outgrown_it() -> None:
+    ring = Ring(config(page_size=1))
+    ring.submit(10, max_tokens=100)
+    ring.submit(40, max_tokens=100)
+    ring.submit(10, max_tokens=100, n=2)
+    ring.wake()
+    for _ in range(60):
+        ring.work()
+        ring.deliver()
+    ring.plans.clear()
+    ring.results.clear()
+    ring.tell(msgspec.structs.replace(ring.worker.ready, pages=36))
+    ring.run()
+    assert [h.reason for h in ring.heard.values()] == ["length", "error", "length", "length"]
+    assert "40 tokens need 40 pages of 1, the pool has 35" in (ring.heard[2].events[-1].error or "")
+    ring.assert_at_rest()
+
+
+@pytest.mark.parametrize("prompt", [b"", b"\0\0\0", b"\0\0\0\0\1"])
+def test_a_prompt_that_is_no_tokens_is_refused(prompt: bytes) -> None:
+    ring = Ring(config())
+    ring.submit(1)
+    bad = msgspec.structs.replace(ring.submits["r0"], rid="bad", prompt=prompt)
+    ring.submits["bad"] = bad
+    ring.tell(bad)
+    ring.run()
+    assert [h.error_code for h in ring.heard.values()] == [None, "invalid_request"]
+    ring.assert_at_rest()
+
+
 def test_gauges_add_up() -> None:
     ring = Ring(config())
     ring.submit(20, max_tokens=30)

@@ -64,7 +64,9 @@ class SchedulerCore:
         self._draining = False
         self._step = 0
         self._next_sid = 1
-        self._out: list[Send] = []
+        self._orders: list[Send] = []
+        """To the worker: sent before the news, it is the one who must not wait."""
+        self._news: list[Send] = []
         self._events: list[SequenceEvent] = []
         self._sums = {"tokens": 0, "prompt_tokens": 0, "busy_us": 0, "idle_us": 0}
 
@@ -97,13 +99,16 @@ class SchedulerCore:
             plan, record = made
             self._step += 1
             self._unresolved.append(record)
-            self._out.append(Send(WORKER, plan))
+            self._orders.append(Send(WORKER, plan))
         if self._events:
-            self._out.append(Send(DETOKENIZER, _news(self._step, self._events)))
+            self._news.append(Send(DETOKENIZER, TokenBatch(
+                step=self._step, sids=b"", starts=b"", counts=b"", tokens=b"",
+                events=self._events)))
             self._events = []
         if self._debug:
             self.books.audit()
-        out, self._out = self._out, []
+        out = self._orders + self._news
+        self._orders, self._news = [], []
         return out
 
     def next_timer(self) -> float | None:
@@ -119,8 +124,8 @@ class SchedulerCore:
 
     @property
     def done(self) -> bool:
-        left = self.books.requests or self._unresolved or self._events or self._out
-        return self._draining and not left
+        unsaid = self._events or self._news
+        return self._draining and not (self.books.requests or self._unresolved or unsaid)
 
     def health(self) -> Health:
         """Phase, step and gauges; tokens and microseconds are sums since the start."""
@@ -148,25 +153,30 @@ class SchedulerCore:
             return
         request = open_request(submit, self._next_sid)
         self._next_sid += submit.n
-        self._out.extend(Send(DETOKENIZER, opening(s)) for s in request.live.values())
+        self._news.extend(Send(DETOKENIZER, opening(s)) for s in request.live.values())
         limit = self._config.max_num_queued_reqs + self.books.table.free
         full = self.books.queue.requests >= limit
         self.books.enlist(request)
         self._deadlines.add(request, len(self.books.requests))
-        self._sums["prompt_tokens"] += len(request.prompt)
-        if self._draining:
+        if not submit.prompt or len(submit.prompt) % 4:
+            self._refuse(request, "invalid_request",
+                         f"prompt: {len(submit.prompt)} bytes are no tokens (4 bytes each)")
+        elif self._draining:
             self._refuse(request, "unavailable", "the engine is stopping")
         elif full:
             self._refuse(request, "queue_full",
                          f"{self._config.max_num_queued_reqs} requests are waiting already")
         elif self._worker is not None:
             self._fit(request, self._worker)
+        if request.live:
+            self._sums["prompt_tokens"] += len(request.prompt)
 
     def _fit(self, request: Request, worker: Ready) -> None:
         """Refuse a prompt that can never run; cap max_tokens so that the rest can, alone.
 
         Alone in the pool a sequence of length n needs pages for n-1 tokens. Where max_tokens would
-        go past that or past max_model_len, the completion ends earlier, with `length`.
+        go past that or past max_model_len, the completion ends earlier, with `length`: at once, if
+        it has got so far already (on a worker that had more room).
         """
         length, pool = len(request.prompt), self.books.pool
         if length + 1 > worker.max_model_len:
@@ -179,6 +189,9 @@ class SchedulerCore:
                          f"{pool.page_size}, the pool has {pool.total}")
         else:
             request.cap(min(worker.max_model_len, pool.tokens + 1))
+            for sequence in list(request.live.values()):
+                if length + len(sequence.emitted) >= sequence.end:
+                    self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason="length"))
 
     def _on_cancel(self, cancel: Cancel) -> None:
         request = self.books.requests.get((cancel.client, cancel.rid))
@@ -207,7 +220,11 @@ class SchedulerCore:
     # --- the worker ------------------------------------------------------------------------------
 
     def _on_ready(self, ready: Ready) -> None:
-        """A worker is there, empty. Whatever ran on one before it will be recomputed."""
+        """A worker is there, empty. Whatever ran on one before it will be recomputed.
+
+        There are no more slots than a step may decode: so every running sequence decodes in every
+        step, and while one still extends at least a token of the budget is left for it.
+        """
         books = self.books
         self._unresolved.clear()
         while (sequence := books.table.latest()) is not None:
@@ -217,7 +234,7 @@ class SchedulerCore:
         books.furnish(SlotTable(slots + 1, ready.page_size, DECODE_WINDOW),
                       PagePool(ready.pages, ready.page_size, self._debug))
         self._worker = ready
-        self._out.append(Send(WORKER, Reset(epoch=self._epoch)))
+        self._orders.append(Send(WORKER, Reset(epoch=self._epoch)))
         for request in list(books.requests.values()):
             self._fit(request, ready)
 
@@ -231,12 +248,7 @@ class SchedulerCore:
         self._sums["busy_us"] += result.busy_us
         self._sums["idle_us"] += result.idle_us
         if credited.batch is not None:
-            self._out.append(Send(DETOKENIZER, credited.batch))
-
-
-def _news(step: int, events: list[SequenceEvent]) -> TokenBatch:
-    """Events of sequences that ended between results."""
-    return TokenBatch(step=step, sids=b"", starts=b"", counts=b"", tokens=b"", events=events)
+            self._news.append(Send(DETOKENIZER, credited.batch))
 
 
 def build(context: Context) -> SchedulerCore:

@@ -88,7 +88,8 @@ class Request:
 
 def open_request(submit: Submit, first_sid: int) -> Request:
     """The request of a Submit, with its `n` sequences numbered from `first_sid`."""
-    request = Request(submit, np.frombuffer(submit.prompt, np.int32), submit.params)
+    prompt = np.frombuffer(submit.prompt, np.int32, count=len(submit.prompt) // 4)
+    request = Request(submit, prompt, submit.params)
     for index in range(submit.n):
         sid = first_sid + index
         request.live[sid] = Sequence(sid, request, index, choice_seed(submit.seed, index))
