@@ -13,11 +13,9 @@ from actorium.gpu.models.plan import AttentionPlan, plan_attention
 from actorium.gpu.models.rotary import frequencies
 from actorium.gpu.pools import PagePool
 from actorium.gpu.shape import ModelShape
-from actorium.kernels.activation import silu_mul
-from actorium.kernels.kv import write_kv
 from actorium.kernels.linear import Linear
-from actorium.kernels.norm import rms_norm
-from actorium.kernels.rope import apply_rope, rope_rows, rope_table
+from actorium.kernels.ops import TorchOps, select_ops
+from actorium.kernels.rope import rope_rows, rope_table
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
@@ -73,14 +71,19 @@ class Layer:
 class CausalLM:
     """A decoder with its weights on one device."""
 
-    def __init__(self, shape: ModelShape, tensors: dict[str, Tensor], device: torch.device) -> None:
-        """tensors: as `wanted_tensors` names them; they are taken out of the dict."""
+    def __init__(
+        self, shape: ModelShape, tensors: dict[str, Tensor], device: torch.device,
+        native: bool = True,
+    ) -> None:
+        """tensors: as `wanted_tensors` names them; they are taken out of the dict. native: C kernels
+        where they can be had."""
         self.shape, self.device = shape, device
         self.scale = shape.head_dim**-0.5
-        self.layers = [_layer(shape, tensors, i) for i in range(shape.layers)]
+        self.ops = select_ops(shape.dtype, device, shape.head_dim, native)
+        self.layers = [_layer(shape, tensors, i, self.ops) for i in range(shape.layers)]
         self.embed = tensors.pop(EMBED)
         self.norm = tensors.pop(NORM)
-        self.head = Linear(self.embed if shape.tied else tensors.pop(HEAD))
+        self.head = self.ops.linear(self.embed if shape.tied else tensors.pop(HEAD))
         inv_freq, scale = frequencies(shape)
         self.rope = rope_table(inv_freq, scale, shape.max_model_len, shape.dtype).to(device)
 
@@ -92,7 +95,7 @@ class CausalLM:
         """
         hidden = self.embed.index_select(0, batch.tokens)
         rope = rope_rows(self.rope, batch.positions)
-        plans = {window: plan_attention(batch, pool.page_size, window, self.scale)
+        plans = {window: plan_attention(batch, pool.page_size, window, self.scale, self.ops)
                  for window in set(self.shape.windows)}
         for i, layer in enumerate(self.layers):
             rows = batch.logit_rows if i == len(self.layers) - 1 else None
@@ -105,28 +108,24 @@ class CausalLM:
         plan: AttentionPlan, rows: Tensor | None,
     ) -> Tensor:
         """hidden: [T, hidden] -> the same; with `rows`, only those rows, after attention."""
-        s = self.shape
-        x = rms_norm(hidden, layer.input_norm, s.norm_eps)
+        s, ops = self.shape, self.ops
+        x = ops.rms_norm(hidden, layer.input_norm, s.norm_eps)
         qkv = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
-        qk = qkv[:, :s.heads + s.kv_heads]
-        normed = qk if layer.qk_norm is None else rms_norm(qk, layer.qk_norm, s.norm_eps)
-        qk.copy_(apply_rope(normed, rope))
-        fresh = qkv[:, s.heads:]
-        write_kv(pages, fresh, kv_index)
-        out = plan.attend(qkv[:, :s.heads], fresh, pages).reshape(-1, s.q_size)
+        ops.rotate_write(qkv, s.heads, layer.qk_norm, s.norm_eps, rope, pages, kv_index)
+        out = plan.attend(qkv[:, :s.heads], qkv[:, s.heads:], pages).reshape(-1, s.q_size)
         if rows is not None:
             out, hidden = out.index_select(0, rows), hidden.index_select(0, rows)
         hidden = layer.o.add(out, hidden)
-        x = rms_norm(hidden, layer.post_norm, s.norm_eps)
-        return layer.down.add(silu_mul(layer.gate_up(x)), hidden)
+        x = ops.rms_norm(hidden, layer.post_norm, s.norm_eps)
+        return layer.down.add(ops.silu_mul(layer.gate_up(x)), hidden)
 
     @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
         """Final norm and head. rows: [R, hidden] -> f32[R, vocab]."""
-        return self.head(rms_norm(rows, self.norm, self.shape.norm_eps)).float()
+        return self.head(self.ops.rms_norm(rows, self.norm, self.shape.norm_eps)).float()
 
 
-def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int) -> Layer:
+def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int, ops: TorchOps) -> Layer:
     at = f"model.layers.{i}."
 
     def take(*names: str) -> Tensor:
@@ -135,7 +134,7 @@ def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int) -> Layer:
 
     def linear(bias: bool, *names: str) -> Linear:
         weight = take(*(f"{name}.weight" for name in names))
-        return Linear(weight, take(*(f"{name}.bias" for name in names)) if bias else None)
+        return ops.linear(weight, take(*(f"{name}.bias" for name in names)) if bias else None)
 
     qk_norm = None
     if s.qk_norm:

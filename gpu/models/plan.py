@@ -11,12 +11,11 @@ from torch import Tensor
 from actorium.gpu.batch import ExtendRow, ForwardBatch
 from actorium.kernels.attention import (
     causal_extend,
-    decode_mask,
     extend_mask,
-    paged_decode,
     paged_extend,
     token_index,
 )
+from actorium.kernels.ops import TorchOps
 
 
 @dataclass(slots=True)
@@ -44,7 +43,7 @@ class AttentionPlan:
 
 
 def plan_attention(
-    batch: ForwardBatch, page_size: int, window: int, scale: float
+    batch: ForwardBatch, page_size: int, window: int, scale: float, ops: TorchOps
 ) -> AttentionPlan:
     """The plan of a step for layers with this window (0 = none)."""
     plan = AttentionPlan()
@@ -60,7 +59,7 @@ def plan_attention(
         first += run * rows[0].count
         rows = rows[run:]
     if batch.decode_rows:
-        plan.parts.append(_decode(batch, page_size, window, scale))
+        plan.parts.append(_decode(batch, page_size, window, scale, ops))
     return plan
 
 
@@ -91,15 +90,14 @@ def _extend(first: int, row: ExtendRow, page_size: int, window: int, scale: floa
     return Part(first, row.count, run)
 
 
-def _decode(batch: ForwardBatch, page_size: int, window: int, scale: float) -> Part:
-    pages, lens = batch.decode_pages, batch.decode_kv_lens
+def _decode(
+    batch: ForwardBatch, page_size: int, window: int, scale: float, ops: TorchOps
+) -> Part:
+    pages, lens, q_len = batch.decode_pages, batch.decode_kv_lens, batch.decode_q_len
     assert pages is not None and lens is not None
-    span, rows, q_len = batch.max_kv_len, batch.decode_rows, batch.decode_q_len
-    index = token_index(pages, lens, page_size, span)
-    mask = decode_mask(lens, q_len, span, window)
+    attend = ops.decode(pages, lens, batch.max_kv_len, q_len, page_size, window, scale)
 
     def run(q: Tensor, fresh: Tensor, layer: Tensor) -> Tensor:
-        out = paged_decode(q.view(rows, q_len, *q.shape[1:]), layer, index, mask, scale)
-        return out.reshape(q.shape)
+        return attend(q, layer)
 
-    return Part(batch.extend_tokens, rows * q_len, run)
+    return Part(batch.extend_tokens, batch.decode_rows * q_len, run)
