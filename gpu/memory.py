@@ -27,9 +27,9 @@ def pool_pages(memory: MemoryConfig, page_bytes: int, slots: int, max_model_len:
         wanted = min(wanted, memory.max_total_tokens // size)
     fit = budget // page_bytes - 1
     if fit < 1:
-        raise BadConfig(f"memory: {max(budget, 0):,} bytes for pages hold no page of {page_bytes:,} "
-                        "bytes beside the sink page: raise kv_cache_bytes (cpu) or memory_fraction "
-                        "(cuda)", "memory.kv_cache_bytes")
+        raise BadConfig(f"kv_cache_bytes: {max(budget, 0):,} bytes for pages hold no page of "
+                        f"{page_bytes:,} bytes beside the sink page; on cuda memory_fraction sets "
+                        "them", "memory.kv_cache_bytes")
     return 1 + min(wanted, fit)
 
 

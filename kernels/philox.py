@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
@@ -39,4 +42,5 @@ def uniform(seed_low: Any, seed_high: Any, position: Any) -> Any:
     """
     zero = position * 0
     a, b, _, _ = philox4x32((position, zero, zero, zero), (seed_low & _MASK, seed_high & _MASK))
-    return ((a >> 5) * 2.0**26 + (b >> 6)) * 2.0**-53
+    bits = ((a >> 5) << 26) | (b >> 6)
+    return (bits.double() if isinstance(bits, Tensor) else bits.astype(np.float64)) * 2.0**-53

@@ -47,7 +47,8 @@ def _generate(oracle: Any, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+def case(request: pytest.FixtureRequest,
+         tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     options: dict[str, dict[str, Any]] = {
         "LlamaForCausalLM": {"num_key_value_heads": 1, "attention_bias": True},
         "MistralForCausalLM": {"num_key_value_heads": 4, "sliding_window": 24},
