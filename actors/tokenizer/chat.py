@@ -21,8 +21,8 @@ from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import ChatMessage
 from actorium.actors.models import read_json
 
-MAX_TICKS = 1_000_000
-"""Loop iterations + macro calls of one render: about half a second."""
+MAX_TICKS = 200_000
+"""Loop iterations + macro calls of one render: about a second."""
 MAX_CHARS = 8 << 20
 MAX_MESSAGES = 4096
 _TICK = "_actorium_tick"

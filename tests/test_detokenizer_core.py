@@ -1,0 +1,319 @@
+"""The detokenizer actor's core: numbering, stops, events, one batch for each client."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import pytest
+from helpers_text import byte_level, context, i4, ints, loaded, write_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actorium.actors.detokenizer.core import DetokenizerCore
+from actorium.actors.messages import (
+    Attach,
+    Attached,
+    Cancel,
+    Delta,
+    Open,
+    RowLogprobs,
+    SequenceEvent,
+    Stop,
+    TextBatch,
+    TokenBatch,
+)
+from actorium.actors.params import TextParams
+
+A, B = b"client a", b"client b"
+EOS = byte_level().token_to_id("<eos>")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture
+def core(model: Path) -> DetokenizerCore:
+    return loaded(DetokenizerCore(context(model)))
+
+
+def opened(core: DetokenizerCore, sid: int = 1, rid: str = "r", client: bytes = A, index: int = 0,
+           prompt: bytes = b"hi", emitted: bytes = b"", **text: Any) -> None:
+    core.on_message(Open(sid, rid, index, client, i4(list(prompt)), TextParams(**text), 0,
+                         i4(list(emitted))), 0.0)
+
+
+def batch(core: DetokenizerCore, *rows: tuple[int, int, list[int]],
+          events: list[SequenceEvent] | None = None) -> None:
+    """rows: (sid, start, tokens)."""
+    core.on_message(TokenBatch(1, i4([r[0] for r in rows]), i4([r[1] for r in rows]),
+                               bytes(len(r[2]) for r in rows),
+                               i4([t for r in rows for t in r[2]]), events or []), 0.0)
+
+
+def wake(core: DetokenizerCore) -> tuple[dict[bytes, list[Delta]], list[Any]]:
+    """(deltas by client, messages to the scheduler)."""
+    deltas: dict[bytes, list[Delta]] = {}
+    others = []
+    for send in core.on_wake(0.0):
+        if isinstance(send.message, TextBatch):
+            assert send.client not in deltas, "one batch for each client"
+            deltas[send.client] = send.message.deltas
+            msgspec.msgpack.decode(msgspec.msgpack.encode(send.message), type=TextBatch)
+        else:
+            others.append(send.message)
+    return deltas, others
+
+
+def only(core: DetokenizerCore) -> Delta:
+    deltas, _ = wake(core)
+    ((delta,),) = deltas.values()
+    return delta
+
+
+def test_attach_and_loading(model: Path) -> None:
+    core = DetokenizerCore(context(model))
+    assert core.health().phase == "loading" and core.next_timer() == 0.0
+    opened(core)
+    batch(core, (1, 0, [65]))
+    core.on_client(A, Attach(), 0.0)
+    assert core.on_wake(0.0) == []
+    sends = core.on_wake(0.0)
+    assert sends[0].message == Attached(3) and sends[1].message.deltas[0].text == "A"
+    assert core.health().phase == "stepping" and not core.done
+
+
+def test_one_batch_a_client_and_wake(core: DetokenizerCore) -> None:
+    opened(core, 1, "r", A)
+    opened(core, 2, "r", A, index=1)
+    opened(core, 3, "q", B)
+    for step in range(3):
+        batch(core, (1, step, [65 + step]), (2, step, [97 + step]), (3, step, [48]))
+    deltas, _ = wake(core)
+    assert {c: [(d.rid, d.index, d.start, d.text) for d in ds] for c, ds in deltas.items()} == {
+        A: [("r", 0, 0, "ABC"), ("r", 1, 0, "abc")], B: [("q", 0, 0, "000")]}
+    assert wake(core) == ({}, [])
+    batch(core, (2, 3, [100, 101]))
+    delta = only(core)
+    assert (delta.start, ints(delta.tokens), delta.text) == (3, [100, 101], "de")
+
+
+def test_duplicates_are_cut_and_gaps_are_errors(core: DetokenizerCore) -> None:
+    opened(core)
+    batch(core, (1, 0, [65, 66]))
+    batch(core, (1, 0, [65, 66]))
+    batch(core, (1, 1, [66, 67]))
+    delta = only(core)
+    assert (delta.text, ints(delta.tokens)) == ("ABC", [65, 66, 67])
+    batch(core, (1, 5, [70]), (99, 0, [1]))
+    deltas, sent = wake(core)
+    assert deltas[A][0].error is not None and deltas[A][0].finish_reason == "error"
+    assert sent == [Cancel("r", A)] and core.done
+
+
+def test_half_characters_wait_and_are_flushed_at_the_end(core: DetokenizerCore) -> None:
+    opened(core)
+    batch(core, (1, 0, [0xE2]))
+    assert (d := only(core)).text == "" and ints(d.tokens) == [0xE2]
+    batch(core, (1, 1, [0x82, 0xAC, 0xC3]))
+    assert only(core).text == "€"
+    batch(core, (1, 4, [0xC3]), events=[SequenceEvent(1, "length")])
+    last = only(core)
+    assert (last.text, last.finish_reason) == ("\ufffd\ufffd", "length")
+    assert last.usage == msgspec.convert([2, 0, 5], type(last.usage))
+
+
+def test_stop_string_across_tokens(core: DetokenizerCore) -> None:
+    opened(core, stop=("END",))
+    batch(core, (1, 0, [65]), events=[SequenceEvent(1, cached_tokens=16)])
+    batch(core, (1, 1, [ord("E")]))
+    delta = only(core)
+    assert (delta.text, ints(delta.tokens)) == ("A", [65, ord("E")])
+    batch(core, (1, 2, [ord("N")]))
+    assert only(core).text == ""
+    batch(core, (1, 3, [ord("D"), 66, 67]))
+    batch(core, (1, 6, [68]))
+    deltas, sent = wake(core)
+    last = deltas[A][0]
+    assert (last.text, last.finish_reason, last.stop_reason) == ("", "stop", "END")
+    assert ints(last.tokens) == [ord("D")] and sent == [Stop(1, 4)]
+    assert last.usage is not None
+    assert (last.usage.cached_tokens, last.usage.completion_tokens) == (16, 4)
+    batch(core, (1, 7, [69]), events=[SequenceEvent(1, "stop")])
+    assert wake(core) == ({}, []) and core.done
+
+
+def test_what_is_held_back_comes_with_the_end(core: DetokenizerCore) -> None:
+    opened(core, stop=("END",))
+    batch(core, (1, 0, list(b"xEN")), events=[SequenceEvent(1, "length")])
+    assert only(core).text == "xEN"
+
+
+def test_include_stop_and_min_tokens(core: DetokenizerCore) -> None:
+    opened(core, stop=("b",), include_stop=True, min_tokens=3)
+    batch(core, (1, 0, list(b"abcab")))
+    last = only(core)
+    assert (last.text, last.stop_reason, len(ints(last.tokens))) == ("abcab", "b", 5)
+    opened(core, 2, stop=("b",), min_tokens=2)
+    batch(core, (2, 0, list(b"ab")))
+    assert only(core).finish_reason is None
+    batch(core, (2, 2, list(b"bz")))
+    last = only(core)
+    assert (last.text, last.finish_reason) == ("", "stop")
+
+
+def test_stop_tokens_are_not_text_unless_asked_for(core: DetokenizerCore) -> None:
+    for sid, include, special, text in ((1, False, True, "A"), (2, True, True, "AZ"),
+                                        (3, False, False, "A")):
+        opened(core, sid, skip_special_tokens=special, include_stop=include)
+        batch(core, (sid, 0, [65, 90]), events=[SequenceEvent(sid, "stop", stop_token=90)])
+        last = only(core)
+        assert (last.text, last.stop_reason, ints(last.tokens)) == (text, 90, [65, 90])
+        assert last.usage is not None and last.usage.completion_tokens == 2
+    opened(core, 4, skip_special_tokens=False)
+    batch(core, (4, 0, [65, EOS, 66]))
+    assert only(core).text == "A<eos>B"
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(alphabet="abé€", min_size=1, max_size=20), cut=st.lists(st.booleans()),
+       stop=st.text(alphabet="abé€", min_size=1, max_size=3), wakes=st.integers(1, 4))
+def test_any_batching_gives_the_same(model: Path, text: str, cut: list[bool], stop: str,
+                                     wakes: int) -> None:
+    """Text, tokens, reason and usage do not depend on how tokens are cut into batches."""
+    ids = list(text.encode())
+    groups: list[list[int]] = [[]]
+    for n, token in enumerate(ids):
+        groups[-1].append(token)
+        if n < len(cut) and cut[n]:
+            groups.append([])
+    results = []
+    for batches in ([[t] for t in ids], [g for g in groups if g]):
+        core = loaded(DetokenizerCore(context(model)))
+        opened(core, stop=(stop,))
+        deltas: list[Delta] = []
+        at = 0
+        for n, tokens in enumerate(batches):
+            last = n == len(batches) - 1
+            batch(core, (1, at, tokens), events=[SequenceEvent(1, "length")] if last else None)
+            at += len(tokens)
+            if n % wakes == 0 or last:
+                deltas += wake(core)[0].get(A, [])
+        starts = [d.start for d in deltas]
+        assert starts == [sum(len(ints(p.tokens)) for p in deltas[:i]) for i in range(len(deltas))]
+        tokens = [t for d in deltas for t in ints(d.tokens)]
+        results.append(("".join(d.text for d in deltas), tokens, deltas[-1].finish_reason,
+                        deltas[-1].usage))
+    assert results[0] == results[1]
+    shown, tokens, reason, _ = results[0]
+    assert shown == (text[:text.index(stop)] if stop in text else text)
+    assert reason == ("stop" if stop in text else "length")
+    assert bytes(tokens).decode().endswith(stop) if reason == "stop" else tokens == ids
+
+
+def f4(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def test_logprobs(core: DetokenizerCore) -> None:
+    opened(core, stop=("b",))
+    prompt = RowLogprobs(0, 1, f4(-0.5), i4([2]), i4([9, 8]), f4(-0.1, -0.2))
+    rows = RowLogprobs(0, 0, f4(-1.0, -2.0, -3.0), i4([1, 1, 4]), i4([97, 98, 99]),
+                       f4(-1.0, -2.0, -4.0))
+    core.on_message(TokenBatch(1, b"", b"", b"", b"", [SequenceEvent(1, prompt_logprobs=prompt)]),
+                    0.0)
+    assert wake(core) == ({}, []), "prompt logprobs wait for the first token"
+    batch(core, (1, 0, list(b"abc")), events=[SequenceEvent(1, logprobs=rows)])
+    delta = only(core)
+    assert delta.prompt_logprobs is not None and delta.prompt_logprobs[0] is None
+    first = delta.prompt_logprobs[1]
+    assert first is not None and (first.token_id, first.rank) == (ord("i"), 2)
+    assert [t for t, _ in first.top] == [9, 8]
+    assert delta.logprobs is not None
+    assert [(p.token_id, p.logprob, p.rank) for p in delta.logprobs] == [(97, -1.0, 1),
+                                                                         (98, -2.0, 1)]
+    opened(core, 2)
+    two = RowLogprobs(0, 0, f4(-1.0, -2.0), i4([1, 1]), b"", b"")
+    batch(core, (2, 0, [1]))
+    batch(core, (2, 0, [1, 2]), events=[SequenceEvent(2, logprobs=two)])
+    delta = only(core)
+    assert delta.logprobs is not None and delta.logprobs[-1].token_id == 2
+    assert len(delta.logprobs) == 1 and delta.logprobs[0].top == []
+
+
+@pytest.mark.parametrize("reason", ["abort", "deadline", "length"])
+def test_other_ends(core: DetokenizerCore, reason: str) -> None:
+    opened(core)
+    batch(core, events=[SequenceEvent(1, reason)])
+    last = only(core)
+    assert (last.finish_reason, last.text, last.error) == (reason, "", None)
+    assert last.usage is not None and last.usage.completion_tokens == 0 and core.done
+
+
+def test_errors(core: DetokenizerCore) -> None:
+    opened(core)
+    batch(core, events=[SequenceEvent(1, "error", error_code="queue_full", error="full")])
+    last = only(core)
+    assert last.error is not None
+    assert (last.finish_reason, last.error.code, last.error.message) == ("error", "queue_full",
+                                                                         "full")
+
+
+def test_reopened_after_a_restart_starts_over(core: DetokenizerCore) -> None:
+    opened(core, emitted=b"abc", stop=("cd",))
+    first = only(core)
+    assert (first.start, first.text, ints(first.tokens)) == (0, "ab", list(b"abc"))
+    batch(core, (1, 2, list(b"cx")))
+    assert (d := only(core)).text == "cx" and d.start == 3
+    opened(core)
+    batch(core, (1, 4, [65]))
+    assert only(core).text == "A", "a second Open changes nothing"
+
+
+def test_a_client_that_is_gone(core: DetokenizerCore) -> None:
+    opened(core, 1, "r", A)
+    opened(core, 2, "r", A, index=1)
+    opened(core, 3, "s", A)
+    opened(core, 4, "t", B)
+    batch(core, (1, 0, [65]), (4, 0, [66]))
+    core.on_client_gone(A, 0.0)
+    core.on_client_gone(b"unknown", 0.0)
+    deltas, sent = wake(core)
+    assert sent == [Cancel("r", A), Cancel("s", A)] and list(deltas) == [B]
+    batch(core, (1, 1, [65]), events=[SequenceEvent(1, "abort")])
+    assert wake(core) == ({}, [])
+    core.on_client(A, Attach(), 0.0)
+    deltas, _ = wake(core)
+    assert [(d.rid, d.finish_reason) for d in deltas[A]] == [("r", "error"), ("s", "error")]
+    core.on_client(A, Attach(), 0.0)
+    assert wake(core)[0] == {}
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    core = loaded(DetokenizerCore(context(tmp_path / "none", skip_tokenizer=True)))
+    opened(core)
+    batch(core, (1, 0, [65, 66]), events=[SequenceEvent(1, "length")])
+    last = only(core)
+    assert (last.text, ints(last.tokens)) == ("", [65, 66])
+
+
+def test_256_sequences_a_step(core: DetokenizerCore) -> None:
+    """Aim: 10 us a token on an idle core; the test allows for a busy machine."""
+    for sid in range(1, 257):
+        opened(core, sid, f"r{sid}", A, stop=("nowhere", "\n\n") if sid % 2 else ())
+    sids = list(range(1, 257))
+    times = []
+    for step in range(60):
+        message = TokenBatch(step, i4(sids), i4([step] * 256), b"\1" * 256,
+                             i4([32 + (step * 7 + s) % 90 for s in sids]))
+        begin = perf_counter()
+        core.on_message(message, 0.0)
+        core.on_wake(0.0)
+        times.append(perf_counter() - begin)
+    assert median(times) / 256 < 30e-6

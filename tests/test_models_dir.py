@@ -1,0 +1,118 @@
+"""Finding model directories and reading their JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actorium.actors import models
+from actorium.actors.errors import BadConfig, BadModel
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    return tmp_path / "hf" / "hub"
+
+
+def snapshot(cache: Path, name: str, sha: str, main: str | None = None) -> Path:
+    repo = cache / f"models--{name.replace('/', '--')}"
+    path = repo / "snapshots" / sha
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    if main is not None:
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / "main").write_text(main + "\n")
+    return path
+
+
+def test_a_directory_and_the_demo_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert models.resolve(str(tmp_path)) == tmp_path
+    assert models.resolve("").name == "demo_model"
+    assert models.vocab_size(models.read_config(models.resolve(""))) > 0
+
+
+def test_the_hub_cache(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    snapshot(cache, "org/name", "aaa")
+    right = snapshot(cache, "org/name", "bbb", main="bbb")
+    assert models.resolve("org/name") == right
+    alone = snapshot(cache, "gpt2", "ccc")
+    assert models.resolve("gpt2") == alone
+    snapshot(cache, "org/half", "ddd", main="eee")
+    with pytest.raises(BadModel, match="no usable snapshot"):
+        models.resolve("org/half")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "other"))
+    there = snapshot(tmp_path / "other", "org/name", "fff", main="fff")
+    assert models.resolve("org/name") == there
+
+
+@pytest.mark.parametrize("model", ["org/missing", "./missing", "/no/such/dir", "a/b/c", "../x y"])
+def test_what_is_not_there_is_told_in_one_line(cache: Path, model: str) -> None:
+    with pytest.raises(BadModel) as caught:
+        models.resolve(model)
+    assert "\n" not in str(caught.value) and model.strip("./") in str(caught.value)
+
+
+def test_directories_and_files_that_are_no_models(tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match=r"no config\.json"):
+        models.resolve(str(tmp_path))
+    (tmp_path / "model.gguf").write_text("")
+    with pytest.raises(BadModel, match="is a file"):
+        models.resolve(str(tmp_path / "model.gguf"))
+    for content in ("{", "[]", '"x"', "[" * 5000, "\xff"):
+        (tmp_path / "config.json").write_text(content, encoding="latin-1")
+        with pytest.raises(BadModel, match="not a JSON object"):
+            models.read_config(tmp_path)
+    with pytest.raises(BadModel, match="is missing"):
+        models.read_config(tmp_path / "nowhere")
+
+
+def test_generation_defaults_and_eos(tmp_path: Path) -> None:
+    assert models.generation_defaults(tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text(json.dumps(
+        {"temperature": 0.6, "top_k": 20, "top_p": True, "do_sample": True, "max_new_tokens": 9,
+         "eos_token_id": [5, 6, 5]}))
+    found = models.generation_defaults(tmp_path)
+    assert found == {"temperature": 0.6, "top_k": 20, "eos_token_id": [5, 6, 5]}
+    assert models.eos_ids({"eos_token_id": 1}, found) == (5, 6)
+    assert models.eos_ids({"eos_token_id": 1}, {}) == (1,)
+    assert models.eos_ids({"text_config": {"eos_token_id": 3}}, {}) == (3,)
+    assert models.eos_ids({}, {}) == ()
+    for bad in ("x", [1, None], -1, 2**40, [True]):
+        with pytest.raises(BadModel, match="eos_token_id"):
+            models.eos_ids({"eos_token_id": bad}, {})
+
+
+@pytest.mark.parametrize(("config", "limit"), [
+    ({"max_position_embeddings": 4096}, 4096),
+    ({"n_positions": 1024}, 1024),
+    ({"text_config": {"max_position_embeddings": 512}, "max_position_embeddings": 9}, 512),
+    ({"max_position_embeddings": 131072,
+      "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+                       "original_max_position_embeddings": 8192}}, 131072),
+    ({"max_position_embeddings": 32768,
+      "rope_scaling": {"type": "yarn", "factor": 4.0,
+                       "original_max_position_embeddings": 32768}}, 131072),
+    ({"max_position_embeddings": 40960,
+      "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 40960),
+    ({"max_position_embeddings": 2048, "rope_scaling": {"type": "linear", "factor": 2.0}}, 2048),
+    ({"max_position_embeddings": 2048, "rope_scaling": None}, 2048),
+])
+def test_context_length(config: dict[str, Any], limit: int) -> None:
+    assert models.max_model_len(config) == limit
+    assert models.max_model_len(config, 100) == 100
+    with pytest.raises(BadConfig, match="max_model_len"):
+        models.max_model_len(config, limit + 1)
+
+
+def test_missing_numbers_are_named() -> None:
+    for call, name in ((models.max_model_len, "max_position_embeddings"),
+                       (models.vocab_size, "vocab_size")):
+        for value in (None, 0, -1, "x", True, 1.5):
+            with pytest.raises(BadModel, match=name):
+                call({name: value})

@@ -1,0 +1,257 @@
+"""The tokenizer actor's core: every request gets one answer, good ones one Submit."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+import pytest
+from helpers_text import byte_level, context, i4, ints, loaded, write_model
+
+from actorium.actors import models
+from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.messages import (
+    Abort,
+    Accepted,
+    Cancel,
+    ChatMessage,
+    Detokenize,
+    Detokenized,
+    Generate,
+    Info,
+    Rejected,
+    ServerInfo,
+    Submit,
+    Tokenize,
+    Tokenized,
+)
+from actorium.actors.params import SamplingParams
+from actorium.actors.tokenizer import core as tokenizer_core
+from actorium.actors.tokenizer.core import TokenizerCore
+from actorium.actors.tokenizer.defaults import Seeds, splitmix64
+
+CLIENT = b"client"
+NOW = 1000.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture
+def core(model: Path) -> TokenizerCore:
+    return loaded(TokenizerCore(context(model)))
+
+
+def ask(core: TokenizerCore, message: Any, client: bytes = CLIENT) -> list[Any]:
+    """The messages one request leads to; all to its client or the scheduler."""
+    core.on_client(client, message, NOW)
+    sends = core.on_wake(NOW)
+    assert all(s.client == client for s in sends if s.to == "client")
+    return [s.message for s in sends]
+
+
+def generate(core: TokenizerCore, rid: str = "r", params: dict[str, Any] | None = None,
+             **more: Any) -> list[Any]:
+    if not more:
+        more = {"text": "hello"}
+    return ask(core, Generate(rid, SamplingParams(**(params or {})), **more))
+
+
+def rejected(messages: list[Any]) -> Rejected:
+    assert len(messages) == 1 and isinstance(messages[0], Rejected)
+    return messages[0]
+
+
+def test_loading_is_told_before_it_happens(model: Path) -> None:
+    core = TokenizerCore(context(model))
+    assert core.health().phase == "loading" and core.next_timer() == 0.0
+    core.on_client(CLIENT, Tokenize("t", "a"), NOW)
+    assert core.on_wake(NOW) == [] and core.health().phase == "loading" and not core.done
+    assert [s.message for s in core.on_wake(NOW)] == [Tokenized("t", i4([97]))]
+    assert core.health().phase == "ready" and core.next_timer() is None and core.done
+
+
+def test_text_becomes_a_submit(core: TokenizerCore) -> None:
+    submit, accepted = generate(core, text="the day", timeout=5.0)
+    assert isinstance(submit, Submit) and accepted == Accepted("r", len(submit.prompt) // 4)
+    assert ints(submit.prompt) == byte_level().encode("the day").ids
+    assert (submit.rid, submit.client, submit.n) == ("r", CLIENT, 1)
+    assert (submit.deadline, submit.arrival) == (NOW + 5.0, NOW)
+    msgspec.msgpack.decode(msgspec.msgpack.encode(submit), type=Submit)
+
+
+def test_defaults_request_then_generation_config_then_builtin(core: TokenizerCore) -> None:
+    eos = byte_level().token_to_id("<eos>")
+    submit = generate(core)[0]
+    p = submit.params
+    assert (p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty) == (0.5, 7, 1, 0, 1)
+    assert (p.max_tokens, p.eos_ids, p.logprobs, p.prompt_logprobs) == (256 - 4, (eos,), -1, -1)
+    assert submit.deadline == NOW + 3600.0
+    q = generate(core, "q", {"temperature": 0.0, "top_k": -1, "max_tokens": 9, "logprobs": 0,
+                             "ignore_eos": True, "stop_token_ids": [3, 4, 3], "stop": "end",
+                             "min_tokens": 2, "logit_bias": {5: -100.0}})[0]
+    assert (q.params.temperature, q.params.top_k, q.params.max_tokens) == (0.0, 0, 9)
+    assert (q.params.eos_ids, q.params.logprobs) == ((3, 4), 0)
+    assert q.params.logit_bias == {5: -100.0}
+    assert (q.text.stop, q.text.min_tokens, q.text.include_stop) == (("end",), 2, False)
+
+
+def test_prompts_by_ids_and_by_messages(core: TokenizerCore) -> None:
+    assert ints(generate(core, tokens=i4([5, 6]))[0].prompt) == [5, 6]
+    submit = generate(core, "m", messages=[ChatMessage("user", "hi")])[0]
+    bos = byte_level().token_to_id("<bos>")
+    assert ints(submit.prompt) == byte_level().encode("<bos><|user|>hi<|assistant|>").ids
+    assert ints(submit.prompt).count(bos) == 1
+    more = generate(core, "n", messages=[ChatMessage("user", "hi")],
+                    template_args={"add_generation_prompt": False})[0]
+    assert ints(more.prompt) == byte_level().encode("<bos><|user|>hi").ids
+
+
+@pytest.mark.parametrize(("more", "code", "param", "words"), [
+    ({"text": ""}, "invalid_request", "prompt", "empty"),
+    ({"tokens": b""}, "invalid_request", "prompt", "empty"),
+    ({"tokens": b"abc"}, "invalid_request", "prompt", "int32"),
+    ({"tokens": i4([1, 300])}, "invalid_request", "prompt", "300"),
+    ({"tokens": i4([-1])}, "invalid_request", "prompt", "-1"),
+    ({"tokens": i4([1] * 256)}, "context_overflow", "prompt", "256 tokens"),
+    ({"text": "x" * 300}, "context_overflow", "prompt", "300 tokens"),
+    ({"text": "a", "tokens": i4([1])}, "invalid_request", "prompt", "text and tokens"),
+    ({"messages": []}, "invalid_request", "messages", "needed"),
+    ({"messages": [ChatMessage("user", "x" * 999)]}, "context_overflow", "messages", "999"),
+    ({"messages": [ChatMessage("user", "x")], "template_args": {"messages": "y"}},
+     "invalid_request", "template_args", "messages"),
+])
+def test_bad_prompts(core: TokenizerCore, more: dict[str, Any], code: str, param: str,
+                     words: str) -> None:
+    answer = rejected(generate(core, **more))
+    if code != "context_overflow":
+        assert words in answer.message
+    assert (answer.code, answer.param) == (code, param) and "\n" not in answer.message
+    assert len(generate(core)) == 2
+
+
+def test_exactly_one_prompt(core: TokenizerCore) -> None:
+    assert "none" in rejected(ask(core, Generate("r", SamplingParams()))).message
+
+
+@pytest.mark.parametrize(("params", "code", "param"), [
+    ({"temperature": math.nan}, "invalid_request", "temperature"),
+    ({"top_p": -0.5}, "invalid_request", "top_p"),
+    ({"max_tokens": 256}, "context_overflow", "max_tokens"),
+    ({"min_tokens": 255}, "context_overflow", "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 3}, "invalid_request", "min_tokens"),
+    ({"logit_bias": {999: 1.0}}, "invalid_request", "logit_bias"),
+    ({"stop_token_ids": [999]}, "invalid_request", "stop_token_ids"),
+    ({"stop": ["x"] * 17}, "invalid_request", "stop"),
+    ({"n": 0}, "invalid_request", "n"),
+])
+def test_bad_parameters(core: TokenizerCore, params: dict[str, Any], code: str,
+                        param: str) -> None:
+    answer = rejected(generate(core, "r", params))
+    assert (answer.code, answer.param) == (code, param)
+
+
+def test_resent_requests_are_accepted_once(core: TokenizerCore,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    first = generate(core)
+    assert generate(core) == [first[1]]
+    other = Generate("r", SamplingParams(), text="hello")
+    assert len(ask(core, other, b"another client")) == 2
+    monkeypatch.setattr(tokenizer_core, "REMEMBERED", 2)
+    generate(core, "r3")
+    assert len(generate(core, "r4")) == 2 and len(core._known) <= 3
+    assert len(generate(core)) == 2, "forgotten, so it counts as new"
+
+
+def test_seeds(model: Path, core: TokenizerCore) -> None:
+    assert generate(core, "a", {"seed": 7})[0].seed == 7
+    fresh = [generate(core, f"s{i}")[0].seed for i in range(50)]
+    assert len(set(fresh)) == 50 and all(0 <= s < 2**63 for s in fresh)
+    again = loaded(TokenizerCore(context(model)))
+    assert generate(again, "s0")[0].seed == fresh[0], "a function of entropy and order alone"
+    assert [Seeds(5, e).next() for e in (1, 2)] == [Seeds(5, 3).next()] * 2
+    assert splitmix64(0) == 0xE220A8397B1DCDAF  # the reference implementation's first output
+
+
+def test_the_other_questions(core: TokenizerCore) -> None:
+    ids = byte_level().encode("día €<eos>").ids
+    assert ask(core, Tokenize("t", "día €<eos>")) == [Tokenized("t", i4(ids))]
+    assert ask(core, Detokenize("d", i4(ids))) == [Detokenized("d", "día €<eos>")]
+    assert ask(core, Detokenize("d", i4(ids), True)) == [Detokenized("d", "día €")]
+    assert rejected(ask(core, Detokenize("d", i4([999])))).param == "tokens"
+    assert ask(core, Abort("zzz")) == [Cancel("zzz", CLIENT)]
+    info = ask(core, ServerInfo("i"))[0]
+    assert isinstance(info, Info)
+    facts = msgspec.json.decode(info.json)
+    assert facts["architecture"] == "Qwen3ForCausalLM"
+    assert facts["generation_defaults"]["top_k"] == 7
+
+
+def test_a_bad_frame_and_a_bug_are_answered(core: TokenizerCore,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    core.on_bad_client(CLIENT, "Expected `int`, got `str` - at `$.params.n`")
+    assert core.on_wake(NOW)[0].message.rid == "-"
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("oh no")
+
+    monkeypatch.setattr(core._model, "encode", broken)
+    answer = rejected(generate(core))
+    assert answer.code == "internal" and "oh no" in answer.message
+
+
+def test_draining_refuses(core: TokenizerCore) -> None:
+    core.drain(NOW)
+    assert rejected(generate(core)).code == "unavailable" and core.done
+
+
+def test_a_long_text_is_refused_by_a_prefix(core: TokenizerCore) -> None:
+    begin = monotonic()
+    answer = rejected(generate(core, text="many words " * 350_000))
+    assert answer.code == "context_overflow" and "3850000 characters" in answer.message
+    assert monotonic() - begin < 1.0
+    long_but_fitting = "a" * 255
+    assert len(generate(core, "fits", text=long_but_fitting)) == 2
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(BadModel, match="skip-tokenizer"):
+        loaded(TokenizerCore(context(path)))
+    core = loaded(TokenizerCore(context(path, skip_tokenizer=True)))
+    assert len(generate(core, tokens=i4([1]))) == 2
+    assert rejected(generate(core, "a", text="x")).param == "prompt"
+    assert rejected(generate(core, "b", {"stop": "x"}, tokens=i4([1]))).param == "stop"
+    assert rejected(generate(core, "c", messages=[ChatMessage("user", "x")])).param == "messages"
+
+
+@pytest.mark.parametrize(("file", "content"), [
+    ("tokenizer.json", "{"), ("config.json", '{"vocab_size": 5}'), ("tokenizer_config.json", "[]"),
+    ("generation_config.json", '{"temperature": -3}'), ("config.json", "nonsense"),
+])
+def test_broken_model_files(tmp_path: Path, file: str, content: str) -> None:
+    path = write_model(tmp_path)
+    (path / file).write_text(content)
+    with pytest.raises(BadModel) as caught:
+        loaded(TokenizerCore(context(path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_max_model_len_of_the_configuration(model: Path) -> None:
+    core = loaded(TokenizerCore(context(model, max_model_len=10)))
+    assert generate(core)[0].params.max_tokens == 6
+    with pytest.raises(BadConfig, match="257 exceeds"):
+        loaded(TokenizerCore(context(model, max_model_len=257)))
+
+
+def test_the_demo_model(tmp_path: Path) -> None:
+    core = loaded(TokenizerCore(context(models.resolve(""))))
+    submit = generate(core, messages=[ChatMessage("user", "3+4")])[0]
+    text = ask(core, Detokenize("d", submit.prompt))[0].text
+    assert "3+4" in text and text.rstrip().endswith("assistant")
