@@ -1,8 +1,8 @@
 """Mailboxes: an actor's inbox (PULL), its outboxes (PUSH) and its front for clients (ROUTER).
 
 None of them knows an event loop: each has an `fd` that becomes readable when there may be
-something to do. ZMQ's fd is edge-triggered, so a reader drains until `more` is false, and looks at
-`pending` again after sending. Messages are single frames of msgpack in a closed union; whatever
+something to do. ZMQ's fd is edge-triggered, so a reader goes on until nothing is `pending`, and
+asks again after sending. Messages are single frames of msgpack in a closed union; whatever
 else arrives is counted, logged at a limited rate, and harms nothing.
 """
 
@@ -23,6 +23,9 @@ from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
 from actorium.actors.runtime.explain import explain
 
 LOG = logging.getLogger("actorium.mailbox")
+# Plain integers: operators on pyzmq's enums cost more than the calls they are for.
+NOBLOCK, SNDMORE, RCVMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.RCVMORE)
+EVENTS, POLLIN, POLLOUT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT)
 LINGER_MS = 300
 """How long a closing socket may go on delivering."""
 RECONNECT_MS = 5
@@ -85,10 +88,6 @@ def _inode(address: str) -> tuple[int, int] | None:
     return info.st_dev, info.st_ino
 
 
-def _events(socket: zmq.Socket[bytes]) -> int:
-    return int(socket.getsockopt(zmq.EVENTS))
-
-
 class _Bound:
     """What inbox and front share: a bound socket, its decoder, its books on bad frames."""
 
@@ -98,8 +97,6 @@ class _Bound:
         self.address = address
         self.union = union
         self.bad = BadFrames(address.rsplit("/", 1)[-1])
-        self.more = False
-        """The last `receive` stopped at its limit: call it again without waiting for the fd."""
         self._decode = msgspec.msgpack.Decoder(union).decode
         self._inode: tuple[int, int] | None = None
 
@@ -117,13 +114,13 @@ class _Bound:
 
     def pending(self) -> bool:
         """True if messages wait. To be asked after sends, which may swallow the fd's edge."""
-        return bool(_events(self.socket) & zmq.POLLIN)
+        return bool(self.socket.getsockopt(EVENTS) & POLLIN)  # type: ignore[operator]
 
     def _rest(self) -> int:
         """Take the other frames of a multipart message off the socket; how many they were."""
         count = 0
-        while self.socket.getsockopt(zmq.RCVMORE):
-            self.socket.recv(zmq.NOBLOCK)
+        while self.socket.getsockopt(RCVMORE):
+            self.socket.recv(NOBLOCK)
             count += 1
         return count
 
@@ -145,6 +142,8 @@ class Inbox(_Bound):
     def __init__(self, context: zmq.Context[Any], address: str, union: Any, *, hwm: int,
                  limit: int = MAX_MESSAGE_BYTES) -> None:
         super().__init__(address, union)
+        self.more = False
+        """The last `receive` stopped at its limit: call it again without waiting for the fd."""
         self.socket = context.socket(zmq.PULL)
         self._bind(hwm, limit)
 
@@ -154,17 +153,21 @@ class Inbox(_Bound):
         recv, more = self.socket.recv, self.socket.getsockopt
         for _ in range(limit):
             try:
-                frame = recv(zmq.NOBLOCK)
+                frame = recv(NOBLOCK)
             except zmq.Again:
                 self.more = False
                 return messages
-            if more(zmq.RCVMORE):
+            if more(RCVMORE):
                 self.bad.add("multipart", f"{1 + self._rest()} frames instead of one")
                 continue
             try:
                 messages.append(self._decode(frame))
             except Exception as error:  # deep nesting and bad UTF-8 are no msgspec errors
                 self.bad.add(type(error).__name__, explain(frame, self.union, error))
+            if len(messages) == 1 and not self.pending():
+                # Most wakes bring one message; asking is cheaper than the exception of zmq.Again.
+                self.more = False
+                return messages
         self.more = True
         return messages
 
@@ -200,7 +203,7 @@ class Outbox:
         frame = _encode(message)
         if not self.backlog:
             try:
-                self.socket.send(frame, zmq.NOBLOCK)
+                self.socket.send(frame, NOBLOCK)
                 return
             except zmq.Again:
                 pass
@@ -216,10 +219,10 @@ class Outbox:
         """Send what waits, as far as the pipe takes it; True when nothing waits any more."""
         while self.backlog:
             try:
-                self.socket.send(self.backlog[0], zmq.NOBLOCK)
+                self.socket.send(self.backlog[0], NOBLOCK)
             except zmq.Again:
                 # Reading EVENTS processes what the peer has read meanwhile, and rearms the fd.
-                if not _events(self.socket) & zmq.POLLOUT:
+                if not self.socket.getsockopt(EVENTS) & POLLOUT:  # type: ignore[operator]
                     return False
                 continue
             self.backlog.popleft()
@@ -264,12 +267,11 @@ class Front(_Bound):
         recv, more = self.socket.recv, self.socket.getsockopt
         for _ in range(limit):
             try:
-                client = recv(zmq.NOBLOCK)
+                client = recv(NOBLOCK)
             except zmq.Again:
-                self.more = False
-                return messages
-            frame = recv(zmq.NOBLOCK) if more(zmq.RCVMORE) else b""
-            if more(zmq.RCVMORE):
+                break
+            frame = recv(NOBLOCK) if more(RCVMORE) else b""
+            if more(RCVMORE):
                 self._refuse(client, "multipart", f"{1 + self._rest()} frames instead of one")
                 continue
             try:
@@ -278,7 +280,6 @@ class Front(_Bound):
                 self._refuse(client, type(error).__name__, explain(frame, self.union, error))
                 continue
             self._given_up.discard(client)
-        self.more = True
         return messages
 
     def _refuse(self, client: bytes, kind: str, text: str) -> None:
@@ -308,8 +309,8 @@ class Front(_Bound):
     def _push(self, client: bytes, frame: bytes) -> bool | None:
         """Try to send; False if the client's pipe is full, None if the client is gone."""
         try:
-            self.socket.send(client, zmq.NOBLOCK | zmq.SNDMORE)
-            self.socket.send(frame, zmq.NOBLOCK)
+            self.socket.send(client, NOBLOCK | SNDMORE)
+            self.socket.send(frame, NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -337,7 +338,7 @@ class Front(_Bound):
 
     def flush(self) -> None:
         """Send what waits, for each client as far as its pipe takes it."""
-        _events(self.socket)  # processes what clients have read meanwhile
+        self.socket.getsockopt(EVENTS)  # processes what clients have read meanwhile
         for client, backlog in list(self._backlogs.items()):
             sent: bool | None = True
             while backlog and (sent := self._push(client, backlog[0])):

@@ -157,7 +157,8 @@ class Shell:
         for message in inbox.receive(BURST):
             core.on_message(message, now)
         more = inbox.more
-        if front is not None:
+        look_again = front is not None and (front.waiting or front.pending())
+        if front is not None and look_again:
             self._take_clients(core, front, now)
         sends = core.on_wake(now)
         for send in sends:
@@ -165,7 +166,8 @@ class Shell:
         if front is not None:
             if front.lost:
                 self._tell_lost(core, front, now)
-            more = more or front.more or front.pending()
+            # Sending on the front may have taken the edge of what clients sent meanwhile.
+            more = more or ((look_again or bool(sends)) and front.pending())
         if more:
             self.wake_soon()
         self._arm_timer(core, now)
