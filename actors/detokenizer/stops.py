@@ -21,6 +21,7 @@ class StopFinder:
 
     def __init__(self, stops: tuple[str, ...], include: bool) -> None:
         self._stops = stops
+        self._heads = frozenset(stop[0] for stop in stops)
         self._include = include
         self._held = ""
 
@@ -29,6 +30,8 @@ class StopFinder:
 
         Not `armed` (min_tokens not reached): a stop string completed by this piece is plain text.
         """
+        if not self._held and self._heads.isdisjoint(piece):
+            return piece
         text = self._held + piece
         if armed and piece:
             found = self._first(text, len(self._held))
