@@ -84,7 +84,7 @@ def parse_line(index: int, line: bytes, defaults: dict[str, Any]) -> Job:
 
 
 def _decode(line: bytes) -> dict[str, Any]:
-    if len(line) > MAX_LINE_BYTES:
+    if len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES:
         raise ValueError(f"the line is longer than {MAX_LINE_BYTES} bytes")
     try:
         body = msgspec.json.decode(line)

@@ -126,9 +126,10 @@ def _take(word: str, rest: list[str], table: dict[str, tuple[Flag, bool]]) -> li
     origin, equals, value = word.partition("=")
     found = table.get(_plain(origin))
     if found is None:
-        near = settings.suggestion(_plain(origin), table)
-        raise BadConfig(f"{origin}: no such flag{near.replace('mean ', 'mean --')}"
-                        .replace(" or ", " or --"), origin)
+        negative = _plain(origin).startswith("no-")
+        known = [f"--{name}" for name in table if name.startswith("no-") == negative]
+        hint = settings.suggestion(f"--{_plain(origin)}", known)
+        raise BadConfig(f"{origin}: no such flag{hint}", origin)
     flag, off = found
     if equals:
         return [Word(flag, origin, value, off)]

@@ -45,13 +45,22 @@ def run(_command: str, argv: list[str]) -> int:
     options = parsed.options
     if bool(options.prompt) == (options.input is not None):
         raise BadConfig("--prompt: one of --prompt TEXT and --input FILE is needed", "prompt")
+    _check_order(parsed)
     sampling = sampling_of(parsed)
     with contextlib.ExitStack() as stack:
         source = _source(options, stack)
         sink = _sink(options, stack)
         engine = stack.enter_context(own_engine(parsed.config))
-        asyncio.run(_batch(parsed, engine, jobs(options, source, sampling), sink))
-    return 0
+        failed = asyncio.run(_batch(parsed, engine, jobs(options, source, sampling), sink))
+    return 1 if failed and source is None else 0
+
+
+def _check_order(parsed: Parsed[GenerateOptions]) -> None:
+    """`--prompt TEXT DIR` takes DIR for another text: say so instead of asking the demo model."""
+    texts = parsed.options.prompt
+    if len(texts) > 1 and "model" not in parsed.written and Path(texts[-1], "config.json").is_file():
+        raise BadConfig(f"--prompt: the model goes before it: generate {texts[-1]} --prompt ...",
+                        "prompt")
 
 
 def jobs(options: GenerateOptions, source: BinaryIO | None,
@@ -83,19 +92,26 @@ def _sink(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO:
 
 
 async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
-                 items: Iterable[jsonl.Job | jsonl.BadLine], sink: BinaryIO) -> None:
+                 items: Iterable[jsonl.Job | jsonl.BadLine], sink: BinaryIO) -> int:
+    """Run everything; returns how many failed."""
     from actorium.actors.client import AsyncClient
 
     options = parsed.options
     plain = options.input is None and options.output is None
     window = max(MIN_WINDOW, WINDOW_PER_SLOT * parsed.config.scheduler.max_num_seqs)
     window = min(window, parsed.config.scheduler.max_num_queued_reqs)
-    total = _count(options)
+    total, failed = _count(options), 0
     async with AsyncClient(engine.name, run_dir=parsed.config.runtime.run_dir) as client:
         records = jsonl.run_batch(items, lambda job: complete(client, job), window)
         async for record in _with_bar(records, total, sink is sys.stdout.buffer):
-            sink.write(_text(record, total == 1) if plain else msgspec.json.encode(record) + b"\n")
-            sink.flush()
+            failed += "error" in record
+            if plain and "error" in record:
+                print(f"actorium: prompt {record['index']}: {record['error']}", file=sys.stderr)
+            else:
+                sink.write(_text(record, total == 1) if plain
+                           else msgspec.json.encode(record) + b"\n")
+                sink.flush()
+    return failed
 
 
 async def complete(client: AsyncClient, job: jsonl.Job) -> list[Any]:
@@ -125,8 +141,6 @@ def _text(record: dict[str, Any], alone: bool) -> bytes:
     """For people: the text alone; numbered when there are several."""
     texts = [choice["text"] or str(choice["token_ids"]) for choice in record.get("choices", ())]
     texts = texts or [record.get("text") or str(record.get("token_ids", []))]
-    if "error" in record:
-        texts = [f"error: {record['error']}"]
     if alone and len(texts) == 1:
         return texts[0].encode() + b"\n"
     return b"".join(f"[{record['index']}{f'.{i}' if len(texts) > 1 else ''}] {text}\n".encode()

@@ -1,0 +1,152 @@
+"""What the command line says without starting an engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import actorium
+from actorium.tools.cli import COMMANDS, main
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("ACTORIUM_"):
+            monkeypatch.delenv(name)
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("actorium: error: ")
+    return lines[0].removeprefix("actorium: error: ")
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
+def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{actorium.__version__}\n" * 2
+    assert main(["version", "--verbose"]) == 2
+    assert error_of(capsys) == "--verbose: unexpected argument"
+
+
+def test_version_loads_nothing_heavy() -> None:
+    code = ("import sys; from actorium.tools.cli import main; main(['version']); "
+            "print(sorted({'tyro', 'zmq', 'msgspec', 'torch', 'rich', 'asyncio'} "
+            "& set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout.decode().splitlines()[-1] == "[]"
+
+
+def test_parsing_loads_neither_torch_nor_typeguard() -> None:
+    code = ("import sys; from actorium.tools.cli.flags import parse; "
+            "from actorium.tools.cli.generate import GenerateOptions; "
+            "parse('actorium generate', ['--prompt', 'x', '--max-num-seqs', '3'], "
+            "GenerateOptions); "
+            "print(sorted({'torch', 'typeguard', 'rich', 'numpy', 'zmq'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout.decode().splitlines()[-1] == "[]"
+
+
+BAD = [
+    (["sevre"], "sevre: no such command (did you mean serve?)"),
+    (["serve", "--max-num-seqs", "0"], "--max-num-seqs: must be between 1 and 32768, got 0"),
+    (["generate", "--prompt", "x", "--block-size", "3"], "--block-size: must be a power of two"),
+    (["chat", "--mem-fraction-static", "7"], "--mem-fraction-static: must be between"),
+    (["eval", "demo", "--device", "gpu"], "--device: must be auto, cpu or cuda, got 'gpu'"),
+    (["bench", "offline", "--chunked-prefill-size", "0"], "--chunked-prefill-size: must be"),
+    (["ps", "--jsn"], "--jsn: no such flag (did you mean --json?)"),
+    (["ps", "extra"], "extra: unexpected argument"),
+    (["generate"], "--prompt: one of --prompt TEXT and --input FILE is needed"),
+    (["generate", "--prompt", "x", "--input", "-"], "--prompt: one of"),
+    (["generate", "--input", "/nowhere.jsonl"], "--input: cannot read /nowhere.jsonl: No such"),
+    (["generate", "--prompt", "x", "--output", "/nowhere/x"], "--output: cannot write /nowhere/x"),
+    (["generate", "--prompt", "x", "--temperature", "-1"], "--temperature: must be between"),
+    (["generate", "--prompt", "x", "--temperature", "nan"], "--temperature: must be between"),
+    (["generate", "--prompt", "x", "--temperature", "hot"], "--temperature: must be a number"),
+    (["generate", "--prompt", "x", "--top-p", "1.5"], "--top-p: must be between 0.0 and 1.0"),
+    (["generate", "--prompt", "x", "--top-k", "-2"], "--top-k: must be between -1"),
+    (["generate", "--prompt", "x", "--n", "9"], "--n: must be between 1 and 8, got 9"),
+    (["generate", "--prompt", "x", "--stop", ""], "--stop: a string must have"),
+    (["generate", "--prompt", "x", "--logprobs", "21"], "--logprobs: must be between 0 and 20"),
+    (["generate", "--prompt", "x", "--seed", "-1"], "--seed: must be between 0"),
+    (["generate", "--prompt", "x", "--max-tokens", "0"], "--max-tokens: must be between 1"),
+    (["generate", "--prompt", "x", "--model", "/nowhere"], "model: no such directory: /nowhere"),
+    (["serve", "/nowhere"], "model: no such directory: /nowhere"),
+    (["serve", "org/unknown-model"], "model: 'org/unknown-model' is neither a directory nor"),
+    (["chat", "--n", "2"], "--n: a conversation has one answer a turn"),
+    (["eval"], "eval: `actorium eval demo`"),
+    (["eval", "demo", "--count", "0"], "--count: must be at least 1, got 0"),
+    (["bench"], "bench: `actorium bench offline`"),
+    (["bench", "offline", "--works", "W9"], "--works: must be some of W1, W2, W3, got 'W9'"),
+    (["bench", "offline", "--runs", "0"], "--runs: must be at least 1"),
+    (["bench", "offline", "--peer", "vllm"], "--peer: must be transformers"),
+    (["bench", "offline", "--shape", "HUGE"], "--shape: HUGE: neither one of S06, TINY nor"),
+    (["bench", "offline", "x", "--shape", "TINY"], "--shape: cannot be combined with a model"),
+]
+
+
+@pytest.mark.parametrize(("argv", "message"), BAD)
+def test_a_bad_command_line_exits_2_with_one_line(
+        argv: list[str], message: str, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert main(argv) == 2
+    assert error_of(capsys).startswith(message)
+
+
+def test_a_model_behind_the_prompts_is_noticed(capsys: pytest.CaptureFixture[str],
+                                               tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["generate", "--prompt", "x", str(tmp_path)]) == 2
+    assert error_of(capsys).startswith("--prompt: the model goes before it")
+
+
+def test_a_bad_variable_and_a_bad_file_exit_2(capsys: pytest.CaptureFixture[str],
+                                              monkeypatch: pytest.MonkeyPatch,
+                                              tmp_path: Path) -> None:
+    file = tmp_path / "engine.toml"
+    file.write_text("[memory]\npage_size = 17\n")
+    assert main(["serve", "--config", str(file)]) == 2
+    assert error_of(capsys).startswith(f"{file}: memory.page_size: must be a power of two")
+    monkeypatch.setenv("ACTORIUM_PAGESIZE", "16")
+    assert main(["serve"]) == 2
+    assert error_of(capsys).startswith("ACTORIUM_PAGESIZE: no such setting")
+
+
+def test_engines_that_do_not_run(capsys: pytest.CaptureFixture[str],
+                                 monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ACTORIUM_RUN_DIR", str(tmp_path))
+    assert main(["ps", "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n"
+    assert main(["ps"]) == 0
+    assert capsys.readouterr().out == "no engine is running\n"
+    assert main(["stop", "ghost"]) == 1
+    assert error_of(capsys) == "no engine named 'ghost' is running"
+    assert main(["chat", "--name", "ghost"]) == 1
+    assert error_of(capsys) == "no engine named 'ghost' is running"
+
+
+@pytest.mark.parametrize("command", [["serve"], ["generate"], ["chat"], ["eval", "demo"],
+                                     ["bench", "offline"], ["ps"], ["stop"]])
+def test_every_command_helps(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    assert "--max-running-requests" in capsys.readouterr().out

@@ -1,0 +1,213 @@
+"""The command line with real processes: engines without a model, and the demo model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_cli import NULL, ROLES, Cli, alive, cli, eventually, one_line
+
+from actorium.tools.demo_tasks import TASKS
+
+__all__ = ["cli"]
+DEMO = Path(__file__).resolve().parent.parent / "tools" / "demo_model" / "model.safetensors"
+needs_demo = pytest.mark.skipif(not DEMO.is_file(), reason="the demo model is not there")
+
+
+def records(output: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_serve_ps_stop(cli: Cli) -> None:
+    with cli.serve("--name", "one", *NULL) as process:
+        report = process.report.decode()  # type: ignore[attr-defined]
+        assert "engine 'one' serves the demo model; ready after:" in report
+        rows = cli.actors()
+        assert {row["role"] for row in rows} == ROLES
+        for row in rows:
+            assert row["name"] == "one"
+            assert row["epoch"] == 1
+            assert row["phase"] in ("ready", "idle", "stepping")
+            assert row["step_age"] >= 0
+            assert row["launcher"] == process.pid
+            assert alive(row["pid"])
+        table = cli.run("ps").stdout.decode().splitlines()
+        assert table[0].split() == ["name", "role", "pid", "epoch", "phase", "step", "step", "age"]
+        assert len(table) == 1 + len(ROLES)
+
+        second = cli.run("serve", "--name", "one", *NULL)
+        assert second.returncode != 0
+        assert "'one' is already running" in one_line(second.stderr)
+        assert len(cli.actors()) == len(ROLES)
+
+        assert cli.run("stop", "one").returncode == 0
+        assert process.wait(20) == 0
+    assert not [row["pid"] for row in rows if alive(row["pid"])]
+    assert cli.entries() == []
+    assert cli.actors() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(cli: Cli, number: signal.Signals) -> None:
+    with cli.serve(*NULL) as process:
+        pids = [row["pid"] for row in cli.actors()]
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    assert not [pid for pid in pids if alive(pid)]
+    assert cli.entries() == []
+
+
+def test_an_actor_that_dies_is_a_fault(cli: Cli) -> None:
+    with cli.serve(*NULL) as process:
+        pids = {row["role"]: row["pid"] for row in cli.actors()}
+        os.kill(pids["scheduler"], signal.SIGKILL)
+        assert process.wait(20) == 1
+    assert not [pid for pid in pids.values() if alive(pid)]
+    assert cli.entries() == []
+
+
+def test_a_watchdog_that_does_not_answer_is_shown(cli: Cli) -> None:
+    with cli.serve("--name", "stuck", *NULL):
+        pid = next(row["pid"] for row in cli.actors() if row["role"] == "watchdog")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            rows = cli.actors()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert [(row["name"], row["role"], row["phase"]) for row in rows] == [
+            ("stuck", "watchdog", "no answer")]
+        assert eventually(lambda: len(cli.actors()) == len(ROLES))
+
+
+def test_settings_reach_the_engine(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "engine.toml"
+    file.write_text('[scheduler]\nmax_num_seqs = 5\n[runtime]\nname = "from-file"\n')
+    with cli.serve("--config", str(file), "--block-size", "32", *NULL,
+                   ACTORIUM_MAX_TOTAL_TOKENS="1k"):
+        config = json.loads((Path(cli.run_dir) / "from-file" / "config.json").read_text())
+    assert config["scheduler"]["max_num_seqs"] == 5
+    assert config["memory"]["page_size"] == 32
+    assert config["memory"]["max_total_tokens"] == 1024
+
+
+BATCH = [
+    b'{"prompt_token_ids": [1, 2, 3], "max_tokens": 4, "seed": 7, "ignore_eos": true}',
+    b"not json",
+    b'{"prompt_token_ids": [1, 2, 3], "seed": 7, "ignore_eos": true}',
+    b'{"prompt_token_ids": [1, 2, 3], "max_tokens": 4, "sed": 7}',
+    b'{"prompt_token_ids": [2000000000], "max_tokens": 4}',
+    b'{"prompt_token_ids": [], "max_tokens": 4}',
+    b'{"prompt": "text", "max_tokens": 4}',
+    b'{"prompt_token_ids": [5], "max_tokens": 3, "n": 2, "seed": 1, "ignore_eos": true}',
+    b'{"prompt_token_ids": [5], "prompt": "\xff"}',
+]
+
+
+def test_a_batch_by_token_ids(cli: Cli, tmp_path: Path) -> None:
+    source, sink = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"\n".join(BATCH))
+    done = cli.run("generate", *NULL, "--input", str(source), "--output", str(sink),
+                   "--max-tokens", "6", "--max-running-requests", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b""
+    lines = records(sink.read_bytes())
+    assert [line["index"] for line in lines] == list(range(len(BATCH)))
+    first, third = lines[0], lines[2]
+    assert first["prompt_tokens"] == 3
+    assert first["completion_tokens"] == len(first["token_ids"]) == 4
+    assert first["finish_reason"] == "length"
+    assert third["token_ids"][:4] == first["token_ids"]
+    assert third["completion_tokens"] == 6
+    assert len(lines[7]["choices"]) == 2
+    assert [len(choice["token_ids"]) for choice in lines[7]["choices"]] == [3, 3]
+    errors = {line["index"]: line["error"] for line in lines if "error" in line}
+    assert set(errors) == {1, 3, 4, 5, 6, 8}
+    assert "sed: no such field" in errors[3]
+    assert "2000000000" in errors[4]
+    assert cli.entries() == []
+
+
+def test_a_batch_through_pipes_leaves_order_and_memory_alone(cli: Cli) -> None:
+    lines = b"".join(b'{"prompt_token_ids": [%d, 9], "max_tokens": 2, "ignore_eos": true}\n' % i
+                     for i in range(400))
+    done = cli.run("generate", *NULL, "--input", "-", "--max-num-seqs", "16",
+                   "--max-num-queued-reqs", "8", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    found = records(done.stdout)
+    assert [record["index"] for record in found] == list(range(400))
+    assert all(record["completion_tokens"] == 2 for record in found)
+
+
+def test_a_seeded_batch_repeats_itself(cli: Cli) -> None:
+    line = b'{"prompt_token_ids": [4, 5], "max_tokens": 8, "ignore_eos": true}\n'
+    first, second = records(cli.run("generate", *NULL, "--input", "-", "--seed", "11",
+                                    stdin=line * 2).stdout)
+    assert first["token_ids"] == second["token_ids"]
+
+
+def test_a_bad_model_ends_every_command_with_one_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({
+        "architectures": ["MysteryForCausalLM"], "vocab_size": 100, "hidden_size": 8,
+        "max_position_embeddings": 64}))
+    for command in (["serve", str(tmp_path)], ["generate", str(tmp_path), "--prompt", "x"]):
+        done = cli.run(*command, "--skip-tokenizer", "--device", "cpu")
+        assert done.returncode == 2, done.stderr
+        assert "MysteryForCausalLM" in done.stderr.decode().splitlines()[-1]
+    assert cli.entries() == []
+
+
+@needs_demo
+def test_the_demo_model_answers_and_is_scored(cli: Cli) -> None:
+    with cli.serve("--name", "demo", "--device", "cpu") as process:
+        assert "importing torch" in process.report.decode()  # type: ignore[attr-defined]
+        talk = cli.run("chat", "--name", "demo", "--temperature", "0", "--max-tokens", "12",
+                       stdin=b"Hello!\n/new\nHello!\n")
+        assert talk.returncode == 0, talk.stderr
+        first, second = talk.stdout.decode().splitlines()
+        assert first == second != ""
+    scored = cli.run("eval", "demo", "--count", "2", "--json", "--device", "cpu")
+    assert scored.returncode == 0, scored.stderr
+    result = json.loads(scored.stdout)
+    assert set(result["tasks"]) == set(TASKS)
+    assert result["count"] == 2 * len(TASKS)
+    assert not any(task["errors"] for task in result["tasks"].values())
+    assert cli.entries() == []
+
+
+@needs_demo
+def test_prompts_on_the_command_line(cli: Cli) -> None:
+    done = cli.run("generate", "--prompt", "Once upon", "Once upon", "--max-tokens", "5",
+                   "--temperature", "0", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.decode().splitlines()
+    assert first.startswith("[0] ") and second.startswith("[1] ")
+    assert first[4:] == second[4:] != ""
+
+
+def test_prompts_that_cannot_be_served_are_a_fault(cli: Cli) -> None:
+    done = cli.run("generate", *NULL, "--prompt", "text needs a tokenizer")
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert "actorium: prompt 0: prompt: " in one_line(done.stderr)
+
+
+def test_an_interrupted_batch_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a long batch: 130, and no process or file of the engine is left."""
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'{"prompt_token_ids": [1], "max_tokens": 8, "ignore_eos": true}\n' * 20_000)
+    process = subprocess.Popen(cli.argv("generate", *NULL, "--input", str(source)),
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=cli.env)
+    assert process.stdout is not None
+    process.stdout.readline()
+    pids = [row["pid"] for row in cli.actors()]
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert b"Traceback" not in stderr
+    assert not [pid for pid in pids if alive(pid)]
+    assert cli.entries() == []

@@ -1,0 +1,202 @@
+"""Batches in JSON lines: every kind of bad line, order, and a bounded window."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from actorium.actors.errors import EngineUnavailable, InvalidRequest
+from actorium.actors.messages import TokenLogprob, Usage
+from actorium.actors.params import SamplingParams
+from actorium.tools import jsonl
+from actorium.tools.jsonl import BadLine, Job, parse_line, parse_lines, run_batch
+
+BAD = [
+    (b"not json", "the line is not JSON"),
+    (b'{"prompt": "a"', "the line is not JSON"),
+    (b'{"prompt": "a"} trailing', "the line is not JSON"),
+    (b'{"prompt": "a", "temperature": NaN}', "the line is not JSON"),
+    (b'{"prompt": "a", "temperature": 1e999}', "the line is not JSON"),
+    (b'{"prompt": "\xff"}', "the line is not UTF-8"),
+    (b"[1, 2]", "a line must hold a JSON object, got list"),
+    (b'"text"', "a line must hold a JSON object, got str"),
+    (b"null", "a line must hold a JSON object, got NoneType"),
+    (b"[" * 100_000, "the line is nested too deeply"),
+    (b"{}", "one of prompt, prompt_token_ids, messages is needed, got none"),
+    (b'{"prompt": null}', "one of prompt, prompt_token_ids, messages is needed, got none"),
+    (b'{"prompt": "a", "messages": []}', "one of prompt, prompt_token_ids, messages is needed"),
+    (b'{"prompt": 5}', "prompt: must be a string, got int"),
+    (b'{"prompt": ["a"]}', "prompt: must be a string, got list"),
+    (b'{"prompt_token_ids": "abc"}', "prompt_token_ids: Expected array | null, got str"),
+    (b'{"prompt_token_ids": [1, "2"]}', "prompt_token_ids: Expected int, got str"),
+    (b'{"prompt_token_ids": [1.5]}', "prompt_token_ids: Expected int, got float"),
+    (b'{"messages": [{"role": "user"}]}', "messages: every message needs role and content"),
+    (b'{"messages": [{"role": "user", "content": 3}]}', "messages: Expected str, got int"),
+    (b'{"messages": "hi"}', "messages: Expected array"),
+    (b'{"prompt": "a", "max_token": 3}', "max_token: no such field (did you mean max_tokens"),
+    (b'{"prompt": "a", "max_tokens": "3"}', "max_tokens: Expected int | null, got str"),
+    (b'{"prompt": "a", "max_tokens": true}', "max_tokens: Expected int | null, got bool"),
+    (b'{"prompt": "a", "max_tokens": 0}', "max_tokens: must be between 1"),
+    (b'{"prompt": "a", "temperature": -0.1}', "temperature: must be between"),
+    (b'{"prompt": "a", "n": 9}', "n: must be between 1 and 8, got 9"),
+    (b'{"prompt": "a", "stop": 3}', "stop: Expected"),
+    (b'{"prompt": "a", "logit_bias": {"x": 1}}', "logit_bias: Expected int, got str"),
+    (b'{"prompt": "a", "logit_bias": {"1": 101}}', "logit_bias: must be between"),
+    (b'{"prompt": "a", "seed": -1}', "seed: must be between"),
+    (b'{"prompt": "a", "seed": 99999999999999999999999}', "seed: "),
+    (b'{"prompt": "a", "top_logprobs": 3}', "top_logprobs: needs logprobs: true"),
+    (b'{"prompt": "a", "logprobs": true, "top_logprobs": 21}', "logprobs: must be between"),
+    (b'{"prompt": "a", "max_tokens": 3, "max_completion_tokens": 3}', "max_completion_tokens: "),
+    (b'{"prompt": "a", "min_tokens": 5, "max_tokens": 3}', "min_tokens: 5 exceeds"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD)
+def test_a_bad_line_says_why(line: bytes, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_line(0, line, {})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_good_lines() -> None:
+    assert parse_line(3, b'{"prompt": "a"}', {}) == Job(3, SamplingParams(), text="a")
+    assert parse_line(0, b'{"prompt_token_ids": [1, 2]}', {}).tokens == [1, 2]
+    turns = [{"role": "user", "content": "hi"}]
+    assert parse_line(0, json.dumps({"messages": turns}).encode(), {}).messages == turns
+    job = parse_line(0, b'{"prompt": "a", "temperature": 1, "stop": "x", "stop_token_ids": [5], '
+                        b'"logit_bias": {"7": -1}, "max_completion_tokens": 4}', {})
+    assert job.params == SamplingParams(temperature=1, stop="x", stop_token_ids=[5],
+                                        logit_bias={7: -1.0}, max_tokens=4)
+
+
+def test_logprobs_as_openai_asks_for_them() -> None:
+    def asked(text: str) -> int | None:
+        return parse_line(0, text.encode(), {}).params.logprobs
+
+    assert asked('{"prompt": "a", "logprobs": true, "top_logprobs": 5}') == 5
+    assert asked('{"prompt": "a", "logprobs": true}') == 0
+    assert asked('{"prompt": "a", "logprobs": false}') is None
+    assert asked('{"prompt": "a", "logprobs": 2}') == 2
+    assert asked('{"prompt": "a", "logprobs": null}') is None
+
+
+def test_a_line_wins_over_the_defaults() -> None:
+    defaults = {"max_tokens": 7, "temperature": 0.5}
+    params = parse_line(0, b'{"prompt": "a", "temperature": 0}', defaults).params
+    assert params.max_tokens == 7
+    assert params.temperature == 0
+    with pytest.raises(ValueError, match="min_tokens"):
+        parse_line(0, b'{"prompt": "a", "min_tokens": 8}', defaults)
+
+
+def test_lines_are_numbered_and_blank_ones_skipped() -> None:
+    file = io.BytesIO(b'{"prompt": "a"}\n\n  \nbad\r\n{"prompt": "b"}')
+    items = list(parse_lines(jsonl.read_lines(file), {}))
+    assert [item.index for item in items] == [0, 1, 2]
+    assert isinstance(items[1], BadLine)
+    assert isinstance(items[2], Job) and items[2].text == "b"
+
+
+def test_a_line_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 100)
+    long = b'{"prompt": "' + b"x" * 1000 + b'"}'
+    for end in (b"\n", b"\n" + b'{"prompt": "b"}'):
+        items = list(parse_lines(jsonl.read_lines(io.BytesIO(long + end)), {}))
+        assert isinstance(items[0], BadLine)
+        assert "longer than 100 bytes" in items[0].error
+        assert len(items) == (1 if end == b"\n" else 2)
+    exact = b'{"prompt": "' + b"x" * 86 + b'"}\n'
+    assert len(exact) == 101
+    assert isinstance(next(parse_lines(jsonl.read_lines(io.BytesIO(exact)), {})), Job)
+
+
+class FakeCompletion:
+    def __init__(self, text: str, token_ids: list[int]) -> None:
+        self.text, self.token_ids, self.finish_reason = text, token_ids, "stop"
+        self.usage = Usage(3, 1, len(token_ids))
+        self.logprobs = [TokenLogprob(t, -0.5, 1, [(t, -0.5)]) for t in token_ids]
+        self.prompt_logprobs = [None, *self.logprobs]
+
+
+def collect(items: Any, generate: Any, window: int = 4) -> list[dict[str, Any]]:
+    async def run() -> list[dict[str, Any]]:
+        return [record async for record in run_batch(items, generate, window)]
+
+    return asyncio.run(run())
+
+
+def test_records_come_in_input_order_whatever_finishes_first() -> None:
+    async def generate(job: Job) -> list[Any]:
+        for _ in range(20 - job.index):
+            await asyncio.sleep(0)
+        return [FakeCompletion(job.text or "", [job.index])]
+
+    jobs = [Job(i, SamplingParams(), text=str(i)) for i in range(20)]
+    records = collect(jobs, generate, window=20)
+    assert [record["index"] for record in records] == list(range(20))
+    assert records[7] == {"index": 7, "text": "7", "token_ids": [7], "finish_reason": "stop",
+                          "prompt_tokens": 3, "cached_tokens": 1, "completion_tokens": 1}
+
+
+def test_no_more_than_the_window_is_held() -> None:
+    running = most = read = 0
+
+    async def generate(job: Job) -> list[Any]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        assert read - job.index <= 8
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running -= 1
+        return [FakeCompletion("", [1])]
+
+    def lines() -> Iterator[bytes]:
+        nonlocal read
+        for _ in range(500):
+            read += 1
+            yield b'{"prompt": "a"}'
+
+    assert len(collect(parse_lines(lines(), {}), generate, window=8)) == 500
+    assert 1 < most <= 8
+
+
+def test_errors_become_records_and_the_rest_run() -> None:
+    async def generate(job: Job) -> list[Any]:
+        if job.text == "refused":
+            raise InvalidRequest("prompt: too long", "prompt")
+        return [FakeCompletion("ok", [1, 2])]
+
+    lines = [b'{"prompt": "refused"}', b"bad", b'{"prompt": "fine"}']
+    first, second, third = collect(parse_lines(lines, {}), generate)
+    assert first == {"index": 0, "error": "prompt: too long"}
+    assert second["index"] == 1 and "not JSON" in second["error"]
+    assert third["text"] == "ok"
+
+
+def test_an_engine_that_is_gone_ends_the_batch() -> None:
+    async def generate(job: Job) -> list[Any]:
+        raise EngineUnavailable("gone")
+
+    with pytest.raises(EngineUnavailable):
+        collect([Job(i, SamplingParams(), text="a") for i in range(9)], generate)
+
+
+def test_logprobs_and_choices() -> None:
+    async def generate(job: Job) -> list[Any]:
+        return [FakeCompletion("x", [4]) for _ in range(job.params.n)]
+
+    lines = [b'{"prompt": "a", "n": 2}', b'{"prompt": "a", "logprobs": 1, "prompt_logprobs": 0}']
+    choices, logprobs = collect(parse_lines(lines, {}), generate)
+    assert set(choices) == {"index", "choices"}
+    assert [choice["index"] for choice in choices["choices"]] == [0, 1]
+    assert "logprobs" not in choices["choices"][0]
+    entry = {"token_id": 4, "logprob": -0.5, "rank": 1, "top": [[4, -0.5]]}
+    assert logprobs["logprobs"] == [entry]
+    assert logprobs["prompt_logprobs"] == [None, entry]
