@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from actorium.actors.scheduler.requests import Request, Sequence
@@ -13,38 +13,36 @@ class WaitingQueue:
     """Sequences in the order of their admission: first come, preempted ones before all others."""
 
     def __init__(self) -> None:
-        self._line: deque[Sequence] = deque()
+        self._line: OrderedDict[int, Sequence] = OrderedDict()
         self.requests = 0
         """Requests with at least one sequence here."""
 
     def __len__(self) -> int:
         return len(self._line)
 
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._line)
-
     @property
     def head(self) -> Sequence | None:
-        return self._line[0] if self._line else None
+        return next(iter(self._line.values()), None)
 
     def push(self, sequence: Sequence) -> None:
         """Join at the end."""
-        self._line.append(sequence)
+        self._line[sequence.sid] = sequence
         self._count(sequence.request, 1)
 
     def push_front(self, sequence: Sequence) -> None:
         """Come back at the head, after a preemption."""
-        self._line.appendleft(sequence)
+        self._line[sequence.sid] = sequence
+        self._line.move_to_end(sequence.sid, last=False)
         self._count(sequence.request, 1)
 
     def pop(self) -> Sequence:
-        sequence = self._line.popleft()
+        _, sequence = self._line.popitem(last=False)
         self._count(sequence.request, -1)
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Leave the line; raises `ValueError` if it is not in it."""
-        self._line.remove(sequence)
+        """Leave the line; raises `KeyError` if it is not in it."""
+        del self._line[sequence.sid]
         self._count(sequence.request, -1)
 
     def _count(self, request: Request, change: int) -> None:
