@@ -106,6 +106,8 @@ class Launcher:
             self._stop_actors()
         except ActoriumError as error:
             self._fail(error, EXIT_BAD_CONFIG)
+        except OSError as error:
+            self._fail(EngineUnavailable(f"cannot start: {error}"), EXIT_FAULT)
         finally:
             self._clean_up()
             for number, handler in old.items():

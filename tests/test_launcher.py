@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from helpers_runtime import (
     LauncherProcess,
     Peer,
@@ -24,9 +26,12 @@ from helpers_runtime import (
     status,
     wait_dead,
 )
+from test_mailbox import BAD_FRAMES
 
+from actorium.actors.client import Completion
 from actorium.actors.engine import Engine
 from actorium.actors.errors import BadConfig, BadModel, EngineFailed, EngineUnavailable
+from actorium.actors.params import SamplingParams
 from actorium.actors.roles import ROLES, roles_of, stop_rank
 from actorium.actors.runtime.rundir import running_engines
 
@@ -299,3 +304,30 @@ class TestEngine:
         assert wait_dead(pids, 20.0) == []
         assert os.listdir(base) == [], "the launcher outlives its caller by a clean-up"
 
+
+def test_hostile_frames_on_every_socket_of_a_real_engine(base: Path) -> None:
+    """Null worker, real actors: what is no message disturbs nobody."""
+    rng = random.Random(5)
+    frames = [*BAD_FRAMES.values(), *(rng.randbytes(rng.randint(1, 400)) for _ in range(300))]
+    with Engine(null_worker=True, skip_tokenizer=True, run_dir=str(base)) as engine:
+        assert engine.status is not None
+        directory = base / engine.name
+        sockets = sorted(p for p in directory.iterdir() if p.is_socket())
+        assert {p.name for p in sockets} >= {f"{role}.inbox" for role in ACTORS | {"launcher"}}
+        context: zmq.Context[Any] = zmq.Context()
+        for path in sockets:
+            kind = zmq.PUSH if path.suffix == ".inbox" else zmq.DEALER
+            socket = context.socket(kind)
+            socket.setsockopt(zmq.LINGER, 5000)
+            socket.connect(f"ipc://{path}")
+            for frame in frames:
+                socket.send(frame)
+            socket.send_multipart([b"two", b"frames"])
+            socket.close()
+        context.term()
+        done = engine.client.generate([1, 2, 3], SamplingParams(max_tokens=4, temperature=0))
+        assert isinstance(done, Completion) and len(done.token_ids) == 4
+        report = status(directory)
+        assert report.ready
+        assert {a.role: a.pid for a in report.actors} == {
+            a.role: a.pid for a in engine.status.actors}

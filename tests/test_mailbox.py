@@ -134,6 +134,15 @@ def test_socket_files_are_for_the_owner_alone(context: zmq.Context[Any], base: P
     assert os.listdir(base) == []
 
 
+def test_an_older_owner_leaves_the_newer_ones_file(context: zmq.Context[Any], base: Path) -> None:
+    old = Inbox(context, f"ipc://{base}/x.inbox", Union, hwm=100)
+    new = Inbox(context, f"ipc://{base}/x.inbox", Union, hwm=100)
+    old.close()
+    assert os.listdir(base) == ["x.inbox"]
+    pusher(context, new.address).send(encode(Say("to the new one")))
+    assert take(new, 1)[0].text == "to the new one"
+
+
 def test_receive_stops_at_its_limit_and_says_so(context: zmq.Context[Any], base: Path) -> None:
     inbox = Inbox(context, f"ipc://{base}/x.inbox", Union, hwm=100)
     push = pusher(context, inbox.address)

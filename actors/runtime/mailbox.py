@@ -38,6 +38,7 @@ CLIENT_BACKLOG_MESSAGES = 4096
 CLIENT_BACKLOG_BYTES = 16 << 20
 """What a front keeps for one client beyond ZMQ's own queue before it gives the client up."""
 CLIENT_HWM = 1000
+"""Messages queued in ZMQ for one client, each way."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -242,8 +243,8 @@ class Front(_Bound):
     it speaks again.
     """
 
-    def __init__(self, context: zmq.Context[Any], address: str, union: Any, *, hwm: int,
-                 limit: int = MAX_CLIENT_MESSAGE_BYTES) -> None:
+    def __init__(self, context: zmq.Context[Any], address: str, union: Any, *,
+                 hwm: int = CLIENT_HWM, limit: int = MAX_CLIENT_MESSAGE_BYTES) -> None:
         super().__init__(address, union)
         self.dropped = 0
         """Messages for clients that were gone or did not read."""
@@ -257,7 +258,7 @@ class Front(_Bound):
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.socket.setsockopt(zmq.SNDHWM, CLIENT_HWM)
+        self.socket.setsockopt(zmq.SNDHWM, hwm)
         self._bind(hwm, limit)
 
     def receive(self, limit: int) -> list[tuple[bytes, Any]]:

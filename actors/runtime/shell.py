@@ -23,7 +23,7 @@ import zmq
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 from actorium.actors.messages import Beat, Fatal
-from actorium.actors.runtime.mailbox import Front, Inbox, Outbox
+from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox
 from actorium.actors.runtime.process import EXIT_BAD_CONFIG, EXIT_DRAINED, EXIT_FAULT
 from actorium.actors.runtime.rundir import address
 
@@ -99,7 +99,7 @@ class Shell:
         self.loop.add_reader(self.inbox.fd, self.wake)
         if core.front is not None:
             self.front = Front(self.context, address(run_dir, f"{role}.front"), core.front,
-                               hwm=self._hwm)
+                               hwm=min(self._hwm, CLIENT_HWM))
             self.loop.add_reader(self.front.fd, self.wake)
         on_start = getattr(core, "on_start", None)
         if on_start is not None:
