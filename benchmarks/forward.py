@@ -2,10 +2,10 @@
 
     python benchmarks/forward.py --shape S06 --shape TINY --peer transformers --json out.json
 
-W1: 1 request, 128 in / 128 out. W2: 32 requests, 128 in / 64 out (output tokens/s). W3: one prompt of
-2,048 tokens (prompt tokens/s). Random bf16 weights, greedy, end of sequence ignored. A figure is the
-time of the prefill steps plus the number of decode steps times their median; the peer runs the same
-work in the same process, and its decode steps are the time between generations of two lengths.
+W1: 1 request, 128 in / 128 out. W2: 32 requests, 128 in / 64 out (output tokens/s). W3: one prompt
+of 2,048 tokens (prompt tokens/s). Random bf16 weights, greedy, end of sequence ignored. A figure is
+the time of the prefill steps plus the number of decode steps times their median; the peer runs the
+same work in the same process, its decode steps are the time between generations of two lengths.
 """
 
 from __future__ import annotations

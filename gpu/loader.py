@@ -38,7 +38,9 @@ def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
             raise BadModel(f"{path / INDEX}: weight_map: must map tensor names to files")
         shards: dict[str, list[str] | None] = {}
         for name, file in placed.items():
-            names = shards.setdefault(str(file), [])
+            if not isinstance(file, str) or Path(file).name != file:
+                raise BadModel(f"{path / INDEX}: {name}: {file!r} is not a file beside it")
+            names = shards.setdefault(file, [])
             assert names is not None
             names.append(name)
     elif (path / SINGLE).is_file():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -213,7 +212,7 @@ def _rope(get: _Reader, positions: int) -> tuple[RopeShape, int]:
     kind = found.get("rope_type") or found.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise r.bad("rope_type", f"must be one of {', '.join(ROPE_TYPES)}, got {kind!r}")
-    if float(found.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1) != 1:
+    if (found.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1) != 1:
         raise r.bad("partial_rotary_factor", "only 1.0 is supported")
     if kind == "default":
         return RopeShape(theta=theta), positions
@@ -224,7 +223,10 @@ def _scaled_rope(r: _Reader, kind: str, theta: float, positions: int) -> tuple[R
     original = r.int("original_max_position_embeddings",
                      r.raw.get("original_max_position_embeddings") or positions)
     factor = r.float("factor")
-    optional: Callable[[str], float] = lambda key: float(r.raw.get(key) or 0.0)  # noqa: E731
+
+    def optional(key: str) -> float:
+        return r.float(key) if r.raw.get(key) else 0.0
+
     rope = RopeShape(
         kind=kind, theta=theta, factor=factor, original_max=original,
         low_freq_factor=r.float("low_freq_factor", 1.0),

@@ -1,0 +1,181 @@
+"""Reading checkpoints: shards, casts, dummy weights, and one clear line for each kind of damage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_models import CPU, Seq, Stepper, load, write_checkpoint
+from safetensors.torch import load_file, save_file
+
+from actorium.actors.config import Config, ModelConfig
+from actorium.actors.errors import BadModel
+from actorium.gpu.loader import INDEX, SINGLE
+from actorium.gpu.models.registry import load_model, read_shape
+from actorium.gpu.pools import PagePool, page_bytes
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path)
+    return tmp_path
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    config = json.loads((path / "config.json").read_text())
+    change(config)
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def retensor(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    tensors = load_file(path / SINGLE)
+    change(tensors)
+    save_file(tensors, path / SINGLE)
+
+
+def refused(path: Path, *words: str, **model: Any) -> None:
+    with pytest.raises(BadModel) as failure:
+        load(path, **model)
+    message = str(failure.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def logits(model: Any) -> torch.Tensor:
+    return Stepper(model, pages=8).step([(Seq([5, 9, 30, 2]), 4)])
+
+
+def test_shards_and_progress(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "one")
+    write_checkpoint(tmp_path / "many", max_shard_size="60KB")
+    seen: list[tuple[str, int, int]] = []
+    many = load_model(tmp_path / "many", Config(), CPU, lambda *at: seen.append(at))
+    shards = sorted((tmp_path / "many").glob("*.safetensors"))
+    assert len(shards) > 2
+    assert seen == [(s.name, i, len(shards)) for i, s in enumerate(shards, 1)]
+    assert torch.equal(logits(many), logits(load(tmp_path / "one")))
+
+
+def test_dtype_cast(checkpoint: Path) -> None:
+    assert load(checkpoint).shape.dtype is torch.float32
+    half = load(checkpoint, dtype="bfloat16")
+    assert half.embed.dtype is torch.bfloat16
+    assert torch.allclose(logits(half), logits(load(checkpoint)), atol=0.25)
+
+
+def test_dummy_weights_need_config_alone(checkpoint: Path) -> None:
+    (checkpoint / SINGLE).unlink()
+    one, same = (load(checkpoint, load_format="dummy", seed=3) for _ in range(2))
+    other = load(checkpoint, load_format="dummy", seed=4)
+    assert torch.equal(logits(one), logits(same))
+    assert not torch.equal(logits(one), logits(other))
+    assert logits(one).isfinite().all()
+
+
+def test_missing_files(checkpoint: Path) -> None:
+    refused(checkpoint / "nowhere", "nowhere", "no such directory")
+    (checkpoint / SINGLE).rename(checkpoint / "other.bin")
+    refused(checkpoint, SINGLE, INDEX)
+    (checkpoint / "config.json").unlink()
+    refused(checkpoint, "config.json", "no such file")
+
+
+def test_shard_named_in_the_index_is_missing(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, max_shard_size="60KB")
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    refused(tmp_path, gone.name, "missing")
+
+
+def test_index_may_not_name_files_elsewhere(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, max_shard_size="60KB")
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["weight_map"]["model.norm.weight"] = "../model.safetensors"
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    refused(tmp_path, INDEX, "../model.safetensors")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 0.9])
+def test_truncated(checkpoint: Path, keep: float) -> None:
+    data = (checkpoint / SINGLE).read_bytes()
+    (checkpoint / SINGLE).write_bytes(data[:int(keep * len(data)) if keep < 1 else int(keep)])
+    refused(checkpoint, SINGLE, "not a readable safetensors file")
+
+
+def test_corrupt_header(checkpoint: Path) -> None:
+    data = bytearray((checkpoint / SINGLE).read_bytes())
+    data[8:40] = b"\xff" * 32
+    (checkpoint / SINGLE).write_bytes(bytes(data))
+    refused(checkpoint, SINGLE, "not a readable safetensors file")
+
+
+def test_missing_tensor(checkpoint: Path) -> None:
+    retensor(checkpoint, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
+    refused(checkpoint, "model.layers.1.mlp.up_proj.weight", "missing")
+
+
+def test_wrong_shape_and_type(checkpoint: Path) -> None:
+    name = "model.layers.2.self_attn.k_proj.weight"
+    retensor(checkpoint, lambda t: t.update({name: torch.zeros(3, 5)}))
+    refused(checkpoint, name, "[3, 5]", "[32, 64]")
+    retensor(checkpoint, lambda t: t.update({name: torch.zeros(32, 64, dtype=torch.int8)}))
+    refused(checkpoint, name, "torch.int8")
+
+
+def test_unsupported_architecture(checkpoint: Path) -> None:
+    edit(checkpoint, lambda c: c.update(architectures=["GPT2LMHeadModel"]))
+    refused(checkpoint, "GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM")
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"architectures": None}, ["architectures"]),
+    ({"hidden_size": "64"}, ["hidden_size"]),
+    ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
+    ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
+    ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+    ({"rms_norm_eps": -1}, ["rms_norm_eps"]),
+    ({"dtype": "int4"}, ["dtype", "int4"]),
+    ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, ["rope_type", "longrope"]),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["factor"]),
+    ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, ["partial_rotary"]),
+    ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0,
+                          "attention_factor": "big"}}, ["attention_factor"]),
+    ({"quantization_config": {"bits": 4}}, ["quantization_config"]),
+])
+def test_bad_config_fields(checkpoint: Path, change: dict[str, Any], words: list[str]) -> None:
+    edit(checkpoint, lambda c: c.update(change))
+    refused(checkpoint, "config.json", *words)
+
+
+def test_config_that_is_not_json(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_bytes(b"\xff\xfe{")
+    refused(checkpoint, "config.json", "JSON")
+
+
+def test_old_config_fields(checkpoint: Path) -> None:
+    def old(config: dict[str, Any]) -> None:
+        del config["rope_parameters"]
+        config.update(rope_theta=5e5, torch_dtype="float16", dtype=None,
+                      rope_scaling={"type": "linear", "factor": 2.0})
+
+    edit(checkpoint, old)
+    shape = read_shape(checkpoint, Config())
+    assert (shape.rope.theta, shape.rope.kind, shape.rope.factor) == (5e5, "linear", 2.0)
+    assert shape.dtype is torch.float16
+
+
+def test_max_model_len(checkpoint: Path) -> None:
+    assert load(checkpoint).shape.max_model_len == 512
+    assert load(checkpoint, max_model_len=100).shape.max_model_len == 100
+    refused(checkpoint, "max_model_len", "513", "512", max_model_len=513)
+
+
+def test_page_bytes_are_what_a_pool_takes(checkpoint: Path) -> None:
+    shape = read_shape(checkpoint, Config(model=ModelConfig()))
+    pool = PagePool(shape, 7, 16, torch.bfloat16, CPU)
+    assert pool.bytes == 7 * page_bytes(shape, 16, torch.bfloat16) == 7 * 3 * 16 * 2 * 2 * 16 * 2
