@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
@@ -58,7 +59,8 @@ def run(_command: str, argv: list[str]) -> int:
 def _check_order(parsed: Parsed[GenerateOptions]) -> None:
     """`--prompt TEXT DIR` takes DIR for another text: say so instead of asking the demo model."""
     texts = parsed.options.prompt
-    if len(texts) > 1 and "model" not in parsed.written and Path(texts[-1], "config.json").is_file():
+    swallowed = len(texts) > 1 and "model" not in parsed.written
+    if swallowed and os.path.isfile(os.path.join(texts[-1], "config.json")):
         raise BadConfig(f"--prompt: the model goes before it: generate {texts[-1]} --prompt ...",
                         "prompt")
 
