@@ -39,14 +39,17 @@ class Engine:
     >>> with Engine("some/model", max_num_seqs=8) as engine:
     ...     print(engine.client.generate("Hello").text)
 
-    `config` takes the configuration's field names and the flags' aliases; an unknown name raises
-    `BadConfig`. `roles` (role -> "module:function") replaces what builds the actors, for tests.
+    `config` takes the configuration's field names and the flags' aliases (`config="file.toml"`
+    reads a file); an unknown name raises `BadConfig`. The engine's name is a fresh one unless
+    given, so that many can run side by side. `roles` (role -> "module:function") replaces what
+    builds the actors, for tests.
     Raises `BadModel`, `BadConfig` or `EngineFailed` with the reason in one line.
     """
 
     def __init__(self, model: str | os.PathLike[str] = "", *,
                  roles: Mapping[str, str] | None = None, **config: Any) -> None:
-        config.setdefault("name", f"engine-{os.getpid()}-{secrets.token_hex(3)}")
+        if "config" not in config:  # a TOML file may name the engine
+            config.setdefault("name", f"engine-{os.getpid()}-{secrets.token_hex(3)}")
         self.config: Config = settings.from_kwargs(str(model) or None, **config).check()
         self.name = self.config.runtime.name
         self.status: Status | None = None

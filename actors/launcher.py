@@ -40,7 +40,7 @@ from actorium.actors.runtime.process import (
     python,
     send_signal,
 )
-from actorium.actors.runtime.rundir import RunDir, address
+from actorium.actors.runtime.rundir import RunDir, address, sweep
 
 if TYPE_CHECKING:
     from actorium.actors.runtime.mailbox import Inbox, Outbox
@@ -51,6 +51,7 @@ FAULT_GRACE = 0.5
 """The same in an engine that has failed."""
 LAST_WORDS = 0.2
 """Seconds to wait for the Fatal of an actor that exited with an error code."""
+STDERR = 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -152,6 +153,7 @@ class Launcher:
                 self._poll.register(fd, select.POLLIN)
         if self._started is not None:
             self._started(path)
+        sweep(runtime.run_dir)
 
     def _write(self, name: str, data: bytes) -> None:
         assert self._run_dir is not None
@@ -164,7 +166,7 @@ class Launcher:
         argv = python("actorium.actors.main", role, str(self._run_dir.path), str(epoch),
                       str(os.getpid()), target)
         # The engine's stdout belongs to whoever runs the launcher.
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(),
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=STDERR,
                                    process_group=0)
         actor = Actor(role, epoch, process)
         self._actors[actor.pidfd] = actor
@@ -214,9 +216,11 @@ class Launcher:
     def _read_inbox(self) -> None:
         if self._inbox is None:
             return
-        while messages := self._inbox.receive(256):
-            for message in messages:
+        while True:
+            for message in self._inbox.receive(256):
                 self._on_message(message)
+            if not self._inbox.more:
+                return
 
     def _on_message(self, message: Any) -> None:
         match message:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 from helpers_runtime import (
@@ -31,9 +32,10 @@ from test_mailbox import BAD_FRAMES
 from actorium.actors.client import Completion
 from actorium.actors.engine import Engine
 from actorium.actors.errors import BadConfig, BadModel, EngineFailed, EngineUnavailable
+from actorium.actors.messages import Kill
 from actorium.actors.params import SamplingParams
 from actorium.actors.roles import ROLES, roles_of, stop_rank
-from actorium.actors.runtime.rundir import running_engines
+from actorium.actors.runtime.rundir import address, running_engines
 
 ACTORS = {"worker-0", "tokenizer", "scheduler", "detokenizer", "watchdog"}
 
@@ -135,6 +137,21 @@ def test_an_actor_killed_ends_the_engine_with_one_line(base: Path, role: str) ->
         assert error == f"actorium: {role} (pid {pid}) was killed by SIGKILL\n"
         assert wait_dead([grandchild]) == []
         assert processes_naming(str(launcher.dir)) == [] and os.listdir(base) == []
+
+
+def test_kill_ends_the_actor_it_names_and_no_other(base: Path) -> None:
+    with launch(base) as launcher:
+        assert launcher.started()
+        report = status(launcher.dir, wait=True)
+        pid = next(actor.pid for actor in report.actors if actor.role == "worker-0")
+        context: zmq.Context[Any] = zmq.Context()
+        socket = context.socket(zmq.PUSH)
+        socket.connect(address(launcher.dir, "launcher.inbox"))
+        socket.send(msgspec.msgpack.encode(Kill("worker-0", pid + 1, "of an older epoch")))
+        socket.send(msgspec.msgpack.encode(Kill("worker-0", pid, "hung")))
+        code, error = launcher.finish()
+        context.destroy(linger=0)
+        assert (code, error) == (1, f"actorium: worker-0 (pid {pid}) was killed by SIGKILL\n")
 
 
 def test_a_fault_is_told_with_its_reason(base: Path) -> None:

@@ -11,7 +11,14 @@ import pytest
 from helpers_runtime import short_dir
 
 from actorium.actors.errors import BadConfig, EngineUnavailable
-from actorium.actors.runtime.rundir import RunDir, address, engine_dir, is_running, running_engines
+from actorium.actors.runtime.rundir import (
+    RunDir,
+    address,
+    engine_dir,
+    is_running,
+    running_engines,
+    sweep,
+)
 
 
 @pytest.fixture
@@ -83,6 +90,20 @@ def test_looking_never_keeps_an_engine_from_starting(base: Path) -> None:
 def _look(base: str, stop: multiprocessing.synchronize.Event) -> None:  # type: ignore[name-defined]
     while not stop.is_set():
         running_engines(base)
+
+
+def test_sweep_removes_what_killed_engines_left(base: Path) -> None:
+    alive = RunDir("alive", str(base))
+    for name in ("dead", "other"):
+        (base / name).mkdir()
+    (base / "dead" / "lock").write_text("")
+    (base / "dead" / "scheduler.inbox").write_text("")
+    (base / "other" / "file").write_text("not an engine's")
+    sweep(str(base))
+    assert sorted(os.listdir(base)) == ["alive", "other"]
+    assert is_running(alive.path)
+    alive.close()
+    sweep(str(base / "none"))
 
 
 def test_addresses() -> None:

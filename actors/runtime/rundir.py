@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 
 MAX_IPC_PATH = 107
 """sun_path less its terminator."""
@@ -140,6 +140,16 @@ class RunDir:
             (self.path / "lock").unlink()
             self.path.rmdir()
         os.close(self._lock)
+
+
+def sweep(run_dir: str | None = None) -> None:
+    """Remove the run directories of engines whose launcher was killed."""
+    base = base_dir(run_dir)
+    with contextlib.suppress(OSError):
+        for entry in list(base.iterdir()):
+            if (entry / "lock").is_file() and not is_running(entry):
+                with contextlib.suppress(ActoriumError):
+                    RunDir(entry.name, run_dir).close()
 
 
 def _is_ours(name: str) -> bool:

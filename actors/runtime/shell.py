@@ -7,6 +7,7 @@ to send, and sends it. Between wakes the process sleeps in epoll; nothing polls.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import math
@@ -23,7 +24,7 @@ import zmq
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 from actorium.actors.messages import Beat, Fatal
-from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox
+from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox, Overflow
 from actorium.actors.runtime.process import EXIT_BAD_CONFIG, EXIT_DRAINED, EXIT_FAULT
 from actorium.actors.runtime.rundir import address
 
@@ -121,7 +122,8 @@ class Shell:
         fatal = Fatal(self.ctx.role, os.getpid(), self.ctx.epoch, message, stack, code)
         for role in (LAUNCHER, WATCHDOG):
             if role != self.ctx.role:
-                self._outbox(role).send(fatal)
+                with contextlib.suppress(Overflow):
+                    self._outbox(role).send(fatal)
         return EXIT_BAD_CONFIG if bad else EXIT_FAULT
 
     def _close(self) -> None:
