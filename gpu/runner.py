@@ -39,7 +39,7 @@ class Launched:
     slots: I32
     """Of the sampled rows."""
     rows: Fetched | None
-    """i32[3, rows]; None when nothing was sampled."""
+    """token, finish, count: [rows] each; None when nothing was sampled."""
     ranked: list[tuple[int, int]]
     """(sampled row, alternatives) of the rows that want log-probabilities."""
     ranked_values: Fetched | None
@@ -50,7 +50,7 @@ class Launched:
         """Wait for the step and tell what it produced."""
         counts, tokens, finish = b"", b"", b""
         if self.rows is not None:
-            token, end, emitted = self.rows.wait()[0]
+            token, end, emitted = self.rows.wait()
             counts = emitted.astype(np.uint8).tobytes()
             finish = end.astype(np.uint8).tobytes()
             tokens = token[emitted > 0].astype(np.int32).tobytes()
@@ -100,21 +100,21 @@ class Runner:
 
     def _sample(self, step: Step, hidden: Tensor, out: Launched) -> None:
         logits = self.model.logits(hidden)
-        wanted = np.flatnonzero(step.flags & LOGPROBS)
         raw = None
-        if len(wanted):
+        if step.needs & LOGPROBS:
+            wanted = np.flatnonzero(step.flags & LOGPROBS)
             (index,) = self.moves.stage(wanted.astype(np.int32))
             index = self.moves.long(index)
             raw = logits[self.moves.tensor(index)]
         tokens = sample(self.tables, step, logits)
         if raw is not None:
             seqs = self.tables.sequences
-            out.ranked = [(row, seqs[int(step.slots[row])].params.logprobs)
+            out.ranked = [(row, min(seqs[int(step.slots[row])].params.logprobs, raw.shape[1]))
                           for row in wanted.tolist()]
-            most = min(max(k for _, k in out.ranked), raw.shape[1])
+            most = max(k for _, k in out.ranked)
             chosen = self.moves.tensor(tokens[index])
             out.ranked_values = self.moves.fetch(*logprobs(raw, chosen, most))
-        out.rows = self.moves.fetch(commit(self.tables, step, tokens))
+        out.rows = self.moves.fetch_rows(*commit(self.tables, step, tokens))
 
     def _prompts(self, prompts: list[PromptRows], hidden: Tensor) -> Fetched:
         (tokens,) = self.moves.stage(np.concatenate([p.tokens for p in prompts]))
@@ -133,7 +133,11 @@ def _row_logprobs(ranked: list[tuple[int, int]], values: Fetched | None) -> list
     if values is None:
         return []
     arrays = values.wait()
-    return [_pack(row, 0, arrays, i, i + 1, k) for i, (row, k) in enumerate(ranked)]
+    chosen, ranks, ids, top = (a.tobytes() for a in arrays)
+    most = arrays[2].shape[1]
+    return [RowLogprobs(row, 0, chosen[4 * i:4 * i + 4], ranks[4 * i:4 * i + 4],
+                        ids[4 * most * i:4 * (most * i + k)], top[4 * most * i:4 * (most * i + k)])
+            for i, (row, k) in enumerate(ranked)]
 
 
 def _prompt_logprobs(prompts: list[PromptRows], values: Fetched | None) -> list[RowLogprobs]:

@@ -30,12 +30,11 @@ from actorium.gpu.tables import (
     Tables,
 )
 from actorium.kernels import sampling, sampling_cpu
-from actorium.kernels.philox import uniform
 
 
 def sample(t: Tables, step: Step, logits: Tensor) -> Array:
     """One token for each sampled row: i64[rows]. logits f32[rows, V] are changed in place."""
-    needs = int(np.bitwise_or.reduce(step.flags))
+    needs = step.needs
     if needs & (PENALISES | BIASES | HOLDS):
         _adjust(t, step, logits)
     if isinstance(t.moves, Host):
@@ -46,7 +45,7 @@ def sample(t: Tables, step: Step, logits: Tensor) -> Array:
         return greedy
     rows = np.flatnonzero(step.flags & SAMPLES)
     pick = _pick(t, rows, len(step.flags))
-    drawn = _draw(t, logits[pick], t.record[step.slots_d[pick]], step.positions[pick],
+    drawn = _draw(t, logits[pick], step.slots_d[pick], step.positions[pick],
                   bool(needs & TRUNCATES))
     greedy[pick] = drawn
     return greedy
@@ -60,9 +59,10 @@ def _pick(t: Tables, rows: Any, of: int) -> Any:
     return t.moves.long(index)
 
 
-def _draw(t: Tables, logits: Tensor, record: Array, positions: Array, truncates: bool) -> Array:
+def _draw(t: Tables, logits: Tensor, slots: Array, positions: Array, truncates: bool) -> Array:
     long, tensor = t.moves.long, t.moves.tensor
-    u = uniform(long(record[:, SEED_LOW]), long(record[:, SEED_HIGH]), long(positions))
+    record = t.record[slots]
+    u = t.draws.at(slots, record[:, SEED_LOW], record[:, SEED_HIGH], positions)
     real = record.view(t.moves.xp.float32)
     if isinstance(t.moves, Host):
         return sampling_cpu.sample(logits.numpy(), real[:, TEMPERATURE], record[:, TOP_K],
@@ -79,6 +79,8 @@ def _adjust(t: Tables, step: Step, logits: Tensor) -> None:
     """Penalties, bias, held-back end tokens: on the rows that ask for them."""
     tensor, long = t.moves.tensor, t.moves.long
     for bit in (PENALISES, BIASES, HOLDS):
+        if not step.needs & bit:
+            continue
         rows = np.flatnonzero(step.flags & bit)
         if bit == HOLDS:
             rows = rows[t.host_len[step.slots[rows]] <= t.host_min[step.slots[rows]]]
@@ -90,9 +92,13 @@ def _adjust(t: Tables, step: Step, logits: Tensor) -> None:
         block = logits[at]
         record = t.record[slots]
         if bit == PENALISES:
-            real = tensor(record.view(t.moves.xp.float32))
-            sampling.penalise(block, tensor(t.counts[record[:, COUNT_ROW]]), real[:, REPETITION],
-                              real[:, PRESENCE], real[:, FREQUENCY])
+            real = record.view(t.moves.xp.float32)
+            counts = t.counts[record[:, COUNT_ROW]]
+            cut = (real[:, REPETITION], real[:, PRESENCE], real[:, FREQUENCY])
+            if isinstance(t.moves, Host):
+                sampling_cpu.penalise(block.numpy(), counts, *cut)
+            else:
+                sampling.penalise(block, counts, *cut)
         elif bit == BIASES:
             sampling.add_bias(block, tensor(long(t.bias_ids[slots])),
                               tensor(t.bias_values[slots].view(t.moves.xp.float32)))
@@ -103,11 +109,11 @@ def _adjust(t: Tables, step: Step, logits: Tensor) -> None:
             logits[at] = block
 
 
-def commit(t: Tables, step: Step, tokens: Array) -> Array:
+def commit(t: Tables, step: Step, tokens: Array) -> tuple[Array, Array, Array]:
     """Write the sampled tokens to the tables; decide which sequences end.
 
-    Returns i32[3, rows]: token, finish (0 goes on, 1 end token, 2 length), count (0 = the sequence
-    had ended before: nothing is emitted).
+    Returns i64[rows] each: token, finish (0 goes on, 1 end token, 2 length), count (0 = the
+    sequence had ended before: nothing is emitted).
     """
     xp, slots, positions = t.moves.xp, step.slots_d, step.positions
     record, ended, length = t.record[slots], t.ended[slots], t.seq_len[slots]
@@ -118,9 +124,8 @@ def commit(t: Tables, step: Step, tokens: Array) -> Array:
     t.seq_len[slots] = xp.where(ended, length, positions + 1)
     t.ended[slots] = ended | (finish > 0)
     emitted = ~ended
-    penalised = np.flatnonzero(step.flags & PENALISES)
-    if len(penalised):
-        pick = _pick(t, penalised, len(step.flags))
+    if step.needs & PENALISES:
+        pick = _pick(t, np.flatnonzero(step.flags & PENALISES), len(step.flags))
         counted = (record[pick, COUNT_ROW], tokens[pick])
         t.counts[counted] = t.counts[counted] + emitted[pick]
-    return xp.stack((tokens, finish, emitted))
+    return tokens, finish, t.moves.long(emitted)

@@ -54,18 +54,29 @@ class Host:
         """Begin to bring device arrays to the host."""
         return Fetched([self.array(a) if isinstance(a, Tensor) else a for a in arrays])
 
+    def fetch_rows(self, *arrays: Array) -> Fetched:
+        """The same, for integer arrays of one shape."""
+        return Fetched(list(arrays))
+
 
 class Fetched:
     """Arrays on their way to the host."""
 
     def __init__(self, arrays: list[Any], event: torch.cuda.Event | None = None) -> None:
         self._arrays, self._event = arrays, event
+        self._stacked = False
+
+    def unstack(self) -> Fetched:
+        """The one array's rows, instead of the array."""
+        self._stacked = True
+        return self
 
     def wait(self) -> list[NDArray[Any]]:
         """The arrays, once they are there. Sleeps without the GIL on a CUDA device."""
         if self._event is not None:
             self._event.synchronize()
-        return [a.numpy() if isinstance(a, Tensor) else a for a in self._arrays]
+        arrays = [a.numpy() if isinstance(a, Tensor) else a for a in self._arrays]
+        return list(arrays[0]) if self._stacked else arrays
 
 
 class Device:
@@ -121,6 +132,9 @@ class Device:
 
     def long(self, array: Array) -> Array:
         return array.long()
+
+    def fetch_rows(self, *arrays: Array) -> Fetched:
+        return self.fetch(torch.stack(arrays)).unstack()
 
     def fetch(self, *arrays: Array) -> Fetched:
         if not self._cuda:

@@ -39,6 +39,8 @@ class Step:
     """i32[rows], device: index in its sequence of the token each row samples."""
     flags: NDArray[np.uint8]
     """Host: what each sampled row needs (`tables` bits)."""
+    needs: int
+    """All of `flags` together."""
     prompts: list[PromptRows] = field(default_factory=list)
     """Their rows follow the sampled ones in `batch.logit_rows`."""
 
@@ -82,7 +84,8 @@ def _decodes(t: Tables, decode: I32) -> Step:
     tensor, long = t.moves.tensor, t.moves.long
     batch = ForwardBatch(tensor(tokens), tensor(long(position)), tensor(long(kv)), [], 0,
                          len(decode), tensor(pages), tensor(lens), bound, tensor(long(rows_d)))
-    return Step(batch, decode, slots_d, position + 1, t.flags[decode])
+    flags = t.flags[decode]
+    return Step(batch, decode, slots_d, position + 1, flags, int(np.bitwise_or.reduce(flags)))
 
 
 def _decode_rows(t: Tables, decode: I32,
@@ -123,8 +126,9 @@ def _mixed(t: Tables, plan: StepPlan, decode: I32) -> Step:
          for slot, start, count in ext.rows],
         ext.total, len(decode), tensor(dec[3]) if some else None, tensor(dec[4]) if some else None,
         dec[5], tensor(long(rows_d)))
-    return Step(batch, sampled, sampled_d, join((length_d, dec[1] + 1)), t.flags[sampled],
-                ext.prompts)
+    flags = t.flags[sampled]
+    return Step(batch, sampled, sampled_d, join((length_d, dec[1] + 1)), flags,
+                int(np.bitwise_or.reduce(flags)), ext.prompts)
 
 
 def _extends(t: Tables, extend: I32) -> _Extends:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from actorium.actors.messages import Admit
 from actorium.actors.params import Resolved
 from actorium.gpu.staging import Array, Device, Host
+from actorium.kernels.philox import uniform
 from actorium.kernels.sampling import PROMPT_BIT
 
 I32 = NDArray[np.int32]
@@ -61,6 +62,7 @@ class Tables:
         """i32[slots, B] and its float32 bits; made when the first request asks."""
         self.counts: Array = None
         """i32[rows, vocab]: how often each token occurs, for slots with penalties."""
+        self.draws = Draws(moves, slots)
         self.host_len = np.zeros(slots, np.int32)
         """What `seq_len` is for a sequence that has not ended; an upper bound for the others."""
         self.host_min = np.zeros(slots, np.int32)
@@ -112,6 +114,7 @@ class Tables:
         slots_d, records_d, eos_d, flat_d, pages_d = self.moves.stage(
             slots, records, eos, flat, pages)
         self.record[slots_d] = records_d
+        self.draws.forget(slots_d)
         self.eos[slots_d] = eos_d
         self.pages.reshape(-1)[flat_d] = pages_d
         self.ended[slots_d] = slots_d < 0
@@ -215,6 +218,42 @@ class Tables:
             wider[:old] = self.counts
         self.counts = wider
         self._free_count_rows = list(range(new - 1, old - 1, -1))
+
+
+class Draws:
+    """Uniform numbers by (seed, position), made `AHEAD` positions at once.
+
+    Sixteen positions take numpy hardly longer than one, and a sequence needs them all in turn. On
+    other devices nothing is kept: one kernel's length does not matter there.
+    """
+
+    AHEAD = 16
+
+    def __init__(self, moves: Host | Device, slots: int) -> None:
+        self._kept = isinstance(moves, Host)
+        self._long = moves.long
+        self._block = np.full(slots, -1, np.int32)
+        self._numbers = np.zeros((slots, self.AHEAD))
+
+    def forget(self, slots: Array) -> None:
+        """These slots have new seeds."""
+        if self._kept:
+            self._block[slots] = -1
+
+    def at(self, slots: Array, low: Array, high: Array, positions: Array) -> Array:
+        """f64[R] for the seeds' words i32[R] and the positions i32[R]."""
+        long = self._long
+        if not self._kept:
+            return uniform(long(low), long(high), long(positions))
+        block, place = np.divmod(positions, self.AHEAD)
+        stale = np.flatnonzero(self._block[slots] != block)
+        if len(stale):
+            of = slots[stale]
+            ahead = long(block[stale])[:, None] * self.AHEAD + np.arange(self.AHEAD)
+            self._numbers[of] = uniform(long(low[stale])[:, None], long(high[stale])[:, None],
+                                        ahead)
+            self._block[of] = block[stale]
+        return self._numbers[slots, place]
 
 
 def _flags(p: Resolved) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from actorium.kernels.sampling import PROMPT_BIT
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -20,6 +22,18 @@ GUESS = 256
 """Candidates put in order at first; then 16 times as many, ..."""
 _CHUNK = 256
 """Tokens summed together in the first level of the search."""
+
+
+def penalise(logits: F32, counts: NDArray[np.int32], repetition: F32, presence: F32,
+             frequency: F32) -> None:
+    """`sampling.penalise`, in place, touching only tokens that occur."""
+    flat = np.flatnonzero(counts)
+    row = flat // counts.shape[1]
+    here = logits.reshape(-1)
+    values, out = here[flat], counts.reshape(-1)[flat] & (PROMPT_BIT - 1)
+    rep = repetition[row]
+    values = np.where(values > 0, values / rep, values * rep)
+    here[flat] = values - frequency[row] * out - presence[row] * (out > 0)
 
 
 def sample(logits: F32, temperature: F32, top_k: NDArray[np.int32], top_p: F32, min_p: F32,

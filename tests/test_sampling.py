@@ -175,6 +175,17 @@ def test_presence_and_frequency_look_at_the_output_alone() -> None:
     torch.testing.assert_close(logits, _column([[0, -0.75, -1.25, 0, -1.0]]))
 
 
+def test_numpy_penalties_equal_torch() -> None:
+    logits, rng = _rows(3), np.random.default_rng(2)
+    counts = rng.integers(0, 4, (3, VOCAB)).astype(np.int32) * (rng.random((3, VOCAB)) < 0.3)
+    counts = (counts | (rng.random((3, VOCAB)) < 0.2) * sampling.PROMPT_BIT).astype(np.int32)
+    cut = (_column([1.0, 1.7, 0.6]), _column([0.0, 0.5, -1.0]), _column([0.3, 0.0, 2.0]))
+    want = logits.clone()
+    sampling.penalise(want, torch.from_numpy(counts), *cut)
+    sampling_cpu.penalise(logits.numpy(), counts, *(c.numpy() for c in cut))
+    torch.testing.assert_close(logits, want)
+
+
 def test_hold_back_and_bias() -> None:
     logits = torch.zeros(2, 6)
     sampling.hold_back(logits, torch.tensor([[0, 3], [5, -1]]), torch.tensor([True, False]))
