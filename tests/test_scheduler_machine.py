@@ -97,5 +97,5 @@ def check(heard: Heard, limit: int) -> None:
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None,
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=40, deadline=None,
                                   suppress_health_check=list(HealthCheck))

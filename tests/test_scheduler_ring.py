@@ -54,12 +54,12 @@ def test_limits_reach_the_client_as_typed_errors(run_dir: Path) -> None:
         client = engine.client
         with pytest.raises(ContextOverflow, match="2049 tokens need 129 pages of 16, .* has 128"):
             client.generate([7] * 2049, SamplingParams(max_tokens=1))
-        long = SamplingParams(max_tokens=2000, seed=3, ignore_eos=True)
+        long = SamplingParams(max_tokens=700, seed=3, ignore_eos=True)
         running, waiting, refused = (client.stream([7] * 9, long) for _ in range(3))
         with pytest.raises(QueueFull, match="1 requests are waiting already"):
             list(refused)
         for stream in (running, waiting):
-            assert sum((delta.token_ids for delta in stream), []) == said(9, 2000, 3)
+            assert sum((delta.token_ids for delta in stream), []) == said(9, 700, 3)
         with pytest.raises(DeadlineExceeded):
             client.generate([7], long, timeout=1e-4)
         assert client.generate([7], SamplingParams(max_tokens=1, seed=9)).token_ids == said(1, 1, 9)

@@ -12,6 +12,7 @@ from helpers_scheduler import Ring, assert_whole, config, ints
 from actorium.actors.messages import RowLogprobs, StepPlan, StepResult
 from actorium.actors.scheduler import core
 from actorium.actors.scheduler.null_worker import VOCAB, BadPlan, NullWorker, hash_tokens
+from actorium.actors.scheduler.pages import PagePool
 from actorium.actors.scheduler.slots import SlotTable
 
 WINDOW = 3
@@ -105,6 +106,23 @@ def test_pages_are_reserved_for_the_upper_end() -> None:
     table._mark(np.array([1]))
     table.start_decoding(1)
     assert table.growing(table.decode_rows()).tolist() == [1]
+
+
+def test_pages_go_to_those_who_lack_them() -> None:
+    """One slot lacks two pages, the other (which only asked early) none: two pages, not one each.
+    """
+    table, pool = SlotTable(3, 4, 6), PagePool(3, 4, debug=True)
+    for slot, length in ((1, 8), (2, 3)):
+        table.sid[slot], table.end[slot] = 10 + slot, 100
+        table.len_lo[slot] = table.len_hi[slot] = length
+        table.held[slot] = 2
+    slots = np.array([1, 2], np.int32)
+    assert table.grow(slots, pool, early=True) is None
+    appends = table.grow(slots, pool, early=False)
+    assert appends is not None
+    rows = np.frombuffer(appends, np.int32).reshape(-1, 3).tolist()
+    assert [row[:2] for row in rows] == [[1, 2], [1, 3]] and pool.free == 0
+    assert table.held[[1, 2]].tolist() == [4, 2]
 
 
 # --- logprobs ------------------------------------------------------------------------------------

@@ -105,8 +105,7 @@ class SlotTable:
         pages = self.pages_of(slot)
         sequence.slot = 0
         self.sequences[slot] = None
-        self.sid[slot] = 0
-        self.held[slot] = 0
+        self.sid[slot] = self.held[slot] = self.emitted[slot] = 0
         self.stop_decoding(np.array([slot]))
         self._free.append(slot)
         return pages
@@ -225,7 +224,7 @@ class SlotTable:
         if count > pool.free:
             return None
         owners, index = slots, held
-        if count != len(slots):
+        if (wanted != 1).any():
             owners, index = np.repeat(slots, wanted), np.repeat(held, wanted) + within(wanted)
         pages = pool.take(count, self.sid[owners])
         if count:
