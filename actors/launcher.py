@@ -30,8 +30,9 @@ from actorium.actors import config as configs
 from actorium.actors.config import Config
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
 from actorium.actors.messages import Child, Children, Exited, Fatal, Kill, ToLauncher
-from actorium.actors.roles import roles_of, stop_rank
+from actorium.actors.roles import REFUSING, roles_of, stop_rank
 from actorium.actors.runtime.process import (
+    DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
     EXIT_DRAINED,
     EXIT_FAULT,
@@ -269,8 +270,11 @@ class Launcher:
     # --- stop ---
 
     def _stop_actors(self) -> None:
-        """SIGTERM along the ring, each group when the one before has drained."""
+        """Close the door, then SIGTERM along the ring, each group when the one before is gone."""
         until = time.monotonic() + self.config.runtime.drain_timeout
+        for actor in self._actors.values():
+            if self.failure is None and actor.role in REFUSING:
+                send_signal(actor.pid, DRAIN_SIGNAL)
         for rank in sorted({stop_rank(a.role) for a in self._actors.values()}):
             group = [a for a in self._actors.values() if stop_rank(a.role) == rank]
             for actor in group:

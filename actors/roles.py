@@ -16,7 +16,9 @@ ROLES: Mapping[str, str] = {
 """Role -> "module:function" of its `build(ctx: Context) -> Core`, in the order of starting: the
 worker first, since it imports torch."""
 NULL_WORKER = "actorium.actors.scheduler.null_worker:build"
-STOP_ORDER = (("tokenizer",), ("scheduler",), ("worker", "detokenizer"), ("watchdog",))
+REFUSING = ("tokenizer",)
+"""Roles that refuse new work, with an answer, while the others drain."""
+STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer"), ("watchdog",))
 """How an engine drains: each group (of role prefixes) stops when the groups before it have."""
 
 

@@ -87,6 +87,9 @@ class TestCore:
         match message.text:
             case "raise":
                 raise ZeroDivisionError("as told")
+            case "draining?":
+                self.sends.append(Send(CLIENT, Told("no longer" if self.draining else "no"),
+                                       client))
             case "got":
                 for text in self.got:
                     self.sends.append(Send(CLIENT, Told(text), client))

@@ -17,6 +17,8 @@ EXIT_FAULT = 1
 EXIT_BAD_CONFIG = 2
 EXIT_ORPHAN = 70
 """The parent was gone before the child could tie its life to it."""
+DRAIN_SIGNAL = signal.SIGUSR2
+"""Tells an actor to admit nothing new, but to stay."""
 PR_SET_PDEATHSIG = 1
 
 

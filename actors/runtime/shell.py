@@ -25,7 +25,12 @@ from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 from actorium.actors.messages import Beat, Fatal
 from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox, Overflow
-from actorium.actors.runtime.process import EXIT_BAD_CONFIG, EXIT_DRAINED, EXIT_FAULT
+from actorium.actors.runtime.process import (
+    DRAIN_SIGNAL,
+    EXIT_BAD_CONFIG,
+    EXIT_DRAINED,
+    EXIT_FAULT,
+)
 from actorium.actors.runtime.rundir import address
 
 LOG = logging.getLogger("actorium.shell")
@@ -95,6 +100,7 @@ class Shell:
         role, run_dir = self.ctx.role, self.ctx.run_dir
         self.loop.set_exception_handler(self._on_exception)
         self.loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        self.loop.add_signal_handler(DRAIN_SIGNAL, self._on_drain)
         self.inbox = Inbox(self.context, address(run_dir, f"{role}.inbox"), core.inbox,
                            hwm=self._hwm)
         self.loop.add_reader(self.inbox.fd, self.wake)
@@ -330,15 +336,20 @@ class Shell:
 
     # --- stopping ---
 
+    def _on_drain(self) -> None:
+        """Admit nothing new from here on, and go on until SIGTERM."""
+        assert self.core is not None
+        self.core.drain(monotonic())
+        self.wake_soon()
+
     def _on_sigterm(self) -> None:
         """Drain; a second signal, or the drain timeout, stops at once."""
         assert self.core is not None
         if self._drain_until is not None:
             self.loop.stop()
             return
-        now = monotonic()
-        self._drain_until = now + self.ctx.config.runtime.drain_timeout
-        self.loop.call_later(self.ctx.config.runtime.drain_timeout, self.loop.stop)
-        self.core.drain(now)
-        self.wake_soon()
+        timeout = self.ctx.config.runtime.drain_timeout
+        self._drain_until = monotonic() + timeout
+        self.loop.call_later(timeout, self.loop.stop)
+        self._on_drain()
 
