@@ -55,7 +55,7 @@ class Client:
                  run_dir: str | None = None) -> None:
         self._directory = locate(target, run_dir)
         self._link: Link | None = None
-        self._incarnation: tuple[int, ...] = ()
+        self._incarnation = calls.Incarnation(self._directory)
         self._core = ClientCore(calls.fresh_prefix())
 
     # --- completions --------------------------------------------------------------------------
@@ -209,20 +209,20 @@ class Client:
 
     def _notice_restart(self) -> None:
         """Another engine has the run directory now: what was sent to the last one is lost."""
-        if self._link is not None and calls.incarnation(self._directory) != self._incarnation:
-            self._drop(calls.gone(self._directory))
+        if self._link is not None and self._incarnation.replaced():
+            self._drop(calls.gone_away(self._directory))
 
     def _connect(self, *fronts: str) -> Link:
         if self._link is None:
             check_alive(self._directory)
-            self._incarnation = calls.incarnation(self._directory)
+            self._incarnation.remember()
             self._link = Link(self._directory)
         self._link.connect(*fronts)
         return self._link
 
     def _send(self, front: str, frame: bytes) -> None:
         if self._link is None:
-            raise calls.gone(self._directory)
+            raise calls.gone_away(self._directory)
         self._link.send(front, frame)
 
     def _abort(self, aborts: list[Abort]) -> None:
@@ -258,7 +258,7 @@ class Client:
             if until():
                 return
             if self._link is None:
-                raise calls.gone(self._directory)
+                raise calls.gone_away(self._directory)
             if self._link.wait(min(calls.LIVENESS, self._core.soonest - now)):
                 quiet.heard(now)
                 continue
@@ -266,11 +266,9 @@ class Client:
 
     def _check(self, quiet: calls.Quiet) -> None:
         """Nothing came for a while: is the engine alive, does it still know this client?"""
-        try:
-            check_alive(self._directory)
-        except EngineUnavailable:
+        if self._incarnation.gone():
             self._pump()
-            self._drop(calls.gone(self._directory))
+            self._drop(calls.gone_away(self._directory))
             return
         if self._core.attached and quiet.ask(monotonic()):
             self._send(DETOKENIZER, encode(Attach(), "client"))

@@ -36,7 +36,7 @@ class AsyncClient:
                  run_dir: str | None = None) -> None:
         self._directory = locate(target, run_dir)
         self._link: Link | None = None
-        self._incarnation: tuple[int, ...] = ()
+        self._incarnation = calls.Incarnation(self._directory)
         self._fds: list[int] = []
         self._core = ClientCore(calls.fresh_prefix())
         self._quiet = calls.Quiet(monotonic())
@@ -172,16 +172,16 @@ class AsyncClient:
                 self._send(DETOKENIZER, encode(Attach(), "client"))
             await self._attaching.wait()
             if self._link is None:
-                raise calls.gone(self._directory)
+                raise calls.gone_away(self._directory)
 
     def _notice_restart(self) -> None:
-        if self._link is not None and calls.incarnation(self._directory) != self._incarnation:
-            self._drop(calls.gone(self._directory))
+        if self._link is not None and self._incarnation.replaced():
+            self._drop(calls.gone_away(self._directory))
 
     def _connect(self, *fronts: str) -> None:
         if self._link is None:
             check_alive(self._directory)
-            self._incarnation = calls.incarnation(self._directory)
+            self._incarnation.remember()
             self._link = Link(self._directory)
         loop = asyncio.get_running_loop()
         for fd in self._link.connect(*fronts):
@@ -190,7 +190,7 @@ class AsyncClient:
 
     def _send(self, front: str, frame: bytes) -> None:
         if self._link is None:
-            raise calls.gone(self._directory)
+            raise calls.gone_away(self._directory)
         self._link.send(front, frame)
         # The send may have taken the edge of something that came in: look again.
         asyncio.get_running_loop().call_soon(self._pump)
@@ -245,11 +245,9 @@ class AsyncClient:
         if self._link is None:
             return
         self._abort(self._core.expire(now))
-        try:
-            check_alive(self._directory)
-        except EngineUnavailable:
+        if self._incarnation.gone():
             self._pump()
-            self._drop(calls.gone(self._directory))
+            self._drop(calls.gone_away(self._directory))
             return
         if self._core.attached and self._core.waiting and self._quiet.ask(now):
             self._send(DETOKENIZER, encode(Attach(), "client"))

@@ -131,8 +131,8 @@ def ready_deadline(timeout: float | None, now: float) -> float:
 
 
 def may_exist(directory: Path) -> bool:
-    """True if an engine runs there."""
-    return (directory / "lock").exists() and rundir.is_running(directory)
+    """True if an engine runs there (looks at the lock only where there is a configuration)."""
+    return (directory / "config.json").exists() and rundir.is_running(directory)
 
 
 def check_late(directory: Path, deadline: float, now: float) -> None:
@@ -155,18 +155,39 @@ def not_ready(timeout: float | None) -> DeadlineExceeded:
     return DeadlineExceeded(f"the engine is not ready after {seconds:g} s")
 
 
-def gone(directory: Path) -> EngineUnavailable:
+def gone_away(directory: Path) -> EngineUnavailable:
     """The error of everything that was under way when the engine died."""
     return EngineUnavailable(f"the engine {directory.name!r} went away", "name")
 
 
-def incarnation(directory: Path) -> tuple[int, ...]:
-    """Tells an engine from the one that had the run directory before it."""
-    found: list[int] = []
-    for name in ("lock", "config.json"):
-        try:
-            info = os.stat(directory / name)
-            found += (info.st_ino, info.st_mtime_ns)
-        except OSError:
-            found += (0, 0)
-    return tuple(found)
+class Incarnation:
+    """Tells the engine that a client is connected to from a later one in the same run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: tuple[int, ...] = ()
+
+    def remember(self) -> None:
+        """A connection is being made to the engine of now."""
+        self._known = self._look()
+
+    def gone(self) -> bool:
+        """True if that engine does not run any more, whether or not another one does."""
+        now = self._look()
+        if 0 in self._known:  # it was only just starting when it was looked at
+            self._known = now
+        return now != self._known or not rundir.is_running(self._directory)
+
+    def replaced(self) -> bool:
+        """True if another engine has the directory: cheaper than `gone`, for each call."""
+        return 0 not in self._known and self._look() != self._known
+
+    def _look(self) -> tuple[int, ...]:
+        found: list[int] = []
+        for name in ("lock", "config.json"):  # one made, the other written by each launcher
+            try:
+                info = os.stat(self._directory / name)
+                found += (info.st_ino, info.st_mtime_ns)
+            except OSError:
+                found += (0, 0)
+        return tuple(found)

@@ -57,6 +57,7 @@ class Link:
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self._sockets: dict[str, zmq.Socket[Any]] = {}
         self._decode: dict[str, Any] = {}
+        self._poller = zmq.Poller()
 
     def connect(self, *fronts: str) -> list[int]:
         """Connect to fronts that are not connected yet; returns the new sockets' fds."""
@@ -82,6 +83,7 @@ class Link:
             raise EngineUnavailable(f"cannot connect to {self.directory / front}: {error}") \
                 from None
         self._sockets[front] = socket
+        self._poller.register(socket, zmq.POLLIN)
         self._decode[front] = msgspec.msgpack.Decoder(ANSWERS[front]).decode
         return int(socket.getsockopt(zmq.FD))
 
@@ -109,10 +111,7 @@ class Link:
 
     def wait(self, seconds: float) -> bool:
         """Block until something arrives, at most so long; True if something did."""
-        poller = zmq.Poller()
-        for socket in self._sockets.values():
-            poller.register(socket, zmq.POLLIN)
-        return bool(poller.poll(max(0, int(seconds * 1000 + 0.999))))
+        return bool(self._poller.poll(max(0, int(seconds * 1000 + 0.999))))
 
     def close(self) -> None:
         """Close the sockets; what was sent gets `LINGER_MS` to leave."""

@@ -183,10 +183,12 @@ class FakeScheduler:
 class FakeEngine:
     """The fronts of an engine, in a thread; a context manager. `allow` = steps it may make."""
 
-    def __init__(self, model: Path, name: str = "fake", **model_config: Any) -> None:
-        self.base = tempfile.mkdtemp(dir="/tmp", prefix="ac-")
+    def __init__(self, model: Path, name: str = "fake", base: str | None = None,
+                 **model_config: Any) -> None:
+        self.base = base or tempfile.mkdtemp(dir="/tmp", prefix="ac-")
         self.name = name
         self.dir = RunDir(name, self.base)
+        (self.dir.path / "config.json").write_text("{}")
         ctx = context(model, self.dir.path, **model_config)
         self.tokenizer, self.detokenizer = TokenizerCore(ctx), DetokenizerCore(ctx)
         self.scheduler = FakeScheduler()

@@ -99,6 +99,12 @@ def test_return_errors_or_raise(client: Client, engine: FakeEngine) -> None:
     assert found[0].text == "ok" and isinstance(found[1], InvalidRequest)
     with pytest.raises(InvalidRequest, match="9999"):
         client.generate(["ok", [1, 9999]], params(max_tokens=2))
+    engine.allow = 0
+    with pytest.raises(InvalidRequest):
+        client.generate(["ok", [1, 9999], "ok"], params(max_tokens=2))
+    client.tokenize("x")
+    assert not engine.scheduler.live, "what was under way was aborted"
+    engine.allow = math.inf
     assert client.generate("ab", params(max_tokens=2)).text == "ab"
 
 
@@ -257,20 +263,30 @@ def test_no_engine_and_a_dying_engine(model: Path) -> None:
 
 
 def test_the_client_outlives_the_engine(model: Path) -> None:
+    """A new engine under the same name: what was under way fails, what comes next works."""
     with FakeEngine(model) as first:
-        base = first.base
-        client = Client(first.name, base)
+        client = Client(first.name, first.base)
         assert client.generate("ab", params(max_tokens=2)).text == "ab"
+        first.allow = 0
+        lost, waiting = (client.stream("ab", params(max_tokens=2)) for _ in range(2))
         first.die()
-        second = FakeEngine(model)
-        second.base, unused = base, second.base
-        second.dir.close()
-        from actorium.actors.runtime.rundir import RunDir
-        second.dir = RunDir(second.name, base)
-        Path(unused).rmdir()
-        with second:
+        with FakeEngine(model, base=first.base):
             assert client.generate("cd", params(max_tokens=2)).text == "cd"
+            for stream in (lost, waiting):
+                with pytest.raises(EngineUnavailable, match="went away"):
+                    list(stream)
             client.close()
+
+
+def test_a_restart_is_noticed_while_waiting(model: Path) -> None:
+    with FakeEngine(model) as first:
+        client = Client(first.name, first.base)
+        first.allow = 0
+        stream = client.stream("ab", params(max_tokens=2))
+        first.die()
+        with FakeEngine(model, base=first.base), pytest.raises(EngineUnavailable):
+            list(stream)
+        client.close()
 
 
 def test_skip_tokenizer(model: Path) -> None:

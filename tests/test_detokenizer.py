@@ -140,6 +140,8 @@ def test_random_ids_byte_fallback(makers: dict[str, Detokenizer], parts: list[li
 def test_bytes_wait_for_their_character(makers: dict[str, Detokenizer]) -> None:
     assert pieces(makers["level"], list("€é".encode())) == ["", "", "€", "", "é", ""]
     assert pieces(makers["level"], [0xE2, 0x41, 0xE2]) == ["", "\ufffdA", "", "\ufffd"]
+    bos = FALLBACK.token_to_id("<bos>")
+    assert pieces(makers["fallback"], [0xE3, bos, 0x83, 0xAD]) == ["", "", "", "€", ""]
     ids = [b + 1 for b in "€\n".encode()]
     assert pieces(makers["fallback"], ids) == ["", "", "€", "\n", ""]
     assert pieces(makers["fallback"], [*ids[:2], FALLBACK.token_to_id("a"), ids[0]]) == \

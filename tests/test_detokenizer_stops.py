@@ -70,6 +70,12 @@ def test_not_armed_is_plain_text_for_good() -> None:
     assert finder.feed("ab") == Match("", "ab")
 
 
+def test_a_match_that_did_not_count_is_not_found_again() -> None:
+    finder = StopFinder(("a", "ab"), False)
+    assert finder.feed("a", armed=False) == ""
+    assert finder.feed("c") == "ac"
+
+
 def test_a_stop_begun_before_min_tokens_counts_when_completed_after() -> None:
     finder = StopFinder(("abc",), True)
     assert finder.feed("zab", armed=False) == "z"
