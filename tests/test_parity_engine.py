@@ -1,0 +1,65 @@
+"""Parity through the real ring: every process, sockets between them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_models import write_checkpoint
+
+from actorium import BadModel, Engine, SamplingParams
+
+NEW = 24
+PROMPTS = [list(range(5, 5 + n)) for n in (1, 3, 17, 40)]
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    path = tempfile.mkdtemp(dir="/tmp", prefix="act")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    path = tmp_path_factory.mktemp("model")
+    oracle: Any = write_checkpoint(path, seed=5)
+    want = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        out = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                              max_new_tokens=NEW, min_new_tokens=NEW, eos_token_id=None,
+                              pad_token_id=0)
+        want.append(out[0, len(prompt):].tolist())
+    return path, want
+
+
+def test_tokens_through_all_processes(base: str, model: tuple[Path, list[list[int]]]) -> None:
+    path, want = model
+    with Engine(path, run_dir=base, skip_tokenizer=True, device="cpu", threads=1) as engine:
+        greedy = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
+        got = engine.client.generate(PROMPTS, greedy)
+        assert [list(c.token_ids) for c in got] == want
+        assert {c.finish_reason for c in got} == {"length"}
+        loose = SamplingParams(max_tokens=NEW, temperature=1.2, seed=42, logprobs=2)
+        alone = engine.client.generate(PROMPTS[2], loose)
+        together = engine.client.generate(PROMPTS * 3, loose)
+        assert list(together[2].token_ids) == list(alone.token_ids)
+        assert len(alone.logprobs) == len(alone.token_ids) >= 1
+        assert all(len(entry.top) == 2 and entry.logprob <= 0 for entry in alone.logprobs)
+
+
+def test_truncated_weights_reach_the_caller(base: str, tmp_path: Path,
+                                            model: tuple[Path, list[list[int]]]) -> None:
+    for file in model[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(BadModel, match=r"model\.safetensors") as caught:
+        Engine(tmp_path, run_dir=base, skip_tokenizer=True, device="cpu", threads=1)
+    assert "\n" not in str(caught.value)
