@@ -13,6 +13,7 @@ from helpers_worker import CPU, Ring, complete, make_runner
 
 from actorium.actors.messages import Admit, StepPlan, StepResult
 from actorium.actors.params import Resolved
+from actorium.gpu.device import rehearse
 from actorium.gpu.runner import Runner
 from actorium.gpu.staging import Device, Host
 
@@ -215,3 +216,12 @@ def test_a_slot_serves_the_next_sequence_as_if_it_were_new(runner: Runner) -> No
 def test_plans_that_do_not_fit(runner: Runner, plan: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         runner.run(StepPlan(1, 1, **plan))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 100, 5000])
+def test_rehearsal_needs_the_sink_page_alone_and_leaves_nothing(model: Any, tokens: int) -> None:
+    runner = make_runner(model, pages=1, slots=5)
+    rehearse(runner, tokens)
+    assert runner.running == 0
+    assert not runner.tables.flags.any()
+    assert runner.pool.layers[0].any()
