@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.config import Config
+from actorium.actors.runtime.process import python, tied
 from actorium.tools.bench.works import Measured, Work, prompts
 
 
@@ -32,7 +33,7 @@ class Job(Struct):
 
 def run(job: Job, say: Callable[[str], None]) -> list[Measured]:
     """Measure in a process of its own. Raises `RuntimeError` with its last line if it fails."""
-    done = subprocess.Popen([sys.executable, "-P", "-m", "actorium.tools.bench.peer"],
+    done = subprocess.Popen(tied(python("actorium.tools.bench.peer")),
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.stdin is not None and done.stderr is not None and done.stdout is not None
     with done:

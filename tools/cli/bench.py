@@ -22,6 +22,8 @@ ABOUT = """Offline throughput through the real engine. W1: one request, 128 toke
 W2: 32 requests, 128 in, 64 out. W3: one prompt of 2,048 tokens. Greedy, random token-id prompts,
 end of sequence ignored, medians."""
 PEERS = ("transformers",)
+BUSY_SHARE = 0.4
+"""Load, for each core, above which a warning is printed."""
 
 
 class BenchOptions(Struct, frozen=True, kw_only=True):
@@ -55,6 +57,7 @@ def run(_command: str, argv: list[str]) -> int:
     judged = {work.name: work.figure for work in chosen}
     if parsed.options.peer:
         report.add_ratios(rows, parsed.options.peer, judged)
+    _say("")
     title = f"{parsed.options.shape or config.model.model or 'demo model'}, {extra['machine']}"
     print(f"{title}\n{report.table(rows)}")
     for name, share in extra.get("agreement", {}).items():
@@ -94,12 +97,12 @@ def _config(parsed: Parsed[BenchOptions], folder: Path) -> Config:
 
 def _measure(config: Config, chosen: list[works.Work],
              options: BenchOptions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    vocab = offline.vocabulary(config)
+    vocab, load = offline.vocabulary(config), _others()
     with own_engine(config) as engine:
         ours = offline.measure(engine.client, chosen, vocab, options.runs, _say)
     found = {"actorium": ours}
     extra: dict[str, Any] = {"machine": _machine(config), "runs": options.runs,
-                             "config": msgspec.to_builtins(config)}
+                             "load_before": load, "config": msgspec.to_builtins(config)}
     if options.peer:
         threads = config.device.threads or len(os.sched_getaffinity(0))
         job = peer.Job(config, chosen, vocab, options.runs, threads)
@@ -123,5 +126,13 @@ def _machine(config: Config) -> str:
 def _say(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-    else:
+    elif text:
         print(text, file=sys.stderr, flush=True)
+
+
+def _others() -> float:
+    """Processors that others keep busy, by the load of the last minute."""
+    load = os.getloadavg()[0]
+    if load > BUSY_SHARE * len(os.sched_getaffinity(0)):
+        _say(f"actorium: the machine is busy (load {load:.1f}): figures and ratios will be off\n")
+    return load
