@@ -6,6 +6,7 @@ of the other actors.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections import deque
@@ -94,6 +95,7 @@ class Compute:
 
         opened = open_device(self._ctx.config, self._ctx.epoch, self._say,
                              {"import": perf_counter() - start})
+        gc.freeze()  # torch's objects live to the end: not worth a collector's look
         self.results.append(opened.ready)
         self._say("ready", opened.ready.device)
         return opened.runner

@@ -16,7 +16,7 @@ from actorium.actors.messages import Admit, Ready, StepPlan
 from actorium.actors.models import resolve
 from actorium.actors.params import Resolved
 from actorium.gpu.memory import device_budget, page_table_width, pool_pages
-from actorium.gpu.models.registry import load_model
+from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.pools import PagePool, page_bytes
 from actorium.gpu.runner import Runner
 from actorium.gpu.shape import DTYPES, ModelShape
@@ -80,13 +80,13 @@ def kv_dtype(config: Config, shape: ModelShape) -> torch.dtype:
     return DTYPES.get(config.memory.kv_cache_dtype, shape.dtype)
 
 
-def _allocate(config: Config, model: object, device: torch.device) -> Runner:
-    shape: ModelShape = model.shape  # type: ignore[attr-defined]
+def _allocate(config: Config, model: Model, device: torch.device) -> Runner:
+    shape = model.shape
     size, dtype = config.memory.page_size, kv_dtype(config, shape)
     slots = config.scheduler.max_num_seqs + 1
     tables = Tables(transport(device), slots, page_table_width(shape.max_model_len, size), size,
                     shape.vocab_size, shape.max_model_len)
-    runner = Runner(model, PagePool(shape, 1, size, dtype, device), tables)  # type: ignore[arg-type]
+    runner = Runner(model, PagePool(shape, 1, size, dtype, device), tables)
     if device.type == "cuda":
         budget = _cuda_budget(config, runner, device)
     else:

@@ -106,7 +106,10 @@ def _cut(ordered: F32, last: I64, top_p: F32, mass: F64) -> F32:
 
 
 def _draw_kept(scaled: F32, least: F32, uniform: F64) -> I64:
-    """Draw among tokens at or above the threshold: they come in token-id order from nonzero."""
+    """Draw among tokens at or above the threshold: they come in token-id order from nonzero.
+
+    A row without any (its logits are NaN) gets some token, and disturbs no other row.
+    """
     rows = len(least)
     flat = np.flatnonzero(scaled >= least[:, None])
     row, ids = np.divmod(flat, scaled.shape[1])
@@ -118,7 +121,8 @@ def _draw_kept(scaled: F32, least: F32, uniform: F64) -> I64:
     target = before[:-1] + uniform * (before[1:] - before[:-1])
     target = np.minimum(target, np.nextafter(before[1:], 0))
     at = np.searchsorted(sums, target, side="right")
-    return ids[np.clip(at, starts[:-1], starts[1:] - 1)]
+    at = np.clip(at, starts[:-1], np.maximum(starts[1:] - 1, starts[:-1]))
+    return np.append(ids, 0)[at]
 
 
 def _draw_all(logits: F32, temperature: F32, uniform: F64) -> I64:

@@ -16,6 +16,7 @@ from actorium.actors.params import Resolved
 from actorium.gpu.device import rehearse
 from actorium.gpu.runner import Runner
 from actorium.gpu.staging import Device, Host
+from actorium.gpu.timing import clock
 
 GREEDY = Resolved(max_tokens=8, temperature=0.0)
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50]]
@@ -144,6 +145,31 @@ def test_prompt_logprobs_in_small_blocks(runner: Runner, monkeypatch: pytest.Mon
             assert (a.start, a.top_ids, a.ranks) == (b.start, b.top_ids, b.ranks)
             np.testing.assert_allclose(np.frombuffer(a.chosen, np.float32),
                                        np.frombuffer(b.chosen, np.float32), atol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_models_length_ends_a_sequence(model: Any, page_size: int) -> None:
+    ring = Ring(make_runner(model, pages=1024, page_size=page_size))
+    for prompt in ([4] * 5, [4] * 255):
+        ring.submit(prompt, Resolved(max_tokens=5000, temperature=0.0))
+    outputs = ring.run()
+    assert [len(o.tokens) for o in outputs] == [251, 1]
+    assert {o.finish for o in outputs} == {"length"}
+
+
+def test_idle_time_counts_while_a_sequence_goes_on(model: Any,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 2.0, 5.0, 7.0, 9.0, 9.5, 20.0, 21.0])
+    monkeypatch.setattr("actorium.gpu.timing.perf_counter", lambda: next(times))
+    runner, timer = make_runner(model), clock(CPU)
+    short = Resolved(max_tokens=2, temperature=0.0)
+    plans = [StepPlan(1, 1, admit=[_admit(params=short)], extend=_i4((1, 3))),
+             StepPlan(1, 2, decode=_i4(1)),  # the last token
+             StepPlan(1, 3, release=_i4(1), admit=[_admit(2)], extend=_i4((2, 3))),
+             StepPlan(1, 4, release=_i4(2))]
+    results = [timer.launch(runner, plan).result() for plan in plans]
+    assert [r.busy_us for r in results] == [1e6, 2e6, 5e5, 1e6]
+    assert [r.idle_us for r in results] == [0, 3e6, 0, 10.5e6]
 
 
 # --- plans made by hand --------------------------------------------------------------------------

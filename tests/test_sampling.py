@@ -153,6 +153,20 @@ def test_ends_of_the_unit_interval_draw_possible_tokens() -> None:
     assert sampling.draw(logits, torch.from_numpy(u)).tolist() == [100, 299]
 
 
+@pytest.mark.parametrize("k", [0, 5])
+def test_a_row_of_nan_disturbs_no_other(k: int) -> None:
+    logits = _rows(3).numpy()
+    one, zero = np.ones(3, np.float32), np.zeros(3, np.float32)
+    top_k, u = np.full(3, k, np.int32), np.array([0.3, 0.6, 0.9])
+    want = sampling_cpu.sample(logits, one, top_k, one, zero, u)
+    for broken in range(3):
+        hurt = logits.copy()
+        hurt[broken] = np.nan
+        got = sampling_cpu.sample(hurt, one, top_k, one, zero, u)
+        assert ((got == want) | (np.arange(3) == broken)).all()
+        assert 0 <= got[broken] < VOCAB
+
+
 def test_repetition_penalty_equals_transformers() -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
