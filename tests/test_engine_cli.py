@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,4 +213,47 @@ def test_an_interrupted_batch_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
     assert process.returncode == 130, stderr
     assert b"Traceback" not in stderr
     assert not [pid for pid in pids if alive(pid)]
+    assert cli.entries() == []
+
+
+def _read_until(fd: int, text: bytes, timeout: float = 60.0) -> bytes:
+    """What a terminal shows up to `text`."""
+    seen = b""
+    while text not in seen:
+        ready, _, _ = select.select([fd], [], [], timeout)
+        assert ready, seen
+        try:
+            data = os.read(fd, 65536)
+        except OSError:
+            data = b""
+        assert data, seen
+        seen += data
+    return seen
+
+
+@needs_demo
+def test_chat_on_a_terminal(cli: Cli) -> None:
+    """Ctrl-C stops the answer and nothing else; Ctrl-D leaves."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, cli.argv("chat", "--null-worker", "--ignore-eos",
+                                           "--run-dir", cli.run_dir), cli.env)
+    try:
+        _read_until(fd, b"> ")
+        os.write(fd, b"Hello\n")
+        _read_until(fd, b"Hello\r\n")
+        os.read(fd, 1)
+        os.write(fd, b"\x03")
+        _read_until(fd, b"\n> ")
+        assert len(cli.actors()) == len(ROLES)
+        os.write(fd, b"\x04")
+        while True:
+            try:
+                if not os.read(fd, 65536):
+                    break
+            except OSError:
+                break
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        os.close(fd)
     assert cli.entries() == []
