@@ -129,13 +129,15 @@ def _draw_all(logits: F32, temperature: F32, uniform: F64) -> I64:
     """Draw from the whole softmax: first among chunks of tokens, then within the chunk."""
     rows, vocab = logits.shape
     chunks = -(-vocab // _CHUNK)
-    weights = np.zeros((rows, chunks * _CHUNK), np.float32)
+    weights = np.empty((rows, chunks * _CHUNK), np.float32)
+    weights[:, vocab:] = 0
     inner = weights[:, :vocab]
     np.subtract(logits, logits.max(axis=1, keepdims=True), out=inner)
-    np.divide(inner, temperature[:, None], out=inner)
+    if (temperature != 1).any():
+        np.divide(inner, temperature[:, None], out=inner)
     np.exp(inner, out=inner)
     by_chunk = weights.reshape(rows, chunks, _CHUNK)
-    sums = by_chunk.sum(axis=2, dtype=np.float64).cumsum(axis=1)
+    sums = by_chunk.sum(axis=2).cumsum(axis=1, dtype=np.float64)
     target = uniform * sums[:, -1]
     chunk = (sums <= target[:, None]).sum(axis=1)
     index = np.arange(rows)
