@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 CHAT = "Tell me a story about a fox."
 GONE_SECONDS = 5.0
+SET_UP_SECONDS = 1.0
+"""What `make` takes longer than when there was something to set up."""
 
 
 class Clock:
@@ -105,7 +107,10 @@ def _report(clock: Clock, start_up: StartUp) -> None:
         at = start_up.began + seconds - clock.started
         print(f"  {role:<12} ready at {at:5.2f} s  ({phases})")
     first = dict(clock.marks).get("request to first token")
-    if first is not None:
+    made = clock.marks[0][1] if clock.marks[0][0].startswith("make") else 0.0
+    if first is not None and made > SET_UP_SECONDS:
+        print(f"first token {first - made:.2f} s after a set-up of {made:.0f} s")
+    elif first is not None:
         print(f"first token {first:.2f} s after the command")
 
 

@@ -20,7 +20,7 @@ import msgspec
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
 
-MAX_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = 32 << 20
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 _PARAMS = frozenset(SamplingParams.__struct_fields__)
 
@@ -213,6 +213,8 @@ async def run_batch(items: Iterable[Job | BadLine], generate: Generate,
     try:
         for item in items:
             pending.append(asyncio.ensure_future(_one(item, generate)))
+            del item  # a long line must not outlive its job
+            await asyncio.sleep(0)
             while len(pending) >= window or (pending and pending[0].done()):
                 yield await pending.popleft()
         while pending:

@@ -44,6 +44,7 @@ if ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
     apt_install g++ || note "no C++ compiler: going on without"
 fi
 
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+note "installing into $venv; once, and some minutes without a package cache"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --quiet)
 "${pip[@]}" "torch>=2.11,<2.14"
 "${pip[@]}" -e ".[$extras]"

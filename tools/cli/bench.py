@@ -127,7 +127,7 @@ def _say(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
     elif text:
-        print(text, file=sys.stderr, flush=True)
+        print(text.rstrip(), file=sys.stderr, flush=True)
 
 
 def _others() -> float:

@@ -17,8 +17,14 @@ _FINE = "I am fine, thank you. How can I help you?"
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     _HELLO: ("hello", "hi", "hey", "hello there", "hi there", "good morning", "good evening"),
-    _SELF: ("who are you", "what are you", "what is your name", "tell me about yourself",
-            "introduce yourself", "are you a robot"),
+    _SELF: (
+        "who are you",
+        "what are you",
+        "what is your name",
+        "tell me about yourself",
+        "introduce yourself",
+        "are you a robot",
+    ),
     _SKILLS: ("what can you do", "help", "help me", "how can you help me", "what do you know"),
     _THANKS: ("thanks", "thank you", "thank you very much", "great, thanks"),
     _BYE: ("bye", "goodbye", "see you", "good night"),

@@ -20,7 +20,7 @@ WISHES = (
     "One morning {name} lost a {thing} and began to cry.",
 )
 MEETINGS = (
-    "One day {name} met a {friend} who said, \"I can help you.\"",
+    'One day {name} met a {friend} who said, "I can help you."',
     "By the old bridge {name} met a {friend}, and they became friends.",
     "A {friend} heard about it and came to visit {name}.",
 )

@@ -37,14 +37,9 @@ class Item(NamedTuple):
     answer: str
 
 
-def _number(rng: random.Random) -> int:
-    digits = rng.choice((1, 2, 2, 3, 3, 3))
-    return rng.randrange(0 if digits == 1 else 10 ** (digits - 1), 10**digits)
-
-
 def add(rng: random.Random) -> Item:
-    """Sum of two numbers of up to three digits."""
-    a, b = _number(rng), _number(rng)
+    """Sum of two numbers below 100."""
+    a, b = rng.randrange(100), rng.randrange(100)
     form = rng.choice(("What is {} + {}?", "{} + {} =", "Add {} and {}."))
     return Item("add", form.format(a, b), str(a + b))
 
@@ -64,22 +59,22 @@ def copy(rng: random.Random) -> Item:
 
 
 def reverse(rng: random.Random) -> Item:
-    """Reverses a list of 2 to 8 words, or of 3 to 10 letters."""
+    """Reverses a list of 2 to 6 words, or of 3 to 8 letters."""
     if rng.random() < 0.5:
-        kind, parts = "words", [rng.choice(WORDS) for _ in range(rng.randint(2, 8))]
+        kind, parts = "words", [rng.choice(WORDS) for _ in range(rng.randint(2, 6))]
     else:
         letters = "abcdefghijklmnopqrstuvwxyz"
-        kind, parts = "letters", [rng.choice(letters) for _ in range(rng.randint(3, 10))]
+        kind, parts = "letters", [rng.choice(letters) for _ in range(rng.randint(3, 8))]
     return Item("reverse", f"Reverse the {kind}: {' '.join(parts)}", " ".join(parts[::-1]))
 
 
 def sort(rng: random.Random) -> Item:
-    """Sorts 3 to 6 different numbers below 100, or 3 to 5 different words."""
+    """Sorts 3 to 5 different numbers below 100, or 3 or 4 different animals."""
     if rng.random() < 0.5:
-        numbers = rng.sample(range(100), rng.randint(3, 6))
+        numbers = rng.sample(range(100), rng.randint(3, 5))
         shown, answer = map(str, numbers), map(str, sorted(numbers))
         return Item("sort", f"Sort the numbers: {' '.join(shown)}", " ".join(answer))
-    words = rng.sample(WORDS, rng.randint(3, 5))
+    words = rng.sample(ANIMALS, rng.randint(3, 4))
     return Item("sort", f"Sort the words: {' '.join(words)}", " ".join(sorted(words)))
 
 
@@ -182,14 +177,18 @@ def generate(seed: int, count: int, tasks: Iterable[str] | None = None) -> list[
 def held_out(task: str, count: int) -> list[Item]:
     """Returns the first `count` evaluation items of a task, always the same ones.
 
-    No prompt repeats, and none of them can come from `generate`.
+    No prompt repeats, and none of them can come from `generate`.  Raises ValueError where the
+    task does not have that many; every task has at least 300.
     """
-    rng = random.Random(f"held-out-{task}")
+    stream = _stream(random.Random(f"held-out-{task}"), task, held=True)
     found: dict[str, Item] = {}
-    for item in _stream(rng, task, held=True):
+    for _ in range(20 * count):
         if len(found) >= count:
             break
+        item = next(stream)
         found.setdefault(item.prompt, item)
+    if len(found) < count:
+        raise ValueError(f"task {task} has fewer than {count} held-out items")
     return list(found.values())
 
 

@@ -6,18 +6,23 @@ single token and a small model can learn all of them.
 
 from __future__ import annotations
 
-ANIMALS: tuple[str, ...] = tuple(
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+ANIMALS: tuple[str, ...] = _listed(
     """
     ant badger bat bear beaver bee bird bison camel cat cow crab crow deer dog dolphin donkey
     dove dragon duck eagle elk falcon ferret fish fox frog goat goose hare hawk hen horse
     jaguar kitten koala lamb lion lizard llama lynx mole monkey moose mouse newt otter owl
     panda parrot pig pigeon pony puppy rabbit raven robin seal shark sheep snail snake
     spider squirrel swan tiger toad turkey turtle walrus whale wolf wombat worm yak zebra
-    """.split()
+    """
 )
 """Animals; also the heroes of the stories."""
 
-THINGS: tuple[str, ...] = tuple(
+THINGS: tuple[str, ...] = _listed(
     """
     acorn anchor apple arrow axe bag ball banana barn basket beach bell bench berry boat bone
     book boot bottle bowl box branch bread brick bridge broom brush bucket button cabin cake
@@ -33,31 +38,29 @@ THINGS: tuple[str, ...] = tuple(
     salt sand school shell ship shoe silver sky snow sock soup spoon star stone storm street
     sugar sun table tent thread ticket tomato tower train tree trumpet tunnel umbrella valley
     vase village violin wagon wall watch water wave wheel window wing winter wood wool yard
-    """.split()
+    """
 )
 """Everyday nouns."""
 
 WORDS: tuple[str, ...] = tuple(sorted(ANIMALS + THINGS))
 """All nouns of the demo vocabulary, in alphabetical order."""
 
-NAMES: tuple[str, ...] = tuple(
+NAMES: tuple[str, ...] = _listed(
     """
     Ada Alan Anna Ben Clara David Ella Emma Felix Grace Hugo Ida Jack Julia Leo Lena Lucy Luke
     Maria Max Mia Mila Nina Noah Nora Oscar Otto Paul Rosa Ruby Sam Sara Theo Tom Vera Zoe
-    """.split()
+    """
 )
-CITIES: tuple[str, ...] = tuple(
+CITIES: tuple[str, ...] = _listed(
     """
     Athens Berlin Boston Cairo Delhi Dublin Geneva Kyoto Lima Lisbon London Madrid Milan Oslo
     Paris Prague Rome Seoul Sydney Tokyo Toronto Vienna Warsaw Zurich
-    """.split()
+    """
 )
-COLORS: tuple[str, ...] = tuple(
-    "red blue green yellow purple black white brown pink gray".split()
+COLORS: tuple[str, ...] = _listed("red blue green yellow purple black white brown pink gray")
+TRAITS: tuple[str, ...] = _listed(
+    "brave shy clever hungry lazy curious gentle proud tiny sleepy lonely cheerful"
 )
-TRAITS: tuple[str, ...] = tuple(
-    "brave shy clever hungry lazy curious gentle proud tiny sleepy lonely cheerful".split()
-)
-PLACES: tuple[str, ...] = tuple(
-    "forest garden valley village castle meadow jungle harbor desert barn".split()
+PLACES: tuple[str, ...] = _listed(
+    "forest garden valley village castle meadow jungle harbor desert barn"
 )
