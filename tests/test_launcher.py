@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,9 @@ class TestEngine:
         return Engine(**({"roles": roles(), "run_dir": str(base), "drain_timeout": 5.0} | config))
 
     def test_ready_when_made_and_gone_after(self, base: Path) -> None:
-        with self.start(base) as engine:
+        with ThreadPoolExecutor(1) as pool:  # whose thread ends before the engine is used
+            engine = pool.submit(self.start, base).result()
+        with engine:
             assert engine.status is not None and engine.status.ready
             assert {actor.role for actor in engine.status.actors} == ACTORS
             directory = base / engine.name

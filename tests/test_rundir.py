@@ -74,6 +74,14 @@ def test_a_path_that_cannot_be_made(base: Path) -> None:
         RunDir("e", str(base / "file"))
 
 
+def test_a_place_where_others_could_swap_the_directory(base: Path) -> None:
+    base.chmod(0o777)
+    with pytest.raises(BadConfig, match="others could replace"):
+        RunDir("e", str(base))
+    base.chmod(0o1777)  # sticky, as /tmp is
+    RunDir("e", str(base)).close()
+
+
 def test_looking_never_keeps_an_engine_from_starting(base: Path) -> None:
     RunDir("e", str(base)).close()
     stop = multiprocessing.get_context("fork").Event()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -54,10 +55,15 @@ def is_running(directory: Path) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return _trusted(os.fstat(fd).st_uid)
     finally:
         os.close(fd)
     return False
+
+
+def _trusted(owner: int) -> bool:
+    """Only this user's engines, or root's, count; root sees everybody's."""
+    return owner in (os.getuid(), 0) or os.getuid() == 0
 
 
 def running_engines(run_dir: str | None = None) -> list[str]:
@@ -93,13 +99,17 @@ class RunDir:
     def _make(self) -> None:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            info = self.path.stat()
+            info, parent = self.path.stat(), self.path.parent.stat()
             foreign = sorted(e.name for e in self.path.iterdir() if not _is_ours(e.name))
         except OSError as error:
             raise BadConfig(f"run_dir: cannot make {self.path}: {error.strerror}",
                             "runtime.run_dir") from None
         if info.st_uid != os.getuid():
             raise BadConfig(f"run_dir: {self.path} belongs to another user", "runtime.run_dir")
+        open_to_all = parent.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
+        if open_to_all or not _trusted(parent.st_uid):
+            raise BadConfig(f"run_dir: others could replace what is in {self.path.parent}",
+                            "runtime.run_dir")
         if foreign:
             raise BadConfig(f"run_dir: {self.path} holds {foreign[0]!r}, which is no engine's file",
                             "runtime.run_dir")

@@ -99,8 +99,7 @@ class Shell:
     def _start(self, core: Core) -> None:
         role, run_dir = self.ctx.role, self.ctx.run_dir
         self.loop.set_exception_handler(self._on_exception)
-        self.loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
-        self.loop.add_signal_handler(DRAIN_SIGNAL, self._on_drain)
+        self.loop.call_soon(self._listen_to_signals)
         self.inbox = Inbox(self.context, address(run_dir, f"{role}.inbox"), core.inbox,
                            hwm=self._hwm)
         self.loop.add_reader(self.inbox.fd, self.wake)
@@ -112,6 +111,12 @@ class Shell:
         if on_start is not None:
             on_start(self.post)
         self.loop.call_soon(self.wake)
+
+    def _listen_to_signals(self) -> None:
+        """Within the loop: uvloop loses what arrives between this and its start. Before it, a
+        signal ends the process, which has nothing to drain yet."""
+        self.loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        self.loop.add_signal_handler(DRAIN_SIGNAL, self._on_drain)
 
     def _on_exception(self, _loop: Any, context: dict[str, Any]) -> None:
         """A callback raised: the core is in no known state, so this is the end of the actor."""
