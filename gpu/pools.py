@@ -15,9 +15,8 @@ def page_bytes(shape: ModelShape, page_size: int, dtype: torch.dtype) -> int:
 class PagePool:
     """`pages` pages of `page_size` tokens for every layer; page 0 is the padding sink.
 
-    `layers[i]`: [pages * page_size, 2 * kv_heads, head_dim]. A token's keys of all heads lie next to
-    its values, so that one copy writes and one gather reads both. Zeroed: a masked read of a page
-    never written must be finite.
+    `layers[i]`: [pages * page_size, 2 * kv_heads, head_dim]. A token's keys of all heads lie next
+    to its values, so that one copy writes and one gather reads both.
     """
 
     def __init__(

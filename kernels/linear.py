@@ -56,7 +56,8 @@ class NativeLinear(PackedLinear):
     ) -> None:
         self.rows = weight.contiguous()
         self.call, self.threads = lib.linear, threads
-        self.rows_at, self.bias_at = self.rows.data_ptr(), bias.data_ptr() if bias is not None else 0
+        self.rows_at = self.rows.data_ptr()
+        self.bias_at = 0 if bias is None else bias.data_ptr()
         super().__init__(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:

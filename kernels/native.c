@@ -170,11 +170,8 @@ void paged_decode(const bf16 *q, int64_t q_stride, const bf16 *pages, const int3
             int64_t h = (int64_t)k * group + g;
 #define CALL(N, D) attend(q + b * q_stride + h * dim, pages + k * dim, tables + b * table_stride, \
                           page_bits, first, len, N, 2 * kv, kv, D, scale, out + (b * heads + h) * dim)
-            if (dim == 128 && n == 1) CALL(1, 128);
-            else if (dim == 128 && n == 2) CALL(2, 128);
-            else if (dim == 128 && n == 4) CALL(4, 128);
-            else if (dim == 64 && n == 1) CALL(1, 64);
-            else if (dim == 64 && n == 2) CALL(2, 64);
+            if (dim == 128) CALL(n, 128);
+            else if (dim == 64) CALL(n, 64);
             else CALL(n, dim);
         }
     }

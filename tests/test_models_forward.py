@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers_models import Seq, Stepper, generate, load, write_checkpoint
+from helpers_models import CPU, Seq, Stepper, generate, load, write_checkpoint
+
+from actorium.actors.config import Config
+from actorium.gpu.loader import read_tensors
+from actorium.gpu.models.llama import CausalLM, wanted_tensors
+from actorium.gpu.models.registry import read_shape
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -44,13 +50,22 @@ def prompts(vocab: int = 199) -> list[list[int]]:
     return [torch.randint(2, vocab, (n,), generator=gen).tolist() for n in LENGTHS]
 
 
-def reference(model: Any, prompt: list[int], new: int) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens (no end of sequence) and the logits of every position, by transformers."""
-    with torch.no_grad():
-        out = model.generate(torch.tensor([prompt]), max_new_tokens=new, min_new_tokens=new,
-                             do_sample=False, eos_token_id=None,
-                             attention_mask=torch.ones(1, len(prompt)))
-        return out[0, len(prompt):].tolist(), model(out).logits[0]
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products gain nothing from threads, and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def every_logit(stepper: Stepper, tokens: list[int], chunk: int) -> torch.Tensor:
+    """Logits of every position, extended chunk by chunk."""
+    seq = Seq(tokens)
+    rows = []
+    while seq.done < len(tokens):
+        rows.append(stepper.step([(seq, min(chunk, len(tokens) - seq.done))], every_row=True))
+    return torch.cat(rows)
 
 
 @pytest.mark.parametrize(("name", "architecture", "options"), CASES, ids=[c[0] for c in CASES])
@@ -59,15 +74,89 @@ def test_parity_with_transformers(
 ) -> None:
     theirs = write_checkpoint(tmp_path, architecture, **options)
     ours = load(tmp_path)
-    want = [reference(theirs, p, 12) for p in prompts()]
-    for page_size, chunk in ((16, 512), (1, 7), (64, 7)):
-        stepper = Stepper(ours, pages=4000 // page_size, page_size=page_size)
-        got = generate(stepper, prompts(), 12, chunk, budget=40)
-        assert got == [tokens for tokens, _ in want]
-        for prompt, (tokens, logits) in zip(prompts(), want, strict=True):
-            seq = Seq(prompt + tokens)
-            rows = [stepper.step([(seq, min(chunk, len(seq.tokens) - seq.done))], every_row=True)]
-            while seq.done < len(seq.tokens):
-                rows.append(stepper.step([(seq, min(chunk, len(seq.tokens) - seq.done))],
-                                         every_row=True))
-            assert torch.allclose(torch.cat(rows), logits, atol=1e-4, rtol=0)
+    steppers = [(Stepper(ours, 4000 // size, size), chunk)
+                for size, chunk in ((16, 512), (1, 7), (64, 7))]
+    runs = [generate(stepper, prompts(), 12, chunk, budget=40) for stepper, chunk in steppers]
+    assert runs[0] == runs[1] == runs[2]
+    for prompt, new in zip(prompts(), runs[0], strict=True):
+        with torch.no_grad():
+            want = theirs(torch.tensor([prompt + new])).logits[0]
+        assert want[len(prompt) - 1:-1].argmax(-1).tolist() == new
+        for stepper, chunk in steppers:
+            got = every_logit(stepper, prompt + new, chunk)
+            assert torch.allclose(got, want, atol=1e-4, rtol=0)
+
+
+def test_several_new_tokens_per_decode_row(tmp_path: Path) -> None:
+    theirs = write_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=9)
+    stepper = Stepper(load(tmp_path), 64)
+    seqs = [Seq(p) for p in prompts() if len(p) > 4]
+    stepper.step([(s, len(s.tokens) - 3) for s in seqs])
+    got = stepper.step([], seqs, q_len=3)
+    for i, seq in enumerate(seqs):
+        with torch.no_grad():
+            want = theirs(torch.tensor([seq.tokens])).logits[0, -3:]
+        assert torch.allclose(got[3 * i:3 * i + 3], want, atol=1e-4, rtol=0)
+
+
+def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
+    """A sequence full of NaN neither spoils its batch nor who gets its pages next."""
+    write_checkpoint(tmp_path)
+    model = load(tmp_path)
+    healthy = [Seq(list(range(2, 12))), Seq(list(range(20, 43)))]
+    alone = Stepper(model, 32)
+    alone.step([(s, len(s.tokens) - 1) for s in healthy])
+    want = alone.step([], healthy)
+    shared = Stepper(model, 32)
+    for layer in shared.pool.layers:
+        layer.fill_(float("nan"))
+    sick, again = Seq([5] * 30, done=29, pages=[30, 31]), [Seq(s.tokens) for s in healthy]
+    shared.free = [p for p in shared.free if p not in (30, 31)]
+    shared.step([(s, len(s.tokens) - 1) for s in again])
+    got = shared.step([], [again[0], sick, again[1]])
+    assert torch.allclose(got[[0, 2]], want, atol=1e-5)
+    assert got[1].isnan().all()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("options", [{}, {"head_dim": 64, "num_key_value_heads": 1},
+                                     {"attention_bias": True, "tie_word_embeddings": True}])
+def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
+    """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
+    write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)
+    full, short = load(tmp_path, dtype="float32"), load(tmp_path)
+    if native and short.ops.name != "native":
+        pytest.skip("no C compiler, or torch with another OpenMP")
+    short = short if native else without_native(tmp_path)
+    results = []
+    for model in (full, short):
+        stepper, seqs = Stepper(model, 64), [Seq(p) for p in prompts() if len(p) > 4]
+        out = [stepper.step([(s, len(s.tokens) - 3) for s in seqs[1:]])]
+        out.append(stepper.step([(seqs[0], 30)], seqs[1:]))
+        out.append(stepper.step([], seqs))
+        results.append(torch.cat(out))
+    spread = results[0].std()
+    assert (results[1] - results[0]).abs().max() < 0.15 * spread
+    assert (results[1] - results[0]).abs().mean() < 0.02 * spread
+
+
+def without_native(path: Path) -> CausalLM:
+    shape = read_shape(path, Config())
+    tensors = read_tensors(path, wanted_tensors(shape), shape.dtype, CPU, lambda *_: None)
+    model = CausalLM(shape, tensors, CPU, native=False)
+    assert model.ops.name == "torch"
+    return model
+
+
+def test_last_layer_on_wanted_rows_alone(tmp_path: Path) -> None:
+    """A long chunk of which one row is wanted takes another way through the last layer."""
+    write_checkpoint(tmp_path)
+    model = load(tmp_path)
+    tokens = torch.randint(2, 199, (90,), generator=torch.Generator().manual_seed(1)).tolist()
+    some, every = Stepper(model, 32), Stepper(model, 32)
+    for start, count in ((0, 50), (50, 40)):
+        one, other = Seq(tokens[:start + count], start), Seq(tokens[:start + count], start)
+        one.pages = other.pages = list(range(1, 9))
+        got = some.step([(one, count), (Seq(tokens[:30]), 30)])
+        want = every.step([(other, count)], every_row=True)
+        assert torch.allclose(got[0], want[-1], atol=1e-5)

@@ -47,9 +47,9 @@ def _layer_tensors(s: ModelShape) -> list[tuple[str, tuple[int, ...]]]:
         out.append((f"{name}.weight", (rows, columns)))
         if bias:
             out.append((f"{name}.bias", (rows,)))
-    out += [("input_layernorm.weight", (s.hidden,)), ("post_attention_layernorm.weight", (s.hidden,))]
+    out += [(f"{name}_layernorm.weight", (s.hidden,)) for name in ("input", "post_attention")]
     if s.qk_norm:
-        out += [("self_attn.q_norm.weight", (s.head_dim,)), ("self_attn.k_norm.weight", (s.head_dim,))]
+        out += [(f"self_attn.{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")]
     return out
 
 
@@ -75,8 +75,8 @@ class CausalLM:
         self, shape: ModelShape, tensors: dict[str, Tensor], device: torch.device,
         native: bool = True,
     ) -> None:
-        """tensors: as `wanted_tensors` names them; they are taken out of the dict. native: C kernels
-        where they can be had."""
+        """tensors: as `wanted_tensors` names them; they are taken out of the dict.
+        native: C kernels where they can be had, on as many threads as torch has now."""
         self.shape, self.device = shape, device
         self.scale = shape.head_dim**-0.5
         self.ops = select_ops(shape.dtype, device, shape.head_dim, native)
@@ -112,10 +112,12 @@ class CausalLM:
         x = ops.rms_norm(hidden, layer.input_norm, s.norm_eps)
         qkv = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
         ops.rotate_write(qkv, s.heads, layer.qk_norm, s.norm_eps, rope, pages, kv_index)
-        out = plan.attend(qkv[:, :s.heads], qkv[:, s.heads:], pages).reshape(-1, s.q_size)
-        if rows is not None:
-            out, hidden = out.index_select(0, rows), hidden.index_select(0, rows)
-        hidden = layer.o.add(out, hidden)
+        q, fresh = qkv[:, :s.heads], qkv[:, s.heads:]
+        if rows is None:
+            out = plan.attend(q, fresh, pages)
+        else:
+            out, hidden = plan.attend_rows(q, fresh, pages, rows), hidden.index_select(0, rows)
+        hidden = layer.o.add(out.reshape(-1, s.q_size), hidden)
         x = ops.rms_norm(hidden, layer.post_norm, s.norm_eps)
         return layer.down.add(ops.silu_mul(layer.gate_up(x)), hidden)
 

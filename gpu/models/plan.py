@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from actorium.kernels.attention import (
     paged_extend,
     token_index,
 )
-from actorium.kernels.ops import TorchOps
+from actorium.kernels.ops import Decode, TorchOps
 
 
 @dataclass(slots=True)
@@ -32,6 +33,14 @@ class AttentionPlan:
     """How the rows of one step attend, for one window."""
 
     parts: list[Part] = field(default_factory=list)
+    few: Decode | None = None
+    """For the last layer of a step that wants few rows: attends those alone."""
+
+    def attend_rows(self, q: Tensor, fresh: Tensor, pages: Tensor, rows: Tensor) -> Tensor:
+        """`attend(...)[rows]`: [R, H, D]."""
+        if self.few is not None:
+            return self.few(q.index_select(0, rows), pages)
+        return self.attend(q, fresh, pages).index_select(0, rows)
 
     def attend(self, q: Tensor, fresh: Tensor, pages: Tensor) -> Tensor:
         """q: [T, H, D]; fresh: [T, 2 * KVH, D], this step's keys and values, already in pages;
@@ -51,7 +60,8 @@ def plan_attention(
     while rows:
         run = 1
         if _whole(rows[0], window):
-            while run < len(rows) and _whole(rows[run], window) and rows[run].count == rows[0].count:
+            same = rows[0].count
+            while run < len(rows) and rows[run].count == same and _whole(rows[run], window):
                 run += 1
             plan.parts.append(_causal(first, run, rows[0].count, scale))
         else:
@@ -60,6 +70,8 @@ def plan_attention(
         rows = rows[run:]
     if batch.decode_rows:
         plan.parts.append(_decode(batch, page_size, window, scale, ops))
+    if batch.tokens.device.type == "cpu" and batch.logit_rows.shape[0] * 8 <= len(batch.tokens):
+        plan.few = _few(batch, page_size, window, scale, ops)
     return plan
 
 
@@ -101,3 +113,28 @@ def _decode(
         return attend(q, layer)
 
     return Part(batch.extend_tokens, batch.decode_rows * q_len, run)
+
+
+def _few(
+    batch: ForwardBatch, page_size: int, window: int, scale: float, ops: TorchOps
+) -> Decode | None:
+    """The wanted rows as decode rows: each sees its own sequence up to its own position."""
+    ends: list[int] = []
+    tables: list[Tensor] = []
+    for row in batch.extends:
+        ends.append((ends[-1] if ends else 0) + row.count)
+        tables.append(row.pages)
+    wanted: list[Tensor] = []
+    for at in batch.logit_rows.tolist():
+        if at < batch.extend_tokens:
+            wanted.append(tables[bisect_right(ends, at)])
+        else:
+            assert batch.decode_pages is not None
+            wanted.append(batch.decode_pages[(at - batch.extend_tokens) // batch.decode_q_len])
+    if not wanted:
+        return None
+    lens = (batch.positions.index_select(0, batch.logit_rows) + 1).to(torch.int32)
+    span = int(lens.max())
+    pages = torch.nn.utils.rnn.pad_sequence(
+        [table[:-(-span // page_size)] for table in wanted], batch_first=True)
+    return ops.decode(pages, lens, span, 1, page_size, window, scale)

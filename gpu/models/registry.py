@@ -35,8 +35,8 @@ def read_shape(path: Path, config: Config) -> ModelShape:
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress) -> Model:
     """The model at `path`, ready on the device.
 
-    progress(what, done, of) is called once per shard. Raises `BadModel` with one line that names the
-    file, field or tensor at fault.
+    progress(what, done, of) is called once per shard. Raises `BadModel` with one line that names
+    the file, field or tensor at fault.
     """
     shape = read_shape(path, config)
     wants = wanted_tensors(shape)
