@@ -16,7 +16,9 @@ from actorium.actors.params import Resolved
 from actorium.gpu.device import rehearse
 from actorium.gpu.runner import Runner
 from actorium.gpu.staging import Device, Host
+from actorium.gpu.tables import COUNT_ROW
 from actorium.gpu.timing import clock
+from actorium.kernels.sampling import PROMPT_BIT
 
 GREEDY = Resolved(max_tokens=8, temperature=0.0)
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50]]
@@ -203,6 +205,19 @@ def test_an_ended_sequence_writes_and_emits_nothing(runner: Runner) -> None:
                                                               strict=True)
                       for row in (was != layer[16:]).flatten(1).any(1).nonzero()})
     assert changed == [4]
+    assert int(runner.tables.seq_len[1]) == 5
+
+
+def test_penalties_tell_prompt_from_output(runner: Runner) -> None:
+    """A sequence re-admitted after a preemption: 2 tokens of prompt, 3 of output."""
+    params = Resolved(max_tokens=9, temperature=0.0, frequency_penalty=0.1)
+    admit = Admit(1, _i4(5, 6, 6, 7, 7), 2, 0, _i4(3), params, 1)
+    result = runner.run(StepPlan(1, 1, admit=[admit], extend=_i4((1, 5))))
+    want = np.zeros(199, np.int64)
+    want[[5, 6]] = PROMPT_BIT
+    np.add.at(want, [6, 7, 7, *_tokens(result)], 1)
+    row = int(runner.tables.record[1][COUNT_ROW])
+    assert np.array_equal(np.asarray(runner.tables.counts[row]), want)
 
 
 def test_an_extend_that_does_not_end_samples_nothing(runner: Runner) -> None:
