@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,18 @@ def test_a_run_through_the_engine(cli: Cli, tmp_path: Path) -> None:
     assert all(row["latency_s"] > 0 and row["runs"] == 2 for row in result["rows"])
     assert "output tok/s" in done.stdout.decode()
     assert cli.entries() == []
+
+
+def test_a_terminated_run_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        cli.argv("bench", "offline", "--shape", "TINY", "--null-worker", "--device", "cpu",
+                 "--runs", "100000", "--works", "W3"),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=cli.env | {"TMPDIR": str(tmp_path)})
+    assert process.stderr is not None
+    while b"run 1/" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert cli.entries() == []
+    assert list(tmp_path.iterdir()) == []

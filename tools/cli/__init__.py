@@ -5,6 +5,7 @@ Exit codes: 0 done (or drained), 1 a fault, 2 a bad configuration, 130 interrupt
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _help()
     if words[0] == "--version":
         words[0] = "version"
+    if argv is None:
+        signal.signal(signal.SIGTERM, _terminated)
     try:
         return _command(words[0])(words[0], words[1:])
     except BadConfig as error:
@@ -44,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+
+
+def _terminated(*_: object) -> None:
+    """SIGTERM unwinds the command, so that its engine drains and its files go."""
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _command(name: str) -> Callable[[str, list[str]], int]:
