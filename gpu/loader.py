@@ -56,7 +56,7 @@ def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
 def read_tensors(
     path: Path, wants: list[Want], dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> dict[str, Tensor]:
-    """Every wanted tensor, cast to dtype, on the device. Raises `BadModel` naming the one at fault."""
+    """Every wanted tensor, cast to dtype, on the device. Raises `BadModel` naming what is wrong."""
     shapes = {want.name: want.shape for want in wants}
     shards = checkpoint_files(path)
     found: dict[str, Tensor] = {}

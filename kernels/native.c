@@ -14,6 +14,7 @@ typedef uint16_t bf16;
 #define INLINE static inline __attribute__((always_inline))
 #define CHUNK 128 /* tokens per round of the online softmax */
 #define GROUP 8   /* query heads per round */
+#define AHEAD 6   /* tokens whose keys are fetched ahead: too scattered for the processor to guess */
 #define MAX_DIM 256
 
 INLINE float wide(bf16 x) {
@@ -126,6 +127,9 @@ INLINE void attend(const bf16 *q, const bf16 *pages, const int32_t *table, int p
             at[s] = pages + (((int64_t)table[p >> page_bits] << page_bits) + (p & mask)) * stride;
         }
         for (int s = 0; s < count; s++) {
+            const bf16 *soon = at[s + AHEAD < count ? s + AHEAD : count - 1];
+            for (int i = 0; i < dim; i += 32)
+                __builtin_prefetch(soon + i), __builtin_prefetch(at[s] + values + i);
             float key[MAX_DIM];
             for (int i = 0; i < dim; i++) key[i] = wide(at[s][i]);
             for (int g = 0; g < group; g++) {
