@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "200")  # as in the worker; read when torch is loaded
 
 import torch
 
