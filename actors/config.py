@@ -75,6 +75,9 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """auto (cuda where there is one) | cpu | cuda."""
     threads: int = 0
     """CPU threads of the worker; 0 = all cores."""
+    native_kernels: bool = True
+    """On cpu, in bfloat16: use the C kernels (built at the first start, where there is a compiler);
+    off = torch alone."""
     enforce_eager: bool = False
     """No graphs."""
     null_worker: bool = False

@@ -336,7 +336,7 @@ ToWorker = StepPlan | Reset
 # --- scheduler -> detokenizer --------------------------------------------------------------------
 
 class Open(Message):
-    """A sequence exists. Also what rebuilds a restarted detokenizer: `emitted` is then not empty."""
+    """A sequence exists. Also rebuilds a restarted detokenizer: `emitted` is then not empty."""
 
     sid: Sid
     rid: Rid

@@ -48,3 +48,7 @@ note "installing into $venv; once, and some minutes without a package cache"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --quiet)
 "${pip[@]}" "torch>=2.11,<2.14"
 "${pip[@]}" -e ".[$extras]"
+# The C kernels of the CPU path: built now, so that the first engine does not wait for them.
+"$venv/bin/python" -c 'import torch
+from actorium.kernels.native import library
+print("set-up: C kernels", "built" if library() else "not available: torch kernels serve")' >&2

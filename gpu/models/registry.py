@@ -44,4 +44,4 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
         tensors = random_tensors(wants, shape.dtype, device, config.model.seed, progress)
     else:
         tensors = read_tensors(path, wants, shape.dtype, device, progress)
-    return CausalLM(shape, tensors, device)
+    return CausalLM(shape, tensors, device, native=config.device.native_kernels)

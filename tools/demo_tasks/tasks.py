@@ -182,7 +182,7 @@ def held_out(task: str, count: int) -> list[Item]:
     """
     stream = _stream(random.Random(f"held-out-{task}"), task, held=True)
     found: dict[str, Item] = {}
-    for _ in range(20 * count):
+    for _ in range(4 * count):
         if len(found) >= count:
             break
         item = next(stream)

@@ -1,0 +1,216 @@
+"""Trains the demo model from nothing, on a CPU, in minutes.
+
+Usage:
+    python -m actorium.tools.train_demo --out DIR [--minutes M] [--threads N] [--seed S]
+    python -m actorium.tools.train_demo --evaluate DIR [--count N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from .demo_tasks import TASKS, Item, held_out, score
+from .train_demo_data import (
+    END_OF_TEXT,
+    END_OF_TURN,
+    Batch,
+    Source,
+    build_tokenizer,
+    question_text,
+    save_tokenizer,
+    token_id,
+)
+from .train_demo_model import DemoModel, Shape, load, save
+
+_MATRIX_RATE = 1e-2
+_VECTOR_RATE = 4e-3
+_EVAL_SECONDS = 300.0
+_MAX_STORY = 160
+
+
+def rate(progress: float) -> float:
+    """Learning rate over its peak: short warm-up, then a cosine down to nearly nothing."""
+    if progress < 0.02:
+        return 0.05 + 0.95 * progress / 0.02
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.02) / 0.98)))
+
+
+class Trainer:
+    """Optimizers and the step; matrices go to Muon, embeddings and norms to AdamW."""
+
+    def __init__(self, model: DemoModel, source: Source) -> None:
+        self.model, self.source = model, source
+        named = list(model.named_parameters())
+        self.parameters = [p for _, p in named]
+        matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n]
+        rest = [p for n, p in named if p.ndim != 2 or "embed" in n]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(rest, lr=_VECTOR_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+            torch.optim.Muon(
+                matrices, lr=_MATRIX_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+            ),
+        ]
+        self.peaks = [group["lr"] for o in self.optimizers for group in o.param_groups]
+
+    def step(self, progress: float) -> tuple[float, int]:
+        """Takes one optimizer step; returns its loss per weighted token, and its tokens."""
+        batches = self.source.step(progress)
+        total = sum(float(batch.weights.sum()) for batch in batches)
+        loss = sum(self._gradients(batch, total) for batch in batches)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        groups = [group for o in self.optimizers for group in o.param_groups]
+        for group, peak in zip(groups, self.peaks, strict=True):
+            group["lr"] = peak * rate(progress)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss, sum(batch.ids.numel() for batch in batches)
+
+    def _gradients(self, batch: Batch, total: float) -> float:
+        logits = self.model(batch.ids, batch.where)
+        losses = F.cross_entropy(logits, batch.targets, reduction="none")
+        loss = (losses * batch.weights).sum() / total
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+
+@torch.inference_mode()
+def greedy(model: DemoModel, tokenizer: Tokenizer, prompts: list[str], limit: int) -> list[str]:
+    """Continues each prompt greedily for at most `limit` tokens; returns the texts added."""
+    stops = {token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)}
+    rows = [tokenizer.encode(prompt).ids for prompt in prompts]
+    made: list[list[int]] = [[] for _ in rows]
+    live = list(range(len(rows)))
+    for _ in range(limit):
+        if not live:
+            break
+        lengths = [len(rows[i]) + len(made[i]) for i in live]
+        ids = torch.zeros((len(live), max(lengths)), dtype=torch.long)
+        for at, i in enumerate(live):
+            ids[at, : lengths[at]] = torch.tensor(rows[i] + made[i])
+        last: Tensor = torch.arange(len(live)) * ids.shape[1] + torch.tensor(lengths) - 1
+        chosen = model(ids, last).argmax(-1).tolist()
+        for i, token in zip(live, chosen, strict=True):
+            if token not in stops:
+                made[i].append(token)
+        live = [i for i, token in zip(live, chosen, strict=True) if token not in stops]
+    return [tokenizer.decode(ids) for ids in made]
+
+
+def evaluate(
+    model: DemoModel, tokenizer: Tokenizer, count: int, tasks: list[str]
+) -> tuple[dict[str, float], list[tuple[Item, str]]]:
+    """Scores `count` held-out items of each task; returns the shares right, and the misses."""
+    shares: dict[str, float] = {}
+    misses: list[tuple[Item, str]] = []
+    for task in tasks:
+        right = 0
+        items = held_out(task, count)
+        for start in range(0, len(items), 32):
+            part = items[start : start + 32]
+            # Whatever goes on for longer than the right answer is wrong in any case.
+            longest = max(len(tokenizer.encode(i.answer).ids) for i in part) + 2
+            limit = _MAX_STORY if task == "story" else longest
+            texts = greedy(model, tokenizer, [question_text(i.prompt) for i in part], limit)
+            wrong = [(i, t) for i, t in zip(part, texts, strict=True) if not score(i, t)]
+            right += len(part) - len(wrong)
+            misses += wrong
+        shares[task] = right / count
+    return shares, misses
+
+
+def show(shares: dict[str, float]) -> str:
+    """Formats scores as one line."""
+    mean = sum(shares.values()) / len(shares)
+    return f"mean {mean:.3f}  " + "  ".join(f"{k} {v:.3f}" for k, v in shares.items())
+
+
+def train(
+    out: Path, minutes: float, seed: int, begin: float = 0.0
+) -> None:
+    """Trains for `minutes` of wall time and keeps the best checkpoint in `out`.
+
+    begin: with a checkpoint in `out` already, the point of the schedule to go on from, 0 to 1.
+    """
+    torch.manual_seed(seed)
+    tokenizer = Tokenizer.from_file(f"{out}/tokenizer.json") if begin else build_tokenizer(seed)
+    eos = [token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)]
+    shape = Shape(vocab=-(-tokenizer.get_vocab_size() // 64) * 64)
+    model = load(out) if begin else DemoModel(shape)
+    save_tokenizer(tokenizer, out, shape.context)
+    trainer = Trainer(model, Source(tokenizer, seed + int(1000 * begin)))
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{parameters} parameters, vocabulary {shape.vocab}", flush=True)
+    start = time.monotonic()
+    best, steps, seen, loss = -1.0, 0, 0, 0.0
+    next_eval, quick = _EVAL_SECONDS, [task for task in TASKS if task != "story"]
+    while (share := (time.monotonic() - start) / (60 * minutes)) < 1:
+        now, used = trainer.step(begin + (1 - begin) * share)
+        steps, seen, loss = steps + 1, seen + used, now if not loss else 0.95 * loss + 0.05 * now
+        elapsed = time.monotonic() - start
+        if steps % 100 == 0:
+            pace = seen / elapsed
+            print(f"{elapsed:6.0f} s  step {steps}  loss {loss:.4f}  {pace:.0f} tok/s", flush=True)
+        if elapsed > next_eval:
+            next_eval = time.monotonic() - start + _EVAL_SECONDS
+            best = _keep(model, tokenizer, out, eos, best, 10, quick)
+    _keep(model, tokenizer, out, eos, best, 64, quick)
+    print(f"{steps} steps, {seen} tokens, {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _keep(
+    model: DemoModel,
+    tokenizer: Tokenizer,
+    out: Path,
+    eos: list[int],
+    best: float,
+    count: int,
+    tasks: list[str],
+) -> float:
+    shares, _ = evaluate(model, tokenizer, count, tasks)
+    mean = sum(shares.values()) / len(shares)
+    print(f"        held out: {show(shares)}", flush=True)
+    if mean >= best:
+        save(model, out, eos)
+    return max(mean, best)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="folder for the checkpoint")
+    parser.add_argument("--evaluate", type=Path, help="score this checkpoint instead")
+    parser.add_argument("--minutes", type=float, default=25.0, help="wall time of training")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=2700, help="tokens in a step, about")
+    parser.add_argument("--count", type=int, default=100, help="items per task with --evaluate")
+    parser.add_argument("--begin", type=float, default=0.0, help="go on from the checkpoint in "
+                        "--out, at this point of the schedule (0 to 1)")  # fmt: skip
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.evaluate:
+        tokenizer = Tokenizer.from_file(str(args.evaluate / "tokenizer.json"))
+        shares, misses = evaluate(load(args.evaluate), tokenizer, args.count, list(TASKS))
+        for item, text in misses[:40]:
+            print(f"{item.task}: {item.prompt[-70:]!r} -> {text!r}, not {item.answer[:90]!r}")
+        print(show(shares))
+    elif args.out:
+        train(args.out, args.minutes, args.seed, args.begin)
+    else:
+        parser.error("one of --out and --evaluate is needed")
+
+
+if __name__ == "__main__":
+    main()
