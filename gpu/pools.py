@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from actorium.gpu.shape import ModelShape
 
@@ -25,9 +29,18 @@ class PagePool:
     ) -> None:
         self.pages, self.page_size, self.dtype = pages, page_size, dtype
         size = (pages * page_size, 2 * shape.kv_heads, shape.head_dim)
-        self.layers = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
+        self.layers = [_zeros(size, dtype, device) for _ in range(shape.layers)]
 
     @property
     def bytes(self) -> int:
         """Bytes of all layers."""
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that, on a CPU, take their memory when they are first written: torch.zeros would
+    write a gigabyte at start-up."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    lazy = np.zeros(math.prod(size) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(lazy).view(dtype).view(size)

@@ -103,7 +103,6 @@ class Tables:
                                               a.params)
             self.host_len[a.slot] = len(tokens)
             self.host_min[a.slot] = min(a.prompt_len + a.params.min_tokens, self.max_len)
-            self.host_min[a.slot] = a.prompt_len + a.params.min_tokens
             self.flags[a.slot] = _flags(a.params)
             self._fill(records[i], a)
             if self.flags[a.slot] & PENALISES:
