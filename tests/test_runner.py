@@ -79,6 +79,12 @@ def test_different_seeds_give_different_tokens(runner: Runner) -> None:
     assert len({tuple(tokens) for tokens in out}) == 8
 
 
+def test_min_tokens_beyond_any_length_holds_eos_back_to_the_end(runner: Runner) -> None:
+    params = Resolved(max_tokens=5, temperature=0.0, min_tokens=2**31 - 1,
+                      eos_ids=tuple(range(64)))
+    assert [len(tokens) for tokens in complete(runner, [[5, 6, 7]], params)] == [5]
+
+
 def test_eos_ends_a_sequence_and_min_tokens_holds_it_back(runner: Runner) -> None:
     plain = complete(runner, PROMPTS, GREEDY)
     eos = tuple(tokens[2] for tokens in plain)
