@@ -111,6 +111,8 @@ class Launcher:
         except OSError as error:
             self._fail(EngineUnavailable(f"cannot start: {error}"), EXIT_FAULT)
         finally:
+            if old:
+                signal.set_wakeup_fd(-1)
             self._clean_up()
             for number, handler in old.items():
                 signal.signal(number, handler)
@@ -136,6 +138,9 @@ class Launcher:
     def _catch_signals(self) -> dict[signal.Signals, Any]:
         if threading.current_thread() is not threading.main_thread():
             return {}
+        # A signal that comes just before poll, or to another thread, does not interrupt poll; what
+        # C writes to this pipe does.
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         return {number: signal.signal(number, lambda *_: self.stop()) for number in SIGNALS}
 
     def _start(self) -> None:

@@ -247,9 +247,26 @@ def measure_idle(seconds: float, real: bool) -> dict[str, float]:
     return shares | {"idle_all": sum(shares.values())}
 
 
+def measure_requests(count: int) -> dict[str, float]:
+    """Milliseconds from a request's start in the SDK to its first token, with the null worker."""
+    from actorium.actors.engine import Engine
+    from actorium.actors.params import SamplingParams
+
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    with Engine(null_worker=True, skip_tokenizer=True) as engine:
+        millis = []
+        for i in range(count + 50):
+            began = time.perf_counter()
+            engine.client.generate([1, 2, 3, 4 + i % 100], params)
+            millis.append((time.perf_counter() - began) * 1e3)
+    millis = millis[50:]
+    return {"request_ms_p50": statistics.median(millis), "request_ms_p99": percentile(millis, 0.99)}
+
+
 def show(figures: dict[str, float]) -> None:
     """A small table, with the targets."""
-    targets = {"hop_us_p50": f"<= {HOP_TARGET_US:g}", "idle_all": f"< {IDLE_TARGET:.0%}"}
+    targets = {"hop_us_p50": f"<= {HOP_TARGET_US:g}", "idle_all": f"< {IDLE_TARGET:.0%}",
+               "request_ms_p50": "<= 1", "request_ms_p99": "<= 3"}
     for name, value in figures.items():
         text = f"{value:.2%}" if name.startswith("idle") else f"{value:,.1f}"
         print(f"{name:26} {text:>12}  {targets.get(name, '')}")
@@ -259,12 +276,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Latency, throughput and idle cost of the wires.")
     parser.add_argument("--hops", type=int, default=5000, help="round trips to time")
     parser.add_argument("--burst", type=int, default=20_000, help="messages of the burst")
+    parser.add_argument("--requests", type=int, default=0, help="one-token requests to time")
     parser.add_argument("--idle", type=float, default=0, metavar="SECONDS",
                         help="watch an idle engine for so long")
     parser.add_argument("--real", action="store_true", help="idle with the demo model's worker")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     args = parser.parse_args()
     figures = measure_wires(args.hops, args.burst)
+    if args.requests:
+        figures |= measure_requests(args.requests)
     if args.idle:
         figures |= measure_idle(args.idle, args.real)
     show(figures)

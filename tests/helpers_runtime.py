@@ -297,22 +297,28 @@ def wait_dead(pids: Sequence[int], timeout: float = 10.0) -> list[int]:
 
 
 LAUNCH = """
-import sys, msgspec
+import signal, sys, threading, msgspec
 from actorium.actors.launcher import Job, Launcher
 job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-sys.exit(Launcher(job.config, job.roles,
-                  lambda path: print("started", path, flush=True)).run())
+def stray():
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+def started(path):
+    print("started", path, flush=True)
+    if "stray" in sys.argv:
+        threading.Timer(0.5, stray).start()
+sys.exit(Launcher(job.config, job.roles, started).run())
 """
 
 
 class LauncherProcess:
     """A launcher in a process of its own, as `actorium serve` is."""
 
-    def __init__(self, config: Config, table: dict[str, str]) -> None:
+    def __init__(self, config: Config, table: dict[str, str], *flags: str) -> None:
+        """flags: "stray" = SIGTERM half a second after the start, taken by a second thread."""
         from actorium.actors.launcher import Job
 
         self.dir = Path(config.runtime.run_dir or "") / config.runtime.name
-        self.process = subprocess.Popen([sys.executable, "-c", LAUNCH], env=child_env(),
+        self.process = subprocess.Popen([sys.executable, "-c", LAUNCH, *flags], env=child_env(),
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE)
         assert self.process.stdin is not None

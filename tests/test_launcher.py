@@ -224,6 +224,12 @@ def test_a_start_that_takes_too_long_fails(base: Path) -> None:
         assert "start_timeout: not ready after 1.5 s: slow is loading" in error
 
 
+def test_a_signal_that_does_not_interrupt_the_wait_is_not_lost(base: Path) -> None:
+    with LauncherProcess(make_config(base), roles(), "stray") as launcher:
+        assert launcher.started()
+        assert launcher.finish(20.0)[0] == 0
+
+
 def test_two_engines_of_one_name(base: Path) -> None:
     with launch(base) as first:
         assert first.started()
