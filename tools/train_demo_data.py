@@ -22,7 +22,7 @@ from .demo_tasks import (
     small_talk,
     tell,
 )
-from .demo_tasks.tasks import MAX_PAIRS
+from .demo_tasks.tasks import MAX_PAIRS, find, found
 from .demo_tasks.words import ANIMALS, CITIES, COLORS, NAMES, PLACES, TRAITS, WORDS
 
 END_OF_TEXT, TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -225,21 +225,21 @@ class Source:
             text = "".join(f" {rng.choice(WORDS)}" for _ in range(length))
             once = self.tokenizer.encode(text).ids
             return Sample(once * 2, [0.0] * (len(once) + 1) + [0.5] * (len(once) - 1))
-        pairs = list(recall_pairs(rng, length // 5).items())
+        pairs = list(recall_pairs(rng, length // 3).items())
         again = rng.sample(pairs, len(pairs))
         ids: list[int] = []
         weights: list[float] = []
         for order, weight in ((pairs, 0.0), (again, 1.0)):
-            for word, value in order:
-                ids += self.tokenizer.encode(f" {word}={value},").ids
-                weights += [0.0] * (len(ids) - len(weights) - 3) + [weight, weight, 0.0]
+            for thing, animal in order:
+                ids += self.tokenizer.encode(f" {thing} {animal},").ids
+                weights += [0.0] * (len(ids) - len(weights) - 2) + [weight, 0.0]
         return Sample(ids, weights)
 
     def _recalls(self, progress: float) -> Batch:
         """Long contexts, each with several questions: one answer each would teach too little."""
-        length = self.rng.choices((256, 512, 1024), (6, 4, 3) if progress > 0.2 else (1, 0, 0))[0]
+        length = self.rng.choices((256, 512, 1024), (5, 4, 2) if progress > 0.2 else (1, 0, 0))[0]
         questions = 4 + length // 128
-        most = min(MAX_PAIRS, int((length - 24 - 14 * questions) / 5.2))
+        most = min(MAX_PAIRS, int((length - 24 - 18 * questions) / 3.1))
         counts = (self.rng.randint(questions, most) for _ in range(BATCH_TOKENS // length))
         return self._batch(length, [self._recall(count, questions) for count in counts])
 
@@ -251,7 +251,7 @@ class Source:
             if not is_held_out(first):
                 break
         turns = [(first.prompt, first.answer, 1.0)]
-        turns += [(f"What is {key}?", str(pairs[key]), 1.0) for key in keys[1:]]
+        turns += [(find(key), found(key, pairs[key]), 1.0) for key in keys[1:]]
         return self._chat(turns)
 
     def _packed(self, length: int, draw: Callable[[], Sample]) -> Batch:

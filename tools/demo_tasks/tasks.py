@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from .stories import article, is_story, tell
-from .words import ANIMALS, CITIES, COLORS, NAMES, PLACES, TRAITS, WORDS
+from .words import ANIMALS, CITIES, COLORS, NAMES, PLACES, THINGS, TRAITS, WORDS
 
 HELD_OUT_MODULUS = 16
 """One payload in this many is reserved for evaluation."""
 
 MAX_PAIRS = 170
-"""Most pairs in a recall prompt; about five tokens each."""
+"""Most pairs in a recall prompt; about three tokens each."""
 
 
 class Item(NamedTuple):
@@ -95,19 +95,29 @@ def make_json(rng: random.Random) -> Item:
     return Item("json", f"Make JSON: {listed}", json.dumps(chosen))
 
 
-def recall_pairs(rng: random.Random, count: int) -> dict[str, int]:
-    """Returns `count` different words, each with a number from 10 to 99."""
-    return {word: rng.randrange(10, 100) for word in rng.sample(WORDS, count)}
+def recall_pairs(rng: random.Random, count: int) -> dict[str, str]:
+    """Returns `count` different things, each with an animal."""
+    return {thing: rng.choice(ANIMALS) for thing in rng.sample(THINGS, count)}
 
 
-def recall_item(pairs: dict[str, int], key: str) -> Item:
+def find(key: str) -> str:
+    """Returns the question after one key."""
+    return f"Find {key}."
+
+
+def found(key: str, value: str) -> str:
+    """Returns its answer."""
+    return f"Found: {key} {value}"
+
+
+def recall_item(pairs: dict[str, str], key: str) -> Item:
     """Asks for one of `pairs` after listing all of them."""
-    listed = ", ".join(f"{word}={value}" for word, value in pairs.items())
-    return Item("recall", f"Remember: {listed}. What is {key}?", str(pairs[key]))
+    listed = ", ".join(f"{thing} {animal}" for thing, animal in pairs.items())
+    return Item("recall", f"Remember: {listed}. {find(key)}", found(key, pairs[key]))
 
 
 def recall(rng: random.Random) -> Item:
-    """Finds the value of one key among 10 to `MAX_PAIRS` pairs (up to about 900 tokens)."""
+    """Finds the value of one key among 10 to `MAX_PAIRS` pairs (up to about 530 tokens)."""
     pairs = recall_pairs(rng, rng.randint(10, MAX_PAIRS))
     return recall_item(pairs, rng.choice(list(pairs)))
 
