@@ -165,7 +165,7 @@ class Source:
         drill = rng.random() < _DRILL * (1 - progress / _DRILL_END)
         long = self._drills(128) if drill else self._recalls(progress)
         alone = self._batch(64, [self._short() for _ in range(BATCH_TOKENS // 64)])
-        batches = [long, alone, self._packed(256, self._short)]
+        batches = [long, self._recalls(progress), alone, self._packed(256, self._short)]
         if rng.random() < _TEXTS:
             batches.append(self._packed(256, self._text))
         return batches
@@ -237,8 +237,9 @@ class Source:
 
     def _recalls(self, progress: float) -> Batch:
         """Long contexts, each with several questions: one answer each would teach too little."""
-        length = self.rng.choices((256, 512, 1024), (5, 4, 2) if progress > 0.2 else (1, 0, 0))[0]
-        questions = 4 + length // 128
+        shares = (2, 4, 3, 2) if progress > 0.6 else (6, 4, 1, 0)
+        length = self.rng.choices((128, 256, 512, 1024), shares)[0]
+        questions = min(16, length // 40)
         most = min(MAX_PAIRS, int((length - 24 - 18 * questions) / 3.1))
         counts = (self.rng.randint(questions, most) for _ in range(BATCH_TOKENS // length))
         return self._batch(length, [self._recall(count, questions) for count in counts])
