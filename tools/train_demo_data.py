@@ -49,8 +49,8 @@ _SPLIT = r"""\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"""
 # Sums are the shortest and the hardest to learn, so they come more often and count for more.
 _SHORT_TASKS = ("add",) * 4 + ("sort",) * 3 + ("reverse",) * 2 + ("copy",) * 2 + ("json",)
 _WEIGHTS = {"add": 2.0}
-_STORY_WEIGHT = 0.25
-_TEXTS = 0.3
+_STORY_WEIGHT = 1.0
+_TEXTS = 0.5
 """Share of the steps with a batch of stories and dialogues."""
 
 BATCH_TOKENS = 2048
