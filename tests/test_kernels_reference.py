@@ -200,6 +200,7 @@ def test_a_damaged_library_in_the_cache_is_not_fatal(ops: NativeOps, tmp_path: P
     (built,) = tmp_path.iterdir()
     code = ("import torch, pathlib, sys; from actorium.kernels import native;"
             "print(native.library(pathlib.Path(sys.argv[1])) is None)")
+    built.unlink()  # it is mapped here: cut short in place, it would take this process along
     built.write_bytes(b"not a library")
     out = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True,
                          text=True, env={**os.environ, "PYTHONPATH": ""})
