@@ -30,7 +30,7 @@ from actorium.actors import config as configs
 from actorium.actors.config import Config
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
 from actorium.actors.messages import Child, Children, Exited, Fatal, Kill, ToLauncher
-from actorium.actors.roles import REFUSING, roles_of, stop_rank
+from actorium.actors.roles import REFUSING, missing_packages, roles_of, stop_rank
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
@@ -145,6 +145,8 @@ class Launcher:
 
     def _start(self) -> None:
         runtime = self.config.check().runtime
+        if missing := missing_packages(self.config):
+            raise BadConfig(f"an engine needs {', '.join(missing)}: pip install 'actorium[engine]'")
         self._run_dir = RunDir(runtime.name, runtime.run_dir)
         path = self._run_dir.path
         self._write("config.json", configs.dump(self.config))

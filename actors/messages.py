@@ -8,6 +8,8 @@ object per sequence.
 Words: `rid` names a request at the edges; `sid` names a sequence (one choice of a request) inside
 the ring: the scheduler numbers them 1, 2, ... and never reuses one within an epoch; `slot` is a row
 of the worker's resident tables and is reused.
+
+One long file, because the protocol is best read in one place.
 """
 
 from __future__ import annotations

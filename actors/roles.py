@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from actorium.actors.config import Config
 
@@ -34,3 +35,16 @@ def stop_rank(role: str) -> int:
     """Index of the group of `STOP_ORDER` in which the role stops; unknown roles stop first."""
     prefix = role.split("-")[0]
     return next((i for i, group in enumerate(STOP_ORDER) if prefix in group), 0)
+
+
+def missing_packages(config: Config) -> list[str]:
+    """Packages of `actorium[engine]` that the engine needs and that are not installed.
+
+    Told before anything starts: the base install is the client alone.
+    """
+    needed = ["uvloop", "numpy"]
+    if not config.model.skip_tokenizer:
+        needed += ["tokenizers", "jinja2"]
+    if not config.device.null_worker:
+        needed += ["torch", "safetensors"]
+    return [name for name in needed if find_spec(name) is None]

@@ -150,3 +150,11 @@ def test_every_command_helps(command: list[str], capsys: pytest.CaptureFixture[s
         main([*command, "--help"])
     assert stop.value.code == 0
     assert "--max-running-requests" in capsys.readouterr().out
+
+
+def test_a_package_that_is_not_installed_is_named(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert main(["serve", "--max-num-seqs", "4"]) == 2
+    assert capsys.readouterr().err == (
+        "actorium: error: this command needs tyro: pip install 'actorium[engine]'\n")

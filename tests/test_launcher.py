@@ -33,6 +33,7 @@ from test_mailbox import BAD_FRAMES
 from actorium.actors.client import Completion
 from actorium.actors.engine import Engine
 from actorium.actors.errors import BadConfig, BadModel, EngineFailed, EngineUnavailable
+from actorium.actors.launcher import Launcher
 from actorium.actors.messages import Kill
 from actorium.actors.params import SamplingParams
 from actorium.actors.roles import ROLES, roles_of, stop_rank
@@ -256,6 +257,17 @@ def test_bad_configuration_exits_2_and_names_the_field(base: Path) -> None:
             assert not launcher.started()
             code, error = launcher.finish()
             assert code == 2 and error.startswith(f"actorium: {field}: ") and error.count("\n") == 1
+
+
+def test_what_is_not_installed_is_said_before_anything_starts(
+        base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("actorium.actors.roles.find_spec", lambda name: None)
+    config = make_config(base)
+    assert Launcher(config, roles()).run() == 2
+    assert capsys.readouterr().err == (
+        "actorium: an engine needs uvloop, numpy, tokenizers, jinja2, torch, safetensors: "
+        "pip install 'actorium[engine]'\n")
+    assert not (base / config.runtime.name).exists()
 
 
 def test_roles_of_an_engine() -> None:

@@ -42,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error.message, 2)
     except ActoriumError as error:
         return _fail(error.message, 1)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("actorium"):
+            raise
+        return _fail(f"this command needs {error.name}: pip install 'actorium[engine]'", 2)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
