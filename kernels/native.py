@@ -1,4 +1,4 @@
-"""The C kernels (`native.c`): built once with the machine's compiler, called through ctypes.
+"""The C kernels (`cpu/`): built once with the machine's compiler, called through ctypes.
 
 Where there is no compiler, or no bf16 worth the trouble, `library` returns None and the torch
 kernels serve. The library shares torch's OpenMP threads: it is linked to the `libgomp.so.1` that
@@ -19,7 +19,7 @@ import tempfile
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("native.c")
+SOURCES = Path(__file__).with_name("cpu")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno",
          "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math")
 VERSION = 1
@@ -61,8 +61,9 @@ def _default_cache() -> Path:
 
 def _built(compiler: str, cache: Path) -> Path:
     """Path of the shared library. Raises OSError or SubprocessError."""
-    what = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), os.path.realpath(compiler).encode(),
-            _processor().encode())
+    sources = sorted(SOURCES.glob("*.[ch]"))
+    what = (*(s.read_bytes() for s in sources), " ".join(FLAGS).encode(),
+            os.path.realpath(compiler).encode(), _processor().encode())
     path = cache / f"native-{hashlib.sha256(b'|'.join(what)).hexdigest()[:20]}.so"
     if path.is_file() and path.stat().st_uid == os.getuid():
         return path
@@ -70,8 +71,9 @@ def _built(compiler: str, cache: Path) -> Path:
     handle, scratch = tempfile.mkstemp(dir=cache, suffix=".so")
     os.close(handle)
     try:
-        subprocess.run([compiler, *FLAGS, "-o", scratch, str(SOURCE), "-lm"], check=True,
-                       capture_output=True, timeout=BUILD_SECONDS)
+        subprocess.run([compiler, *FLAGS, "-o", scratch,
+                        *(str(s) for s in sources if s.suffix == ".c"), "-lm"],
+                       check=True, capture_output=True, timeout=BUILD_SECONDS)
         os.replace(scratch, path)  # whole or not at all, also when two engines build at once
     finally:
         Path(scratch).unlink(missing_ok=True)

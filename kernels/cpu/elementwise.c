@@ -1,0 +1,63 @@
+/* Element by element: norms, activation, rotation. */
+#include "common.h"
+
+int actorium_version(void) { return 1; }
+
+INLINE float inverse_rms(const bf16 *x, int n, float eps) {
+    float sum = 0;
+    for (int i = 0; i < n; i++) sum += wide(x[i]) * wide(x[i]);
+    return 1.0f / sqrtf(sum / n + eps);
+}
+
+void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * dim > 32768)
+    for (int64_t t = 0; t < rows; t++) {
+        const bf16 *in = x + t * dim;
+        bf16 *out = y + t * dim;
+        float r = inverse_rms(in, dim, eps);
+        for (int i = 0; i < dim; i++) out[i] = narrow(wide(in[i]) * r * wide(w[i]));
+    }
+}
+
+void silu_mul(const bf16 *gate_up, bf16 *y, int64_t rows, int dim, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * dim > 16384)
+    for (int64_t t = 0; t < rows; t++) {
+        const bf16 *gate = gate_up + t * 2 * dim, *up = gate + dim;
+        bf16 *out = y + t * dim;
+        for (int i = 0; i < dim; i++) {
+            float g = wide(gate[i]);
+            float e = exp_neg(-fabsf(g));
+            float s = (g >= 0 ? 1.0f : e) / (1.0f + e);
+            out[i] = narrow(g * s * wide(up[i]));
+        }
+    }
+}
+
+/* Norm (w may be 0) and rotate one head in place. table: cos[dim], then signed sin[dim]. */
+INLINE void turn(bf16 *x, const bf16 *w, const bf16 *table, int dim, float eps) {
+    float a[MAX_DIM];
+    int half = dim / 2;
+    if (w) {
+        float r = inverse_rms(x, dim, eps);
+        for (int i = 0; i < dim; i++) a[i] = wide(x[i]) * r * wide(w[i]);
+    } else {
+        for (int i = 0; i < dim; i++) a[i] = wide(x[i]);
+    }
+    for (int i = 0; i < half; i++) {
+        float lo = a[i], hi = a[i + half];
+        x[i] = narrow(lo * wide(table[i]) + hi * wide(table[dim + i]));
+        x[i + half] = narrow(hi * wide(table[half + i]) + lo * wide(table[dim + half + i]));
+    }
+}
+
+void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, bf16 *pages, const int64_t *index,
+                  int64_t rows, int heads, int kv_heads, int dim, float eps, int threads) {
+    int64_t width = (int64_t)(heads + 2 * kv_heads) * dim, kv = (int64_t)2 * kv_heads * dim;
+#pragma omp parallel for num_threads(threads) if (rows * width > 16384)
+    for (int64_t t = 0; t < rows; t++) {
+        bf16 *row = qkv + t * width;
+        for (int h = 0; h < heads + kv_heads; h++)
+            turn(row + h * dim, w ? w + h * dim : 0, turns + t * 2 * dim, dim, eps);
+        memcpy(pages + index[t] * kv, row + heads * dim, kv * sizeof(bf16));
+    }
+}
