@@ -7,6 +7,8 @@ reads it from there.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 from msgspec import Struct
 
@@ -47,8 +49,15 @@ class MemoryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Byte budget of the page pool on cpu."""
     kv_cache_dtype: str = "auto"
     """auto (as the weights) | float32 | bfloat16 | float16."""
+    prefix_cache: bool = True
+    """Keep the pages of ended sequences and share common prefixes; off = pages are free at once."""
+    eviction_policy: str = "lru"
+    """lru | lfu | priority: which cached prefix goes first when pages run out."""
     debug_memory: bool = False
-    """Keep an owner for every page and slot, and audit the books at every idle moment."""
+    """Keep the owners of every page and slot, check every move of them, and audit all the books
+    at every idle moment and every `audit_every` steps."""
+    audit_every: int = 64
+    """Steps between audits with debug_memory."""
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +71,11 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Requests that may wait; more are refused with `queue_full`."""
     overlap: bool = True
     """Plan step N+1 while the worker runs step N; off = one plan at a time (same tokens)."""
+    schedule_policy: str = "fcfs"
+    """fcfs | lpm (longest cached prefix first) | priority (higher first, preempting lower) |
+    fair (weighted fair sharing between tenants)."""
+    tenant_weights: dict[str, float] = {}
+    """Share of each tenant under the fair policy; 1 for those not named."""
     request_timeout: float = 3600.0
     """Deadline, in seconds, of a request that names none."""
     force_preempt_every: int = 0
@@ -143,6 +157,13 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
         ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
         ("memory.kv_cache_dtype", mem.kv_cache_dtype in dtypes,
          f"must be one of {', '.join(dtypes)}"),
+        ("memory.eviction_policy", mem.eviction_policy in ("lru", "lfu", "priority"),
+         "must be lru, lfu or priority"),
+        ("memory.audit_every", mem.audit_every >= 1, "must be at least 1"),
+        ("scheduler.schedule_policy", s.schedule_policy in ("fcfs", "lpm", "priority", "fair"),
+         "must be fcfs, lpm, priority or fair"),
+        ("scheduler.tenant_weights", all(0 < w < math.inf for w in s.tenant_weights.values()),
+         "every weight must be above 0 and finite"),
         ("scheduler.max_num_seqs", 1 <= s.max_num_seqs <= 32768, "must be between 1 and 32768"),
         ("scheduler.max_num_batched_tokens", 1 <= s.max_num_batched_tokens <= 1 << 20,
          "must be between 1 and 1048576"),

@@ -38,6 +38,11 @@ Column = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS_IN_MESSAGE)]
 """Little-endian int32, unless the field says otherwise."""
 Seconds = Annotated[float, Meta(ge=0)]
 Short = Annotated[str, Meta(max_length=4096)]
+Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[\x21-\x7e]*$")]
+"""Whose request it is: prefixes are shared within a tenant only, and fair scheduling is between
+tenants. Empty = the common one."""
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+"""Higher goes first."""
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True,
@@ -70,6 +75,8 @@ class Generate(Message):
     """Seconds from receipt to the deadline; past it the request ends with `deadline`."""
     template_args: dict[str, str | int | float | bool | None] = {}
     """Extra variables of the chat template."""
+    tenant: Tenant = ""
+    priority: Priority = 0
 
 
 class Abort(Message):
@@ -94,7 +101,14 @@ class ServerInfo(Message):
     rid: Rid
 
 
-ToTokenizerFront = Generate | Abort | Tokenize | Detokenize | ServerInfo
+class FlushCache(Message):
+    """Forget every cached prefix that no running sequence holds. Answered on the stream (`Answer`)
+    by {"pages": number of pages freed, "kept": cached pages still held}."""
+
+    rid: Rid
+
+
+ToTokenizerFront = Generate | Abort | Tokenize | Detokenize | ServerInfo | FlushCache
 
 
 # --- tokenizer (front) -> client -----------------------------------------------------------------
@@ -191,8 +205,15 @@ class TextBatch(Message):
     deltas: list[Delta]
 
 
+class Answer(Message):
+    """What became of an order that went round the ring (`FlushCache`)."""
+
+    rid: Rid
+    json: bytes
+
+
 ToDetokenizerFront = Attach
-FromDetokenizerFront = Attached | TextBatch
+FromDetokenizerFront = Attached | TextBatch | Answer
 
 
 # --- tokenizer, detokenizer, worker -> scheduler -------------------------------------------------
@@ -211,6 +232,15 @@ class Submit(Message):
     """CLOCK_MONOTONIC seconds."""
     arrival: float = 0.0
     """CLOCK_MONOTONIC seconds."""
+    tenant: Tenant = ""
+    priority: Priority = 0
+
+
+class Flush(Message):
+    """See `FlushCache`; answered by a `Reply`."""
+
+    rid: Rid
+    client: ClientId
 
 
 class Cancel(Message):
@@ -227,12 +257,20 @@ class Stop(Message):
     tokens: Count
 
 
+class PageGroup(Struct, frozen=True, array_like=True, gc=False):
+    """The layers that share one page pool and one page table: those of one attention window."""
+
+    pages: Count
+    """Pages of the pool, the sink page 0 included."""
+    window: Count = 0
+    """Tokens a query sees, itself included; 0 = all. Pages behind it are given back early."""
+
+
 class Ready(Message):
     """The worker has loaded and allocated: what it can hold."""
 
     epoch: Epoch
-    pages: Count
-    """Pages of the pool, the sink page 0 included."""
+    groups: Annotated[list[PageGroup], Meta(min_length=1, max_length=8)]
     page_size: Annotated[int, Meta(ge=1, le=4096)]
     slots: Slot
     """Rows of the resident tables, the sink slot 0 included."""
@@ -283,7 +321,7 @@ class StepResult(Message):
     or an older one was waiting or being made; 0 when the engine had no work."""
 
 
-ToScheduler = Submit | Cancel | Stop | Ready | StepResult
+ToScheduler = Submit | Cancel | Stop | Flush | Ready | StepResult
 
 
 # --- scheduler -> worker -------------------------------------------------------------------------
@@ -298,7 +336,8 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     cached_len: Count
     """Tokens whose pages are already filled (a multiple of the page size)."""
     pages: Column
-    """The sequence's first pages, in order; more come as page_appends."""
+    """i4[groups, n]: the pages of the cached prefix, cached_len / page_size of each group, in
+    order; 0 where a page lies behind its group's window. More come as page_appends."""
     params: Resolved
     seed: Seed
     state_slot: Slot = 0
@@ -317,7 +356,7 @@ class StepPlan(Message):
     """i4[n]: slots whose sequence is gone."""
     admit: list[Admit] = []
     page_appends: Column = b""
-    """i4[n, 3]: (slot, index in its page table, page)."""
+    """i4[n, 2 + groups]: (slot, index in its page tables, a page of each group)."""
     extend: Column = b""
     """i4[n, 2]: (slot, tokens to compute). The row is sampled when it reaches the end of its
     tokens."""
@@ -379,7 +418,15 @@ class TokenBatch(Message):
     events: list[SequenceEvent] = []
 
 
-ToDetokenizer = Open | TokenBatch
+class Reply(Message):
+    """An answer to pass on to a client, as `Answer`."""
+
+    rid: Rid
+    client: ClientId
+    json: bytes
+
+
+ToDetokenizer = Open | TokenBatch | Reply
 
 
 # --- everyone -> watchdog, watchdog <-> launcher -------------------------------------------------

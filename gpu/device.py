@@ -12,7 +12,7 @@ import torch
 
 from actorium.actors.config import Config, DeviceConfig
 from actorium.actors.errors import BadConfig
-from actorium.actors.messages import Admit, Ready, StepPlan
+from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
 from actorium.actors.models import resolve
 from actorium.actors.params import Resolved
 from actorium.gpu.memory import device_budget, page_table_width, pool_pages
@@ -55,7 +55,7 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     seconds["warm up"] = perf_counter() - start
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     ready = Ready(
-        epoch=epoch, pages=runner.pool.pages, page_size=runner.pool.page_size,
+        epoch=epoch, groups=[PageGroup(runner.pool.pages)], page_size=runner.pool.page_size,
         slots=runner.tables.slots, max_model_len=model.shape.max_model_len,
         vocab_size=model.shape.vocab_size, device=f"{device.type} {name}".strip(),
         load_seconds=seconds)

@@ -14,6 +14,7 @@ from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import (
     Open,
+    PageGroup,
     Ready,
     Reset,
     RowLogprobs,
@@ -68,7 +69,7 @@ class Ring:
         self.runner = runner
         self.core = build(Context(config, Path("/nowhere"), "scheduler", 1, 1))
         shape = runner.tables
-        self.core.on_message(Ready(1, runner.pool.pages, runner.pool.page_size, shape.slots,
+        self.core.on_message(Ready(1, [PageGroup(runner.pool.pages)], runner.pool.page_size, shape.slots,
                                    shape.max_len, shape.vocab, "test"), 0.0)
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, Output] = {}

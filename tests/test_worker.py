@@ -89,7 +89,7 @@ def _plans(epoch: int, steps: int) -> list[StepPlan]:
 def test_loading_computing_and_resetting(model: Path) -> None:
     shell = Shell(model, memory=MemoryConfig(max_total_tokens=700)).start()
     ready = shell.ready()
-    assert (ready.epoch, ready.page_size, ready.slots, ready.pages) == (3, 16, 5, 1 + 700 // 16)
+    assert (ready.epoch, ready.page_size, ready.slots, ready.groups[0].pages) == (3, 16, 5, 1 + 700 // 16)
     assert (ready.max_model_len, ready.vocab_size, ready.device) == (256, 199, "cpu")
     assert set(ready.load_seconds) == {"import", "load", "allocate", "warm up"}
     names = [phase for phase, _ in shell.phases]

@@ -82,7 +82,7 @@ class SchedulerCore:
             self._on_stop(message)
         elif isinstance(message, Cancel):
             self._on_cancel(message)
-        else:
+        elif isinstance(message, Ready):
             self._on_ready(message)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
@@ -232,7 +232,7 @@ class SchedulerCore:
         slots = min(self._config.max_num_seqs, ready.slots - 1,
                     max(self._config.max_num_batched_tokens // DECODE_WINDOW, 1))
         books.furnish(SlotTable(slots + 1, ready.page_size, DECODE_WINDOW),
-                      PagePool(ready.pages, ready.page_size, self._debug))
+                      PagePool(ready.groups[0].pages, ready.page_size, self._debug))
         self._worker = ready
         self._orders.append(Send(WORKER, Reset(epoch=self._epoch)))
         for request in list(books.requests.values()):

@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.core import Context, Health, Send
-from actorium.actors.messages import Admit, Ready, Reset, StepPlan, StepResult, ToWorker
+from actorium.actors.messages import (
+    Admit,
+    PageGroup,
+    Ready,
+    Reset,
+    StepPlan,
+    StepResult,
+    ToWorker,
+)
 
 VOCAB = 512
 MAX_MODEL_LEN = 131_072
@@ -55,7 +63,7 @@ class NullWorker:
         tokens = config.memory.max_total_tokens or POOL_TOKENS
         pages = 1 + max(tokens // self.page_size, 1)
         slots = 1 + config.scheduler.max_num_seqs
-        self.ready = Ready(epoch=context.epoch, pages=pages, page_size=self.page_size, slots=slots,
+        self.ready = Ready(epoch=context.epoch, groups=[PageGroup(pages)], page_size=self.page_size, slots=slots,
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null")
         self._epoch = context.epoch
