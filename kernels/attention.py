@@ -7,9 +7,27 @@ Query heads share key heads in groups (grouped-query attention, arXiv 2305.13245
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class Chunk(Protocol):
+    """Tokens start..start + count of one sequence, and its page table (i32)."""
+
+    start: int
+    count: int
+    pages: Tensor
+
+
+class Attend(Protocol):
+    """Attention of some rows of a step, made once and called for every layer: (q [N, H, D], the
+    layer's pages, in which the step's own keys and values are) -> [N, H, D], in `out` if given."""
+
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor: ...
 
 
 def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int) -> Tensor:
@@ -64,20 +82,86 @@ def paged_decode(q: Tensor, kv: Tensor, index: Tensor, mask: Tensor, scale: floa
     return out.transpose(1, 2)
 
 
-def paged_extend(q: Tensor, kv: Tensor, index: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention of one sequence's chunk over its prefix and itself.
+def causal_extend(q: Tensor, kv: Tensor, index: Tensor, scale: float) -> Tensor:
+    """Attention of B whole prompts of one length.
 
-    q: [N, H, D]; index: i64[S]; mask: bool[N, S] -> [N, H, D].
+    q: [B, N, H, D]; kv: a layer's pages; index: i64[B, N] -> [B, N, H, D].
     """
-    return paged_decode(q[None], kv, index[None], mask[None, None], scale)[0]
-
-
-def causal_extend(q: Tensor, kv: Tensor, scale: float) -> Tensor:
-    """Attention of B whole prompts of one length, straight from the projections.
-
-    q: [B, N, H, D]; kv: [B, N, 2 * KVH, D] -> [B, N, H, D].
-    """
-    keys, values = split_kv(kv)
+    rows = kv.index_select(0, index.view(-1)).to(q.dtype)
+    keys, values = split_kv(rows.view(*index.shape, *kv.shape[1:]))
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True)
     return out.transpose(1, 2)
+
+
+def torch_decode(
+    pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int, scale: float
+) -> Attend:
+    """The last q_len tokens of B sequences, each seeing those up to itself.
+
+    pages: i32[B, P]; lens: i32[B], with the q_len new tokens in them; span >= max(lens).
+    """
+    index = token_index(pages, lens, page_size, span)
+    mask = decode_mask(lens, q_len, span, window)
+
+    def run(q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+        done = paged_decode(q.view(-1, q_len, *q.shape[1:]), layer, index, mask, scale)
+        return _into(out, done.reshape(q.shape))
+
+    return run
+
+
+def torch_extend(rows: Sequence[Chunk], page_size: int, window: int, scale: float) -> Attend:
+    """Chunks of several sequences: whole prompts of one length in one call, others one by one."""
+    parts: list[tuple[int, Attend]] = []
+    at = 0
+    while at < len(rows):
+        same, row = 1, rows[at]
+        if _whole(row, window):
+            while (at + same < len(rows) and rows[at + same].count == row.count
+                   and _whole(rows[at + same], window)):
+                same += 1
+            parts.append((same * row.count, _prompts(rows[at:at + same], page_size, scale)))
+        else:
+            parts.append((row.count, _prefixed(row, page_size, window, scale)))
+        at += same
+    if len(parts) == 1:
+        return parts[0][1]
+
+    def run(q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+        pieces = q.split([size for size, _ in parts])
+        done = [part(piece, layer) for (_, part), piece in zip(parts, pieces, strict=True)]
+        return torch.cat(done, out=out)
+
+    return run
+
+
+def _whole(row: Chunk, window: int) -> bool:
+    """A prompt from its start that no window cuts."""
+    return row.start == 0 and not 0 < window < row.count
+
+
+def _prompts(rows: Sequence[Chunk], page_size: int, scale: float) -> Attend:
+    count = rows[0].count
+    pages = torch.stack([row.pages[:-(-count // page_size)] for row in rows])
+    lens = torch.full((len(rows),), count, device=pages.device, dtype=torch.int32)
+    index = token_index(pages, lens, page_size, count)
+
+    def run(q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+        done = causal_extend(q.view(-1, count, *q.shape[1:]), layer, index, scale)
+        return _into(out, done.reshape(q.shape))
+
+    return run
+
+
+def _prefixed(row: Chunk, page_size: int, window: int, scale: float) -> Attend:
+    length, device = row.start + row.count, row.pages.device
+    lens = torch.full((1,), length, device=device, dtype=torch.int32)
+    index = token_index(row.pages[None], lens, page_size, length)
+    mask = extend_mask(row.start, row.count, window, device)[None, None]
+    return lambda q, layer, out=None: _into(
+        out, paged_decode(q[None], layer, index, mask, scale)[0])
+
+
+def _into(out: Tensor | None, done: Tensor) -> Tensor:
+    return done if out is None else out.copy_(done)

@@ -32,6 +32,8 @@ SIGNATURES = {
     "rotate_write": _POINTER * 5 + [c_int64, c_int, c_int, c_int, c_float, c_int],
     "paged_decode": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64,
                      c_int, c_int, c_int, c_int, c_int, c_float, c_int],
+    "paged_extend": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p] + [c_int] * 5
+                    + [c_float, c_int],
     "linear": _POINTER * 5 + [c_int64, c_int, c_int, c_int],
 }
 

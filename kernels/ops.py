@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .activation import silu_mul
-from .attention import decode_mask, paged_decode, token_index
+from .attention import Attend, Chunk, torch_decode, torch_extend
+from .attention_native import NativeDecode, NativeExtend, chunk_rows, window_rows
 from .kv import write_kv
 from .linear import Linear, NativeLinear, PackedLinear, can_pack
 from .native import library
@@ -18,9 +20,6 @@ from .rope import apply_rope
 
 SMALL_WEIGHT = 4 << 20
 """Elements of a weight of which two layouts are kept."""
-
-Decode = Callable[[Tensor, Tensor], Tensor]
-"""(q [B * Q, H, D], a layer's pages) -> [B * Q, H, D]"""
 
 
 class TorchOps:
@@ -57,19 +56,18 @@ class TorchOps:
     def decode(
         self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
         scale: float,
-    ) -> Decode:
+    ) -> Attend:
         """Attention of a step's decode rows, for every layer with this window.
 
         pages: i32[B, P]; lens: i32[B], with the q_len new tokens in them; span >= max(lens).
         """
-        index = token_index(pages, lens, page_size, span)
-        mask = decode_mask(lens, q_len, span, window)
+        return torch_decode(pages, lens, span, q_len, page_size, window, scale)
 
-        def run(q: Tensor, layer: Tensor) -> Tensor:
-            out = paged_decode(q.view(-1, q_len, *q.shape[1:]), layer, index, mask, scale)
-            return out.reshape(q.shape)
-
-        return run
+    def extend(
+        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+    ) -> Attend:
+        """Attention of a step's chunks of prompts, for every layer with this window."""
+        return torch_extend(rows, page_size, window, scale)
 
 
 class NativeOps(TorchOps):
@@ -80,6 +78,7 @@ class NativeOps(TorchOps):
     def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
         """threads: of each call, torch's own."""
         self.lib, self.threads = lib, threads
+        self.tiles = bool(lib.extend_ready())
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """See `TorchOps.linear`."""
@@ -117,29 +116,27 @@ class NativeOps(TorchOps):
     def decode(
         self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
         scale: float,
-    ) -> Decode:
+    ) -> Attend:
         """See `TorchOps.decode`."""
-        if q_len != 1:
-            return super().decode(pages, lens, span, q_len, page_size, window, scale)
-        bits = page_size.bit_length() - 1
-        lens = lens.contiguous()
-        plain: list[Decode] = []
+        plain = functools.cache(functools.partial(
+            torch_decode, pages, lens, span, q_len, page_size, window, scale))
+        if q_len == 1:
+            return NativeDecode(self.lib, self.threads, pages, lens, page_size, window, scale,
+                                plain)
+        if not self.tiles:
+            return plain()
+        return NativeExtend(self.lib, self.threads, window_rows(pages, lens, q_len), [pages],
+                            page_size, window, scale, plain)
 
-        def run(q: Tensor, layer: Tensor) -> Tensor:
-            if layer.dtype is not torch.bfloat16:
-                if not plain:
-                    plain.append(TorchOps.decode(
-                        self, pages, lens, span, q_len, page_size, window, scale))
-                return plain[0](q, layer)
-            rows, heads, dim = q.shape
-            out = q.new_empty((rows, heads, dim))
-            self.lib.paged_decode(
-                q.data_ptr(), q.stride(0), layer.data_ptr(), pages.data_ptr(), pages.stride(0),
-                lens.data_ptr(), out.data_ptr(), rows, heads, layer.shape[1] // 2, dim, bits,
-                window, scale, self.threads)
-            return out
-
-        return run
+    def extend(
+        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+    ) -> Attend:
+        """See `TorchOps.extend`."""
+        plain = functools.cache(functools.partial(torch_extend, rows, page_size, window, scale))
+        if not self.tiles:
+            return plain()
+        return NativeExtend(self.lib, self.threads, chunk_rows(rows), [r.pages for r in rows],
+                            page_size, window, scale, plain)
 
 
 def select_ops(dtype: torch.dtype, device: torch.device, head_dim: int, native: bool) -> TorchOps:

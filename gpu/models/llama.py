@@ -112,11 +112,11 @@ class CausalLM:
         x = ops.rms_norm(hidden, layer.input_norm, s.norm_eps)
         qkv = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
         ops.rotate_write(qkv, s.heads, layer.qk_norm, s.norm_eps, rope, pages, kv_index)
-        q, fresh = qkv[:, :s.heads], qkv[:, s.heads:]
+        q = qkv[:, :s.heads]
         if rows is None:
-            out = plan.attend(q, fresh, pages)
+            out = plan.attend(q, pages)
         else:
-            out, hidden = plan.attend_rows(q, fresh, pages, rows), hidden.index_select(0, rows)
+            out, hidden = plan.attend_rows(q, pages, rows), hidden.index_select(0, rows)
         hidden = layer.o.add(out.reshape(-1, s.q_size), hidden)
         x = ops.rms_norm(hidden, layer.post_norm, s.norm_eps)
         return layer.down.add(ops.silu_mul(layer.gate_up(x)), hidden)

@@ -1,0 +1,86 @@
+"""Attention over paged keys and values, in C: the `Attend`s of steps on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .attention import Attend, Chunk
+
+TILE_DIM = 32
+"""What the head dimension must be a multiple of for `paged_extend`."""
+
+
+class NativeDecode:
+    """The C kernel `paged_decode`: the last token of every sequence."""
+
+    def __init__(
+        self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, page_size: int,
+        window: int, scale: float, plain: Callable[[], Attend],
+    ) -> None:
+        """pages: i32[B, P]; lens: i32[B]; plain: makes what serves pages the kernel does not."""
+        self.lib, self.threads, self.pages, self.lens = lib, threads, pages, lens.contiguous()
+        self.bits, self.window, self.scale = page_size.bit_length() - 1, window, scale
+        self.plain = plain
+
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `Attend`."""
+        if layer.dtype is not torch.bfloat16:
+            return self.plain()(q, layer, out)
+        rows, heads, dim = q.shape
+        out = q.new_empty(q.shape) if out is None else out
+        self.lib.paged_decode(
+            q.data_ptr(), q.stride(0), layer.data_ptr(), self.pages.data_ptr(),
+            self.pages.stride(0), self.lens.data_ptr(), out.data_ptr(), rows, heads,
+            layer.shape[1] // 2, dim, self.bits, self.window, self.scale, self.threads)
+        return out
+
+
+class NativeExtend:
+    """The C kernel `paged_extend`: chunks of sequences."""
+
+    def __init__(
+        self, lib: ctypes.CDLL, threads: int, chunks: Tensor, tables: Sequence[Tensor],
+        page_size: int, window: int, scale: float, plain: Callable[[], Attend],
+    ) -> None:
+        """chunks: i64[n, 4]: address of the page table, first row in q, tokens before, tokens.
+        tables: kept alive; plain: makes what serves pages the kernel does not."""
+        self.lib, self.threads, self.chunks, self.tables = lib, threads, chunks, tables
+        self.bits, self.window, self.scale = page_size.bit_length() - 1, window, scale
+        self.plain = plain
+
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `Attend`."""
+        _, heads, dim = q.shape
+        if layer.dtype is not torch.bfloat16 or dim % TILE_DIM:
+            return self.plain()(q, layer, out)
+        out = q.new_empty(q.shape) if out is None else out
+        self.lib.paged_extend(
+            q.data_ptr(), q.stride(0), layer.data_ptr(), self.chunks.data_ptr(),
+            len(self.chunks), out.data_ptr(), heads, layer.shape[1] // 2, dim, self.bits,
+            self.window, self.scale, self.threads)
+        return out
+
+
+def chunk_rows(rows: Sequence[Chunk]) -> Tensor:
+    """`NativeExtend`'s chunks, the most work first."""
+    found: list[tuple[int, int, int, int]] = []
+    first = 0
+    for row in rows:
+        found.append((row.pages.data_ptr(), first, row.start, row.count))
+        first += row.count
+    found.sort(key=lambda c: -c[3] * (2 * c[2] + c[3]))
+    return torch.tensor(found)
+
+
+def window_rows(pages: Tensor, lens: Tensor, q_len: int) -> Tensor:
+    """`NativeExtend`'s chunks for the last q_len tokens of B sequences.
+
+    pages: i32[B, P], rows of consecutive elements; lens: i32[B], with those tokens in it.
+    """
+    at = torch.arange(len(lens))
+    return torch.stack((pages.data_ptr() + at * (4 * pages.stride(0)), at * q_len,
+                        lens.long() - q_len, torch.full_like(at, q_len)), 1)
