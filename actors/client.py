@@ -48,30 +48,33 @@ class Client:
 
     Connects at the first call, and again after the engine was restarted. `target` is an engine's
     name, or the path (`ipc://` or plain) of its run directory; `run_dir` is where names are looked
-    up (default: as the engine's own `--run-dir`).
+    up (default: as the engine's own `--run-dir`). `tenant` is whose requests these are (see
+    `Request.tenant`). Raises `InvalidRequest` on a bad tenant.
     """
 
     def __init__(self, target: str | os.PathLike[str] = "default",
-                 run_dir: str | None = None) -> None:
+                 run_dir: str | None = None, tenant: str = "") -> None:
         self._directory = locate(target, run_dir)
         self._link: Link | None = None
         self._incarnation = calls.Incarnation(self._directory)
-        self._core = ClientCore(calls.fresh_prefix())
+        self._core = ClientCore(calls.fresh_prefix(), tenant)
 
     # --- completions --------------------------------------------------------------------------
 
     def generate(self, prompt: calls.Prompts,
                  params: SamplingParams | Sequence[SamplingParams] | None = None,
-                 timeout: float | None = None, return_errors: bool = False) -> Any:
+                 timeout: float | None = None, return_errors: bool = False,
+                 priority: int = 0) -> Any:
         """Complete one prompt or many, and wait for all of them.
 
         `prompt` is text, a list of token ids, or a list of either. What comes back:
         one prompt: a `Completion`; with n > 1 a list of n. Several prompts: a list in their order
         of `Completion` (n == 1) or of lists of n. `params` may be a list, one for each prompt.
-        `timeout` (seconds) counts for each request from when it is sent. The first error is raised
-        and the rest aborted, unless `return_errors`: then errors stand in the list of results.
+        `timeout` (seconds) counts for each request from when it is sent. A higher `priority` goes
+        first where the engine schedules by priority. The first error is raised and the rest
+        aborted, unless `return_errors`: then errors stand in the list of results.
         """
-        requests, shape = calls.requests(prompt, params, timeout)
+        requests, shape = calls.requests(prompt, params, timeout, priority)
         found: list[Any] = [None] * len(requests)
         results = self.run(requests)
         for index, result in results:
@@ -101,23 +104,24 @@ class Client:
             self._abort(batch.cancel())
 
     def stream(self, prompt: calls.Prompt, params: SamplingParams | None = None,
-               timeout: float | None = None) -> DeltaStream:
+               timeout: float | None = None, priority: int = 0) -> DeltaStream:
         """Iterate over what is new, delta by delta, of one prompt (all its n choices).
 
         Closing the iterator, or leaving a `for` loop over it, aborts the request.
         """
-        return self._stream(Request(prompt=prompt, params=params, timeout=timeout))
+        return self._stream(Request(prompt=prompt, params=params, timeout=timeout,
+                                    priority=priority))
 
     def chat(self, messages: list[Any], params: SamplingParams | None = None,
              stream: bool = False, timeout: float | None = None,
-             template_args: dict[str, Any] | None = None) -> Any:
+             template_args: dict[str, Any] | None = None, priority: int = 0) -> Any:
         """Answer a conversation: `generate` of the model's chat template over `messages`.
 
         `messages` are `{"role": ..., "content": ...}`. Returns a `Completion` (a list for n > 1),
         or with `stream` a `DeltaStream`.
         """
         request = Request(messages=messages, params=params, timeout=timeout,
-                          template_args=template_args or {})
+                          template_args=template_args or {}, priority=priority)
         if stream:
             return self._stream(request)
         results = self.run([request])
@@ -154,10 +158,20 @@ class Client:
         return str(self._ask(TOKENIZER, question, timeout).text)
 
     def server_info(self, timeout: float | None = None) -> dict[str, Any]:
-        """Model, limits, defaults and configuration of the engine."""
-        return calls.info_of(self._ask(TOKENIZER, calls.server_info, timeout))
+        """Model, limits, defaults and configuration of the engine; `memory`: its pages, prefix
+        cache and preemptions as of its last heartbeat (`client_calls.MEMORY_GAUGES`)."""
+        info = calls.info_of(self._ask(TOKENIZER, calls.server_info, timeout))
+        return info | {"memory": calls.memory_of(self.status(timeout or calls.STATUS_TIMEOUT))}
 
-    def status(self, timeout: float | None = 10.0) -> Status:
+    def flush_cache(self, timeout: float | None = 30.0) -> dict[str, int]:
+        """Make the engine forget every cached prefix that no running sequence holds.
+
+        Returns {"pages": number of pages freed, "kept": cached pages still held}.
+        """
+        self._ready()
+        return calls.flushed_of(self._ask(TOKENIZER, calls.flush_cache, timeout))
+
+    def status(self, timeout: float | None = calls.STATUS_TIMEOUT) -> Status:
         """What each actor is doing, at once."""
         answer: Status = self._ask(WATCHDOG, calls.get_status(False), timeout)
         return answer

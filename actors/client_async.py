@@ -33,12 +33,12 @@ class AsyncClient:
     """An asyncio connection to one engine; arguments and errors as for `Client`."""
 
     def __init__(self, target: str | os.PathLike[str] = "default",
-                 run_dir: str | None = None) -> None:
+                 run_dir: str | None = None, tenant: str = "") -> None:
         self._directory = locate(target, run_dir)
         self._link: Link | None = None
         self._incarnation = calls.Incarnation(self._directory)
         self._fds: list[int] = []
-        self._core = ClientCore(calls.fresh_prefix())
+        self._core = ClientCore(calls.fresh_prefix(), tenant)
         self._quiet = calls.Quiet(monotonic())
         self._timer: asyncio.TimerHandle | None = None
         self._attaching: asyncio.Event | None = None
@@ -47,9 +47,10 @@ class AsyncClient:
 
     async def generate(self, prompt: calls.Prompts,
                        params: SamplingParams | Sequence[SamplingParams] | None = None,
-                       timeout: float | None = None, return_errors: bool = False) -> Any:
+                       timeout: float | None = None, return_errors: bool = False,
+                       priority: int = 0) -> Any:
         """As `Client.generate`."""
-        requests, shape = calls.requests(prompt, params, timeout)
+        requests, shape = calls.requests(prompt, params, timeout, priority)
         found: list[Any] = [None] * len(requests)
         results = self.run(requests)
         try:
@@ -81,17 +82,18 @@ class AsyncClient:
             self._abort(batch.cancel())
 
     def stream(self, prompt: calls.Prompt, params: SamplingParams | None = None,
-               timeout: float | None = None) -> AsyncDeltaStream:
+               timeout: float | None = None, priority: int = 0) -> AsyncDeltaStream:
         """As `Client.stream`; use `async for`. `aclose` it when leaving early: unlike a `for`
         loop, `async for` does not tell an abandoned iterator at once."""
-        return AsyncDeltaStream(self, Request(prompt=prompt, params=params, timeout=timeout))
+        return AsyncDeltaStream(self, Request(prompt=prompt, params=params, timeout=timeout,
+                                              priority=priority))
 
     async def chat(self, messages: list[Any], params: SamplingParams | None = None,
                    stream: bool = False, timeout: float | None = None,
-                   template_args: dict[str, Any] | None = None) -> Any:
+                   template_args: dict[str, Any] | None = None, priority: int = 0) -> Any:
         """As `Client.chat`; with `stream` an `AsyncDeltaStream`."""
         request = Request(messages=messages, params=params, timeout=timeout,
-                          template_args=template_args or {})
+                          template_args=template_args or {}, priority=priority)
         if stream:
             return AsyncDeltaStream(self, request)
         results = self.run([request])
@@ -122,10 +124,17 @@ class AsyncClient:
         return str((await self._ask(TOKENIZER, question, timeout)).text)
 
     async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
-        """Model, limits, defaults and configuration of the engine."""
-        return calls.info_of(await self._ask(TOKENIZER, calls.server_info, timeout))
+        """As `Client.server_info`."""
+        info = calls.info_of(await self._ask(TOKENIZER, calls.server_info, timeout))
+        status = await self.status(timeout or calls.STATUS_TIMEOUT)
+        return info | {"memory": calls.memory_of(status)}
 
-    async def status(self, timeout: float | None = 10.0) -> Status:
+    async def flush_cache(self, timeout: float | None = 30.0) -> dict[str, int]:
+        """As `Client.flush_cache`."""
+        await self._ready()
+        return calls.flushed_of(await self._ask(TOKENIZER, calls.flush_cache, timeout))
+
+    async def status(self, timeout: float | None = calls.STATUS_TIMEOUT) -> Status:
         """What each actor is doing, at once."""
         answer: Status = await self._ask(WATCHDOG, calls.get_status(False), timeout)
         return answer

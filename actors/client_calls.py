@@ -19,7 +19,14 @@ from actorium.actors.errors import (
     EngineUnavailable,
     InvalidRequest,
 )
-from actorium.actors.messages import Detokenize, GetStatus, ServerInfo, Status, Tokenize
+from actorium.actors.messages import (
+    Detokenize,
+    FlushCache,
+    GetStatus,
+    ServerInfo,
+    Status,
+    Tokenize,
+)
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime import rundir
 
@@ -31,6 +38,13 @@ LIVENESS = 0.25
 REATTACH = 5.0
 """Seconds of silence after which the detokenizer is asked whether it still knows this client."""
 READY_TIMEOUT = 600.0
+STATUS_TIMEOUT = 10.0
+MEMORY_GAUGES = (
+    "free_pages", "used_pages", "held_pages", "cached_pages", "quarantined_pages",
+    "cache_hit_tokens", "cache_lookup_tokens", "evicted_pages",
+    "preemptions_memory", "preemptions_priority", "preemptions_forced")
+"""What the scheduler's heartbeat tells of pages, prefix cache and preemptions. Pages are those of
+the moment; tokens, evictions and preemptions are counted since the start."""
 POLL = 0.02
 
 
@@ -61,7 +75,7 @@ def one(choices: list[Completion]) -> Any:
     return choices[0] if len(choices) == 1 else choices
 
 
-def requests(prompt: Any, params: Any, timeout: float | None
+def requests(prompt: Any, params: Any, timeout: float | None, priority: int = 0
              ) -> tuple[list[Request], Callable[[list[Any]], Any]]:
     """The requests of a `generate` call, and what makes its result of theirs.
 
@@ -75,7 +89,7 @@ def requests(prompt: Any, params: Any, timeout: float | None
         each: Sequence[Any] = params
     else:
         each = [params] * len(prompts)
-    made = [Request(prompt=p, params=q, timeout=timeout)
+    made = [Request(prompt=p, params=q, timeout=timeout, priority=priority)
             for p, q in zip(prompts, each, strict=True)]
     flat = all(not isinstance(q, SamplingParams) or q.n == 1 for q in each)
 
@@ -112,6 +126,10 @@ def server_info(rid: str) -> ServerInfo:
     return ServerInfo(rid)
 
 
+def flush_cache(rid: str) -> FlushCache:
+    return FlushCache(rid)
+
+
 def get_status(wait: bool) -> Callable[[str], GetStatus]:
     return lambda rid: GetStatus(rid, wait)
 
@@ -122,6 +140,16 @@ def ids_of(answer: Any) -> list[int]:
 
 def info_of(answer: Any) -> dict[str, Any]:
     return msgspec.json.decode(answer.json, type=dict[str, Any])
+
+
+def flushed_of(answer: Any) -> dict[str, int]:
+    return msgspec.json.decode(answer.json, type=dict[str, int])
+
+
+def memory_of(status: Status) -> dict[str, int]:
+    """The scheduler's `MEMORY_GAUGES`, those that it tells."""
+    told = {k: v for a in status.actors if a.role == "scheduler" for k, v in a.gauges.items()}
+    return {name: int(told[name]) for name in MEMORY_GAUGES if name in told}
 
 
 # --- readiness ------------------------------------------------------------------------------------

@@ -11,7 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from actorium.actors.client_requests import Completion, Request, StreamDelta, encode_request
+from actorium.actors.client_requests import (
+    Completion,
+    Request,
+    StreamDelta,
+    check_tenant,
+    encode_request,
+)
 from actorium.actors.errors import ActoriumError, QueueFull, from_code
 from actorium.actors.messages import (
     Abort,
@@ -140,7 +146,7 @@ class Pending:
 
 
 class Call:
-    """A question with one answer: tokenize, server_info, status."""
+    """A question with one answer: tokenize, server_info, status, flush_cache."""
 
     def __init__(self, rid: str, deadline: float) -> None:
         self.rid = rid
@@ -164,8 +170,10 @@ class Call:
 class ClientCore:
     """Everything one client is waiting for, by rid."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, tenant: str = "") -> None:
+        """`tenant` of the requests that name none. Raises `InvalidRequest` on a bad one."""
         self._prefix = prefix
+        self._tenant = check_tenant(tenant)
         self._count = 0
         self.waiting: dict[str, Pending | Call] = {}
         self.attached = False
@@ -180,7 +188,7 @@ class ClientCore:
     def submit(self, request: Request, now: float, streaming: bool) -> tuple[Pending, bytes]:
         """Register a request: what to watch, and the frame to send. Raises `InvalidRequest`."""
         rid = self.new_rid()
-        frame, n = encode_request(rid, request)
+        frame, n = encode_request(rid, request, self._tenant)
         deadline = math.inf if request.timeout is None else now + request.timeout + GRACE
         pending = Pending(rid, n, deadline, streaming)
         self.waiting[rid] = pending

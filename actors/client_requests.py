@@ -17,6 +17,8 @@ from actorium.actors.messages import (
     MAX_CLIENT_MESSAGE_BYTES,
     ChatMessage,
     Generate,
+    Priority,
+    Tenant,
     TokenLogprob,
     Usage,
 )
@@ -38,6 +40,11 @@ class Request(Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     """Seconds until the request ends with `DeadlineExceeded`; None = the engine's limit."""
     template_args: dict[str, Any] = {}
+    tenant: str | None = None
+    """Whose request it is: cached prefixes are shared within a tenant only, and fair scheduling is
+    between tenants. At most 64 printable ASCII characters; None = the client's."""
+    priority: int = 0
+    """Higher goes first where the engine schedules by priority."""
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -75,8 +82,9 @@ class StreamDelta(Struct, frozen=True, kw_only=True):
     rid: str = ""
 
 
-def encode_request(rid: str, request: Request) -> tuple[bytes, int]:
-    """(frame, n) of a request. Raises `InvalidRequest`, naming the field."""
+def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes, int]:
+    """(frame, n) of a request; `tenant` is for those that name none. Raises `InvalidRequest`,
+    naming the field."""
     params = check_params(request.params or DEFAULT_PARAMS)
     check_timeout(request.timeout)
     text: str | None = None
@@ -92,7 +100,9 @@ def encode_request(rid: str, request: Request) -> tuple[bytes, int]:
     messages = None if request.messages is None else chat_messages(request.messages)
     message = Generate(rid=rid, params=params, text=text, tokens=tokens, messages=messages,
                        timeout=None if request.timeout is None else float(request.timeout),
-                       template_args=request.template_args)
+                       template_args=request.template_args,
+                       tenant=check_tenant(tenant if request.tenant is None else request.tenant),
+                       priority=check_priority(request.priority))
     return encode(message, "prompt" if messages is None else "messages"), params.n
 
 
@@ -146,6 +156,25 @@ def check_timeout(timeout: Any) -> None:
     if timeout is not None and not (number and 0 < timeout < math.inf):
         raise InvalidRequest(f"timeout: must be a positive number of seconds, got {timeout!r}",
                              "timeout")
+
+
+def check_tenant(tenant: Any) -> str:
+    """`tenant`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
+    want = "at most 64 printable ASCII characters without spaces"
+    return str(_within(tenant, Tenant, "tenant", want))
+
+
+def check_priority(priority: Any) -> int:
+    """`priority`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
+    want = "a whole number between -2147483648 and 2147483647"
+    return int(_within(priority, Priority, "priority", want))
+
+
+def _within(value: Any, bounds: Any, field: str, want: str) -> Any:
+    try:
+        return msgspec.convert(value, bounds)
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"{field}: must be {want}, got {repr(value)[:100]}", field) from None
 
 
 def column(ids: Any, field: str) -> bytes:

@@ -38,7 +38,7 @@ Column = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS_IN_MESSAGE)]
 """Little-endian int32, unless the field says otherwise."""
 Seconds = Annotated[float, Meta(ge=0)]
 Short = Annotated[str, Meta(max_length=4096)]
-Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[\x21-\x7e]*$")]
+Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[\x21-\x7e]*(?!\n)$")]
 """Whose request it is: prefixes are shared within a tenant only, and fair scheduling is between
 tenants. Empty = the common one."""
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]

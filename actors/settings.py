@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -32,6 +32,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "skip_tokenizer": ("skip-tokenizer-init",),
     "memory_fraction": ("gpu-memory-utilization", "mem-fraction-static"),
     "page_size": ("block-size",),
+    "prefix_cache": ("prefix-caching", "enable-prefix-caching"),
+    "eviction_policy": ("radix-eviction-policy",),
+    "schedule_policy": ("scheduling-policy",),
     "max_num_seqs": ("max-running-requests",),
     "max_num_batched_tokens": ("chunked-prefill-size",),
     "max_num_queued_reqs": ("max-queued-requests",),
@@ -39,12 +42,16 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """Other names of a field's flag (less the dashes), from the tools people come from."""
 
-INVERSES: dict[str, str] = {"disable-overlap-schedule": "overlap"}
+INVERSES: dict[str, str] = {"disable-overlap-schedule": "overlap",
+                            "disable-radix-cache": "prefix_cache"}
 """Flags that switch a boolean field off, beside `--no-<field>`."""
 
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16",
            "half": "float16"}
+Table: TypeAlias = dict[str, float]
+"""Names to numbers: in TOML a table, elsewhere `name=number,...` or a JSON object."""
+
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -55,7 +62,7 @@ class Field(NamedTuple):
     section: str
     name: str
     kind: type
-    """int | float | bool | str"""
+    """int | float | bool | str | Table"""
     optional: bool
 
     @property
@@ -113,12 +120,15 @@ def coerce(kind: type, value: Any, optional: bool = False) -> Any:
         return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind == Table and isinstance(value, Mapping):
+        return {_table_name(name): _table_number(name, number) for name, number in value.items()}
     if type(value) is kind:
         return value
     raise ValueError(f"must be {_WANT[kind]}, got {value!r}")
 
 
-_WANT = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+_WANT = {int: "a whole number", float: "a number", bool: "true or false", str: "a string",
+         Table: "a table (name=number,... or a JSON object)"}
 
 
 def _parse(kind: type, text: str, optional: bool) -> Any:
@@ -127,7 +137,11 @@ def _parse(kind: type, text: str, optional: bool) -> Any:
     try:
         if kind is bool:
             return _parse_bool(text)
+        if kind == Table:
+            return coerce(kind, _parse_table(text))
         return _parse_int(text) if kind is int else float(text)
+    except _TableError:
+        raise
     except ValueError:
         more = " (suffixes k, m, g allowed)" if kind is int else ""
         raise ValueError(f"must be {_WANT[kind]}{more}, got {text!r}") from None
@@ -139,6 +153,41 @@ def _parse_bool(text: str) -> bool:
     if text.lower() in _FALSE:
         return False
     raise ValueError(text)
+
+
+def _parse_table(text: str) -> Mapping[str, Any]:
+    """`a=2,b=0.5` or `{"a": 2, "b": 0.5}`; what is not a number stays text."""
+    if text.startswith("{"):
+        try:
+            return msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise _TableError(f"is not a JSON object: {error}") from None
+    pairs = [pair.rpartition("=") for pair in text.split(",") if pair.strip()]
+    for name, equals, number in pairs:
+        if not equals:
+            raise _TableError(f"must be {_WANT[Table]}, got {number.strip()!r} without '='")
+        if sum(name.strip() == other.strip() for other, _, _ in pairs) > 1:
+            raise _TableError(f"{name.strip()} is given twice")
+    return {name.strip(): number.strip() for name, _, number in pairs}
+
+
+class _TableError(ValueError):
+    """Which entry of a table is wrong, and how."""
+
+
+def _table_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise _TableError(f"a name must be a string, got {name!r}")
+    return name
+
+
+def _table_number(name: Any, number: Any) -> float:
+    try:
+        read = coerce(float, number)
+    except ValueError as error:
+        raise _TableError(f"{name}: {error}") from None
+    assert isinstance(read, float)
+    return read
 
 
 def _parse_int(text: str) -> int:

@@ -27,8 +27,10 @@ from actorium.actors.detokenizer.incremental import byte_of_char
 from actorium.actors.messages import (
     ActorStatus,
     Cancel,
+    Flush,
     GetStatus,
     Open,
+    Reply,
     SequenceEvent,
     Status,
     Stop,
@@ -130,6 +132,8 @@ class FakeScheduler:
         """What goes to the detokenizer at once."""
         if isinstance(message, Submit):
             return self._submit(message)
+        if isinstance(message, Flush):
+            return [Reply(message.rid, message.client, b'{"pages": 7, "kept": 2}')]
         if isinstance(message, Stop):
             self.stops.append(message)
             self.live.pop(message.sid, None)
@@ -265,7 +269,10 @@ class FakeEngine:
         for client, frame in self._frames("watchdog"):
             ask = msgspec.msgpack.decode(frame, type=GetStatus)
             actor = ActorStatus(self.name, "tokenizer", 1, 1, "ready", 0, 0.0, 0.0)
-            status = Status(ask.rid, self.error is None, self.error, [actor])
+            scheduler = ActorStatus(self.name, "scheduler", 2, 1, "idle", 5, 0.0, 0.0,
+                                    gauges={"free_pages": 90.0, "held_pages": 6.0,
+                                            "cached_pages": 12.0, "running": 1.0})
+            status = Status(ask.rid, self.error is None, self.error, [actor, scheduler])
             self._fronts["watchdog"].send_multipart([client, msgspec.msgpack.encode(status)])
 
 

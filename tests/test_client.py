@@ -188,6 +188,45 @@ def test_questions(client: Client, engine: FakeEngine) -> None:
         client.wait_ready(5)
 
 
+def test_flush_cache_and_the_gauges_of_memory(client: Client, engine: FakeEngine) -> None:
+    assert client.flush_cache() == {"pages": 7, "kept": 2}
+    done = client.generate(TEXT, params())
+    assert done.text == TEXT, "the stream goes on"
+    assert client.flush_cache(timeout=5) == {"pages": 7, "kept": 2}
+    assert client.server_info()["memory"] == {"free_pages": 90, "held_pages": 6,
+                                              "cached_pages": 12}
+
+
+def test_tenant_of_the_client_and_priority_of_the_call(engine: FakeEngine) -> None:
+    with Client(engine.name, engine.base, tenant="acme") as client:
+        client.generate(["a", "b"], params(max_tokens=1), priority=3)
+        list(client.stream("c", params(max_tokens=1), priority=-2))
+        client.chat([{"role": "user", "content": "d"}], params(max_tokens=1), priority=9)
+        list(client.run([Request(prompt="e", params=params(max_tokens=1), tenant=""),
+                         Request(prompt="f", params=params(max_tokens=1), tenant="other")]))
+    assert sorted((s.tenant, s.priority) for s in engine.scheduler.submits) == [
+        ("", 0), ("acme", -2), ("acme", 3), ("acme", 3), ("acme", 9), ("other", 0)]
+
+
+@pytest.mark.parametrize("tenant", ["a b", "x" * 65, "é", "a\n", 5, b"a"])
+def test_bad_tenants_name_their_field(engine: FakeEngine, client: Client, tenant: Any) -> None:
+    with pytest.raises(InvalidRequest, match="^tenant: must be at most 64 printable") as caught:
+        Client(engine.name, engine.base, tenant=tenant)
+    assert caught.value.param == "tenant"
+    ((_, error),) = client.run([Request(prompt="a", tenant=tenant)])
+    assert isinstance(error, InvalidRequest) and error.param == "tenant"
+
+
+@pytest.mark.parametrize("priority", [2**31, -2**31 - 1, 2**70, "high", True, 1.5, None])
+def test_bad_priorities_name_their_field(client: Client, priority: Any) -> None:
+    for call in (lambda: client.generate("a", priority=priority),
+                 lambda: client.stream("a", priority=priority),
+                 lambda: client.chat([{"role": "user", "content": "a"}], priority=priority)):
+        with pytest.raises(InvalidRequest, match="^priority: must be a whole number") as caught:
+            call()
+        assert caught.value.param == "priority"
+
+
 @pytest.mark.parametrize(("field", "more"), [
     ("temperature", {"temperature": -1.0}), ("temperature", {"temperature": math.nan}),
     ("n", {"n": 1.5}), ("n", {"n": 9}), ("max_tokens", {"max_tokens": 0}),

@@ -65,6 +65,8 @@ def test_the_rest_of_the_face(engine: FakeEngine) -> None:
             await client.wait_ready(5)
             assert (await client.status()).ready
             assert (await client.server_info())["model"] == "m"
+            assert (await client.server_info())["memory"]["free_pages"] == 90
+            assert await client.flush_cache() == {"pages": 7, "kept": 2}
             assert await client.detokenize(IDS) == TEXT
             assert (await client.generate(TEXT, params())).text == TEXT
             turns = [{"role": "user", "content": "hi"}]
@@ -79,6 +81,24 @@ def test_the_rest_of_the_face(engine: FakeEngine) -> None:
                 await client.generate("")
 
     run(asyncio.new_event_loop, main())
+
+
+def test_tenant_and_priority(engine: FakeEngine) -> None:
+    async def main() -> None:
+        async with AsyncClient(engine.name, engine.base, tenant="acme") as client:
+            assert await client.flush_cache() == {"pages": 7, "kept": 2}
+            short = params(max_tokens=1)
+            await client.generate("a", short, priority=3)
+            assert [d.usage async for d in client.stream("b", short, priority=4)][-1] is not None
+            await client.chat([{"role": "user", "content": "c"}], short, priority=5)
+            with pytest.raises(InvalidRequest, match="^priority: "):
+                await client.generate("d", short, priority=2**31)
+        with pytest.raises(InvalidRequest, match="^tenant: "):
+            AsyncClient(engine.name, engine.base, tenant="a b")
+
+    run(asyncio.new_event_loop, main())
+    assert [(s.tenant, s.priority) for s in engine.scheduler.submits] == [
+        ("acme", 3), ("acme", 4), ("acme", 5)]
 
 
 def test_cancelling_a_task_aborts(engine: FakeEngine) -> None:

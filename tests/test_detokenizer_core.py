@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.messages import (
+    Answer,
     Attach,
     Attached,
     Cancel,
     Delta,
     Open,
+    Reply,
     RowLogprobs,
     SequenceEvent,
     Stop,
@@ -293,6 +295,34 @@ def test_a_client_that_is_gone(core: DetokenizerCore) -> None:
     assert [(d.rid, d.finish_reason) for d in deltas[A]] == [("r", "error"), ("s", "error")]
     core.on_client(A, Attach(), 0.0)
     assert wake(core)[0] == {}
+
+
+def test_answers_of_the_scheduler_are_passed_on(core: DetokenizerCore) -> None:
+    opened(core, client=A)
+    batch(core, (1, 0, [65]))
+    core.on_message(Reply("f", B, b"{}"), 0.0)
+    assert not core.done
+    answer, text = core.on_wake(0.0)
+    assert (answer.to, answer.client, answer.message) == ("client", B, Answer("f", b"{}"))
+    assert text.client == A and text.message.deltas[0].text == "A"
+    assert core.on_wake(0.0) == []
+
+
+def test_an_answer_before_the_tokenizer_is_loaded(model: Path) -> None:
+    core = DetokenizerCore(context(model))
+    core.on_message(Reply("f", A, b"{}"), 0.0)
+    assert core.on_wake(0.0) == []
+    assert [send.message for send in core.on_wake(0.0)] == [Answer("f", b"{}")]
+
+
+def test_an_answer_to_a_client_that_is_gone(core: DetokenizerCore) -> None:
+    """The shell finds out when it sends: its requests are given up, as with any other news."""
+    opened(core, client=A)
+    core.on_message(Reply("f", A, b"{}"), 0.0)
+    core.on_wake(0.0)
+    core.on_client_gone(A, 0.0)
+    assert [send.message for send in core.on_wake(0.0)] == [Cancel("r", A)]
+    assert core.done
 
 
 def test_without_a_tokenizer(tmp_path: Path) -> None:

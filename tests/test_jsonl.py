@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from actorium.actors.client_requests import Request
 from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.params import SamplingParams
@@ -53,6 +54,12 @@ BAD = [
     (b'{"prompt": "a", "logprobs": true, "top_logprobs": 21}', "logprobs: must be between"),
     (b'{"prompt": "a", "max_tokens": 3, "max_completion_tokens": 3}', "max_completion_tokens: "),
     (b'{"prompt": "a", "min_tokens": 5, "max_tokens": 3}', "min_tokens: 5 exceeds"),
+    (b'{"prompt": "a", "priority": "high"}', "priority: must be a whole number between"),
+    (b'{"prompt": "a", "priority": 2147483648}', "priority: must be a whole number between"),
+    (b'{"prompt": "a", "priority": true}', "priority: must be a whole number between"),
+    (b'{"prompt": "a", "tenant": "a b"}', "tenant: must be at most 64 printable ASCII"),
+    (b'{"prompt": "a", "tenant": 5}', "tenant: must be at most 64 printable ASCII"),
+    (b'{"prompt": "a", "tenannt": "x"}', "tenannt: no such field (did you mean tenant"),
 ]
 
 
@@ -73,6 +80,18 @@ def test_good_lines() -> None:
                         b'"logit_bias": {"7": -1}, "max_completion_tokens": 4}', {})
     assert job.params == SamplingParams(temperature=1, stop="x", stop_token_ids=[5],
                                         logit_bias={7: -1.0}, max_tokens=4)
+
+
+def test_tenant_and_priority_of_a_line() -> None:
+    job = parse_line(0, b'{"prompt": "a", "tenant": "acme", "priority": -4}', {"max_tokens": 2})
+    assert (job.tenant, job.priority) == ("acme", -4)
+    assert job.request() == Request(prompt="a", params=SamplingParams(max_tokens=2),
+                                    tenant="acme", priority=-4)
+    job = parse_line(0, b'{"prompt_token_ids": [1], "tenant": null, "priority": null}', {})
+    assert job.request() == Request(prompt=[1], params=SamplingParams())
+    turns = [{"role": "user", "content": "hi"}]
+    job = parse_line(0, json.dumps({"messages": turns, "tenant": ""}).encode(), {})
+    assert job.request() == Request(messages=turns, params=SamplingParams(), tenant="")
 
 
 def test_logprobs_as_openai_asks_for_them() -> None:

@@ -20,6 +20,8 @@ from actorium.actors.messages import (
     ChatMessage,
     Detokenize,
     Detokenized,
+    Flush,
+    FlushCache,
     Generate,
     Info,
     Rejected,
@@ -27,8 +29,10 @@ from actorium.actors.messages import (
     Submit,
     Tokenize,
     Tokenized,
+    ToTokenizerFront,
 )
 from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.explain import explain
 from actorium.actors.tokenizer import core as tokenizer_core
 from actorium.actors.tokenizer.core import TokenizerCore
 from actorium.actors.tokenizer.defaults import Seeds, splitmix64
@@ -190,6 +194,34 @@ def test_the_other_questions(core: TokenizerCore) -> None:
     facts = msgspec.json.decode(info.json)
     assert facts["architecture"] == "Qwen3ForCausalLM"
     assert facts["generation_defaults"]["top_k"] == 7
+
+
+def test_flush_cache_goes_to_the_scheduler(core: TokenizerCore) -> None:
+    (send,) = (core.on_client(CLIENT, FlushCache("f"), NOW), core.on_wake(NOW))[1]
+    assert (send.to, send.message) == ("scheduler", Flush("f", CLIENT))
+
+
+def test_tenant_and_priority_reach_the_scheduler(core: TokenizerCore) -> None:
+    submit = generate(core, text="a", tenant="acme", priority=-7)[0]
+    assert (submit.tenant, submit.priority) == ("acme", -7)
+    submit = generate(core, "s", text="a")[0]
+    assert (submit.tenant, submit.priority) == ("", 0)
+
+
+@pytest.mark.parametrize(("more", "why"), [
+    ({"tenant": "a b"}, "tenant: Expected `str` matching regex"),
+    ({"tenant": "a\n"}, "tenant: Expected `str` matching regex"),
+    ({"tenant": "x" * 65}, "tenant: Expected `str` of length <= 64"),
+    ({"tenant": 5}, "tenant: Expected `str`, got `int`"),
+    ({"priority": 2**31}, "priority: Expected `int` <= 2147483647"),
+    ({"priority": -2**31 - 1}, "priority: Expected `int` >= -2147483648"),
+    ({"priority": "high"}, "priority: Expected `int`, got `str`"),
+])
+def test_a_hand_made_message_is_held_to_its_bounds(more: dict[str, Any], why: str) -> None:
+    frame = msgspec.msgpack.encode(Generate("r", SamplingParams(), text="a", **more))
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.msgpack.decode(frame, type=ToTokenizerFront)
+    assert explain(frame, ToTokenizerFront, caught.value).startswith(why)
 
 
 def test_a_bad_frame_and_a_bug_are_answered(core: TokenizerCore,

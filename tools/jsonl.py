@@ -1,10 +1,11 @@
 """Batches in JSON lines: one request a line in, one record a line out, in input order.
 
-In: `prompt`, `prompt_token_ids` or `messages`, and any field of `SamplingParams` (or OpenAI's
-`logprobs: true` + `top_logprobs`, `max_completion_tokens`). Out: `index` (the line's number from
-0), `text`, `token_ids`, `finish_reason`, `prompt_tokens`, `cached_tokens`, `completion_tokens`,
-`logprobs` if asked; for n > 1 a list `choices` of such records. A line that cannot be served
-becomes `{"index", "error"}` and the rest go on. Files of any size: only a window of lines is held.
+In: `prompt`, `prompt_token_ids` or `messages`, any field of `SamplingParams` (or OpenAI's
+`logprobs: true` + `top_logprobs`, `max_completion_tokens`), `tenant` and `priority`. Out:
+`index` (the line's number from 0), `text`, `token_ids`, `finish_reason`, `prompt_tokens`,
+`cached_tokens`, `completion_tokens`, `logprobs` if asked; for n > 1 a list `choices` of such
+records. A line that cannot be served becomes `{"index", "error"}` and the rest go on. Files of any
+size: only a window of lines is held.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from actorium.actors.errors import ActoriumError
+from actorium.actors.client_requests import Request, check_priority, check_tenant
+from actorium.actors.errors import ActoriumError, InvalidRequest
 from actorium.actors.params import SamplingParams
 
 MAX_LINE_BYTES = 32 << 20
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
+ORDER = ("tenant", "priority")
 _PARAMS = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -34,6 +37,14 @@ class Job:
     text: str | None = None
     tokens: list[int] | None = None
     messages: list[dict[str, str]] | None = None
+    tenant: str | None = None
+    priority: int = 0
+
+    def request(self) -> Request:
+        """The job as the client takes it."""
+        prompt = self.text if self.tokens is None else self.tokens
+        return Request(prompt=prompt, messages=self.messages, params=self.params,
+                       tenant=self.tenant, priority=self.priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +90,20 @@ def parse_line(index: int, line: bytes, defaults: dict[str, Any]) -> Job:
         found = " and ".join(given) or "none"
         raise ValueError(f"one of {', '.join(PROMPTS)} is needed, got {found}")
     inputs = {name: body.pop(name, None) for name in PROMPTS}
+    tenant, priority = _order(body)
     return Job(index, params(body, defaults), _text(inputs["prompt"]),
-               _tokens(inputs["prompt_token_ids"]), _messages(inputs["messages"]))
+               _tokens(inputs["prompt_token_ids"]), _messages(inputs["messages"]),
+               tenant, priority)
+
+
+def _order(body: dict[str, Any]) -> tuple[str | None, int]:
+    """Take `tenant` and `priority` out of a line; null = not said."""
+    tenant, priority = (body.pop(name, None) for name in ORDER)
+    try:
+        return (None if tenant is None else check_tenant(tenant),
+                0 if priority is None else check_priority(priority))
+    except InvalidRequest as error:
+        raise ValueError(error.message) from None
 
 
 def _decode(line: bytes) -> dict[str, Any]:
@@ -134,7 +157,7 @@ def params(body: dict[str, Any], defaults: dict[str, Any] | None = None) -> Samp
     if unknown:
         from actorium.actors.settings import suggestion
 
-        hint = suggestion(unknown[0], (*_PARAMS, *PROMPTS))
+        hint = suggestion(unknown[0], (*_PARAMS, *PROMPTS, *ORDER))
         raise ValueError(f"{unknown[0]}: no such field{hint}")
     merged = {**(defaults or {}), **body}
     for name, value in merged.items():

@@ -17,12 +17,14 @@ from actorium.actors.detokenizer.incremental import Detokenizer, NoText, make
 from actorium.actors.detokenizer.sequence import Sequence
 from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.messages import (
+    Answer,
     Attach,
     Attached,
     Cancel,
     Delta,
     Open,
     Rejected,
+    Reply,
     SequenceEvent,
     Stop,
     TextBatch,
@@ -62,8 +64,11 @@ class DetokenizerCore:
     # --- Core ---------------------------------------------------------------------------------
 
     def on_message(self, message: Any, now: float) -> None:
-        """Take an Open or a TokenBatch; what comes before the tokenizer is loaded waits."""
-        if self._detokenizer is None:
+        """Take an Open, a TokenBatch or a Reply to pass on (the shell drops it if its client is
+        gone); Opens and TokenBatches that come before the tokenizer is loaded wait."""
+        if isinstance(message, Reply):
+            self._out.append(Send(CLIENT, Answer(message.rid, message.json), message.client))
+        elif self._detokenizer is None:
             self._early.append(message)
         elif isinstance(message, TokenBatch):
             self._batch(message)

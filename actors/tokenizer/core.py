@@ -21,6 +21,8 @@ from actorium.actors.messages import (
     Cancel,
     Detokenize,
     Detokenized,
+    Flush,
+    FlushCache,
     Generate,
     Info,
     Message,
@@ -144,6 +146,8 @@ class TokenizerCore:
             self._tell(client, Detokenized(message.rid, text))
         elif isinstance(message, ServerInfo):
             self._tell(client, Info(message.rid, msgspec.json.encode(model.info())))
+        elif isinstance(message, FlushCache):
+            self._out.append(Send("scheduler", Flush(message.rid, client)))
 
     def _generate(self, client: bytes, message: Generate, now: float, model: TextModel) -> None:
         key = (client, message.rid)
@@ -161,7 +165,8 @@ class TokenizerCore:
             rid=message.rid, client=client, prompt=ids.tobytes(), n=message.params.n,
             params=resolved, text=defaults.text_params(message.params),
             seed=self._seeds.next() if seed is None else seed,
-            deadline=now + timeout, arrival=now)))
+            deadline=now + timeout, arrival=now, tenant=message.tenant,
+            priority=message.priority)))
         self._remember(key, len(ids))
         self._tell(client, Accepted(message.rid, len(ids)))
 

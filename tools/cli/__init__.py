@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": ("serve", "[MODEL]: start an engine and keep it running"),
     "ps": ("ps", "engines and their actors (--json)"),
     "stop": ("ps", "[NAME]: stop a running engine"),
+    "flush-cache": ("flush", "[NAME]: let a running engine forget its cached prefixes"),
     "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),
     "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),
     "eval": ("evaluate", "demo [MODEL]: exact match on the demo tasks"),
@@ -70,7 +71,7 @@ def _command(name: str) -> Callable[[str, list[str]], int]:
 
 def _help() -> int:
     lines = ["usage: actorium COMMAND [FLAGS]", ""]
-    lines += [f"  {name:<9} {about}" for name, (_, about) in COMMANDS.items()]
+    lines += [f"  {name:<11} {about}" for name, (_, about) in COMMANDS.items()]
     lines += ["", "MODEL: a directory in HF format, an id in the HF cache, or nothing = the demo "
               "model.", "actorium COMMAND --help lists the flags of a command."]
     print("\n".join(lines))

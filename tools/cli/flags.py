@@ -51,7 +51,8 @@ class Flag(NamedTuple):
 
 
 class Word(NamedTuple):
-    """One flag as it stands in argv. `value` is None for a boolean written without one."""
+    """One flag as it stands in argv. `value` is None for a boolean written without one (the words
+    `true` and `false` behind it are its value: `--enable-prefix-caching false`)."""
 
     flag: Flag
     origin: str
@@ -134,7 +135,8 @@ def _take(word: str, rest: list[str], table: dict[str, tuple[Flag, bool]]) -> li
     if equals:
         return [Word(flag, origin, value, off)]
     if flag.kind is bool:
-        return [Word(flag, origin, None, off)]
+        spoken = bool(rest) and rest[0].lower() in ("true", "false")
+        return [Word(flag, origin, rest.pop(0) if spoken else None, off)]
     values: list[str] = []
     while rest and (flag.many or not values) and not _is_flag(rest[0], table):
         values.append(rest.pop(0))
@@ -288,11 +290,11 @@ def _reader(flag: Flag, written: dict[str, str]) -> Any:
             raise BadConfig(f"{origin}: {error}", flag.dest) from None
         return read if flag.many else read[0]
 
-    metavar = flag.kind.__name__.upper()
+    metavar = "NAME=NUMBER,..." if flag.kind == settings.Table else flag.kind.__name__.upper()
     return PrimitiveConstructorSpec(
         nargs=1, metavar=f"{metavar} [{metavar} ...]" if flag.many else metavar,
         instance_from_str=read, is_instance=lambda value: True,
-        str_from_instance=lambda value: ["none" if value in (None, ()) else str(value)])
+        str_from_instance=lambda value: ["none" if value in (None, (), {}) else str(value)])
 
 
 def field_docs(kind: type) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from actorium.actors.errors import BadConfig
+from actorium.actors.errors import ActoriumError, BadConfig
 from actorium.tools import jsonl
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from actorium.actors.engine import Engine
 
 ABOUT = """Run a batch of prompts and stop. With --input, one JSON object a line is read (prompt,
-prompt_token_ids or messages, and sampling parameters) and one is written, in the same order."""
+prompt_token_ids or messages, sampling parameters, tenant, priority) and one is written, in the
+same order."""
 WINDOW_PER_SLOT = 2
 """Requests held for each sequence that may run at once: enough that slots never wait for lines."""
 MIN_WINDOW = 16
@@ -118,14 +119,14 @@ async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
 
 async def complete(client: AsyncClient, job: jsonl.Job) -> list[Any]:
     """Run one job; its completions, one a choice."""
-    found: Any
-    if job.messages is not None:
-        found = await client.chat(job.messages, job.params)
-    else:
-        prompt = job.text if job.tokens is None else job.tokens
-        assert prompt is not None
-        found = await client.generate(prompt, job.params)
-    return found if isinstance(found, list) else [found]
+    results = client.run([job.request()])
+    try:
+        _, found = await anext(results)
+    finally:
+        await results.aclose()
+    if isinstance(found, ActoriumError):
+        raise found
+    return found
 
 
 def _count(options: GenerateOptions) -> int | None:

@@ -76,9 +76,22 @@ def table(rows: list[dict[str, Any]]) -> str:
     widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
              for line in cells]
-    details = [""] + [f"  {row['detail']}" if row["detail"] else "" for row in rows]
+    details = [""] + [f"  {text}" if (text := row["detail"] or memory(row["gauges"])) else ""
+                      for row in rows]
     return "\n".join((line + detail).rstrip()
                      for line, detail in zip(lines, details, strict=True))
+
+
+def memory(gauges: dict[str, float]) -> str:
+    """Pages and prefix cache in a line; nothing for an actor that tells of none."""
+    told = {name: int(value) for name, value in gauges.items()}
+    parts = [f"{told[f'{kind}_pages']} {kind}"
+             for kind in ("free", "held", "cached", "quarantined") if told.get(f"{kind}_pages")]
+    if not parts:
+        return ""
+    looked_up = told.get("cache_lookup_tokens", 0)
+    hits = f", {100 * told.get('cache_hit_tokens', 0) // looked_up} % hits" if looked_up else ""
+    return f"pages: {', '.join(parts)}{hits}"
 
 
 def _cell(value: Any) -> str:
@@ -87,9 +100,13 @@ def _cell(value: Any) -> str:
     return f"{value:.1f} s" if isinstance(value, float) else str(value)
 
 
+def name_first(argv: list[str]) -> list[str]:
+    """A first word without a flag is the engine's name."""
+    return ["--name", *argv] if argv and not argv[0].startswith("-") else argv
+
+
 def _stop(argv: list[str]) -> int:
-    name_first = ["--name", *argv] if argv and not argv[0].startswith("-") else argv
-    config = parse("actorium stop [NAME]", name_first, NoOptions,
+    config = parse("actorium stop [NAME]", name_first(argv), NoOptions,
                    "Stop a running engine: it finishes what runs.", model=False).config
     runtime = config.runtime
     path = engine_dir(runtime.name, runtime.run_dir)
