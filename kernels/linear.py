@@ -11,6 +11,13 @@ from torch import Tensor
 PACKED_FOR = 2048
 """Rows the packed layout is chosen for: 20 % faster there than a layout chosen for one row, and as
 fast for one row."""
+OUT_BF16, OUT_FLOAT, OUT_SILU = range(3)
+MAX_TILE_INS = 16384
+"""Columns of a weight of which 32 rows of x fit the C kernel's scratch."""
+MAX_EXCEPTIONS = 0.01
+"""Share of a weight's elements beyond which its high bytes are not coded."""
+SAMPLE = 1 << 14
+"""Runs of 64 elements looked at to find the commonest high bytes."""
 FEW_ROWS = 4
 """Up to this many rows the C product (weights read as they lie) beats a packed one."""
 
@@ -27,6 +34,10 @@ class Linear:
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual + y."""
         return residual + F.linear(x, self.weight, self.bias)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """y as f32."""
+        return self(x).float()
 
 
 class PackedLinear(Linear):
@@ -75,6 +86,90 @@ class NativeLinear(PackedLinear):
         self.call(x.data_ptr(), self.rows_at, self.bias_at, residual, y.data_ptr(), x.shape[0],
                   outs, ins, self.threads)
         return y
+
+
+class TileLinear(Linear):
+    """The same on a weight in AMX tiles, its high bytes coded in 4 bits without loss
+    (`cpu/packed.h`): 3/4 of the bytes, which are what a product of few rows takes its time for.
+
+    Products are summed in f32 and rounded once.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, lib: ctypes.CDLL, threads: int, scratch: Tensor,
+    ) -> None:
+        """weight: bf16[N, K], K a multiple of 32 and at most MAX_TILE_INS; not kept.
+        scratch: u8, `lib.linear_scratch()` bytes a thread, for all weights of a model."""
+        weight = weight.contiguous()
+        self.lib, self.call, self.threads = lib, lib.linear_packed, threads
+        self.outs, self.ins = weight.shape
+        self.bias, self.scratch = bias, scratch
+        self.bias_at = 0 if bias is None else bias.data_ptr()
+        self.table, codes = high_byte_codes(weight, lib)
+        panels = -(-self.outs // 32)
+        counts = torch.empty(panels, dtype=torch.int64)
+        lib.linear_count(weight.data_ptr(), self.outs, self.ins, 0, codes.data_ptr(),
+                         counts.data_ptr(), threads)
+        self.starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+        self.coded = int(self.starts[-1]) <= MAX_EXCEPTIONS * weight.numel()
+        self.exceptions = torch.empty(int(self.starts[-1]) if self.coded else 0, dtype=torch.int64)
+        size = panels * 32 * self.ins * (3 if self.coded else 4) // 2
+        self.blocks = torch.empty(size, dtype=torch.uint8)
+        lib.linear_pack(weight.data_ptr(), self.outs, self.ins, 0,
+                        codes.data_ptr() if self.coded else 0, self.starts.data_ptr(),
+                        self.exceptions.data_ptr(), self.blocks.data_ptr(), threads)
+        self.packed = torch.tensor([
+            self.blocks.data_ptr(), self.table.data_ptr(), self.starts.data_ptr(),
+            self.exceptions.data_ptr(), self.outs, self.ins, int(self.coded), scratch.data_ptr()])
+        self.packed_at = self.packed.data_ptr()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._run(x, 0, x.new_empty((x.shape[0], self.outs)), OUT_BF16)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + y, in one pass over y."""
+        residual = residual.contiguous()
+        y = x.new_empty((x.shape[0], self.outs))
+        return self._run(x, residual.data_ptr(), y, OUT_BF16)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """y as f32, not rounded to bf16 in between."""
+        y = x.new_empty((x.shape[0], self.outs), dtype=torch.float32)
+        return self._run(x, 0, y, OUT_FLOAT)
+
+    def unpack(self) -> Tensor:
+        """The weight again, bit for bit: bf16[N, K]."""
+        weight = torch.empty((self.outs, self.ins), dtype=torch.bfloat16)
+        self.lib.linear_unpack(self.packed_at, 0, weight.data_ptr())
+        return weight
+
+    def _run(self, x: Tensor, residual: int, y: Tensor, kind: int) -> Tensor:
+        x = x.contiguous()
+        self.call(self.packed_at, x.data_ptr(), self.bias_at, residual, y.data_ptr(), x.shape[0],
+                  kind, self.threads)
+        return y
+
+
+def high_byte_codes(weight: Tensor, lib: ctypes.CDLL) -> tuple[Tensor, Tensor]:
+    """(u8[16]: the high byte of each code, u8[256]: the code of each high byte, 16 for none): the
+    15 commonest among a sample of the weights, and 0."""
+    counts = torch.empty(256, dtype=torch.int64)
+    lib.linear_histogram(weight.data_ptr(), weight.numel(), max(1, weight.numel() // (64 * SAMPLE)),
+                         counts.data_ptr())
+    counts[0] = -1
+    common = counts.topk(15).indices
+    table = torch.zeros(16, dtype=torch.uint8)
+    table[:15] = common
+    codes = torch.full((256,), 16, dtype=torch.uint8)
+    codes[common] = torch.arange(15, dtype=torch.uint8)
+    codes[0] = 15
+    return table, codes
+
+
+def can_tile(weight: Tensor) -> bool:
+    """Whether `TileLinear` takes this weight, on a processor with AMX."""
+    return (weight.device.type == "cpu" and weight.dtype is torch.bfloat16
+            and weight.shape[1] % 32 == 0 and 0 < weight.shape[1] <= MAX_TILE_INS)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -35,6 +35,11 @@ SIGNATURES = {
     "paged_extend": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p] + [c_int] * 5
                     + [c_float, c_int],
     "linear": _POINTER * 5 + [c_int64, c_int, c_int, c_int],
+    "linear_histogram": [c_void_p, c_int64, c_int64, c_void_p],
+    "linear_count": [c_void_p] + [c_int64] * 3 + [c_void_p, c_void_p, c_int],
+    "linear_pack": [c_void_p] + [c_int64] * 3 + _POINTER * 4 + [c_int],
+    "linear_unpack": [c_void_p, c_int64, c_void_p],
+    "linear_packed": _POINTER * 5 + [c_int64, c_int, c_int],
 }
 
 

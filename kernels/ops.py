@@ -13,7 +13,7 @@ from .activation import silu_mul
 from .attention import Attend, Chunk, torch_decode, torch_extend
 from .attention_native import NativeDecode, NativeExtend, chunk_rows, window_rows
 from .kv import write_kv
-from .linear import Linear, NativeLinear, PackedLinear, can_pack
+from .linear import Linear, NativeLinear, PackedLinear, TileLinear, can_pack, can_tile
 from .native import library
 from .norm import rms_norm
 from .rope import apply_rope
@@ -78,10 +78,14 @@ class NativeOps(TorchOps):
     def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
         """threads: of each call, torch's own."""
         self.lib, self.threads = lib, threads
+        self.scratch = (torch.empty(threads * lib.linear_scratch(), dtype=torch.uint8)
+                        if lib.amx_ready() else None)
         self.tiles = bool(lib.extend_ready())
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """See `TorchOps.linear`."""
+        if self.scratch is not None and can_tile(weight):
+            return TileLinear(weight, bias, self.lib, self.threads, self.scratch)
         if weight.numel() <= SMALL_WEIGHT and can_pack(weight):
             return NativeLinear(weight, bias, self.lib, self.threads)
         return super().linear(weight, bias)

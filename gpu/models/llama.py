@@ -124,7 +124,7 @@ class CausalLM:
     @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
         """Final norm and head. rows: [R, hidden] -> f32[R, vocab]."""
-        return self.head(self.ops.rms_norm(rows, self.norm, self.shape.norm_eps)).float()
+        return self.head.wide(self.ops.rms_norm(rows, self.norm, self.shape.norm_eps))
 
 
 def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int, ops: TorchOps) -> Layer:

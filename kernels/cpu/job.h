@@ -1,0 +1,65 @@
+/* A product with a packed weight, and what is done with each row of 32 sums. */
+#pragma once
+#include "packed.h"
+
+enum { OUT_BF16, OUT_FLOAT, OUT_SILU };
+
+struct job {
+    const struct packed *w;
+    const bf16 *x, *bias, *add; /* [rows, ins]; [outs] or 0; [rows, outs] or 0 */
+    void *y;                    /* [rows, outs]; OUT_SILU: [rows, outs / 2], of gate and up columns
+                                   that alternate by 16 */
+    int64_t rows;
+    int kind;
+};
+
+#ifdef __AMX_BF16__
+INLINE __m512 wide16(__m256i x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+
+INLINE __m512 silu16(__m512 g) {
+    float v[16], e[16];
+    _mm512_storeu_ps(v, g);
+    for (int i = 0; i < 16; i++) e[i] = exp_neg(-fabsf(v[i]));
+    for (int i = 0; i < 16; i++) v[i] *= (v[i] >= 0 ? 1.0f : e[i]) / (1.0f + e[i]);
+    return _mm512_loadu_ps(v);
+}
+
+/* Bias, residual and rounding of one row of a panel's sums, and the store. */
+INLINE void finish_row(const struct job *j, __m512 a, __m512 b, int64_t row, int64_t panel) {
+    int64_t n = panel * PANEL, outs = j->w->outs, left = outs - n;
+    __mmask32 mask = left >= PANEL ? 0xffffffff : (1u << left) - 1;
+    if (j->bias) {
+        __m512i v = _mm512_maskz_loadu_epi16(mask, j->bias + n);
+        a = _mm512_add_ps(a, wide16(_mm512_castsi512_si256(v)));
+        b = _mm512_add_ps(b, wide16(_mm512_extracti64x4_epi64(v, 1)));
+    }
+    if (j->kind == OUT_SILU) {
+        __m512 out = _mm512_mul_ps(silu16(a), b);
+        bf16 *y = (bf16 *)j->y + row * (outs / 2) + n / 2;
+        _mm256_storeu_si256((__m256i *)y, (__m256i)_mm512_cvtneps_pbh(out));
+        return;
+    }
+    if (j->add) {
+        __m512i v = _mm512_maskz_loadu_epi16(mask, j->add + row * outs + n);
+        a = _mm512_add_ps(a, wide16(_mm512_castsi512_si256(v)));
+        b = _mm512_add_ps(b, wide16(_mm512_extracti64x4_epi64(v, 1)));
+    }
+    if (j->kind == OUT_FLOAT) {
+        float *y = (float *)j->y + row * outs + n;
+        _mm512_mask_storeu_ps(y, (__mmask16)mask, a);
+        _mm512_mask_storeu_ps(y + 16, (__mmask16)(mask >> 16), b);
+        return;
+    }
+    __m512i out = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+    _mm512_mask_storeu_epi16((bf16 *)j->y + row * outs + n, mask, out);
+}
+
+/* Panels [from, to) for at most MAX_FEW rows; every row and every panel of a block of rows. */
+#define MAX_FEW 32
+void product_few(const struct job *j, int64_t from, int64_t to);
+void product_many(const struct job *j, int64_t row0, int64_t row1, int64_t from, int64_t to,
+                  uint8_t *scratch);
+int64_t many_scratch(void);
+#endif

@@ -1,0 +1,174 @@
+/* Packing weights: see packed.h. */
+#include "packed.h"
+
+#ifdef __AMX_BF16__
+#include "amx.h"
+
+/* Row of the weight that panel column n holds; -1: none. half: 0, or the number of rows of each of
+ * two stacked matrices, whose rows then alternate by 16. */
+INLINE int64_t source_row(int64_t n, int64_t outs, int64_t half) {
+    if (n >= outs) return -1;
+    return half ? (n & 16 ? half : 0) + n / 32 * 16 + n % 16 : n;
+}
+
+/* 16 columns x 32 k to a tile: a transpose of 16 x 16 pairs. */
+INLINE void load_tile(const bf16 *w, int64_t outs, int64_t ins, int64_t half, int64_t n, int64_t k,
+                      __m512i t[16]) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i++) {
+        int64_t row = source_row(n + i, outs, half);
+        a[i] = row < 0 ? _mm512_setzero_si512() : _mm512_loadu_si512(w + row * ins + k);
+    }
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + 2 + j]);
+            a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + 2 + j]);
+        }
+    for (int j = 0; j < 4; j++) {
+        __m512i p = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);
+        __m512i q = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd);
+        __m512i r = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
+        __m512i s = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+        t[j] = _mm512_shuffle_i32x4(p, r, 0x88);
+        t[8 + j] = _mm512_shuffle_i32x4(p, r, 0xdd);
+        t[4 + j] = _mm512_shuffle_i32x4(q, s, 0x88);
+        t[12 + j] = _mm512_shuffle_i32x4(q, s, 0xdd);
+    }
+}
+
+/* Codes of 64 high bytes; codes: 256 bytes, NO_CODE where there is none. */
+INLINE __m512i encode(const __m512i codes[4], __m512i high) {
+    __m512i positive = _mm512_permutex2var_epi8(codes[0], high, codes[1]);
+    __m512i negative = _mm512_permutex2var_epi8(codes[2], high, codes[3]);
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(high), positive, negative);
+}
+
+INLINE void load_codes(const uint8_t *codes, __m512i to[4]) {
+    for (int i = 0; i < 4; i++) to[i] = _mm512_loadu_si512(codes + 64 * i);
+}
+
+/* How often each high byte occurs among some of the weights: every `stride`-th run of 64. */
+void linear_histogram(const bf16 *w, int64_t count, int64_t stride, int64_t *histogram) {
+    uint32_t parts[4][256] = {{0}};
+    for (int64_t at = 0; at < count; at += 64 * stride)
+        for (int i = 0; i < 64 && at + i < count; i++) parts[i & 3][w[at + i] >> 8]++;
+    for (int b = 0; b < 256; b++)
+        histogram[b] = (int64_t)parts[0][b] + parts[1][b] + parts[2][b] + parts[3][b];
+}
+
+/* counts[p]: the weights of panel p without a code. ins: a multiple of 32. */
+void linear_count(const bf16 *w, int64_t outs, int64_t ins, int64_t half, const uint8_t *codes,
+                  int64_t *counts, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t p = 0; p < (outs + PANEL - 1) / PANEL; p++) {
+        __m512i map[4];
+        load_codes(codes, map);
+        int64_t count = 0;
+        for (int64_t n = p * PANEL; n < (p + 1) * PANEL; n++) {
+            int64_t row = source_row(n, outs, half);
+            for (int64_t k = 0; row >= 0 && k < ins; k += 32) {
+                __m512i high = _mm512_srli_epi16(_mm512_loadu_si512(w + row * ins + k), 8);
+                __mmask64 none = _mm512_cmpeq_epi8_mask(encode(map, high), _mm512_set1_epi8(NO_CODE));
+                count += __builtin_popcountll(none & 0x5555555555555555);
+            }
+        }
+        counts[p] = count;
+    }
+}
+
+/* Lists the weights of two tile rows (pair: their low bytes, high bytes) that have no code, and
+ * takes them out of both. at: place of the first row. */
+static struct exception *list(struct exception *out, uint64_t none, __m512i *low, __m512i *codes,
+                              __m512i high, uint32_t at) {
+    uint8_t lows[64], highs[64];
+    _mm512_storeu_si512(lows, *low);
+    _mm512_storeu_si512(highs, high);
+    *low = _mm512_maskz_mov_epi8(~none, *low);
+    *codes = _mm512_mask_mov_epi8(*codes, none, _mm512_set1_epi8(NO_CODE - 1));
+    for (; none; none &= none - 1) {
+        int i = __builtin_ctzll(none);
+        uint32_t place = at + i / 8 % 2 * 32 + i / 16 * 8 + i % 8; /* packus: by 128-bit lanes */
+        *out++ = (struct exception){place, (bf16)(highs[i] << 8 | lows[i]), 0};
+    }
+    return out;
+}
+
+INLINE struct exception *encode_group(const __m512i rows[4], const __m512i map[4], uint8_t *to,
+                                      struct exception *out, uint32_t at) {
+    const __m512i byte = _mm512_set1_epi16(255);
+    __m512i codes[2];
+    for (int i = 0; i < 2; i++) {
+        __m512i a = rows[2 * i], b = rows[2 * i + 1];
+        __m512i low = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
+        __m512i high = _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
+        codes[i] = encode(map, high);
+        uint64_t none = _mm512_cmpeq_epi8_mask(codes[i], _mm512_set1_epi8(NO_CODE));
+        if (none) out = list(out, none, &low, &codes[i], high, at + 64 * i);
+        _mm512_storeu_si512(to + 64 + 64 * i, low);
+    }
+    _mm512_storeu_si512(to, _mm512_or_si512(codes[0], _mm512_slli_epi16(codes[1], 4)));
+    return out;
+}
+
+/* Packs w [outs, ins] into blocks; codes: as for `linear_count`, 0 for plain tiles; starts: where
+ * each panel's exceptions go. */
+void linear_pack(const bf16 *w, int64_t outs, int64_t ins, int64_t half, const uint8_t *codes,
+                 const int64_t *starts, struct exception *exceptions, uint8_t *blocks, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t p = 0; p < (outs + PANEL - 1) / PANEL; p++) {
+        __m512i map[4], rows[16];
+        if (codes) load_codes(codes, map);
+        struct exception *out = codes ? exceptions + starts[p] : 0;
+        uint8_t *to = blocks + p * (ins / STEP) * (codes ? CODED_BYTES : PLAIN_BYTES);
+        for (int64_t k = 0; k < ins; k += STEP)
+            for (int tile = 0; tile < 2; tile++) {
+                load_tile(w, outs, ins, half, p * PANEL + 16 * tile, k, rows);
+                uint32_t at = (uint32_t)(k / STEP * BLOCK + 512 * tile);
+                for (int g = 0; g < 4; g++)
+                    if (codes) {
+                        out = encode_group(rows + 4 * g, map, to, out, at + 128 * g);
+                        to += 192;
+                    } else {
+                        for (int i = 0; i < 4; i++, to += 64)
+                            _mm512_storeu_si512(to, rows[4 * g + i]);
+                    }
+            }
+    }
+}
+
+/* The weight again: w [outs, ins]. */
+void linear_unpack(const struct packed *w, int64_t half, bf16 *to) {
+    for (int64_t p = 0; p < (w->outs + PANEL - 1) / PANEL; p++) {
+        bf16 tiles[BLOCK] __attribute__((aligned(64)));
+        const struct exception *e = w->coded ? w->exceptions + w->starts[p] : 0;
+        const struct exception *end = w->coded ? w->exceptions + w->starts[p + 1] : 0;
+        for (int64_t b = 0; b < w->ins / STEP; b++) {
+            int64_t at = p * (w->ins / STEP) + b;
+            if (w->coded) {
+                decode_block(w->blocks + at * CODED_BYTES, code_table(w), tiles);
+                for (; e < end && e->at < (b + 1) * BLOCK; e++) tiles[e->at % BLOCK] = e->value;
+            } else {
+                memcpy(tiles, w->blocks + at * PLAIN_BYTES, PLAIN_BYTES);
+            }
+            for (uint32_t i = 0; i < BLOCK; i++) {
+                int64_t row = source_row(p * PANEL + place_column(i), w->outs, half);
+                if (row >= 0) to[row * w->ins + b * STEP + place_k(i)] = tiles[i];
+            }
+        }
+    }
+}
+
+/* Whether this processor and kernel let us use AMX. */
+int amx_ready(void) { return amx_permitted(); }
+
+#else
+int amx_ready(void) { return 0; }
+void linear_histogram(void) {}
+void linear_count(void) {}
+void linear_pack(void) {}
+void linear_unpack(void) {}
+#endif

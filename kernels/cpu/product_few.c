@@ -1,0 +1,172 @@
+/* Products of few rows: the weight is read once, as fast as memory gives it. */
+#include "job.h"
+
+#ifdef __AMX_BF16__
+#include "amx.h"
+
+#define MAX_VECTOR 4  /* rows up to which vectors beat tiles */
+#define AHEAD 6144    /* bytes of the weight fetched ahead */
+
+INLINE void fetch(const uint8_t *at, int bytes) {
+    for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T0);
+}
+
+/* Adds the exceptions of a panel: x[t][k] * value. */
+static void add_exceptions(const struct job *j, int64_t panel, float sums[][PANEL]) {
+    const struct packed *w = j->w;
+    for (int64_t i = w->starts[panel]; i < w->starts[panel + 1]; i++) {
+        struct exception e = w->exceptions[i];
+        for (int64_t t = 0; t < j->rows; t++)
+            sums[t][place_column(e.at)] += wide(j->x[t * w->ins + place_k(e.at)]) * wide(e.value);
+    }
+}
+
+/* One block: 16 pairs of k for 32 columns; tile rows go straight into the products. */
+INLINE const uint8_t *vector_block(const struct job *j, const int rows, const int coded,
+                                   const uint8_t *from, __m512i table, int64_t k,
+                                   __m512 sum[][2][2]) {
+    for (int g = 0; g < 8; g++) {
+        const int bytes = coded ? 192 : 256;
+        __m512i v[4];
+        fetch(from, bytes);
+        if (coded) decode_group(from, table, v);
+        else for (int i = 0; i < 4; i++) v[i] = _mm512_loadu_si512(from + 64 * i);
+        from += bytes;
+        for (int t = 0; t < rows; t++)
+            for (int i = 0; i < 4; i++) {
+                int32_t pair;
+                memcpy(&pair, j->x + t * j->w->ins + k + g % 4 * 8 + 2 * i, 4);
+                __m512 *to = &sum[t][g / 4][i & 1];
+                *to = _mm512_dpbf16_ps(*to, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)v[i]);
+            }
+    }
+    return from;
+}
+
+INLINE void vectors(const struct job *j, const int rows, const int coded, int64_t p0, int64_t p1) {
+    const struct packed *w = j->w;
+    const uint8_t *from = w->blocks + p0 * (w->ins / STEP) * (coded ? CODED_BYTES : PLAIN_BYTES);
+    __m512i table = coded ? code_table(w) : _mm512_setzero_si512();
+    for (int64_t p = p0; p < p1; p++) {
+        __m512 sum[MAX_VECTOR][2][2];
+        for (int t = 0; t < rows; t++)
+            for (int i = 0; i < 4; i++) sum[t][i / 2][i % 2] = _mm512_setzero_ps();
+        for (int64_t k = 0; k < w->ins; k += STEP)
+            from = vector_block(j, rows, coded, from, table, k, sum);
+        for (int t = 0; t < rows; t++)
+            for (int i = 0; i < 2; i++) sum[t][i][0] = _mm512_add_ps(sum[t][i][0], sum[t][i][1]);
+        if (coded && w->starts[p + 1] > w->starts[p]) {
+            float sums[MAX_VECTOR][PANEL];
+            for (int t = 0; t < rows; t++)
+                for (int i = 0; i < 2; i++) _mm512_storeu_ps(sums[t] + 16 * i, sum[t][i][0]);
+            add_exceptions(j, p, sums);
+            for (int t = 0; t < rows; t++)
+                for (int i = 0; i < 2; i++) sum[t][i][0] = _mm512_loadu_ps(sums[t] + 16 * i);
+        }
+        for (int t = 0; t < rows; t++) finish_row(j, sum[t][0][0], sum[t][1][0], t, p);
+    }
+}
+
+/* Decodes blocks ahead of the tiles that read them: rows just stored are slow to load. */
+struct stream {
+    const struct exception *next, *end; /* of the panel being decoded */
+    const uint8_t *from;
+    int64_t block, blocks, panel;
+};
+
+#define RING 4
+
+INLINE void decode_next(const struct packed *w, struct stream *s, __m512i table,
+                        bf16 ring[RING][BLOCK], int slot) {
+    fetch(s->from, CODED_BYTES);
+    decode_block(s->from, table, ring[slot]);
+    s->from += CODED_BYTES;
+    uint32_t end = (uint32_t)(s->block + 1) * BLOCK;
+    for (; s->next < s->end && s->next->at < end; s->next++)
+        ring[slot][s->next->at % BLOCK] = s->next->value;
+    if (++s->block == s->blocks) {
+        s->block = 0;
+        s->panel++;
+        s->end = w->exceptions + w->starts[s->panel + 1];
+    }
+}
+
+/* Tiles: 0, 1 sums of rows 0-15; 2, 3 of rows 16-31; 4, 5 x; 6, 7 weights. */
+INLINE void tile_step(const struct job *j, const int two, const bf16 *b, int64_t k) {
+    long stride = j->w->ins * 2;
+    TILE_LOAD(6, b, 64);
+    TILE_LOAD(4, j->x + k, stride);
+    TILE_DOT(0, 4, 6);
+    TILE_LOAD(7, b + 512, 64);
+    TILE_DOT(1, 4, 7);
+    if (two) {
+        TILE_LOAD(5, j->x + 16 * j->w->ins + k, stride);
+        TILE_DOT(2, 5, 6);
+        TILE_DOT(3, 5, 7);
+    }
+}
+
+INLINE void finish_tiles(const struct job *j, const int two, int64_t p) {
+    float sums[4][16][16] __attribute__((aligned(64)));
+    TILE_STORE(0, sums[0], 64);
+    TILE_STORE(1, sums[1], 64);
+    if (two) {
+        TILE_STORE(2, sums[2], 64);
+        TILE_STORE(3, sums[3], 64);
+    }
+    for (int t = 0; t < j->rows; t++)
+        finish_row(j, _mm512_load_ps(sums[t / 16 * 2][t % 16]),
+                   _mm512_load_ps(sums[t / 16 * 2 + 1][t % 16]), t, p);
+}
+
+INLINE void tiles(const struct job *j, const int two, const int coded, int64_t p0, int64_t p1) {
+    const struct packed *w = j->w;
+    bf16 ring[RING][BLOCK] __attribute__((aligned(64)));
+    int64_t blocks = w->ins / STEP, left = (p1 - p0) * blocks, done = 0;
+    const uint8_t *plain = w->blocks + p0 * blocks * PLAIN_BYTES;
+    struct stream s = {0};
+    __m512i table = _mm512_setzero_si512();
+    if (coded) {
+        s = (struct stream){w->exceptions + w->starts[p0], w->exceptions + w->starts[p0 + 1],
+                            w->blocks + p0 * blocks * CODED_BYTES, 0, blocks, p0};
+        table = code_table(w);
+        for (int i = 0; i < RING - 1 && i < left; i++) decode_next(w, &s, table, ring, i);
+    }
+    for (int64_t p = p0; p < p1; p++) {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+        for (int64_t k = 0; k < w->ins; k += STEP, done++) {
+            if (coded) {
+                if (done + RING - 1 < left)
+                    decode_next(w, &s, table, ring, (int)((done + RING - 1) % RING));
+                tile_step(j, two, ring[done % RING], k);
+            } else {
+                fetch(plain, PLAIN_BYTES);
+                tile_step(j, two, (const bf16 *)plain, k);
+                plain += PLAIN_BYTES;
+            }
+        }
+        finish_tiles(j, two, p);
+    }
+}
+
+#define CASES(f, n) (j->w->coded ? f(j, n, 1, from, to) : f(j, n, 0, from, to))
+
+void product_few(const struct job *j, int64_t from, int64_t to) {
+    if (from >= to) return;
+    switch (j->rows) {
+    case 1: CASES(vectors, 1); return;
+    case 2: CASES(vectors, 2); return;
+    case 3: CASES(vectors, 3); return;
+    case 4: CASES(vectors, 4); return;
+    }
+    uint8_t high = (uint8_t)(j->rows < 16 ? j->rows : 16), low = (uint8_t)(j->rows - high);
+    uint8_t rest = low ? low : 1;
+    amx_shape((const uint8_t[8]){high, high, rest, rest, high, rest, 16, 16});
+    if (low) CASES(tiles, 1);
+    else CASES(tiles, 0);
+    amx_release();
+}
+#endif
