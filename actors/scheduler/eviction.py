@@ -1,0 +1,298 @@
+"""What the prefix tree keeps, what it may let go of, and in which order: nodes, locks, eviction.
+
+A tree holds pages of several groups (one for each attention window). Pages of a **full** group go
+with the leaf that holds them: leaf by leaf in policy order, the last one trimmed from its tail, so
+that not more go than asked for. In each group a lock covers what its sequence would match again:
+the whole path in a full group, the last `reach` pages before the locked end in a windowed one
+(`reach` = pages that hold the window - 1 tokens before the end). Locking whole paths there, too,
+would pin a long prompt's whole history in a pool that is sized for a window and a chunk.
+
+Pages of a **windowed** group are needed only by matches that end at most `reach` pages behind
+them, and ends that were asked for once are the ones asked for again. So they go in this order:
+
+1. *slack*: pages more than `reach` before the end of their node. Only a match that branches off
+   inside the node, where none has so far, would need them. They leave holes, and the pages of full
+   groups stay. (They are kept until then, since such a match may well come: that is how a long
+   document turns into a shared prefix.)
+2. the windows before node ends, that of the end matched longest ago first ("matched" as the policy
+   says; a match counts for all pages that its window covers, so an old end never costs a newer
+   one its window). Of several pages of one age the deepest go first. An inner or locked node gets
+   holes, from the front; an unlocked leaf is trimmed in all groups, since without its window the
+   end of a leaf is no use to anybody.
+
+After either kind of eviction a leaf is cut back to its last usable end (*pruned*): its pages of
+full groups could only be matched again after an insert that has computed them anyway. An end of an
+inner node without its window is passed over by matches until an insert fills the holes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from actorium.actors.scheduler.nodes import FAR, POLICIES, Node, Queue, Rank, Stats, below
+from actorium.actors.scheduler.pages import NO_PAGES, Ints
+
+Gone = list[list[Ints]]
+"""Per group, arrays of pages let go of; entries 0 do not count."""
+
+
+class EvictingTree:
+    """Counters, locks and eviction of a prefix tree; `radix.PrefixTree` matches and inserts."""
+
+    def __init__(self, page_size: int, windows: Sequence[int], policy: str = "lru") -> None:
+        """windows[g] in tokens, 0 = full attention. Raises `ValueError` for an unknown policy."""
+        if policy not in POLICIES:
+            raise ValueError(f"policy: must be one of {', '.join(POLICIES)}, got {policy!r}")
+        self.page_size = page_size
+        self.groups = len(windows)
+        self.cached = [0] * self.groups
+        """Per group: pages that the tree keeps."""
+        self.evictable = [0] * self.groups
+        """Per group: pages that `evict` can let go of (those that no lock covers)."""
+        self.version = 0
+        """Changes whenever a match could have changed."""
+        self.stats = Stats()
+        self._clock = 0
+        self._roots: dict[str, Node] = {}
+        self._full = [g for g, window in enumerate(windows) if not window]
+        self._windowed = [g for g, window in enumerate(windows) if window]
+        self._reach = [max(1, -(-(windows[g] - 1) // page_size)) for g in self._windowed]
+        self._furthest = max(self._reach, default=0)
+        self._policy = POLICIES[policy]
+        self._leaves = Queue(self._leaf_rank)
+        self._windows = [Queue(self._window_rank(i)) for i in range(len(self._windowed))]
+
+    def lock(self, node: Node, windows: bool = True) -> None:
+        """Keep what a match ending at `node` needs. Locks count; they survive splits.
+
+        `node` is one that match or insert has returned since the last evict or flush; on one that
+        was let go of since then this raises `ValueError`. With windows=False pages of windowed
+        groups are not kept: for a sequence that has gone on so far that its window has left the
+        locked end behind (unlock with the same value; take the new lock before giving up the old).
+        """
+        if node.parent is None and node.key:
+            raise ValueError("this node is no longer in the prefix tree")
+        above: Node = node
+        while above.parent is not None:
+            if not above.locks:
+                for g in self._full:
+                    self.evictable[g] -= above.size
+            above.locks += 1
+            above = above.parent
+        if windows and self._windowed:
+            self._guard(node, 1)
+
+    def unlock(self, node: Node, windows: bool = True) -> None:
+        """Undo one `lock`. Raises `ValueError` when there is none."""
+        if node.parent is not None and not (
+                node.near.get(0) if windows and self._windowed else node.locks):
+            raise ValueError("this node of the prefix tree is not locked")
+        if windows and self._windowed:
+            self._guard(node, -1)
+        above: Node = node
+        while above.parent is not None:
+            above.locks -= 1
+            if not above.locks:
+                for g in self._full:
+                    self.evictable[g] += above.size
+            above = above.parent
+        if node.parent is not None and not node.locks:
+            self._leaves.push(node)
+
+    def evict(self, group: int, count: int) -> list[Ints]:
+        """Let go of min(count, evictable[group]) pages of that group, or of a few more.
+
+        Per group, the pages let go of. With full groups alone there are never more than `count`;
+        with windowed groups also those go that no match can use any more (module docstring).
+        """
+        gone: Gone = [[] for _ in range(self.groups)]
+        goal = self.cached[group] - min(count, self.evictable[group])
+        if group in self._windowed:
+            self._evict_windowed(self._windowed.index(group), goal, gone)
+        else:
+            self._evict_leaves(group, goal, gone)
+        pages = self._collect(gone)
+        self.stats.evictions += sum(map(len, pages))
+        return pages
+
+    def flush(self) -> list[Ints]:
+        """Let go of everything that no lock covers. Per group, the pages let go of."""
+        gone: Gone = [[] for _ in range(self.groups)]
+        for root in list(self._roots.values()):
+            for node in reversed(list(below(root))):
+                if not node.locks:
+                    self._remove(node, gone)
+                else:
+                    for i in range(len(self._windowed)):
+                        self._punch(node, i, node.size, gone)
+        return self._collect(gone)
+
+    def _collect(self, gone: Gone) -> list[Ints]:
+        pages = [np.concatenate(arrays) if arrays else NO_PAGES for arrays in gone]
+        for g in self._windowed:
+            pages[g] = pages[g][pages[g] != 0]
+        self.version += any(map(len, pages))
+        return pages
+
+    def _leaf_rank(self, node: Node) -> Rank | None:
+        if node.children or node.locks or node.parent is None:
+            return None
+        return self._policy(node, node.used)
+
+    def _window_rank(self, i: int) -> Callable[[Node], Rank | None]:
+        def rank(node: Node) -> Rank | None:
+            part = node.parts[i]
+            if node.parent is None or part.held == part.guarded:
+                return None
+            return (not part.slack, *self._policy(node, node.seen), -node.end)
+        return rank
+
+    def _evict_leaves(self, group: int, goal: int, gone: Gone) -> None:
+        while self.cached[group] > goal and (node := self._leaves.pop()) is not None:
+            left = self._cut(node, max(0, node.size - (self.cached[group] - goal)), gone)
+            if self._windowed:
+                self._prune(left, gone)
+
+    def _evict_windowed(self, i: int, goal: int, gone: Gone) -> None:
+        group = self._windowed[i]
+        while self.cached[group] > goal and (node := self._windows[i].pop()) is not None:
+            count = self.cached[group] - goal
+            slack = node.parts[i].slack
+            if slack or node.children or node.locks:
+                self._punch(node, i, min(count, slack or count), gone)
+            else:
+                held = np.flatnonzero(node.pages[group])
+                self._prune(self._cut(node, int(held[-min(count, len(held))]), gone), gone)
+
+    def _punch(self, node: Node, i: int, count: int, gone: Gone) -> None:
+        """Make holes of up to `count` pages that no lock covers, from the front."""
+        pages = node.pages[self._windowed[i]]
+        free = node.size - max(0, min(node.size, self._reach[i] - node.nearest))
+        at = np.flatnonzero(pages[:free])[:count]
+        gone[self._windowed[i]].append(pages[at])
+        pages[at] = 0
+        self._recount(node)
+
+    def _cut(self, node: Node, keep: int, gone: Gone) -> Node:
+        """Trim an unlocked leaf to its first `keep` pages. What is left: it, or its parent."""
+        parent = node.parent
+        assert parent is not None
+        if not keep:
+            self._remove(node, gone)
+            return parent
+        for g in range(self.groups):
+            gone[g].append(node.pages[g][keep:])
+            node.pages[g] = node.pages[g][:keep].copy()
+        for g in self._full:
+            self.cached[g] -= node.size - keep
+            self.evictable[g] -= node.size - keep
+        node.key = node.key[:keep * self.page_size * 4]
+        node.end -= node.size - keep
+        node.size = keep
+        self._recount(node)
+        self._leaves.push(node)
+        return node
+
+    def _remove(self, node: Node, gone: Gone) -> None:
+        """Let go of an unlocked leaf; a root without children goes, too."""
+        parent = node.parent
+        assert parent is not None
+        for g in range(self.groups):
+            gone[g].append(node.pages[g])
+        for g in self._full:
+            self.cached[g] -= node.size
+            self.evictable[g] -= node.size
+        for g, part in zip(self._windowed, node.parts, strict=True):
+            self.cached[g] -= part.held
+            self.evictable[g] -= part.held
+        del parent.children[node.key[:self.page_size * 4]]
+        node.parent = None
+        self._leaves.discard(node)
+        for queue in self._windows:
+            queue.discard(node)
+        if parent.parent is not None:
+            self._leaves.push(parent)
+        elif not parent.children:
+            del self._roots[parent.salt]
+
+    def _prune(self, node: Node, gone: Gone) -> None:
+        """Cut a leaf, and what becomes one by that, back to the last end that a match can use."""
+        while node.parent is not None and not node.children and not node.locks:
+            keep = self._last_usable(node, self._runs_before(node), node.size)
+            if keep == node.size:
+                return
+            node = self._cut(node, keep, gone)
+
+    def _guard(self, node: Node, by: int) -> None:
+        """Add or take away a locked end: it covers the windows before it, in every group."""
+        distance = 0
+        while node.parent is not None and distance < self._furthest:
+            count = node.near.get(distance, 0) + by
+            if count:
+                node.near[distance] = count
+            else:
+                del node.near[distance]
+            nearest = min(node.near, default=FAR)
+            if nearest != node.nearest:
+                node.nearest = nearest
+                self._recount(node)
+            distance += node.size
+            node = node.parent
+
+    def _recount(self, node: Node) -> None:
+        """Bring the counters of windowed groups up to date after any change of a node."""
+        for i, (g, part) in enumerate(zip(self._windowed, node.parts, strict=True)):
+            pages, size, reach = node.pages[g], node.size, self._reach[i]
+            held = int(np.count_nonzero(pages))
+            free = size - max(0, min(size, reach - node.nearest))
+            slack = max(0, size - reach)
+            self.cached[g] += held - part.held
+            self.evictable[g] -= part.held - part.guarded
+            part.held = held
+            if held == size:
+                part.tail, part.slack, part.guarded = size, slack, size - free
+            else:
+                part.tail = int(np.argmin(pages[::-1] != 0))
+                part.slack = int(np.count_nonzero(pages[:slack]))
+                part.guarded = int(np.count_nonzero(pages[free:]))
+            self.evictable[g] += held - part.guarded
+            self._windows[i].push(node)
+
+    def _runs_before(self, node: Node) -> list[int]:
+        """Per windowed group, pages without a hole right before `node` (counted up to reach)."""
+        runs = []
+        for i, reach in enumerate(self._reach):
+            run, above = 0, node.parent
+            while above is not None and above.parent is not None and run < reach:
+                run += above.parts[i].tail
+                if above.parts[i].tail < above.size:
+                    break
+                above = above.parent
+            runs.append(run)
+        return runs
+
+    def _last_usable(self, node: Node, runs: list[int], upto: int) -> int:
+        """The most of the node's first `upto` pages after which a match can end; 0 = nowhere.
+
+        runs: per windowed group, pages without a hole right before the node. A match can end where
+        each windowed group has the last `reach` pages (or all, nearer to the root).
+        """
+        start = node.end - node.size
+        if all(part.tail == node.size for part in node.parts):
+            # without holes the run grows as fast as what is needed: if not here, nowhere before
+            return upto * all(run + upto >= min(reach, start + upto)
+                              for run, reach in zip(runs, self._reach, strict=True))
+        if upto == node.size and all(
+                run * (part.tail == upto) + part.tail >= min(reach, start + upto)
+                for run, part, reach in zip(runs, node.parts, self._reach, strict=True)):
+            return upto
+        places = np.arange(1, upto + 1)
+        usable = np.ones(upto, bool)
+        for i, g in enumerate(self._windowed):
+            holes = np.where(node.pages[g][:upto] == 0, places, -runs[i])
+            usable &= places - np.maximum.accumulate(holes) >= np.minimum(self._reach[i],
+                                                                          start + places)
+        found = np.flatnonzero(usable)
+        return int(found[-1]) + 1 if len(found) else 0

@@ -1,0 +1,135 @@
+"""Nodes of the prefix tree, and queues of them by eviction policy."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from actorium.actors.scheduler.pages import Ints
+
+FAR = 1 << 60
+"""Pages to the nearest lock where there is none."""
+
+Rank = tuple[int, ...]
+
+
+class Part:
+    """Counts of one node's pages in one windowed group."""
+
+    __slots__ = ("guarded", "held", "slack", "tail")
+
+    def __init__(self) -> None:
+        self.held = 0
+        """Entries that are no holes."""
+        self.tail = 0
+        """Of those, the ones without a hole between them and the end."""
+        self.slack = 0
+        """Of those held, the ones that no known end needs."""
+        self.guarded = 0
+        """Of those held, the ones that locks cover."""
+
+
+class Node:
+    """A run of pages between two branch points (or ends). A root has no parent and no key."""
+
+    __slots__ = ("children", "end", "hits", "key", "locks", "near", "nearest", "pages", "parent",
+                 "parts", "priority", "salt", "seen", "size", "used")
+
+    def __init__(self, parent: Node | None, key: bytes, pages: list[Ints], parts: int = 0,
+                 salt: str = "") -> None:
+        self.parent = parent
+        self.key = key
+        self.pages = pages
+        """pages[g]: i4[size], 0 = hole (windowed groups only)."""
+        self.salt = salt
+        """Of a root."""
+        self.children: dict[bytes, Node] = {}
+        """By the bytes of their first page's tokens."""
+        self.size = len(pages[0]) if pages else 0
+        self.end: int = self.size + (parent.end if parent else 0)
+        """In pages from the root."""
+        self.parts = [Part() for _ in range(parts)]
+        self.locks = 0
+        """Locked ends at or below this node."""
+        self.near: dict[int, int] = {}
+        """Locked ends whose windows may reach into this node: pages from our end -> how many."""
+        self.nearest = FAR
+        self.used = 0
+        """When a match or insert came through."""
+        self.seen = 0
+        """When a match or insert ended so near that its window covers pages of this node."""
+        self.hits = 0
+        self.priority = 0
+
+
+POLICIES: dict[str, Callable[[Node, int], Rank]] = {
+    "lru": lambda node, clock: (clock,),
+    "lfu": lambda node, clock: (node.hits, clock),
+    "priority": lambda node, clock: (node.priority, clock),
+}
+"""Eviction policies: the lowest (node, clock) goes first."""
+
+
+class Queue:
+    """Nodes by rank: a lazy heap. While a node waits its rank may grow unnoticed (an entry is
+    checked when popped); push again when it falls."""
+
+    def __init__(self, rank: Callable[[Node], Rank | None]) -> None:
+        """`rank(node)` is None for a node that cannot be evicted now."""
+        self._rank = rank
+        self._heap: list[tuple[Rank, int, Node]] = []
+        self._live: dict[Node, Rank] = {}
+        self._serial = itertools.count()
+
+    def push(self, node: Node) -> None:
+        rank = self._rank(node)
+        if rank is None:
+            return
+        waiting = self._live.get(node)
+        if waiting is not None and waiting <= rank:
+            return
+        self._live[node] = rank
+        heapq.heappush(self._heap, (rank, next(self._serial), node))
+        if len(self._heap) > 2 * len(self._live) + 64:
+            self._heap = [(rank, next(self._serial), node) for node, rank in self._live.items()]
+            heapq.heapify(self._heap)
+
+    def pop(self) -> Node | None:
+        """The node of lowest rank, which then no longer waits; None when there is none."""
+        while self._heap:
+            rank, _, node = heapq.heappop(self._heap)
+            if self._live.get(node) != rank:
+                continue
+            del self._live[node]
+            now = self._rank(node)
+            if now == rank:
+                return node
+            if now is not None:
+                self.push(node)
+        return None
+
+    def discard(self, node: Node) -> None:
+        self._live.pop(node, None)
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters since the tree was made."""
+
+    lookups: int = 0
+    """Tokens (in whole pages) that matches were asked for."""
+    hits: int = 0
+    """Tokens that they found."""
+    evictions: int = 0
+    """Pages, of all groups, that `evict` let go of."""
+
+
+def below(root: Node) -> Iterator[Node]:
+    """All nodes under a root, parents before children."""
+    waiting = list(root.children.values())
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(node.children.values())

@@ -1,0 +1,259 @@
+"""The prefix cache: a radix tree over whole pages of tokens, one root for each tenant's salt.
+
+Keys are the tokens' bytes, so that a node is compared with `bytes.startswith` (no copy, no Python
+objects); a child is found by the bytes of its first page; numpy looks for the first page that
+differs only where a prompt leaves a node half-way. (The radix tree of pages is that of SGLang,
+Zheng et al. 2024, arXiv 2312.07104; holes in windowed groups are like its SWA tombstones.)
+
+The tree holds numbers only: a page may be named by sequences as well, and who owns it last is the
+page pool's business. Each group (layers of one attention window) has a page per index, or, in a
+windowed group, a hole. A match may end at index e if every full group has its pages 0..e-1 and
+every windowed group those of the last window - 1 tokens (what the query at position e * page_size
+sees), at least one page. See `eviction` for what goes when, and what locks cover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from actorium.actors.scheduler.eviction import EvictingTree
+from actorium.actors.scheduler.nodes import Node, below
+from actorium.actors.scheduler.pages import NO_PAGES, Ints
+
+__all__ = ["Match", "Node", "PrefixKey", "PrefixTree"]
+
+
+class PrefixKey(NamedTuple):
+    """What a prefix is found by."""
+
+    salt: str
+    """Tenant: trees of different salts share nothing."""
+    data: bytes
+    """Token ids, little-endian i4. Only whole pages count, the tree ignores the rest."""
+
+
+class Match(NamedTuple):
+    """The longest usable prefix."""
+
+    length: int
+    """Tokens, a multiple of the page size."""
+    pages: list[Ints]
+    """Per group i4[length / page_size], the caller's own copy. 0 = behind that group's window."""
+    node: Node
+    """To lock, before anything is evicted."""
+
+
+class PrefixTree(EvictingTree):
+    """Prefixes and their pages. See `EvictingTree` for the counters, lock, evict and flush.
+
+    Not part of the cache's meaning, but worth knowing: `match` and `insert` take O(path) dict
+    look-ups and one memory comparison of the key.
+    """
+
+    def match(self, key: PrefixKey) -> Match:
+        """The longest usable prefix. Splits a node when it ends inside; counts for the policy."""
+        self.stats.lookups += len(key.data) // (self.page_size * 4) * self.page_size
+        path, last = self._find(key)
+        if not path:
+            return Match(0, [NO_PAGES] * self.groups, Node(None, b"", []))
+        if last < path[-1].size:
+            path[-1] = self._split(path[-1], last)
+        for node in path:
+            node.hits += 1
+        self._touch(path)
+        node = path[-1]
+        self.stats.hits += node.end * self.page_size
+        return Match(node.end * self.page_size, self._pages_of(path), node)
+
+    def peek(self, key: PrefixKey) -> int:
+        """The tokens that `match` would find, leaving tree, clock and counters as they are."""
+        path, last = self._find(key)
+        return (path[-1].end - path[-1].size + last) * self.page_size if path else 0
+
+    def insert(self, key: PrefixKey, pages: Sequence[Ints], priority: int = 0
+               ) -> tuple[Node, list[Ints]]:
+        """Add a prefix. Returns the node at its end and, per group, the pages newly kept.
+
+        pages[g]: i4[>= n] for the key's n full pages; entries that the tree has already keep their
+        own page. In windowed groups 0 = the caller has none there (never a number of a page that
+        it gave back), and holes of the tree are filled. Pages at the end that all groups lack are
+        cut off. Raises `ValueError` for too few entries or a hole in a full group.
+        """
+        count = self._whole(key, pages)
+        data = key.data[:count * self.page_size * 4]
+        root = self._roots.get(key.salt)
+        if not count:
+            return root or Node(None, b"", []), [NO_PAGES] * self.groups
+        if root is None:
+            root = self._roots[key.salt] = Node(None, b"", [], salt=key.salt)
+        path, last = self._walk(root, data)
+        if path and last < path[-1].size:
+            path[-1] = self._split(path[-1], last)
+        taken: list[list[Ints]] = [[] for _ in pages]
+        if self._windowed:
+            self._fill(path, pages, taken)
+        at = path[-1].end if path else 0
+        if at < count:
+            path.append(self._grow(path[-1] if path else root, data, at,
+                                   [own[at:count].astype(np.int32) for own in pages], taken))
+        for node in path:
+            node.priority = max(node.priority, priority)
+        self._touch(path)
+        node = path[-1]
+        self._leaves.push(node)
+        newly = [np.concatenate(arrays) if arrays else NO_PAGES for arrays in taken]
+        self.version += any(map(len, newly))
+        return node, newly
+
+    def pages_held(self) -> Iterator[tuple[str, list[Ints]]]:
+        """For an audit: what each node is, and its pages per group without the holes."""
+        for salt, root in self._roots.items():
+            for node in below(root):
+                name = f"cached pages {node.end - node.size}..{node.end - 1} of salt {salt!r}"
+                yield name, [pages[pages != 0] for pages in node.pages]
+
+    def _whole(self, key: PrefixKey, pages: Sequence[Ints]) -> int:
+        """How many pages of the key to insert, after checking `pages`."""
+        count = len(key.data) // (self.page_size * 4)
+        if len(pages) != self.groups or any(len(own) < count for own in pages):
+            raise ValueError(f"pages: {self.groups} arrays of {count} pages needed, "
+                             f"got {[len(own) for own in pages]}")
+        for g in self._full:
+            if not pages[g][:count].all():
+                raise ValueError(f"pages: group {g} has full attention, a hole in it at "
+                                 f"{int(np.argmin(pages[g][:count]))}")
+        if self._full:
+            return count
+        held = np.flatnonzero(np.any([own[:count] for own in pages], axis=0))
+        return int(held[-1]) + 1 if len(held) else 0
+
+    def _walk(self, root: Node, data: bytes) -> tuple[list[Node], int]:
+        """The nodes that agree with `data`, and how many pages of the last one do."""
+        page = self.page_size * 4
+        size = len(data) // page * page
+        at, node, path = 0, root, []
+        while at < size:
+            child = node.children.get(data[at:at + page])
+            if child is None:
+                break
+            path.append(child)
+            if not data.startswith(child.key, at):
+                return path, _common_tokens(child.key, data, at, size) // self.page_size
+            at += len(child.key)
+            node = child
+        return path, node.size
+
+    def _find(self, key: PrefixKey) -> tuple[list[Node], int]:
+        """The path of the longest usable prefix, and how many pages of its last node are in it."""
+        root = self._roots.get(key.salt)
+        if root is None:
+            return [], 0
+        path, last = self._walk(root, key.data)
+        if not self._windowed:
+            return path, last
+        runs = [[0] * len(self._reach)]
+        for node in path:
+            runs.append([run + node.size if part.tail == node.size else part.tail
+                         for run, part in zip(runs[-1], node.parts, strict=True)])
+        while path:
+            last = self._last_usable(path[-1], runs[len(path) - 1], last)
+            if last:
+                return path, last
+            path.pop()
+            last = path[-1].size if path else 0
+        return [], 0
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut a node in two. Returns the new upper part; `node` stays the lower one with its end,
+        so that who holds it, for a lock, need not know."""
+        page = self.page_size * 4
+        parent, below = node.parent, node.size - at
+        assert parent is not None
+        upper = Node(parent, node.key[:at * page], [own[:at].copy() for own in node.pages],
+                     len(node.parts))
+        parent.children[node.key[:page]] = upper
+        node.parent = upper
+        node.key = node.key[at * page:]
+        node.pages = [own[at:].copy() for own in node.pages]
+        node.size = below
+        upper.children[node.key[:page]] = node
+        upper.locks, upper.used, upper.seen = node.locks, node.used, node.seen
+        upper.hits, upper.priority = node.hits, node.priority
+        if self._windowed:
+            upper.near = {distance + below: count for distance, count in node.near.items()
+                          if distance + below < self._furthest}
+            upper.nearest = min(upper.near, default=upper.nearest)
+            self._recount(node)
+            self._recount(upper)
+        return upper
+
+    def _grow(self, parent: Node, data: bytes, at: int, pages: list[Ints],
+              taken: list[list[Ints]]) -> Node:
+        """Add a leaf with the key's pages from index `at` on."""
+        page = self.page_size * 4
+        node = Node(parent, data[at * page:], pages, len(self._windowed))
+        parent.children[node.key[:page]] = node
+        for g in self._full:
+            taken[g].append(pages[g].copy())
+            self.cached[g] += node.size
+            self.evictable[g] += node.size
+        for g in self._windowed:
+            taken[g].append(pages[g][pages[g] != 0])
+        self._recount(node)
+        return node
+
+    def _fill(self, path: list[Node], pages: Sequence[Ints], taken: list[list[Ints]]) -> None:
+        """Fill holes on a path with the caller's pages."""
+        for node in path:
+            filled = False
+            for g, part in zip(self._windowed, node.parts, strict=True):
+                if part.held == node.size:
+                    continue
+                own, given = node.pages[g], pages[g][node.end - node.size:node.end]
+                at = np.flatnonzero((own == 0) & (given != 0))
+                if len(at):
+                    own[at] = given[at]
+                    taken[g].append(own[at])
+                    filled = True
+            if filled:
+                self._recount(node)
+
+    def _touch(self, path: list[Node]) -> None:
+        """Tell the policy that a match or insert went along a path and ended there."""
+        self._clock += 1
+        for node in path:
+            node.used = self._clock
+        if not self._windowed:
+            return
+        end = path[-1].end
+        for node in reversed(path):
+            if end - node.end >= self._furthest:
+                break
+            node.seen = self._clock
+
+    def _pages_of(self, path: list[Node]) -> list[Ints]:
+        """Per group, the pages that a sequence starting at the end of the path needs."""
+        end = path[-1].end
+        result: list[Ints] = [NO_PAGES] * self.groups
+        for g in self._full:
+            result[g] = np.concatenate([node.pages[g] for node in path])
+        for g, reach in zip(self._windowed, self._reach, strict=True):
+            first = max(0, end - reach)
+            result[g] = np.zeros(end, np.int32)
+            for node in reversed(path):
+                if node.end <= first:
+                    break
+                start = max(first, node.end - node.size)
+                result[g][start:node.end] = node.pages[g][start - node.end:]
+        return result
+
+
+def _common_tokens(key: bytes, data: bytes, at: int, size: int) -> int:
+    """Tokens that `key` and data[at:size] have in common from their starts."""
+    count = min(len(key), size - at) // 4
+    differ = np.frombuffer(key, "<i4", count) != np.frombuffer(data, "<i4", count, at)
+    first = int(differ.argmax())
+    return first if differ[first] else count
