@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers_text import FakeEngine, write_model
 
 import actorium
 from actorium.tools.cli import COMMANDS, main
+from actorium.tools.cli.ps import memory, table
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,8 @@ BAD = [
     (["bench", "offline", "--chunked-prefill-size", "0"], "--chunked-prefill-size: must be"),
     (["ps", "--jsn"], "--jsn: no such flag (did you mean --json?)"),
     (["ps", "extra"], "extra: unexpected argument"),
+    (["flush-cache", "one", "two"], "two: unexpected argument"),
+    (["generate", "--prompt", "x", "--tenant-weights", "a=0"], "--tenant-weights: every weight"),
     (["generate"], "--prompt: one of --prompt TEXT and --input FILE is needed"),
     (["generate", "--prompt", "x", "--input", "-"], "--prompt: one of"),
     (["generate", "--input", "/nowhere.jsonl"], "--input: cannot read /nowhere.jsonl: No such"),
@@ -139,12 +144,38 @@ def test_engines_that_do_not_run(capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().out == "no engine is running\n"
     assert main(["stop", "ghost"]) == 1
     assert error_of(capsys) == "no engine named 'ghost' is running"
+    assert main(["flush-cache", "ghost"]) == 1
+    assert error_of(capsys).startswith("no engine 'ghost' is running")
     assert main(["chat", "--name", "ghost"]) == 1
     assert error_of(capsys) == "no engine named 'ghost' is running"
 
 
+def test_the_table_of_actors_tells_of_memory() -> None:
+    row = {"name": "one", "role": "scheduler", "pid": 5, "epoch": 1, "phase": "idle", "step": 9,
+           "step_age": 0.5, "detail": "",
+           "gauges": {"free_pages": 90.0, "held_pages": 6.0, "cached_pages": 12.0,
+                      "cache_hit_tokens": 30.0, "cache_lookup_tokens": 40.0,
+                      "quarantined_pages": 0.0}}
+    told = "pages: 90 free, 6 held, 12 cached, 75 % hits"
+    assert table([row]).splitlines()[1].endswith(f"  {told}")
+    assert memory(row["gauges"]) == told  # type: ignore[arg-type]
+    assert memory({"quarantined_pages": 3.0}) == "pages: 3 quarantined"
+    assert memory({"running": 3.0}) == ""
+
+
+def test_flush_cache_says_what_was_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeEngine(write_model(tmp_path / "m"), "one") as engine:
+        monkeypatch.setenv("ACTORIUM_RUN_DIR", engine.base)
+        assert main(["flush-cache", "one"]) == 0
+        assert capsys.readouterr().out == "7 pages freed, 2 cached pages still held\n"
+        assert main(["flush-cache", "--name", "one", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"pages": 7, "kept": 2}
+
+
 @pytest.mark.parametrize("command", [["serve"], ["generate"], ["chat"], ["eval", "demo"],
-                                     ["bench", "offline"], ["ps"], ["stop"]])
+                                     ["bench", "offline"], ["ps"], ["stop"],
+                                     ["flush-cache"]])
 def test_every_command_helps(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])

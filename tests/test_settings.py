@@ -46,6 +46,18 @@ ALIASES = [
     ("memory.max_total_tokens", 1 << 20, ["--max-total-tokens", "1m"]),
     ("memory.kv_cache_dtype", "float32", ["--kv-cache-dtype", "float32"]),
     ("memory.debug_memory", True, ["--debug-memory"]),
+    ("memory.audit_every", 7, ["--audit-every", "7"]),
+    ("memory.prefix_cache", False, ["--no-prefix-cache"], ["--enable-prefix-caching", "false"],
+     ["--no-enable-prefix-caching"], ["--disable-radix-cache"], ["--disable-radix-cache", "True"],
+     ["--enable-prefix-caching=off"]),
+    ("memory.prefix_cache", True, ["--enable-prefix-caching"], ["--enable_prefix_caching=true"],
+     ["--disable-radix-cache", "false"]),
+    ("memory.eviction_policy", "lfu", ["--eviction-policy", "lfu"],
+     ["--radix-eviction-policy", "lfu"]),
+    ("scheduler.schedule_policy", "lpm", ["--schedule-policy", "lpm"],
+     ["--scheduling-policy", "lpm"]),
+    ("scheduler.tenant_weights", {"a": 2.0, "b": 0.5}, ["--tenant-weights", "a=2,b=.5"],
+     ["--tenant-weights", '{"a": 2, "b": 0.5}'], ["--tenant_weights= b=0.5, a=2.0 "]),
     ("scheduler.max_num_seqs", 7, ["--max-num-seqs", "7"], ["--max-running-requests", "7"]),
     ("scheduler.max_num_batched_tokens", 512, ["--max-num-batched-tokens", "512"],
      ["--chunked-prefill-size", "512"]),
@@ -88,6 +100,10 @@ BAD_FLAGS = [
     (["--enforce-eager=perhaps"], "--enforce-eager", "true or false"),
     (["--name", "a/b"], "--name", "letters"),
     (["--chunked-prefil-size", "4"], "--chunked-prefil-size", "did you mean --chunked-prefill-si"),
+    (["--scheduling-policy", "sjf"], "--scheduling-policy", "must be fcfs, lpm, priority or fair"),
+    (["--radix-eviction-policy", "fifo"], "--radix-eviction-policy", "must be lru, lfu or prior"),
+    (["--audit-every", "0"], "--audit-every", "at least 1"),
+    (["--enable-prefix-caching=perhaps"], "--enable-prefix-caching", "true or false"),
     (["--nonsense"], "--nonsense", "no such flag"),
     (["-x"], "-x", "no such flag"),
     (["one", "two"], "two", "unexpected argument"),
@@ -193,6 +209,55 @@ def test_keyword_arguments(tmp_path: Path) -> None:
             settings.from_kwargs(**wrong)
 
 
+BAD_TABLES = [
+    ("a", "must be a table (name=number,... or a JSON object), got 'a' without '='"),
+    ("[1]", "must be a table"),
+    ("a=x", "a: must be a number, got 'x'"),
+    ("a=", "a: must be a number, got ''"),
+    ("a=1,a=2", "a is given twice"),
+    ('{"a":', "is not a JSON object"),
+    ('{"a": true}', "a: must be a number, got True"),
+    ('{"a": [1]}', "a: must be a number, got [1]"),
+    ("a=0", "every weight must be above 0 and finite, got {'a': 0.0}"),
+    ("a=nan", "every weight must be above 0"),
+    ("a=1e400", "every weight must be above 0"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), BAD_TABLES)
+def test_a_bad_table_is_named_in_every_source(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "engine.toml"
+    file.write_text(f"[scheduler]\ntenant_weights = '{text}'\n")
+    for give, origin in (
+            (lambda: config_of("--tenant-weights", text), "--tenant-weights"),
+            (lambda: settings.resolve({}, None, {"ACTORIUM_TENANT_WEIGHTS": text}),
+             "ACTORIUM_TENANT_WEIGHTS"),
+            (lambda: settings.resolve({}, str(file), {}), f"{file}: scheduler.tenant_weights"),
+            (lambda: settings.from_kwargs(tenant_weights=text), "tenant_weights")):
+        with pytest.raises(BadConfig) as caught:
+            give()
+        assert caught.value.message.startswith(f"{origin}: {why}")
+        assert "\n" not in caught.value.message
+
+
+def test_tables_as_tables(tmp_path: Path) -> None:
+    file = tmp_path / "engine.toml"
+    file.write_text("[scheduler.tenant_weights]\na = 2\n'b c' = 0.5\n")
+    want = {"a": 2.0, "b c": 0.5}
+    assert settings.resolve({}, str(file), {}).scheduler.tenant_weights == want
+    assert settings.from_kwargs(tenant_weights=want).scheduler.tenant_weights == want
+    assert settings.resolve({}, str(file), {"ACTORIUM_TENANT_WEIGHTS": "x=1"}
+                            ).scheduler.tenant_weights == {"x": 1.0}
+    for wrong, why in [({"a": "z"}, "tenant_weights: a: must be a number, got 'z'"),
+                       ({1: 2}, "tenant_weights: a name must be a string, got 1"),
+                       (3, "tenant_weights: must be a table")]:
+        with pytest.raises(BadConfig, match=why):
+            settings.from_kwargs(tenant_weights=wrong)
+    file.write_text("[scheduler.tenant_weights]\na = true\n")
+    with pytest.raises(BadConfig, match="scheduler.tenant_weights: a: must be a number, got True"):
+        settings.resolve({}, str(file), {})
+
+
 class Own(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a command."""
 
@@ -231,5 +296,7 @@ def test_help_shows_both_families(capsys: pytest.CaptureFixture[str]) -> None:
         parse("actorium serve [MODEL]", ["--help"], NoOptions, "Start an engine.")
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for name in ("--max-running-requests", "--max-num-seqs", "Sequences that run at once", "256"):
+    for name in ("--max-running-requests", "--max-num-seqs", "Sequences that run at once", "256",
+                 "--enable-prefix-caching", "--radix-eviction-policy", "--scheduling-policy",
+                 "--tenant-weights NAME=NUMBER,..."):
         assert name in text

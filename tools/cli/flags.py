@@ -249,7 +249,7 @@ def show_help(prog: str, options: type[Struct], flags: list[Flag], about: str) -
     """Print every flag, by section, with its text and its default; exit 0."""
     import tyro
 
-    kinds: dict[str, type[Struct]] = {prog.split()[1]: options}
+    kinds: dict[str, type[Struct]] = {prog.split()[1].replace("-", "_"): options}
     kinds |= {section.name: section.type for section in msgspec.structs.fields(Config)}
     parts: list[tuple[str, Any, Any]] = []
     for name, kind in kinds.items():
