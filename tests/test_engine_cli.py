@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from helpers_cli import NULL, ROLES, Cli, alive, cli, eventually, one_line
 
+from actorium.actors.client import Client, Request, SamplingParams
+from actorium.actors.client_calls import MEMORY_GAUGES
 from actorium.tools.demo_tasks import TASKS
 
 __all__ = ["cli"]
@@ -96,6 +98,62 @@ def test_settings_reach_the_engine(cli: Cli, tmp_path: Path) -> None:
     assert config["scheduler"]["max_num_seqs"] == 5
     assert config["memory"]["page_size"] == 32
     assert config["memory"]["max_total_tokens"] == 1024
+
+
+def test_the_prefix_cache_from_outside(cli: Cli) -> None:
+    """Hits are told in the usage, gauges by ps and server_info; flush-cache forgets."""
+    prompt = list(range(64))
+    short = SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+    with (cli.serve("--name", "one", "--debug-memory", "--block-size", "16", *NULL),
+          Client("one", cli.run_dir, tenant="acme") as client):
+        assert client.generate(prompt, short).usage.cached_tokens == 0
+        assert client.generate(prompt, short, priority=5).usage.cached_tokens == 48
+        ((_, other),) = client.run([Request(prompt=prompt, params=short, tenant="other")])
+        assert other[0].usage.cached_tokens == 0, "prefixes are a tenant's own"
+        told = cli.run("flush-cache", "one", "--json")
+        assert told.returncode == 0, told.stderr
+        assert json.loads(told.stdout) == {"pages": 8, "kept": 0}
+        assert client.generate(prompt, short).usage.cached_tokens == 0
+        assert client.flush_cache() == {"pages": 4, "kept": 0}
+
+        def gauges() -> dict[str, float]:
+            (row,) = (row for row in cli.actors() if row["role"] == "scheduler")
+            return row["gauges"]
+
+        assert eventually(lambda: gauges().get("cache_hit_tokens") == 48)
+        found = gauges()
+        assert set(MEMORY_GAUGES) <= set(found)
+        assert found["cached_pages"] == found["held_pages"] == found["quarantined_pages"] == 0
+        assert client.server_info()["memory"] == {name: found[name] for name in MEMORY_GAUGES}
+        assert "pages: " in cli.run("ps").stdout.decode()
+
+
+def test_without_a_prefix_cache_nothing_is_kept(cli: Cli) -> None:
+    short = SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+    with (cli.serve("--name", "one", "--disable-radix-cache", *NULL),
+          Client("one", cli.run_dir) as client):
+        for _ in range(2):
+            assert client.generate(list(range(64)), short).usage.cached_tokens == 0
+        assert client.flush_cache() == {"pages": 0, "kept": 0}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority", "fair"])
+def test_tenants_and_priorities_of_a_batch(cli: Cli, tmp_path: Path, policy: str) -> None:
+    """Whatever the policy, every line is served, and a prefix is shared within a tenant."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({
+        "prompt_token_ids": list(range(40)), "max_tokens": 3, "ignore_eos": True,
+        "tenant": "ab"[i % 2], "priority": i % 3}) + "\n" for i in range(24))
+        + '{"prompt_token_ids": [1], "tenant": "a b"}\n{"prompt_token_ids": [1], "priority": 0.5}')
+    done = cli.run("generate", *NULL, "--input", str(source), "--scheduling-policy", policy,
+                   "--tenant-weights", "a=2", "--max-num-seqs", "4", "--debug-memory")
+    assert done.returncode == 0, done.stderr
+    lines = records(done.stdout)
+    assert [len(line["token_ids"]) for line in lines[:24]] == [3] * 24
+    cached = sorted(line["cached_tokens"] for line in lines[:24])
+    assert cached == [0, 0] + [32] * 22
+    assert lines[24]["error"].startswith("tenant: must be at most 64")
+    assert lines[25]["error"].startswith("priority: must be a whole number")
 
 
 BATCH = [
