@@ -71,7 +71,7 @@ class Ours:
         return time.perf_counter() - start
 
     def _run(self, batch: ForwardBatch) -> None:
-        self.model.logits(self.model.forward(batch, self.pool)).argmax(-1)
+        self.model.logits(self.model.forward([batch], [self.pool])).argmax(-1)
 
     def _extend(self, tables: list[list[int]], count: int) -> ForwardBatch:
         place = torch.arange(count)

@@ -10,7 +10,7 @@ beside it as a measure of how fast (or how busy) the machine is.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import thread_time
 from types import SimpleNamespace
 from typing import Any
@@ -53,8 +53,8 @@ class ReadyModel:
     def __init__(self, rows: int) -> None:
         self.hidden, self.ready = torch.zeros(rows, 8), torch.randn(rows, VOCAB)
 
-    def forward(self, batch: ForwardBatch, pool: PagePool) -> Tensor:
-        return self.hidden[:len(batch.logit_rows)]
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool]) -> Tensor:
+        return self.hidden[:len(batches[0].logit_rows)]
 
     def logits(self, rows: Tensor) -> Tensor:
         return self.ready[:len(rows)]
@@ -75,7 +75,7 @@ def step_us(rows: int, params: dict[str, Any], times: int) -> float:
     host = torch.device("cpu")
     shape: Any = SimpleNamespace(kv_size=8, kv_heads=1, head_dim=8, layers=1)
     tables = Tables(Host(host), rows + 1, 64, 16, VOCAB, 1024)
-    runner = Runner(ReadyModel(rows), PagePool(shape, 1, 16, torch.float32, host), tables)
+    runner = Runner(ReadyModel(rows), [PagePool(shape, 1, 16, torch.float32, host)], tables)
     slots = np.arange(1, rows + 1, dtype=np.int32)
     tokens, pages = np.arange(CONTEXT, dtype=np.int32), np.zeros(64, np.int32)
     admits = [Admit(slot, tokens.tobytes(), CONTEXT, 0, pages.tobytes(),

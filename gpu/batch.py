@@ -1,4 +1,8 @@
-"""What one forward pass works on: the rows of a step, on the device."""
+"""What one forward pass works on: the rows of a step, on the device.
+
+A step has one `ForwardBatch` for each group of layers (`ModelShape.groups`): the same rows, with
+the pages that they have in the group's pool.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,14 @@ class ExtendRow:
     count: int
     """Tokens computed now; kv length after the step = start + count."""
     pages: Tensor
-    """i32[ceil((start+count)/page_size)]: its page table, on the device."""
+    """i32[ceil((start+count)/page_size)]: its page table in the group's pool, on the device.
+    Entries that lie behind the window of everything computed now may name any page."""
 
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """Rows of one step: the tokens of all extend rows first (ragged), then the decode rows.
+    """Rows of one step as one group of layers sees them: the tokens of all extend rows first
+    (ragged), then the decode rows. The groups' batches share all tensors but the pages.
 
     T = sum(extend counts) + decode rows * decode_q_len.
     """
@@ -38,7 +44,8 @@ class ForwardBatch:
     extend_tokens: int
     decode_rows: int
     decode_pages: Tensor | None
-    """i32[decode_rows, P]: page table rows, P >= ceil(max_kv_len / page_size)."""
+    """i32[decode_rows, P]: page table rows, P >= ceil(max_kv_len / page_size). Entries behind a
+    row's window, or beyond its length, may name any page."""
     decode_kv_lens: Tensor | None
     """i32[decode_rows]: kv length with the new token(s) in it; >= 1."""
     max_kv_len: int

@@ -15,9 +15,9 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
 from actorium.actors.models import resolve
 from actorium.actors.params import Resolved
-from actorium.gpu.memory import device_budget, page_table_width, pool_pages
+from actorium.gpu.memory import GroupSize, Sizes, device_budget, pool_pages
 from actorium.gpu.models.registry import Model, load_model
-from actorium.gpu.pools import PagePool, page_bytes
+from actorium.gpu.pools import make_pools, page_bytes
 from actorium.gpu.runner import Runner
 from actorium.gpu.shape import DTYPES, ModelShape
 from actorium.gpu.staging import transport
@@ -55,7 +55,9 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     seconds["warm up"] = perf_counter() - start
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     ready = Ready(
-        epoch=epoch, groups=[PageGroup(runner.pool.pages)], page_size=runner.pool.page_size,
+        epoch=epoch, page_size=runner.tables.page_size,
+        groups=[PageGroup(pool.pages, group.window)
+                for pool, group in zip(runner.pools, model.shape.groups, strict=True)],
         slots=runner.tables.slots, max_model_len=model.shape.max_model_len,
         vocab_size=model.shape.vocab_size, device=f"{device.type} {name}".strip(),
         load_seconds=seconds)
@@ -83,17 +85,20 @@ def kv_dtype(config: Config, shape: ModelShape) -> torch.dtype:
 def _allocate(config: Config, model: Model, device: torch.device) -> Runner:
     shape = model.shape
     size, dtype = config.memory.page_size, kv_dtype(config, shape)
-    slots = config.scheduler.max_num_seqs + 1
-    tables = Tables(transport(device), slots, page_table_width(shape.max_model_len, size), size,
-                    shape.vocab_size, shape.max_model_len)
-    runner = Runner(model, PagePool(shape, 1, size, dtype, device), tables)
+    sizes = Sizes(size, config.scheduler.max_num_seqs, shape.max_model_len,
+                  config.scheduler.max_num_batched_tokens)
+    tables = Tables(transport(device), sizes.sequences + 1, sizes.longest, size, shape.vocab_size,
+                    shape.max_model_len, len(shape.groups))
+    sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
+    runner = Runner(model, sinks, tables)
     if device.type == "cuda":
         budget = _cuda_budget(config, runner, device)
     else:
         budget = config.memory.kv_cache_bytes
-    pages = pool_pages(config.memory, page_bytes(shape, size, dtype), slots, shape.max_model_len,
-                       budget)
-    runner.pool = PagePool(shape, pages, size, dtype, device)
+    groups = [GroupSize(group.window, page_bytes(shape, size, dtype, len(group.layers)))
+              for group in shape.groups]
+    pages = pool_pages(groups, sizes, budget, config.memory.max_total_tokens)
+    runner.pools = make_pools(shape, pages, size, dtype, device)
     return runner
 
 
@@ -124,7 +129,7 @@ def rehearse(runner: Runner, tokens: int) -> None:
     params = Resolved(max_tokens=2, temperature=1.0, top_k=2, top_p=0.9)
     slots = np.arange(1, rows + 1, dtype=np.int32)
     admits = [Admit(slot, np.zeros(n, np.int32).tobytes(), n, 0,
-                    np.zeros(-(-n // t.page_size), np.int32).tobytes(), params, slot)
+                    np.zeros(t.groups * -(-n // t.page_size), np.int32).tobytes(), params, slot)
               for slot, n in zip(slots.tolist(), each.tolist(), strict=True)]
     extend = np.stack((slots, each.astype(np.int32)), axis=1).tobytes()
     runner.run(StepPlan(0, 0, admit=admits, extend=extend))

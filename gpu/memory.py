@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from actorium.actors.config import MemoryConfig
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from actorium.actors.errors import BadConfig
 
 
@@ -11,26 +15,81 @@ def page_table_width(max_model_len: int, page_size: int) -> int:
     return -(-max_model_len // page_size) + 1
 
 
-def pool_pages(memory: MemoryConfig, page_bytes: int, slots: int, max_model_len: int,
-               budget: int) -> int:
-    """Pages of the pool, the sink page included.
+class Sizes(NamedTuple):
+    """What the pages of a worker are to hold."""
 
-    As many as `budget` bytes hold, but no more than max_total_tokens ask for and than all slots
-    (the sink slot not counted) could fill. Raises `BadConfig` when not even one fits.
+    page_size: int
+    sequences: int
+    """That run at once."""
+    max_model_len: int
+    chunk: int
+    """Tokens extended in one step at most, over all sequences (max_num_batched_tokens)."""
+
+    @property
+    def longest(self) -> int:
+        """Pages of the longest sequence's table."""
+        return page_table_width(self.max_model_len, self.page_size)
+
+    def one(self, window: int) -> int:
+        """Pages that one sequence needs at most, while its prompt is extended: those of its chunk
+        and of the window before it, which begins anywhere in a page. window: 0 = all."""
+        whole = self.longest
+        return min(whole, -(-(window + self.chunk) // self.page_size) + 1) if window else whole
+
+    def all(self, window: int) -> int:
+        """Pages that all sequences need at most, together: each its window, begun and ended
+        anywhere in a page, and the chunk of the step shared among them."""
+        if not window:
+            return self.sequences * self.longest
+        each = min(self.longest, -(-window // self.page_size) + 2)
+        return min(self.sequences * each + -(-self.chunk // self.page_size),
+                   self.sequences * self.longest)
+
+
+class GroupSize(NamedTuple):
+    """What sizing needs to know of a group of layers."""
+
+    window: int
+    page_bytes: int
+
+
+def pool_pages(groups: Sequence[GroupSize], sizes: Sizes, budget: int,
+               max_total_tokens: int | None = None) -> list[int]:
+    """Pages of each group's pool, the sink page included.
+
+    The group that sees furthest (full attention, else the widest window) gets as many as `budget`
+    bytes hold beside the others, but no more than all sequences could fill and than
+    `max_total_tokens` ask for. A narrower group gets what its windows need, and never more pages
+    than that one. Raises `BadConfig` when the bytes do not hold one page of each, or, where all
+    layers are windowed, not what one sequence needs.
     """
-    size = memory.page_size
-    wanted = (slots - 1) * page_table_width(max_model_len, size)
-    if memory.max_total_tokens is not None:
-        if memory.max_total_tokens < size:
-            raise BadConfig(f"max_total_tokens: {memory.max_total_tokens} tokens are less than one "
-                            f"page of {size}", "memory.max_total_tokens")
-        wanted = min(wanted, memory.max_total_tokens // size)
-    fit = budget // page_bytes - 1
-    if fit < 1:
-        raise BadConfig(f"kv_cache_bytes: {max(budget, 0):,} bytes for pages hold no page of "
-                        f"{page_bytes:,} bytes beside the sink page; on cuda memory_fraction sets "
-                        "them", "memory.kv_cache_bytes")
-    return 1 + min(wanted, fit)
+    lead = max(groups, key=lambda group: group.window or math.inf)
+    wanted = sizes.all(lead.window)
+    if max_total_tokens is not None:
+        if max_total_tokens < sizes.page_size:
+            raise BadConfig(f"max_total_tokens: {max_total_tokens} tokens are less than one "
+                            f"page of {sizes.page_size}", "memory.max_total_tokens")
+        wanted = min(wanted, max_total_tokens // sizes.page_size)
+    least = sizes.one(lead.window) if lead.window else 1
+    wanted = max(wanted, least)
+
+    def shares(pages: int) -> list[int]:
+        return [pages if group is lead else min(pages, sizes.all(group.window))
+                for group in groups]
+
+    def cost(pages: int) -> int:
+        return sum((1 + own) * group.page_bytes
+                   for own, group in zip(shares(pages), groups, strict=True))
+
+    if cost(least) > budget:
+        raise BadConfig(
+            f"kv_cache_bytes: {max(budget, 0):,} bytes for pages hold " + (
+                f"less than a window of {lead.window} tokens and max_num_batched_tokens "
+                f"{sizes.chunk} ({cost(least):,} bytes)" if lead.window else
+                f"no page of {sum(group.page_bytes for group in groups):,} bytes beside the sink "
+                "page") + "; on cuda memory_fraction sets them", "memory.kv_cache_bytes")
+    fit = bisect_right(range(wanted + 1), budget, key=cost) - 1
+    return [1 + own for own in shares(fit)]
 
 
 def device_budget(fraction: float, total: int, in_use: int, workspace: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,30 +12,43 @@ from torch import Tensor
 from actorium.gpu.shape import ModelShape
 
 
-def page_bytes(shape: ModelShape, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes one page takes over all layers, keys and values."""
-    return 2 * shape.kv_size * shape.layers * page_size * dtype.itemsize
+def page_bytes(shape: ModelShape, page_size: int, dtype: torch.dtype,
+               layers: int | None = None) -> int:
+    """Bytes one page takes over so many layers (None: all of them), keys and values."""
+    count = shape.layers if layers is None else layers
+    return 2 * shape.kv_size * count * page_size * dtype.itemsize
 
 
 class PagePool:
-    """`pages` pages of `page_size` tokens for every layer; page 0 is the padding sink.
+    """`pages` pages of `page_size` tokens for each of `layers` layers, those of one group (None:
+    all of the model's); page 0 is the padding sink.
 
-    `layers[i]`: [pages * page_size, 2 * kv_heads, head_dim]. A token's keys of all heads lie next
-    to its values, so that one copy writes and one gather reads both.
+    `layers[i]`, of the group's i-th layer: [pages * page_size, 2 * kv_heads, head_dim]. A token's
+    keys of all heads lie next to its values, so that one copy writes and one gather reads both.
     """
 
     def __init__(
         self, shape: ModelShape, pages: int, page_size: int, dtype: torch.dtype,
-        device: torch.device,
+        device: torch.device, layers: int | None = None,
     ) -> None:
         self.pages, self.page_size, self.dtype = pages, page_size, dtype
         size = (pages * page_size, 2 * shape.kv_heads, shape.head_dim)
-        self.layers = [_zeros(size, dtype, device) for _ in range(shape.layers)]
+        count = shape.layers if layers is None else layers
+        self.layers = [_zeros(size, dtype, device) for _ in range(count)]
 
     @property
     def bytes(self) -> int:
         """Bytes of all layers."""
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+
+def make_pools(
+    shape: ModelShape, pages: Sequence[int], page_size: int, dtype: torch.dtype,
+    device: torch.device,
+) -> list[PagePool]:
+    """The pool of every group of the model's layers; pages: of each."""
+    return [PagePool(shape, count, page_size, dtype, device, len(group.layers))
+            for count, group in zip(pages, shape.groups, strict=True)]
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

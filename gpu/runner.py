@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ LOGITS_BYTES = 256 << 20
 class Model(Protocol):
     """What the runner needs of a model."""
 
-    def forward(self, batch: ForwardBatch, pool: PagePool) -> Tensor: ...
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool]) -> Tensor: ...
 
     def logits(self, rows: Tensor) -> Tensor: ...
 
@@ -63,8 +64,9 @@ class Launched:
 class Runner:
     """Runs plans, in order, on one device."""
 
-    def __init__(self, model: Model, pool: PagePool, tables: Tables) -> None:
-        self.model, self.pool, self.tables = model, pool, tables
+    def __init__(self, model: Model, pools: list[PagePool], tables: Tables) -> None:
+        """pools: of each group of the model's layers."""
+        self.model, self.pools, self.tables = model, pools, tables
         self.moves = tables.moves
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -88,9 +90,9 @@ class Runner:
         """
         step = build(self.tables, plan)
         out = Launched(plan, step.slots, None, [], None, step.prompts, None)
-        if not len(step.batch.tokens):
+        if not len(step.batches[0].tokens):
             return out
-        hidden = self.model.forward(step.batch, self.pool)
+        hidden = self.model.forward(step.batches, self.pools)
         rows = len(step.slots)
         if rows:
             self._sample(step, hidden[:rows], out)

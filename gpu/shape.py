@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,6 +34,14 @@ class RopeShape:
     truncate: bool = True
 
 
+class LayerGroup(NamedTuple):
+    """The layers of one attention window: they share a page pool and a page table."""
+
+    window: int
+    """Tokens a query sees, itself included; 0 = all."""
+    layers: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Everything about a decoder that arithmetic needs (memory plan, forward pass, loader)."""
@@ -58,6 +66,12 @@ class ModelShape:
     max_model_len: int
     """Longest sequence the model serves."""
     dtype: torch.dtype
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The layers by window, in the order in which the windows first appear."""
+        return tuple(LayerGroup(window, tuple(i for i, w in enumerate(self.windows) if w == window))
+                     for window in dict.fromkeys(self.windows))
 
     @property
     def q_size(self) -> int:

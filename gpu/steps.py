@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,8 @@ class PromptRows:
 class Step:
     """One step, ready to run."""
 
-    batch: ForwardBatch
+    batches: list[ForwardBatch]
+    """One for each group of layers."""
     slots: I32
     """Host: slot of each sampled row: the extends that end, in plan order, then the decodes."""
     slots_d: Array
@@ -42,7 +44,7 @@ class Step:
     needs: int
     """All of `flags` together."""
     prompts: list[PromptRows] = field(default_factory=list)
-    """Their rows follow the sampled ones in `batch.logit_rows`."""
+    """Their rows follow the sampled ones in `logit_rows`."""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,8 @@ def build(tables: Tables, plan: StepPlan) -> Step:
     if plan.admit:
         tables.admit(plan.admit)
     if plan.page_appends:
-        tables.append_pages(np.frombuffer(plan.page_appends, np.int32).reshape(-1, 3))
+        appends = np.frombuffer(plan.page_appends, np.int32)
+        tables.append_pages(appends.reshape(-1, 2 + tables.groups))
     decode = np.frombuffer(plan.decode, np.int32)
     step = _mixed(tables, plan, decode) if plan.extend else _decodes(tables, decode)
     tables.host_len[step.slots] += 1
@@ -80,27 +83,44 @@ def _decodes(t: Tables, decode: I32) -> Step:
     """A step of decode rows alone: the steady state."""
     rows = np.arange(len(decode), dtype=np.int32)
     slots_d, rows_d = t.moves.stage(decode, rows)
-    tokens, position, kv, pages, lens, bound = _decode_rows(t, decode, slots_d)
+    dec = _decode_rows(t, decode, slots_d)
     tensor, long = t.moves.tensor, t.moves.long
-    batch = ForwardBatch(tensor(tokens), tensor(long(position)), tensor(long(kv)), [], 0,
-                         len(decode), tensor(pages), tensor(lens), bound, tensor(long(rows_d)))
+    tokens, positions, wanted = tensor(dec.tokens), tensor(long(dec.position)), long(rows_d)
+    lens = tensor(dec.lens)
+    batches = [ForwardBatch(tokens, positions, tensor(long(kv)), [], 0, len(decode), tensor(pages),
+                            lens, dec.bound, tensor(wanted))
+               for kv, pages in zip(dec.kv, dec.pages, strict=True)]
     flags = t.flags[decode]
-    return Step(batch, decode, slots_d, position + 1, flags, int(np.bitwise_or.reduce(flags)))
+    return Step(batches, decode, slots_d, dec.position + 1, flags,
+                int(np.bitwise_or.reduce(flags)))
 
 
-def _decode_rows(t: Tables, decode: I32,
-                 slots_d: Array) -> tuple[Array, Array, Array, Array, Array, int]:
-    """Tokens, positions, kv index, page rows, kv lengths, and the host's bound on these."""
+class _Decodes(NamedTuple):
+    """The decode part of a step: device arrays, lists by group."""
+
+    tokens: Array
+    position: Array
+    kv: list[Array]
+    pages: list[Array]
+    """Page table rows."""
+    lens: Array
+    bound: int
+    """The host's, on `lens`."""
+
+
+def _decode_rows(t: Tables, decode: I32, slots_d: Array) -> _Decodes:
     if not len(decode):
-        return t.last_token[:0], t.seq_len[:0], t.seq_len[:0], t.pages[:0, :1], t.seq_len[:0], 0
+        none = t.seq_len[:0]
+        return _Decodes(t.last_token[:0], none, [none] * t.groups,
+                        [table[:0, :1] for table in t.pages], none, 0)
     where, size = t.moves.xp.where, t.page_size
     length, ended = t.seq_len[slots_d], t.ended[slots_d]
     position = length - 1
-    kv = t.pages[slots_d, position // size] * size + position % size
+    index, offset = position // size, position % size
     bound = min(int(t.host_len[decode].max()), t.max_len)
-    pages = t.pages[slots_d, :-(-bound // size)]
-    return (t.last_token[slots_d], position, where(ended, 0, kv), pages,
-            where(ended, 1, length), bound)
+    kv = [where(ended, 0, table[slots_d, index] * size + offset) for table in t.pages]
+    pages = [table[slots_d, :-(-bound // size)] for table in t.pages]
+    return _Decodes(t.last_token[slots_d], position, kv, pages, where(ended, 1, length), bound)
 
 
 def _mixed(t: Tables, plan: StepPlan, decode: I32) -> Step:
@@ -115,20 +135,27 @@ def _mixed(t: Tables, plan: StepPlan, decode: I32) -> Step:
     slot_d, position_d, token_d, decode_d, sampled_d, length_d, rows_d = t.moves.stage(
         np.repeat(slots, counts), position.astype(np.int32), np.concatenate(ext.tokens), decode,
         sampled, ending[:, 1], logit_rows)
-    kv_d = t.pages[slot_d, position_d // t.page_size] * t.page_size + position_d % t.page_size
     dec = _decode_rows(t, decode, decode_d)
     join, long, tensor = t.moves.xp.concatenate, t.moves.long, t.moves.tensor
-    some = len(decode) > 0
-    batch = ForwardBatch(
-        tensor(join((long(token_d), dec[0]))), tensor(long(join((position_d, dec[1])))),
-        tensor(long(join((kv_d, dec[2])))),
-        [ExtendRow(slot, start, count, tensor(t.pages[slot, :-(-(start + count) // t.page_size)]))
-         for slot, start, count in ext.rows],
-        ext.total, len(decode), tensor(dec[3]) if some else None, tensor(dec[4]) if some else None,
-        dec[5], tensor(long(rows_d)))
+    tokens = tensor(join((long(token_d), dec.tokens)))
+    positions, wanted = tensor(long(join((position_d, dec.position)))), tensor(long(rows_d))
+    lens = tensor(dec.lens) if len(decode) else None
+    index_d, offset_d = position_d // t.page_size, position_d % t.page_size
+    batches = []
+    for g, table in enumerate(t.pages):
+        kv = join((table[slot_d, index_d] * t.page_size + offset_d, dec.kv[g]))
+        batches.append(ForwardBatch(
+            tokens, positions, tensor(long(kv)), _extend_rows(t, ext, table), ext.total,
+            len(decode), tensor(dec.pages[g]) if len(decode) else None, lens, dec.bound, wanted))
     flags = t.flags[sampled]
-    return Step(batch, sampled, sampled_d, join((length_d, dec[1] + 1)), flags,
+    return Step(batches, sampled, sampled_d, join((length_d, dec.position + 1)), flags,
                 int(np.bitwise_or.reduce(flags)), ext.prompts)
+
+
+def _extend_rows(t: Tables, ext: _Extends, table: Array) -> list[ExtendRow]:
+    return [ExtendRow(slot, start, count,
+                      t.moves.tensor(table[slot, :-(-(start + count) // t.page_size)]))
+            for slot, start, count in ext.rows]
 
 
 def _extends(t: Tables, extend: I32) -> _Extends:

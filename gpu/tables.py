@@ -47,15 +47,17 @@ class Tables:
     """All slots. Arrays are device arrays of `moves` (numpy on a CPU) unless named host."""
 
     def __init__(self, moves: Host | Device, slots: int, pages_per_seq: int, page_size: int,
-                 vocab: int, max_len: int) -> None:
+                 vocab: int, max_len: int, groups: int = 1) -> None:
         self.moves, self.slots, self.page_size = moves, slots, page_size
         self.pages_per_seq, self.vocab, self.max_len = pages_per_seq, vocab, max_len
+        self.groups = groups
         self.last_token = moves.full((slots,), 0, "int64")
         self.seq_len = moves.full((slots,), 1, "int32")
         """Tokens of the sequence, the last one (not yet in the pages) included; >= 1."""
         self.ended = moves.full((slots,), 1, "bool")
         self.record = moves.full((slots, WIDTH), 0, "int32")
-        self.pages = moves.full((slots, pages_per_seq), 0, "int32")
+        self.pages = [moves.full((slots, pages_per_seq), 0, "int32") for _ in range(groups)]
+        """Page tables of each group; entries behind a window stay as they were."""
         self.eos = moves.full((slots, 1), -1, "int32")
         self.bias_ids: Array = None
         self.bias_values: Array = None
@@ -115,7 +117,8 @@ class Tables:
         self.record[slots_d] = records_d
         self.draws.forget(slots_d)
         self.eos[slots_d] = eos_d
-        self.pages.reshape(-1)[flat_d] = pages_d
+        for table, own in zip(self.pages, pages_d, strict=True):
+            table.reshape(-1)[flat_d] = own
         self.ended[slots_d] = slots_d < 0
         self._admit_bias(admits)
 
@@ -140,23 +143,33 @@ class Tables:
             p.frequency_penalty)
 
     def _first_pages(self, admits: list[Admit]) -> tuple[I32, I32]:
-        pages = [np.frombuffer(a.pages, np.int32) for a in admits]
-        for a, own in zip(admits, pages, strict=True):
-            if len(own) > self.pages_per_seq:
-                raise ValueError(f"admit: slot {a.slot}: {len(own)} pages exceed a page table of "
-                                 f"{self.pages_per_seq}")
-        flat = [a.slot * self.pages_per_seq + np.arange(len(own), dtype=np.int32)
+        """i32[n]: places in the flat page tables; i32[groups, n]: what goes there."""
+        pages = [self._by_group(a) for a in admits]
+        flat = [a.slot * self.pages_per_seq + np.arange(own.shape[1], dtype=np.int32)
                 for a, own in zip(admits, pages, strict=True)]
-        return np.concatenate(flat).astype(np.int32), np.concatenate(pages)
+        return (np.concatenate(flat).astype(np.int32),
+                np.ascontiguousarray(np.concatenate(pages, axis=1)))
+
+    def _by_group(self, a: Admit) -> I32:
+        pages = np.frombuffer(a.pages, np.int32)
+        if len(pages) % self.groups:
+            raise ValueError(f"admit: slot {a.slot}: {len(pages)} pages are not the same number "
+                             f"for each of {self.groups} groups")
+        own = pages.reshape(self.groups, -1)
+        if own.shape[1] > self.pages_per_seq:
+            raise ValueError(f"admit: slot {a.slot}: {own.shape[1]} pages exceed a page table of "
+                             f"{self.pages_per_seq}")
+        return own
 
     def append_pages(self, appends: I32) -> None:
-        """i32[n, 3]: (slot, index, page)."""
+        """i32[n, 2 + groups]: (slot, index, a page of each group)."""
         where = appends[:, :2].max(axis=0)
         if where[0] >= self.slots or where[1] >= self.pages_per_seq or appends.min() < 0:
             raise ValueError(f"page_appends: (slot, index) up to {tuple(where.tolist())} do not "
                              f"fit tables of {self.slots} x {self.pages_per_seq}")
         (new,) = self.moves.stage(appends)
-        self.pages[new[:, 0], new[:, 1]] = new[:, 2]
+        for g, table in enumerate(self.pages):
+            table[new[:, 0], new[:, 1]] = new[:, 2 + g]
 
     # --- lists per slot ------------------------------------------------------------------------
 

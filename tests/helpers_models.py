@@ -13,7 +13,7 @@ from torch import Tensor
 from actorium.actors.config import Config, ModelConfig
 from actorium.gpu.batch import ExtendRow, ForwardBatch
 from actorium.gpu.models.registry import Model, load_model
-from actorium.gpu.pools import PagePool
+from actorium.gpu.pools import make_pools
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 CPU = torch.device("cpu")
@@ -81,7 +81,8 @@ class Stepper:
     def __init__(self, model: Model, pages: int = 256, page_size: int = 16, seed: int = 0) -> None:
         self.model, self.page_size = model, page_size
         dtype = model.shape.dtype
-        self.pool = PagePool(model.shape, pages, page_size, dtype, model.device)
+        self.pages, groups = pages, len(model.shape.groups)
+        self.pools = make_pools(model.shape, [pages] * groups, page_size, dtype, model.device)
         order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(seed)) + 1
         self.free = order.tolist()
 
@@ -97,27 +98,32 @@ class Stepper:
         rows = [(seq, count) for seq, count in extends] + [(seq, q_len) for seq in decodes]
         for seq, count in rows:
             self._grow(seq, seq.done + count)
-        batch = self._batch(rows, len(extends), q_len, every_row)
+        batches = [self._batch(rows, len(extends), q_len, every_row, g)
+                   for g in range(len(self.pools))]
         for seq, count in rows:
             seq.done += count
-        return self.model.logits(self.model.forward(batch, self.pool))
+        return self.model.logits(self.model.forward(batches, self.pools))
 
     def _grow(self, seq: Seq, length: int) -> None:
         while len(seq.pages) * self.page_size < length:
             seq.pages.append(self.free.pop())
 
+    def _table(self, seq: Seq, group: int) -> list[int]:
+        """Its pages, which differ from group to group."""
+        return [1 + (page - 1 + group) % (self.pages - 1) for page in seq.pages]
+
     def _batch(
-        self, rows: list[tuple[Seq, int]], extends: int, q_len: int, every_row: bool
+        self, rows: list[tuple[Seq, int]], extends: int, q_len: int, every_row: bool, group: int
     ) -> ForwardBatch:
         tokens: list[int] = []
         positions: list[int] = []
         index: list[int] = []
         last: list[int] = []
         for seq, count in rows:
-            places = range(seq.done, seq.done + count)
+            places, table = range(seq.done, seq.done + count), self._table(seq, group)
             tokens += [seq.tokens[p] for p in places]
             positions += places
-            index += [seq.pages[p // self.page_size] * self.page_size + p % self.page_size
+            index += [table[p // self.page_size] * self.page_size + p % self.page_size
                       for p in places]
             last.append(len(tokens) - 1)
         extend_tokens = sum(count for _, count in rows[:extends])
@@ -125,14 +131,15 @@ class Stepper:
         decodes = [seq for seq, _ in rows[extends:]]
         lens = [seq.done + q_len for seq in decodes]
         width = max((len(seq.pages) for seq in decodes), default=0)
-        tables = [seq.pages + [0] * (width - len(seq.pages)) for seq in decodes]
+        tables = [self._table(seq, group) + [0] * (width - len(seq.pages)) for seq in decodes]
         device = self.model.device
         return ForwardBatch(
             tokens=torch.tensor(tokens, device=device),
             positions=torch.tensor(positions, device=device),
             kv_index=torch.tensor(index, device=device),
             extends=[ExtendRow(i + 1, seq.done, count,
-                               torch.tensor(seq.pages, dtype=torch.int32, device=device))
+                               torch.tensor(self._table(seq, group), dtype=torch.int32,
+                                            device=device))
                      for i, (seq, count) in enumerate(rows[:extends])],
             extend_tokens=extend_tokens,
             decode_rows=len(decodes),

@@ -25,7 +25,7 @@ from actorium.actors.messages import (
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler.core import build
 from actorium.gpu.memory import page_table_width
-from actorium.gpu.pools import PagePool
+from actorium.gpu.pools import make_pools
 from actorium.gpu.runner import Runner
 from actorium.gpu.staging import Device, Host
 from actorium.gpu.tables import Tables
@@ -35,14 +35,15 @@ torch.set_num_threads(1)
 # Tiny models: a second thread only makes every operation wait for it.
 
 
-def make_runner(model: Any, pages: int = 512, page_size: int = 16, slots: int = 33,
+def make_runner(model: Any, pages: int | list[int] = 512, page_size: int = 16, slots: int = 33,
                 device: torch.device = CPU, moves: Host | Device | None = None) -> Runner:
-    """A runner over a loaded model with its own pages and tables."""
+    """A runner over a loaded model with its own pages (of every group, or of each) and tables."""
     shape = model.shape
     moves = moves or (Host(device) if device.type == "cpu" else Device(device))
     tables = Tables(moves, slots, page_table_width(shape.max_model_len, page_size), page_size,
-                    shape.vocab_size, shape.max_model_len)
-    return Runner(model, PagePool(shape, pages, page_size, shape.dtype, device), tables)
+                    shape.vocab_size, shape.max_model_len, len(shape.groups))
+    each = [pages] * len(shape.groups) if isinstance(pages, int) else pages
+    return Runner(model, make_pools(shape, each, page_size, shape.dtype, device), tables)
 
 
 @dataclass
@@ -65,12 +66,14 @@ class Ring:
             max_num_seqs=runner.tables.slots - 1, max_num_batched_tokens=budget, overlap=overlap,
             force_preempt_every=force_preempt_every)
         config = Config(scheduler=scheduler,
-                        memory=MemoryConfig(page_size=runner.pool.page_size, debug_memory=True))
+                        memory=MemoryConfig(page_size=runner.tables.page_size, debug_memory=True))
         self.runner = runner
         self.core = build(Context(config, Path("/nowhere"), "scheduler", 1, 1))
         shape = runner.tables
-        self.core.on_message(Ready(1, [PageGroup(runner.pool.pages)], runner.pool.page_size, shape.slots,
-                                   shape.max_len, shape.vocab, "test"), 0.0)
+        groups = [PageGroup(pool.pages, group.window)
+                  for pool, group in zip(runner.pools, runner.model.shape.groups, strict=True)]
+        self.core.on_message(Ready(1, groups, shape.page_size, shape.slots, shape.max_len,
+                                   shape.vocab, "test"), 0.0)
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, Output] = {}
         self.most_in_flight = 0

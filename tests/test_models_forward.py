@@ -108,7 +108,7 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
     alone.step([(s, len(s.tokens) - 1) for s in healthy])
     want = alone.step([], healthy)
     shared = Stepper(model, 32)
-    for layer in shared.pool.layers:
+    for layer in shared.pools[0].layers:
         layer.fill_(float("nan"))
     sick, again = Seq([5] * 30, done=29, pages=[30, 31]), [Seq(s.tokens) for s in healthy]
     shared.free = [p for p in shared.free if p not in (30, 31)]

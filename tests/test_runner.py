@@ -203,12 +203,12 @@ def test_an_ended_sequence_writes_and_emits_nothing(runner: Runner) -> None:
     assert first.counts == b"\1\1" and first.finish == b"\0\0"
     last = runner.run(StepPlan(1, 2, decode=_i4(1, 2)))
     assert last.counts == b"\1\1" and last.finish == b"\2\0"
-    before = [layer[16:].clone() for layer in runner.pool.layers]
+    before = [layer[16:].clone() for layer in runner.pools[0].layers]
     after = runner.run(StepPlan(1, 3, decode=_i4(1, 2)))
     assert after.counts == b"\0\1" and after.finish == b"\0\0"
     assert len(_tokens(after)) == 1
-    changed = sorted({int(row) // 16 + 1 for was, layer in zip(before, runner.pool.layers,
-                                                              strict=True)
+    changed = sorted({int(row) // 16 + 1 for was, layer in zip(
+        before, runner.pools[0].layers, strict=True)
                       for row in (was != layer[16:]).flatten(1).any(1).nonzero()})
     assert changed == [4]
     assert int(runner.tables.seq_len[1]) == 5
@@ -271,4 +271,4 @@ def test_rehearsal_needs_the_sink_page_alone_and_leaves_nothing(model: Any, toke
     rehearse(runner, tokens)
     assert runner.running == 0
     assert not runner.tables.flags.any()
-    assert runner.pool.layers[0].any()
+    assert runner.pools[0].layers[0].any()

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers_models import write_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actorium.actors.config import (
     Config,
@@ -23,9 +25,15 @@ from actorium.actors.config import (
 )
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.messages import Admit, Ready, Reset, StepPlan, StepResult
+from actorium.actors.messages import Admit, PageGroup, Ready, Reset, StepPlan, StepResult
 from actorium.actors.params import Resolved
-from actorium.gpu.memory import device_budget, page_table_width, pool_pages
+from actorium.gpu.memory import (
+    GroupSize,
+    Sizes,
+    device_budget,
+    page_table_width,
+    pool_pages,
+)
 from actorium.gpu.worker import WorkerCore, build
 
 
@@ -89,7 +97,8 @@ def _plans(epoch: int, steps: int) -> list[StepPlan]:
 def test_loading_computing_and_resetting(model: Path) -> None:
     shell = Shell(model, memory=MemoryConfig(max_total_tokens=700)).start()
     ready = shell.ready()
-    assert (ready.epoch, ready.page_size, ready.slots, ready.groups[0].pages) == (3, 16, 5, 1 + 700 // 16)
+    assert (ready.epoch, ready.page_size, ready.slots) == (3, 16, 5)
+    assert ready.groups == [PageGroup(1 + 700 // 16, 0)]
     assert (ready.max_model_len, ready.vocab_size, ready.device) == (256, 199, "cpu")
     assert set(ready.load_seconds) == {"import", "load", "allocate", "warm up"}
     names = [phase for phase, _ in shell.phases]
@@ -164,12 +173,59 @@ def test_importing_the_role_does_not_import_torch() -> None:
 
 
 def test_page_arithmetic() -> None:
-    memory = MemoryConfig(page_size=16)
     assert page_table_width(100, 16) == 8
-    assert pool_pages(memory, 1000, 5, 100, 1 << 30) == 1 + 4 * 8
-    assert pool_pages(memory, 1000, 5, 100, 21_999) == 21
-    assert pool_pages(MemoryConfig(page_size=16, max_total_tokens=100), 1000, 5, 100,
-                      1 << 30) == 1 + 6
+    full, sizes = [GroupSize(0, 1000)], Sizes(16, 4, 100, 2048)
+    assert pool_pages(full, sizes, 1 << 30) == [1 + 4 * 8]
+    assert pool_pages(full, sizes, 21_999) == [21]
+    assert pool_pages(full, sizes, 1 << 30, max_total_tokens=100) == [1 + 6]
     with pytest.raises(BadConfig, match="hold no page of 1,000 bytes"):
-        pool_pages(memory, 1000, 5, 100, 1999)
+        pool_pages(full, sizes, 1999)
     assert device_budget(0.9, 1000, 300, 100) == 500
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_pages_of_groups(first: int) -> None:
+    """Four windowed layers for each one with full attention, in either order."""
+    sizes = Sizes(page_size=16, sequences=8, max_model_len=4000, chunk=100)
+    need = 8 * (-(-50 // 16) + 2) + 7
+    assert (sizes.longest, sizes.one(0), sizes.all(0)) == (251, 251, 2008)
+    assert (sizes.one(50), sizes.all(50)) == (11, need)
+
+    def pages(budget: int, total: int | None = None) -> tuple[int, int]:
+        groups = [GroupSize(50, 4000), GroupSize(0, 1000)]
+        got = pool_pages(groups if first else groups[::-1], sizes, budget, total)
+        return (got[1], got[0]) if first else (got[0], got[1])
+
+    assert pages(1 << 30) == (1 + 2008, 1 + need)
+    assert pages(1000 * (1 + 700) + 4000 * (1 + need)) == (1 + 700, 1 + need)
+    assert pages(1000 * (1 + 700) + 4000 * (1 + need) - 1) == (1 + 699, 1 + need)
+    assert pages(5000 * 11 + 4999) == (11, 11)  # neither can run out before the other
+    assert pages(1 << 30, total=20 * 16) == (21, 21)
+    with pytest.raises(BadConfig, match="hold no page of 5,000 bytes"):
+        pages(9999)
+
+
+def test_pages_where_every_layer_is_windowed() -> None:
+    sizes = Sizes(page_size=16, sequences=8, max_model_len=4000, chunk=100)
+    windowed = [GroupSize(50, 1000)]
+    assert pool_pages(windowed, sizes, 1 << 30) == [1 + sizes.all(50)]
+    assert pool_pages(windowed, sizes, 20_000) == [20]
+    assert pool_pages(windowed, sizes, 1 << 30, max_total_tokens=320) == [1 + 20]
+    assert pool_pages(windowed, sizes, 1 << 30, max_total_tokens=16) == [1 + sizes.one(50)]
+    assert pool_pages(windowed, sizes, 12_000) == [12]
+    with pytest.raises(BadConfig, match="less than a window of 50 tokens and max_num_batched"):
+        pool_pages(windowed, sizes, 11_999)
+    assert sizes.one(3990) == sizes.longest
+
+
+@given(st.integers(1, 99), st.integers(1, 40), st.integers(1, 200), st.integers(0, 99),
+       st.lists(st.integers(1, 60), min_size=1, max_size=6))
+def test_windowed_pages_suffice(window: int, page_size: int, length: int, start: int,
+                                chunks: list[int]) -> None:
+    """What sequences in any place need is never more than what sizing reckons with."""
+    sizes = Sizes(page_size, len(chunks), 1000, sum(chunks))
+    spans = [range(max(0, start + length * i - window + 1), start + length * i + chunk)
+             for i, chunk in enumerate(chunks)]
+    needed = [len({token // page_size for token in span}) for span in spans]
+    assert sum(needed) <= sizes.all(window)
+    assert max(needed) <= sizes.one(window)

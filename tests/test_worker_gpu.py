@@ -83,4 +83,5 @@ def test_pages_fill_the_share_of_memory_that_was_asked_for(path: Path) -> None:
                     scheduler=SchedulerConfig(max_num_seqs=8))
     opened = open_device(config, 1, lambda *_: None, {})
     assert opened.ready.device.startswith("cuda")
-    assert opened.ready.groups[0].pages == 1 + 8 * 17  # every slot's longest sequence: less than half
+    # Every slot's longest sequence: less than half.
+    assert opened.ready.groups[0].pages == 1 + 8 * 17

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +66,10 @@ class Layer:
     post_norm: Tensor
     qk_norm: Tensor | None
     """[heads + kv_heads, head_dim]: the weight of every query and key head."""
-    window: int
+    group: int
+    """Its place in `ModelShape.groups`."""
+    place: int
+    """Its place in the group."""
 
 
 class CausalLM:
@@ -80,7 +84,10 @@ class CausalLM:
         self.shape, self.device = shape, device
         self.scale = shape.head_dim**-0.5
         self.ops = select_ops(shape.dtype, device, shape.head_dim, native)
-        self.layers = [_layer(shape, tensors, i, self.ops) for i in range(shape.layers)]
+        self.groups = shape.groups
+        places = {i: (g, place) for g, group in enumerate(self.groups)
+                  for place, i in enumerate(group.layers)}
+        self.layers = [_layer(shape, tensors, i, self.ops, places[i]) for i in range(shape.layers)]
         self.embed = tensors.pop(EMBED)
         self.norm = tensors.pop(NORM)
         self.head = self.ops.linear(self.embed if shape.tied else tensors.pop(HEAD))
@@ -88,19 +95,21 @@ class CausalLM:
         self.rope = rope_table(inv_freq, scale, shape.max_model_len, shape.dtype).to(device)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, pool: PagePool) -> Tensor:
-        """Run a step: write this step's keys and values at `batch.kv_index`, then attend.
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool]) -> Tensor:
+        """Run a step: each layer writes the step's keys and values at its group's `kv_index`, then
+        attends. batches and pools: of each group.
 
-        Returns [R, hidden], the rows `batch.logit_rows` (in that order) before the final norm.
+        Returns [R, hidden], the rows `logit_rows` (in that order) before the final norm.
         """
+        batch = batches[0]
         hidden = self.embed.index_select(0, batch.tokens)
         rope = rope_rows(self.rope, batch.positions)
-        plans = {window: plan_attention(batch, pool.page_size, window, self.scale, self.ops)
-                 for window in set(self.shape.windows)}
+        plans = [plan_attention(own, pool.page_size, group.window, self.scale, self.ops)
+                 for own, pool, group in zip(batches, pools, self.groups, strict=True)]
         for i, layer in enumerate(self.layers):
-            rows = batch.logit_rows if i == len(self.layers) - 1 else None
-            hidden = self._layer(layer, hidden, rope, batch.kv_index, pool.layers[i],
-                                 plans[layer.window], rows)
+            g, rows = layer.group, batch.logit_rows if i == len(self.layers) - 1 else None
+            hidden = self._layer(layer, hidden, rope, batches[g].kv_index,
+                                 pools[g].layers[layer.place], plans[g], rows)
         return hidden
 
     def _layer(
@@ -127,7 +136,8 @@ class CausalLM:
         return self.head.wide(self.ops.rms_norm(rows, self.norm, self.shape.norm_eps))
 
 
-def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int, ops: TorchOps) -> Layer:
+def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int, ops: TorchOps,
+           place: tuple[int, int]) -> Layer:
     at = f"model.layers.{i}."
 
     def take(*names: str) -> Tensor:
@@ -150,5 +160,6 @@ def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int, ops: TorchOps) -> 
         input_norm=take("input_layernorm.weight"),
         post_norm=take("post_attention_layernorm.weight"),
         qk_norm=qk_norm,
-        window=s.windows[i],
+        group=place[0],
+        place=place[1],
     )
