@@ -1,40 +1,12 @@
-"""The prefix tree: matches, holes, locks and eviction order, and a machine against a naive model.
-
-The model keeps one entry for each (salt, prefix of whole pages): the pages of its last page index.
-"""
+"""The prefix tree: matches, holes, locks, eviction order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from helpers_radix import add, key, lists, pages
 
-from actorium.actors.scheduler.nodes import Node
-from actorium.actors.scheduler.radix import Match, PrefixKey, PrefixTree
-
-
-def key(tokens: Sequence[int], salt: str = "") -> PrefixKey:
-    return PrefixKey(salt, np.asarray(tokens, "<i4").tobytes())
-
-
-def pages(*numbers: int) -> np.ndarray:
-    return np.asarray(numbers, np.int32)
-
-
-def add(tree: PrefixTree, tokens: Sequence[int], first: int, salt: str = "",
-        priority: int = 0) -> Node:
-    """Insert with pages first, first + 1, ... in all groups."""
-    count = len(tokens) // tree.page_size
-    given = np.arange(first, first + count, dtype=np.int32)
-    return tree.insert(key(tokens, salt), [given] * tree.groups, priority)[0]
-
-
-def lists(arrays: Sequence[np.ndarray]) -> list[list[int]]:
-    return [array.tolist() for array in arrays]
+from actorium.actors.scheduler.radix import PrefixTree
 
 
 def test_match_splits_and_keeps_the_pages_inserted_first() -> None:
@@ -196,7 +168,7 @@ def test_slack_goes_before_windows_and_full_pages_stay() -> None:
     assert tree.match(key(range(9))).length == 0
     assert tree.match(key(range(10))).length == 10
     went = lists(tree.evict(1, 1))
-    assert [sorted(own) for own in went] == [[21, 22, 23], [22, 23]], "the older leaf, whole: its window is broken"
+    assert [sorted(own) for own in went] == [[21, 22, 23], [22, 23]], "whole: no end is left"
     assert tree.cached == [10, 2]
 
 
@@ -229,171 +201,19 @@ def test_locks_keep_only_the_window_in_windowed_groups() -> None:
     assert sorted(tree.evict(0, 1)[0]) == list(range(1, 9)), "no match could use them"
 
 
-class Held:
-    """One lock: the node, its prefix, and the pages that must stay."""
-
-    def __init__(self, node: Node, salt: str, data: bytes, windows: bool) -> None:
-        self.node, self.salt, self.data, self.windows = node, salt, data, windows
-
-
-class TreeMachine(RuleBasedStateMachine):
-    @initialize(page_size=st.sampled_from([1, 2, 4]),
-                windows=st.sampled_from([[0], [0], [0, 3], [0, 9], [4], [2, 7], [7, 0, 2], [1]]),
-                policy=st.sampled_from(["lru", "lfu", "priority"]))
-    def begin(self, page_size: int, windows: list[int], policy: str) -> None:
-        self.tree = PrefixTree(page_size, windows, policy)
-        self.ps, self.windows = page_size, windows
-        # by definition: what the query at position L sees of the past starts at L - window + 1
-        self.reach = [max(1, -(-(w - 1) // page_size)) if w else 1 << 30 for w in windows]
-        self.model: dict[tuple[str, bytes], list[int]] = {}
-        self.locks: list[Held] = []
-        self.next_page = 1
-        self.last: Match | None = None
-
-    def prefix(self, data: bytes, count: int) -> bytes:
-        return data[:count * self.ps * 4]
-
-    def entry(self, salt: str, data: bytes, index: int) -> list[int]:
-        return self.model.get((salt, self.prefix(data, index + 1)), [0] * len(self.windows))
-
-    def usable(self, salt: str, data: bytes, end: int) -> bool:
-        return all(self.entry(salt, data, i)[g]
-                   for g, reach in enumerate(self.reach) for i in range(max(0, end - reach), end))
-
-    def best(self, salt: str, data: bytes) -> int:
-        return max(e for e in range(len(data) // (self.ps * 4) + 1) if self.usable(salt, data, e))
-
-    def protected(self, g: int) -> set[tuple[str, bytes]]:
-        """Entries that locks cover in group g."""
-        return {(held.salt, self.prefix(held.data, i + 1)) for held in self.locks
-                for end in [len(held.data) // (self.ps * 4)]
-                if held.windows or not self.windows[g]
-                for i in range(max(0, end - self.reach[g]), end)}
-
-    prompts = st.lists(st.integers(0, 1), max_size=24)
-    salts = st.sampled_from(["", "", "", "b"])
-
-    @rule(tokens=prompts, salt=salts)
-    def match(self, tokens: list[int], salt: str) -> None:
-        wanted = key(tokens, salt)
-        peeked = self.tree.peek(wanted)
-        found = self.tree.match(wanted)
-        end = self.best(salt, wanted.data)
-        assert found.length == peeked == end * self.ps
-        for g, reach in enumerate(self.reach):
-            assert found.pages[g].tolist() == [
-                self.entry(salt, wanted.data, i)[g] if i >= end - reach else 0
-                for i in range(end)]
-        if end:
-            assert found.node.end == end
-            self.last = found
-            self.last_of = (salt, self.prefix(wanted.data, end))
-
-    @rule(tokens=prompts, salt=salts, priority=st.integers(0, 2), behind=st.integers(0, 30),
-          data=st.data(), lock=st.booleans())
-    def insert(self, tokens: list[int], salt: str, priority: int, behind: int, lock: bool,
-               data: st.DataObject) -> None:
-        wanted, count = key(tokens, salt), len(tokens) // self.ps
-        given = []
-        for window in self.windows:
-            own = np.arange(self.next_page, self.next_page + count, dtype=np.int32)
-            if window:
-                own[:max(0, count - behind)] = 0
-                for hole in data.draw(st.lists(st.integers(0, 30), max_size=2)):
-                    own[hole:hole + 1] = 0
-            self.next_page += count
-            given.append(own)
-        node, newly = self.tree.insert(wanted, given, priority)
-        expected: list[list[int]] = [[] for _ in self.windows]
-        for i in range(count):
-            entry = self.entry(salt, wanted.data, i)
-            for g, own in enumerate(given):
-                if not entry[g] and own[i]:
-                    expected[g].append(int(own[i]))
-                    entry[g] = int(own[i])
-            if any(entry):
-                self.model[salt, self.prefix(wanted.data, i + 1)] = entry
-        assert [sorted(own) for own in lists(newly)] == expected
-        if 0 in self.windows:
-            assert node.end == count
-        if lock and node.end:
-            self.tree.lock(node)
-            self.locks.append(Held(node, salt, self.prefix(wanted.data, node.end), True))
-
-    @precondition(lambda self: self.last is not None)
-    @rule(windows=st.booleans())
-    def lock(self, windows: bool) -> None:
-        self.tree.lock(self.last.node, windows)
-        self.locks.append(Held(self.last.node, *self.last_of, windows))
-
-    @precondition(lambda self: self.locks)
-    @rule(which=st.integers(0, 100))
-    def unlock(self, which: int) -> None:
-        held = self.locks.pop(which % len(self.locks))
-        assert held.node.end * self.ps * 4 == len(held.data)
-        self.tree.unlock(held.node, held.windows)
-
-    def let_go(self, gone: list[np.ndarray]) -> None:
-        """Strike pages from the model: each exactly once, none that a lock covers."""
-        self.last = None
-        for g, own in enumerate(gone):
-            where = {entry[g]: name for name, entry in self.model.items() if entry[g]}
-            protected = self.protected(g)
-            for page in own.tolist():
-                name = where.pop(page)
-                assert name not in protected
-                self.model[name][g] = 0
-        self.model = {name: entry for name, entry in self.model.items() if any(entry)}
-
-    @rule(group=st.integers(0, 2), count=st.integers(0, 12))
-    def evict(self, group: int, count: int) -> None:
-        group %= len(self.windows)
-        goal = min(count, self.tree.evictable[group])
-        ends = {name for name in self.model if self.usable(*name, len(name[1]) // (self.ps * 4))}
-        version = self.tree.version
-        gone = self.tree.evict(group, count)
-        assert len(gone[group]) >= goal
-        if self.windows == [0]:
-            assert len(gone[0]) == goal
-        self.let_go(gone)
-        assert (self.tree.version != version) == any(map(len, gone))
-        if not goal:
-            assert not any(map(len, gone))
-        if self.windows[group] and not any(len(own) for g, own in enumerate(gone) if g != group):
-            return
-        assert all(entry[group] for name, entry in self.model.items()
-                   if name in ends and not self.windows[group]), "full groups have no holes"
-
-    @rule()
-    def flush(self) -> None:
-        self.let_go(self.tree.flush())
-        assert self.tree.evictable == [0] * len(self.windows)
-
-    @invariant()
-    def counters_equal_a_recount(self) -> None:
-        if not hasattr(self, "tree"):
-            return
-        held: list[list[int]] = [[] for _ in self.windows]
-        for _, own in self.tree.pages_held():
-            for g, numbers in enumerate(lists(own)):
-                held[g].extend(numbers)
-        for g in range(len(self.windows)):
-            kept = {name: entry[g] for name, entry in self.model.items() if entry[g]}
-            assert sorted(held[g]) == sorted(kept.values())
-            assert self.tree.cached[g] == len(kept)
-            assert self.tree.evictable[g] == len(kept.keys() - self.protected(g))
-
-    def teardown(self) -> None:
-        if not hasattr(self, "tree"):
-            return
-        for held in self.locks:
-            self.tree.unlock(held.node, held.windows)
-        self.locks = []
-        self.let_go(self.tree.flush())
-        assert not self.model and not self.tree._roots
-        assert self.tree.cached == self.tree.evictable == [0] * len(self.windows)
-
-
-TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None,
-                                    suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("windows", [[0], [4], [0, 4], [4, 0]])
+def test_nothing_grows_while_the_cached_pages_do_not(windows: list[int]) -> None:
+    tree, rng = PrefixTree(1, windows), np.random.default_rng(3)
+    full = windows.index(0) if 0 in windows else 0
+    for number in range(2000):
+        tokens = rng.integers(0, 3, 12).tolist()
+        end = tree.match(key(tokens)).length
+        node = add(tree, tokens, number * 12 + 1)
+        tree.lock(node)
+        assert tree.peek(key(tokens)) == 12 >= end
+        tree.unlock(node)
+        tree.evict(full, max(0, tree.cached[full] - 100))
+    nodes = sum(1 for _ in tree.pages_held())
+    assert nodes <= 100
+    for queue in (tree._leaves, *tree._windows):
+        assert len(queue._live) <= nodes and len(queue._heap) <= 2 * nodes + 65

@@ -1,0 +1,30 @@
+"""Short ways to fill and read a prefix tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from actorium.actors.scheduler.nodes import Node
+from actorium.actors.scheduler.radix import PrefixKey, PrefixTree
+
+
+def key(tokens: Sequence[int], salt: str = "") -> PrefixKey:
+    return PrefixKey(salt, np.asarray(tokens, "<i4").tobytes())
+
+
+def pages(*numbers: int) -> np.ndarray:
+    return np.asarray(numbers, np.int32)
+
+
+def add(tree: PrefixTree, tokens: Sequence[int], first: int, salt: str = "",
+        priority: int = 0) -> Node:
+    """Insert with pages first, first + 1, ... in all groups."""
+    count = len(tokens) // tree.page_size
+    given = np.arange(first, first + count, dtype=np.int32)
+    return tree.insert(key(tokens, salt), [given] * tree.groups, priority)[0]
+
+
+def lists(arrays: Sequence[np.ndarray]) -> list[list[int]]:
+    return [array.tolist() for array in arrays]
