@@ -9,6 +9,7 @@
 #ifdef __AMX_BF16__
 #include "amx.h"
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #define COLS 32                   /* queries per round: two tiles */
 #define KEYS 128                  /* keys per round of the online softmax */
@@ -29,11 +30,9 @@ struct call {
 
 /* What a thread works on; all in one aligned piece that grows and stays. */
 struct scratch {
-    bf16 *keys, *values, *query;
+    bf16 *keys, *values, *query, *weights;
     float *scores, *state;
 };
-
-struct column_state { __m512 top[2], sum[2]; };
 
 static const bf16 zeros[MAX_DIM] __attribute__((aligned(64)));
 
@@ -121,8 +120,27 @@ INLINE void pack_queries(const bf16 *const at[16], int dim, bf16 *query) {
     }
 }
 
-/* Scores of 32 keys and 16 * wide columns. scores: [wide][KEYS][16]. */
-INLINE void score(const bf16 *keys, const bf16 *query, float *scores, int dim, int two) {
+/* Scores, as they become weights: the columns' scale, the maximum subtracted, the sum so far. */
+struct weighing { __m512 scale, top[2], sum[2]; };
+
+/* Pairs of keys first..end of 32 to weights 2**(score * scale - top), bf16, side by side. */
+INLINE void weigh(const float *scores, bf16 *weights, int first, int end, struct weighing *to, int w) {
+    __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+                                     23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    for (int i = first; i < end; i++) {
+        const float *from = scores + (w * KEYS + 2 * i) * 16;
+        __m512 x = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(from), to->scale, to->top[w]));
+        __m512 y = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(from + 16), to->scale, to->top[w]));
+        to->sum[w] = _mm512_add_ps(to->sum[w], _mm512_add_ps(x, y));
+        __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        _mm512_store_si512(weights + w * KEYS * 16 + i * 32, _mm512_permutexvar_epi16(pairs, both));
+    }
+}
+
+/* Scores of 32 keys and 16 or 32 columns: [2][KEYS][16]. With `to`, the scores that were there
+ * become weights meanwhile: tiles and vectors are different units of the processor. */
+INLINE void score(const bf16 *keys, const bf16 *query, float *scores, bf16 *weights, int dim,
+                  int two, struct weighing *to) {
     TILE_ZERO(0); TILE_ZERO(1);
     if (two) { TILE_ZERO(2); TILE_ZERO(3); }
     for (int d = 0; d < dim; d += 32) {
@@ -136,14 +154,16 @@ INLINE void score(const bf16 *keys, const bf16 *query, float *scores, int dim, i
             TILE_DOT(2, 4, 7);
             TILE_DOT(3, 5, 7);
         }
+        if (to)
+            for (int w = 0; w <= two; w++)
+                weigh(scores, weights, 16 * d / dim, 16 * (d + 32) / dim, to, w);
     }
     TILE_STORE(0, scores, 64); TILE_STORE(1, scores + 256, 64);
     if (two) { TILE_STORE(2, scores + KEYS * 16, 64); TILE_STORE(3, scores + KEYS * 16 + 256, 64); }
 }
 
-/* Outputs += values x weights of n keys. outputs: [dim / 32][wide][2][16 dims][16]; weights lie in
- * the first half of every 32 keys' scores. */
-INLINE void gather(const bf16 *values, const float *scores, float *outputs, int n, int dim, int two,
+/* Outputs += values x weights of n keys. outputs: [dim / 32][2][2][16 dims][16]. */
+INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int n, int dim, int two,
                    int fresh) {
     for (int d = 0; d < dim; d += 32) {
         float *o = outputs + d * 32;
@@ -157,12 +177,12 @@ INLINE void gather(const bf16 *values, const float *scores, float *outputs, int 
         }
         for (int j = 0; j < n; j += 32) {
             TILE_LOAD(4, v + j * 32, 64);
-            TILE_LOAD(6, scores + j * 16, 64);
+            TILE_LOAD(6, weights + j * 16, 64);
             TILE_DOT(0, 4, 6);
             TILE_LOAD(5, v + j * 32 + TILE, 64);
             TILE_DOT(1, 5, 6);
             if (two) {
-                TILE_LOAD(7, scores + (KEYS + j) * 16, 64);
+                TILE_LOAD(7, weights + (KEYS + j) * 16, 64);
                 TILE_DOT(2, 4, 7);
                 TILE_DOT(3, 5, 7);
             }
@@ -191,32 +211,14 @@ INLINE __m512 largest(float *scores, int n, int edge, __m512i from, __m512i to, 
     return _mm512_max_ps(_mm512_max_ps(m[0], m[1]), _mm512_max_ps(m[2], m[3]));
 }
 
-/* Scores of n keys to weights 2**(score * scale - top), bf16 in pairs of keys; returns their sum. */
-INLINE __m512 weigh(float *scores, int n, __m512 scale, __m512 top) {
-    __m512 a = _mm512_setzero_ps(), b = a;
-    __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
-                                     23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    for (int j = 0; j < n; j += 32)
-        for (int i = 0; i < 16; i++) {
-            float *from = scores + (j + 2 * i) * 16;
-            __m512 x = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(from), scale, top));
-            __m512 y = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(from + 16), scale, top));
-            a = _mm512_add_ps(a, x), b = _mm512_add_ps(b, y);
-            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
-            _mm512_store_si512(scores + (j + i) * 16, _mm512_permutexvar_epi16(pairs, both));
-        }
-    return _mm512_add_ps(a, b);
-}
-
 /* Lets the maximum subtracted from a column's scores follow them, once they pass it by far: sums
  * and outputs so far are scaled to the new one. */
-INLINE void follow(__m512 best, struct column_state *state, int w, float *outputs, int dim,
-                   int fresh) {
-    __m512 far = _mm512_add_ps(state->top[w], _mm512_set1_ps(SLACK));
+INLINE void follow(__m512 best, struct weighing *to, int w, float *outputs, int dim, int fresh) {
+    __m512 far = _mm512_add_ps(to->top[w], _mm512_set1_ps(SLACK));
     if (!_mm512_cmp_ps_mask(best, far, _CMP_GT_OQ)) return;
-    __m512 top = _mm512_max_ps(best, state->top[w]);
-    __m512 fade = exp2_16(_mm512_sub_ps(state->top[w], top));
-    state->top[w] = top, state->sum[w] = _mm512_mul_ps(state->sum[w], fade);
+    __m512 top = _mm512_max_ps(best, to->top[w]);
+    __m512 fade = exp2_16(_mm512_sub_ps(to->top[w], top));
+    to->top[w] = top, to->sum[w] = _mm512_mul_ps(to->sum[w], fade);
     if (fresh) return;
     for (int d = 0; d < dim; d += 32)
         for (int i = 0; i < 32; i++) {
@@ -228,28 +230,40 @@ INLINE void follow(__m512 best, struct column_state *state, int w, float *output
 /* Tokens of a unit of columns: the first and last any of them sees, and what all of them see. */
 struct sight { int64_t low, high, all_low, all_high; __m512i from[2], to[2]; };
 
-/* Keys of a packed chunk begin..end into a unit's outputs. */
-INLINE void attend(const struct call *c, struct scratch *s, const struct sight *see, int64_t begin,
-                   int64_t end, struct column_state *state, float *outputs, int dim, int two,
-                   int fresh) {
-    int64_t low = see->low > begin ? see->low : begin;
+/* Keys of the round at `at`, in whole tiles. */
+INLINE int keys_of(int64_t at, int64_t high) {
+    return high - at >= KEYS ? KEYS : high > at ? (int)(high - at + 31) & ~31 : 0;
+}
+
+/* Keys of a packed chunk begin..end into a unit's outputs. The scores of a round are computed while
+ * those of the round before become weights. */
+INLINE void attend(const struct scratch *s, const struct sight *see, int64_t begin, int64_t end,
+                   struct weighing *to, float *outputs, int dim, int two, int fresh) {
+    int64_t at = begin + ((see->low > begin ? see->low : begin) - begin) / KEYS * KEYS;
     int64_t high = see->high + 1 < end ? see->high + 1 : end;
-    __m512 scale = _mm512_set1_ps(c->scale);
-    for (int64_t at = begin + (low - begin) / KEYS * KEYS; at < high; at += KEYS) {
-        int n = high - at < KEYS ? (int)(high - at + 31) & ~31 : KEYS;
-        const bf16 *keys = s->keys + (at - begin) * dim, *values = s->values + (at - begin) * dim;
-        for (int j = 0; j < n; j += 32) score(keys + j * dim, s->query, s->scores + j * 16, dim, two);
+    int n = keys_of(at, high);
+    for (int j = 0; j < n; j += 32)
+        score(s->keys + (at - begin + j) * dim, s->query, s->scores + j * 16, 0, dim, two, 0);
+    for (; n > 0; fresh = 0) {
         int edge = at < see->all_low || at + n - 1 > see->all_high;
         for (int w = 0; w <= two; w++) {
             float *scores = s->scores + w * KEYS * 16;
             __m512 best = edge ? largest(scores, n, 1, see->from[w], see->to[w], (int)at)
                                : largest(scores, n, 0, see->from[w], see->to[w], (int)at);
-            follow(_mm512_mul_ps(best, scale), state, w, outputs, dim, fresh);
-            state->sum[w] = _mm512_add_ps(state->sum[w], weigh(scores, n, scale, state->top[w]));
+            follow(_mm512_mul_ps(best, to->scale), to, w, outputs, dim, fresh);
         }
-        if (fresh) gather(values, s->scores, outputs, n, dim, two, 1);
-        else gather(values, s->scores, outputs, n, dim, two, 0);
-        fresh = 0;
+        int64_t next = at + KEYS;
+        int more = keys_of(next, high), j = 0;
+        for (; j < more; j += 32)
+            score(s->keys + (next - begin + j) * dim, s->query, s->scores + j * 16,
+                  s->weights + j * 16, dim, two, to);
+        for (; j < n; j += 32)
+            for (int w = 0; w <= two; w++)
+                weigh(s->scores + j * 16, s->weights + j * 16, 0, 16, to, w);
+        const bf16 *values = s->values + (at - begin) * dim;
+        if (fresh) gather(values, s->weights, outputs, n, dim, two, 1);
+        else gather(values, s->weights, outputs, n, dim, two, 0);
+        at = next, n = more;
     }
 }
 
@@ -314,15 +328,15 @@ INLINE void task(const struct call *c, const struct row *row, int k, int64_t fir
             float *outputs = s->state + (several ? (at - first) / COLS * size : 0);
             float *kept = outputs + dim * COLS;
             int two = u.n > 16, fresh = u.see.low >= begin;
-            struct column_state state;
+            struct weighing state = {.scale = _mm512_set1_ps(c->scale)};
             for (int w = 0; w < 2; w++) {
                 state.top[w] = fresh ? _mm512_set1_ps(-3e38f) : _mm512_load_ps(kept + w * 16);
                 state.sum[w] = fresh ? _mm512_setzero_ps() : _mm512_load_ps(kept + 32 + w * 16);
             }
             pack_queries(u.q, dim, s->query);
             if (two) pack_queries(u.q + 16, dim, s->query + dim * 16);
-            if (two) attend(c, s, &u.see, begin, stop, &state, outputs, dim, 1, fresh);
-            else attend(c, s, &u.see, begin, stop, &state, outputs, dim, 0, fresh);
+            if (two) attend(s, &u.see, begin, stop, &state, outputs, dim, 1, fresh);
+            else attend(s, &u.see, begin, stop, &state, outputs, dim, 0, fresh);
             if (u.see.high < stop) {
                 finish(outputs, state.sum[0], 0, u.out, two ? 16 : u.n, dim);
                 if (two) finish(outputs, state.sum[1], 1, u.out + 16, u.n - 16, dim);
@@ -343,16 +357,18 @@ static int take(struct scratch *s, int dim, int64_t columns) {
     size_t packed = (size_t)span * dim * sizeof(bf16), query = (size_t)COLS * dim * sizeof(bf16);
     size_t scores = COLS * KEYS * sizeof(float);
     size_t state = (size_t)((columns + COLS - 1) / COLS) * (dim * COLS + 64) * sizeof(float);
-    size_t want = 2 * packed + query + scores + state;
+    size_t want = 2 * packed + query + scores + scores / 2 + state;
     if (want > held) {
         free(piece);
         held = (want + 0x1fffff) & ~(size_t)0x1fffff;
         piece = aligned_alloc(0x200000, held);
         if (!piece) return held = 0;
+        madvise(piece, held, MADV_HUGEPAGE);
     }
     s->keys = (bf16 *)piece, s->values = (bf16 *)(piece + packed);
     s->query = (bf16 *)(piece + 2 * packed), s->scores = (float *)(piece + 2 * packed + query);
-    s->state = s->scores + COLS * KEYS;
+    s->weights = (bf16 *)(s->scores + COLS * KEYS);
+    s->state = s->scores + COLS * KEYS * 3 / 2;
     return 1;
 }
 
