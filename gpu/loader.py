@@ -17,6 +17,9 @@ Progress = Callable[[str, int, int], None]
 """(what, done, of): called once per shard, when it is read."""
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+NESTED = (("language_model.model.", "model."), ("model.language_model.", "model."),
+          ("language_model.lm_head.", "lm_head."))
+"""Where checkpoints of text and images have their language model, and what it is called alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,11 @@ def read_tensors(
 def _read_shard(file: Path, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(str(file), framework="pt") as shard:
-            for name in shard.keys():  # noqa: SIM118 (not a dict)
+            for stored in shard.keys():  # noqa: SIM118 (not a dict)
+                name = _plain(stored)
                 if name not in shapes:
                     continue
-                tensor = shard.get_tensor(name)
+                tensor = shard.get_tensor(stored)
                 if tuple(tensor.shape) != shapes[name]:
                     raise BadModel(
                         f"{file}: tensor {name} has shape {list(tensor.shape)}, "
@@ -87,6 +91,14 @@ def _read_shard(file: Path, shapes: dict[str, tuple[int, ...]]) -> Iterator[tupl
                 yield name, tensor
     except (SafetensorError, OSError) as e:
         raise BadModel(f"{file}: not a readable safetensors file: {e}") from None
+
+
+def _plain(name: str) -> str:
+    """The name that the tensor has in a checkpoint of the language model alone."""
+    for nested, plain in NESTED:
+        if name.startswith(nested):
+            return plain + name[len(nested):]
+    return name
 
 
 def random_tensors(

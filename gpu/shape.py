@@ -60,12 +60,22 @@ class ModelShape:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    rope: RopeShape
+    ropes: tuple[RopeShape, ...]
+    """One for all layers; or that of the layers with full attention, and of the windowed ones."""
     windows: tuple[int, ...]
     """Per layer: tokens a query sees, itself included; 0 = all."""
     max_model_len: int
     """Longest sequence the model serves."""
     dtype: torch.dtype
+    attention_scale: float
+    """On the product of query and key."""
+    embed_scale: float = 1.0
+    activation: str = "silu"
+    """silu or gelu (its tanh form): what gates the MLP."""
+    norm_plus_one: bool = False
+    """Norms multiply by 1 + weight."""
+    sandwich_norms: bool = False
+    """What attention and the MLP give is normed, too."""
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -114,11 +124,15 @@ def shape_from_config(
     Raises `BadModel` naming the field that is missing or wrong.
     """
     arch = architecture_of(raw, where)
+    gemma = arch.startswith("Gemma3")
+    if gemma:
+        raw = _gemma3(raw, where)
     get = _Reader(raw, where)
     heads = get.int("num_attention_heads")
     hidden = get.int("hidden_size")
     layers = get.int("num_hidden_layers")
-    rope, limit = _rope(get, get.int("max_position_embeddings", 2048))
+    positions = get.int("max_position_embeddings", 2048)
+    ropes, limit = _gemma3_ropes(get, positions) if gemma else _rope(get, positions)
     kv_heads = get.int("num_key_value_heads", heads)
     head_dim = get.int("head_dim", 128 if arch.startswith("Qwen3") else max(1, hidden // heads))
     bias = bool(raw.get("attention_bias", False)) and not arch.startswith(("Qwen2", "Mistral"))
@@ -126,7 +140,7 @@ def shape_from_config(
         raise get.bad("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
     if head_dim % 2:
         raise get.bad("head_dim", f"must be even, got {head_dim}")
-    if raw.get("hidden_act", "silu") != "silu":
+    if not gemma and raw.get("hidden_act", "silu") != "silu":
         raise get.bad("hidden_act", f"only silu is supported, got {raw['hidden_act']!r}")
     shape = ModelShape(
         architecture=arch,
@@ -142,11 +156,16 @@ def shape_from_config(
         qkv_bias=bias or arch.startswith("Qwen2"),
         o_bias=bias,
         mlp_bias=bool(raw.get("mlp_bias", False)) and arch.startswith("Llama"),
-        qk_norm=arch.startswith("Qwen3"),
-        rope=rope,
+        qk_norm=gemma or arch.startswith("Qwen3"),
+        ropes=ropes,
         windows=_windows(get, arch, layers),
         max_model_len=limit,
         dtype=_dtype(get, dtype),
+        attention_scale=(get.float("query_pre_attn_scalar") if gemma else head_dim) ** -0.5,
+        embed_scale=hidden**0.5 if gemma else 1.0,
+        activation="gelu" if gemma else "silu",
+        norm_plus_one=gemma,
+        sandwich_norms=gemma,
     )
     return _limit(shape, max_model_len)
 
@@ -197,32 +216,48 @@ def _dtype(get: _Reader, wanted: str) -> torch.dtype:
 
 
 def _windows(get: _Reader, arch: str, layers: int) -> tuple[int, ...]:
-    """Sliding window per layer; Mistral slides everywhere, Qwen only where it is switched on."""
+    """Sliding window per layer: Mistral slides everywhere, Qwen where it is switched on, Gemma in
+    all layers but every sixth."""
     raw = get.raw
     on = raw.get("sliding_window") is not None
     if arch.startswith("Qwen"):
         on = on and bool(raw.get("use_sliding_window", False))
-    elif not arch.startswith("Mistral"):
+    elif not arch.startswith(("Mistral", "Gemma3")):
         on = False
     if not on:
         return (0,) * layers
     window = get.int("sliding_window")
+    if arch.startswith("Mistral"):
+        return (window,) * layers
     kinds = raw.get("layer_types")
-    if isinstance(kinds, list) and len(kinds) == layers:
-        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
-    first = get.int("max_window_layers", 28) if arch.startswith("Qwen") else 0
-    return tuple(window if i >= first else 0 for i in range(layers))
+    if kinds is not None:
+        known = ("sliding_attention", "full_attention")
+        if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(known):
+            raise get.bad("layer_types", f"must be {layers} times {' or '.join(known)}")
+        return tuple(window if kind == known[0] else 0 for kind in kinds)
+    if arch.startswith("Qwen"):
+        first = raw.get("max_window_layers", 28) and get.int("max_window_layers", 28)
+        return tuple(window if i >= first else 0 for i in range(layers))
+    every = get.int("sliding_window_pattern", 6)
+    return tuple(window if (i + 1) % every else 0 for i in range(layers))
 
 
-def _rope(get: _Reader, positions: int) -> tuple[RopeShape, int]:
+def _rope(get: _Reader, positions: int) -> tuple[tuple[RopeShape, ...], int]:
     """Rope of old (`rope_scaling`) and new (`rope_parameters`) configs, and the length limit."""
+    name = "rope_parameters" if get.raw.get("rope_parameters") else "rope_scaling"
+    rope, limit = _one_rope(get, name, get.raw.get(name) or {},
+                            get.float("rope_theta", 10000.0), positions)
+    return (rope,), limit
+
+
+def _one_rope(get: _Reader, name: str, found: Any, base: float,
+              positions: int) -> tuple[RopeShape, int]:
+    """A rope object of the config, and the length limit. base: theta where it names none."""
     raw = get.raw
-    found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    name = "rope_parameters." if raw.get("rope_parameters") else "rope_scaling."
     if not isinstance(found, dict):
-        raise get.bad(name[:-1], "must be an object")
-    r = _Reader(found, get.where, name)
-    theta = r.float("rope_theta", get.float("rope_theta", 10000.0))
+        raise get.bad(name, "must be an object")
+    r = _Reader(found, get.where, f"{name}.")
+    theta = r.float("rope_theta", base)
     kind = found.get("rope_type") or found.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise r.bad("rope_type", f"must be one of {', '.join(ROPE_TYPES)}, got {kind!r}")
@@ -253,3 +288,47 @@ def _scaled_rope(r: _Reader, kind: str, theta: float, positions: int) -> tuple[R
     if kind == "yarn":
         return rope, max(positions, int(factor * original))
     return rope, positions
+
+
+# --- Gemma 3 -------------------------------------------------------------------------------------
+
+_GEMMA3: dict[str, Any] = {
+    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "max_position_embeddings": 131_072, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+"""What a config leaves out (transformers' `Gemma3TextConfig`)."""
+
+
+def _gemma3(raw: dict[str, Any], where: Path) -> dict[str, Any]:
+    """The config of the text part, complete. Raises `BadModel` on what is not served."""
+    nested, prefix = raw.get("text_config"), ""
+    if isinstance(nested, dict):
+        kept = {key: raw[key] for key in ("dtype", "torch_dtype") if raw.get(key)}
+        raw, prefix = {**kept, **nested}, "text_config."
+    raw = {**_GEMMA3, **raw}
+    bad = _Reader(raw, where, prefix).bad
+    for name in ("attn_logit_softcapping", "final_logit_softcapping",
+                 "use_bidirectional_attention"):
+        if raw.get(name):
+            raise bad(name, f"is not supported, got {raw[name]!r}")
+    name = "hidden_activation"
+    if raw.get(name, "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
+        raise bad(name, f"only gelu_pytorch_tanh is supported, got {raw[name]!r}")
+    return raw
+
+
+def _gemma3_ropes(get: _Reader, positions: int) -> tuple[tuple[RopeShape, ...], int]:
+    """Of the full and of the windowed layers: `rope_parameters` by layer type, or, in old configs,
+    rope_theta with rope_scaling, and rope_local_base_freq."""
+    by_type = get.raw.get("rope_parameters") or {}
+    if not isinstance(by_type, dict):
+        raise get.bad("rope_parameters", "must be an object")
+    wide = by_type.get("full_attention") or get.raw.get("rope_scaling") or {}
+    near = by_type.get("sliding_attention") or {}
+    full, limit = _one_rope(get, "rope_parameters.full_attention", wide,
+                            get.float("rope_theta", 1e6), positions)
+    local, _ = _one_rope(get, "rope_parameters.sliding_attention", near,
+                         get.float("rope_local_base_freq", 1e4), positions)
+    return (full, local), limit

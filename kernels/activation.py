@@ -10,3 +10,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up (SwiGLU). gate_up: [T, 2I], gate first -> [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up (GeGLU), gelu in its tanh form. gate_up: [T, 2I], gate first -> [T, I]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up

@@ -41,6 +41,20 @@ def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int) -> Tenso
     return torch.where(place < lens[:, None], index, index[:, :1])
 
 
+def seen_pages(
+    pages: Tensor, lens: Tensor, page_size: int, seen: int
+) -> tuple[Tensor, Tensor]:
+    """Page tables and lengths that begin with the page of the first of a row's last `seen` tokens.
+
+    What lies behind a window is no longer the row's own, and nobody need read it. pages: i32[B, P];
+    lens: i32[B] -> i32[B, W], i32[B]; a row's tokens up to its length lie within the W pages.
+    """
+    first = (lens - seen).clamp(min=0) // page_size
+    width = min(pages.shape[1], -(-(seen - 1) // page_size) + 1)
+    place = first[:, None] + torch.arange(width, device=pages.device)
+    return pages.gather(1, place.clamp(max=pages.shape[1] - 1)), lens - first * page_size
+
+
 def decode_mask(lens: Tensor, q_len: int, span: int, window: int) -> Tensor:
     """bool[B, 1, q_len, span]: what each of a row's last q_len tokens sees.
 
@@ -101,6 +115,9 @@ def torch_decode(
 
     pages: i32[B, P]; lens: i32[B], with the q_len new tokens in them; span >= max(lens).
     """
+    if window:
+        pages, lens = seen_pages(pages, lens, page_size, window + q_len - 1)
+        span = min(span, pages.shape[1] * page_size)
     index = token_index(pages, lens, page_size, span)
     mask = decode_mask(lens, q_len, span, window)
 
@@ -155,10 +172,12 @@ def _prompts(rows: Sequence[Chunk], page_size: int, scale: float) -> Attend:
 
 
 def _prefixed(row: Chunk, page_size: int, window: int, scale: float) -> Attend:
-    length, device = row.start + row.count, row.pages.device
+    behind = max(0, row.start - window + 1) // page_size if window else 0
+    start, pages = row.start - behind * page_size, row.pages[behind:]
+    length, device = start + row.count, row.pages.device
     lens = torch.full((1,), length, device=device, dtype=torch.int32)
-    index = token_index(row.pages[None], lens, page_size, length)
-    mask = extend_mask(row.start, row.count, window, device)[None, None]
+    index = token_index(pages[None], lens, page_size, length)
+    mask = extend_mask(start, row.count, window, device)[None, None]
     return lambda q, layer, out=None: _into(
         out, paged_decode(q[None], layer, index, mask, scale)[0])
 

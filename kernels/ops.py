@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .activation import silu_mul
+from .activation import gelu_mul, silu_mul
 from .attention import Attend, Chunk, torch_decode, torch_extend
 from .attention_native import NativeDecode, NativeExtend, chunk_rows, window_rows
 from .kv import write_kv
@@ -38,6 +38,10 @@ class TorchOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `activation.silu_mul`."""
         return silu_mul(gate_up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `activation.gelu_mul`."""
+        return gelu_mul(gate_up)
 
     def rotate_write(
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor,

@@ -15,7 +15,8 @@ from actorium.gpu.batch import ExtendRow, ForwardBatch
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.pools import make_pools
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+                 "Gemma3ForCausalLM")
 CPU = torch.device("cpu")
 
 
@@ -31,7 +32,7 @@ def tiny_config(architecture: str = "Qwen3ForCausalLM", **options: Any) -> Any:
     }
     if architecture.startswith("Mistral"):
         base["sliding_window"] = None
-    name = architecture.replace("ForCausalLM", "Config")
+    name = architecture.replace("ForCausalLM", "Config").replace("Gemma3C", "Gemma3TextC")
     config = getattr(transformers, name)(**{**base, **options})
     config.architectures = [architecture]
     return config
@@ -47,7 +48,7 @@ def tiny_model(architecture: str = "Qwen3ForCausalLM", seed: int = 0, **options:
     model = getattr(transformers, architecture)(config).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.normal_(1.0 if "norm" in name else 0.0, 0.15)
+            p.normal_(1.0 if "norm" in name and "Gemma" not in architecture else 0.0, 0.15)
     return model
 
 

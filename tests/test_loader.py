@@ -165,7 +165,8 @@ def test_old_config_fields(checkpoint: Path) -> None:
 
     edit(checkpoint, old)
     shape = read_shape(checkpoint, Config())
-    assert (shape.rope.theta, shape.rope.kind, shape.rope.factor) == (5e5, "linear", 2.0)
+    (rope,) = shape.ropes
+    assert (rope.theta, rope.kind, rope.factor) == (5e5, "linear", 2.0)
     assert shape.dtype is torch.float16
 
 

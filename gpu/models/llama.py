@@ -1,4 +1,5 @@
-"""One parametrised decoder: Llama, Mistral, Qwen2 and Qwen3 differ in biases and norms alone."""
+"""One parametrised decoder: Llama, Mistral, Qwen2, Qwen3 and Gemma 3 differ in biases, norms, the
+activation and the window of each layer."""
 
 from __future__ import annotations
 
@@ -48,10 +49,18 @@ def _layer_tensors(s: ModelShape) -> list[tuple[str, tuple[int, ...]]]:
         out.append((f"{name}.weight", (rows, columns)))
         if bias:
             out.append((f"{name}.bias", (rows,)))
-    out += [(f"{name}_layernorm.weight", (s.hidden,)) for name in ("input", "post_attention")]
+    out += [(f"{name}.weight", (s.hidden,)) for name in _norms(s) if name]
     if s.qk_norm:
         out += [(f"self_attn.{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")]
     return out
+
+
+def _norms(s: ModelShape) -> tuple[str, str, str, str]:
+    """Names of the norms before attention, after it, before the MLP, after it; "" where none."""
+    if s.sandwich_norms:
+        return ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+                "post_feedforward_layernorm")
+    return "input_layernorm", "", "post_attention_layernorm", ""
 
 
 @dataclass(slots=True)
@@ -62,14 +71,20 @@ class Layer:
     o: Linear
     gate_up: Linear
     down: Linear
-    input_norm: Tensor
-    post_norm: Tensor
+    attention_norm: Tensor
+    attended_norm: Tensor | None
+    """Of what attention gives, before it is added."""
+    mlp_norm: Tensor
+    mlp_done_norm: Tensor | None
+    """Of what the MLP gives."""
     qk_norm: Tensor | None
     """[heads + kv_heads, head_dim]: the weight of every query and key head."""
     group: int
     """Its place in `ModelShape.groups`."""
     place: int
     """Its place in the group."""
+    rope: int
+    """Its place in `ModelShape.ropes`."""
 
 
 class CausalLM:
@@ -82,17 +97,20 @@ class CausalLM:
         """tensors: as `wanted_tensors` names them; they are taken out of the dict.
         native: C kernels where they can be had, on as many threads as torch has now."""
         self.shape, self.device = shape, device
-        self.scale = shape.head_dim**-0.5
+        self.scale = shape.attention_scale
+        self.embed_scale = float(torch.tensor(shape.embed_scale).to(shape.dtype))
         self.ops = select_ops(shape.dtype, device, shape.head_dim, native)
+        self.activate = self.ops.gelu_mul if shape.activation == "gelu" else self.ops.silu_mul
         self.groups = shape.groups
         places = {i: (g, place) for g, group in enumerate(self.groups)
                   for place, i in enumerate(group.layers)}
         self.layers = [_layer(shape, tensors, i, self.ops, places[i]) for i in range(shape.layers)]
         self.embed = tensors.pop(EMBED)
-        self.norm = tensors.pop(NORM)
+        self.norm = _folded(shape, tensors.pop(NORM))
         self.head = self.ops.linear(self.embed if shape.tied else tensors.pop(HEAD))
-        inv_freq, scale = frequencies(shape)
-        self.rope = rope_table(inv_freq, scale, shape.max_model_len, shape.dtype).to(device)
+        self.ropes = [
+            rope_table(*frequencies(rope, shape.head_dim), shape.max_model_len, shape.dtype)
+            .to(device) for rope in shape.ropes]
 
     @torch.inference_mode()
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool]) -> Tensor:
@@ -103,12 +121,14 @@ class CausalLM:
         """
         batch = batches[0]
         hidden = self.embed.index_select(0, batch.tokens)
-        rope = rope_rows(self.rope, batch.positions)
+        if self.embed_scale != 1:
+            hidden = hidden * self.embed_scale
+        ropes = [rope_rows(table, batch.positions) for table in self.ropes]
         plans = [plan_attention(own, pool.page_size, group.window, self.scale, self.ops)
                  for own, pool, group in zip(batches, pools, self.groups, strict=True)]
         for i, layer in enumerate(self.layers):
             g, rows = layer.group, batch.logit_rows if i == len(self.layers) - 1 else None
-            hidden = self._layer(layer, hidden, rope, batches[g].kv_index,
+            hidden = self._layer(layer, hidden, ropes[layer.rope], batches[g].kv_index,
                                  pools[g].layers[layer.place], plans[g], rows)
         return hidden
 
@@ -118,7 +138,7 @@ class CausalLM:
     ) -> Tensor:
         """hidden: [T, hidden] -> the same; with `rows`, only those rows, after attention."""
         s, ops = self.shape, self.ops
-        x = ops.rms_norm(hidden, layer.input_norm, s.norm_eps)
+        x = ops.rms_norm(hidden, layer.attention_norm, s.norm_eps)
         qkv = layer.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
         ops.rotate_write(qkv, s.heads, layer.qk_norm, s.norm_eps, rope, pages, kv_index)
         q = qkv[:, :s.heads]
@@ -126,9 +146,15 @@ class CausalLM:
             out = plan.attend(q, pages)
         else:
             out, hidden = plan.attend_rows(q, pages, rows), hidden.index_select(0, rows)
-        hidden = layer.o.add(out.reshape(-1, s.q_size), hidden)
-        x = ops.rms_norm(hidden, layer.post_norm, s.norm_eps)
-        return layer.down.add(ops.silu_mul(layer.gate_up(x)), hidden)
+        hidden = self._add(hidden, layer.o, out.reshape(-1, s.q_size), layer.attended_norm)
+        x = ops.rms_norm(hidden, layer.mlp_norm, s.norm_eps)
+        return self._add(hidden, layer.down, self.activate(layer.gate_up(x)), layer.mlp_done_norm)
+
+    def _add(self, hidden: Tensor, linear: Linear, x: Tensor, norm: Tensor | None) -> Tensor:
+        """hidden + linear(x), which is normed first where there is a norm."""
+        if norm is None:
+            return linear.add(x, hidden)
+        return hidden + self.ops.rms_norm(linear(x), norm, self.shape.norm_eps)
 
     @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
@@ -148,18 +174,31 @@ def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int, ops: TorchOps,
         weight = take(*(f"{name}.weight" for name in names))
         return ops.linear(weight, take(*(f"{name}.bias" for name in names)) if bias else None)
 
+    def norm(name: str) -> Tensor | None:
+        return _folded(s, take(f"{name}.weight")) if name else None
+
+    before, attended, between, done = (norm(name) for name in _norms(s))
+    assert before is not None and between is not None
     qk_norm = None
     if s.qk_norm:
-        q, k = take("self_attn.q_norm.weight"), take("self_attn.k_norm.weight")
+        q, k = (_folded(s, take(f"self_attn.{name}_norm.weight")) for name in ("q", "k"))
         qk_norm = torch.cat((q.expand(s.heads, -1), k.expand(s.kv_heads, -1)))
     return Layer(
         qkv=linear(s.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         o=linear(s.o_bias, "self_attn.o_proj"),
         gate_up=linear(s.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
         down=linear(s.mlp_bias, "mlp.down_proj"),
-        input_norm=take("input_layernorm.weight"),
-        post_norm=take("post_attention_layernorm.weight"),
+        attention_norm=before,
+        attended_norm=attended,
+        mlp_norm=between,
+        mlp_done_norm=done,
         qk_norm=qk_norm,
         group=place[0],
         place=place[1],
+        rope=len(s.ropes) - 1 if s.windows[i] else 0,
     )
+
+
+def _folded(s: ModelShape, weight: Tensor) -> Tensor:
+    """A norm's weight, with the 1 that some models add to it at every use."""
+    return (weight.float() + 1).to(weight.dtype) if s.norm_plus_one else weight

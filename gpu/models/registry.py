@@ -12,7 +12,9 @@ from actorium.gpu.loader import Progress, random_tensors, read_tensors
 from actorium.gpu.models.llama import CausalLM, wanted_tensors
 from actorium.gpu.shape import ModelShape, architecture_of, read_json, shape_from_config
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+                 "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+"""Of the last one the text part alone is served."""
 
 Model = CausalLM
 

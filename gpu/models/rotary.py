@@ -7,16 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from actorium.gpu.shape import ModelShape, RopeShape
+from actorium.gpu.shape import RopeShape
 
 
-def frequencies(shape: ModelShape) -> tuple[Tensor, float]:
-    """(f32[head_dim / 2] inverse frequencies, factor on cos and sin).
+def frequencies(rope: RopeShape, dim: int) -> tuple[Tensor, float]:
+    """(f32[dim / 2] inverse frequencies, factor on cos and sin).
 
     linear: Chen et al., arXiv 2306.15595. yarn: Peng et al., arXiv 2309.00071. llama3: Llama 3.1.
     dynamic (NTK) has no effect up to `original_max`, where transformers starts to stretch the base.
     """
-    rope, dim = shape.rope, shape.head_dim
     base = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     if rope.kind == "linear":
         return base / rope.factor, 1.0

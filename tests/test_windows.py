@@ -1,0 +1,113 @@
+"""Sliding windows: tokens equal transformers' when all that lies behind a window is NaN."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers_models import load, write_checkpoint
+from helpers_windows import Driver
+from helpers_worker import CPU, make_runner
+
+from actorium.actors.params import Resolved
+from actorium.gpu.memory import GroupSize, Sizes, pool_pages
+from actorium.gpu.staging import Device, Host
+
+NEW, WINDOW = 64, 32
+GREEDY = Resolved(max_tokens=NEW, temperature=0.0)
+LENGTHS = (1, 2, 7, 16, 17, 31, 32, 33, 48, 64, 65, 97, 120, 150, 176, 200)
+MODELS: dict[str, dict[str, Any]] = {
+    "MistralForCausalLM": {"sliding_window": WINDOW},
+    "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": WINDOW,
+                         "max_window_layers": 1},
+    "Gemma3ForCausalLM": {"sliding_window": WINDOW, "num_hidden_layers": 4, "rope_theta": 5e4,
+                          "sliding_window_pattern": 3, "query_pre_attn_scalar": 24},
+}
+
+
+@dataclass
+class Case:
+    """A checkpoint, its prompts and what transformers makes of them."""
+
+    path: Path
+    model: Any
+    oracle: Any
+    prompts: list[list[int]]
+    tokens: list[list[int]]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request: pytest.FixtureRequest,
+         tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    path = tmp_path_factory.mktemp("model")
+    oracle = write_checkpoint(path, request.param, seed=3, **MODELS[request.param])
+    rng = random.Random(7)
+    prompts = [[rng.randrange(199) for _ in range(n)] for n in LENGTHS]
+    yield Case(path, load(path), oracle, prompts, [_generate(oracle, p) for p in prompts])
+
+
+def _generate(oracle: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    full = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                           max_new_tokens=NEW, min_new_tokens=NEW, eos_token_id=None,
+                           pad_token_id=0)
+    tokens: list[int] = full[0, len(prompt):].tolist()
+    return tokens
+
+
+def _driver(model: Any, page_size: int, chunk: int, sequences: int = len(LENGTHS),
+            moves: Host | Device | None = None) -> Driver:
+    """With the least pages that sizing gives for so many sequences of 300 tokens."""
+    groups = [GroupSize(group.window, len(group.layers)) for group in model.shape.groups]
+    pages = pool_pages(groups, Sizes(page_size, sequences, 300, chunk), 1 << 40)
+    return Driver(make_runner(model, pages, page_size, moves=moves), chunk)
+
+
+@pytest.mark.parametrize(("page_size", "chunk", "moves"), [
+    (16, 512, Host), (16, 7, Host), (1, 7, Host), (64, 512, Host), (16, 50, Device)])
+def test_greedy_equals_generate_with_pages_given_back(
+    case: Case, page_size: int, chunk: int, moves: type[Host] | type[Device]
+) -> None:
+    driver = _driver(case.model, page_size, chunk, moves=moves(CPU))
+    seqs = [driver.admit(prompt, GREEDY) for prompt in case.prompts]
+    driver.run()
+    assert [s.output for s in seqs] == case.tokens
+    windowed = sum(1 for group in case.model.shape.groups if group.window)
+    behind = [(n + NEW - 2 - WINDOW + 1) // page_size for n in LENGTHS]
+    assert driver.given_back == windowed * sum(behind)
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_prompt_logprobs(case: Case, chunk: int) -> None:
+    driver = _driver(case.model, 16, chunk)
+    params = Resolved(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    for prompt in case.prompts[1:]:
+        driver.admit(prompt, params)
+    driver.run()
+    for seq, prompt in zip(driver.running, case.prompts[1:], strict=True):
+        with torch.no_grad():
+            want = case.oracle(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+        chosen = want.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        got = np.concatenate([np.frombuffer(p.chosen, np.float32) for p in seq.prompt_logprobs])
+        np.testing.assert_allclose(got, chosen.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_prefix_with_holes_behind_the_window(case: Case, together: bool) -> None:
+    """Others go on from a prompt's pages, in the very step that fills them or later."""
+    driver = _driver(case.model, 16, 1024)
+    prompt, cached = case.prompts[-1], 176
+    donor = driver.admit(prompt, Resolved(max_tokens=1, temperature=0.0))
+    driver.reserve(donor)
+    if not together:
+        driver.run()
+    seqs = [driver.admit(prompt[:n], GREEDY, donor, cached) for n in (177, 180, 200)]
+    driver.run()
+    alone = [_generate(case.oracle, prompt[:n]) for n in (177, 180, 200)]
+    assert [s.output for s in seqs] == alone
