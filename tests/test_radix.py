@@ -201,6 +201,52 @@ def test_locks_keep_only_the_window_in_windowed_groups() -> None:
     assert sorted(tree.evict(0, 1)[0]) == list(range(1, 9)), "no match could use them"
 
 
+def test_a_locked_leaf_keeps_its_place_without_its_window() -> None:
+    tree = PrefixTree(1, [0, 3])
+    node = add(tree, range(4), 1)
+    tree.lock(node, windows=False)
+    assert tree.evictable == [0, 4]
+    assert lists(tree.evict(1, 9)) == [[], [1, 2, 3, 4]]
+    assert tree.cached == [4, 0] and tree.match(key(range(4))).length == 0
+    add(tree, range(4), 11)
+    assert lists(tree.match(key(range(4))).pages) == [[1, 2, 3, 4], [0, 0, 13, 14]]
+    tree.unlock(node, windows=False)
+    assert tree.evictable == [4, 4]
+
+
+def test_of_windows_of_one_age_the_deepest_goes_first() -> None:
+    tree = PrefixTree(1, [0, 4])
+    add(tree, range(3), 1)
+    add(tree, range(5), 1)
+    assert lists(tree.evict(1, 1)) == [[5], [5]]
+    assert lists(tree.evict(1, 1)) == [[4], [4]]
+    assert tree.peek(key(range(5))) == 3
+
+
+def test_a_window_may_begin_in_the_node_above_one_with_holes() -> None:
+    tree = PrefixTree(1, [0, 5])
+    add(tree, range(4), 1)
+    tree.insert(key(range(9)), [pages(*range(1, 10)), pages(0, 0, 0, 0, 15, 16, 0, 18, 19)])
+    assert [tree.peek(key(range(n))) for n in range(10)] == [0, 1, 2, 3, 4, 5, 6, 6, 6, 6]
+    assert lists(tree.match(key(range(9))).pages) == [[1, 2, 3, 4, 5, 6], [0, 0, 3, 4, 15, 16]]
+
+
+@pytest.mark.parametrize(("policy", "other"), [("lfu", 1), ("priority", 1), ("lru", 0)])
+def test_splits_keep_what_the_policy_knows(policy: str, other: int) -> None:
+    tree = PrefixTree(1, [0], policy)
+    add(tree, [1, 2, 3, 4], 1, priority=1)
+    for _ in range(3):
+        tree.match(key([1, 2, 3, 4]))
+    add(tree, [8, 9], 21, priority=1)
+    for _ in range(4):
+        tree.match(key([8, 9]))
+    add(tree, [1, 2, 5], 11)
+    for _ in range(2):
+        tree.match(key([1, 2]))
+    tree.evict(0, 4)
+    assert (tree.peek(key([1, 2])), tree.peek(key([8, 9]))) == (2, other)
+
+
 @pytest.mark.parametrize("windows", [[0], [4], [0, 4], [4, 0]])
 def test_nothing_grows_while_the_cached_pages_do_not(windows: list[int]) -> None:
     tree, rng = PrefixTree(1, windows), np.random.default_rng(3)

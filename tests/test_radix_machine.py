@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actorium.actors.scheduler.nodes import Node
-from actorium.actors.scheduler.radix import Match, PrefixTree
+from actorium.actors.scheduler.radix import PrefixKey, PrefixTree
 
 
 class Held:
@@ -36,7 +36,6 @@ class TreeMachine(RuleBasedStateMachine):
         self.model: dict[tuple[str, bytes], list[int]] = {}
         self.locks: list[Held] = []
         self.next_page = 1
-        self.last: Match | None = None
         self.clock = 0
         self.rank: dict[tuple[str, bytes], dict[str, int]] = {}
         self.orders = {"lru": ["used"], "lfu": ["hits", "used"],
@@ -83,12 +82,23 @@ class TreeMachine(RuleBasedStateMachine):
                 if held.windows or not self.windows[g]
                 for i in range(max(0, end - self.reach[g]), end)}
 
-    prompts = st.lists(st.integers(0, 1), max_size=24)
+    known = st.integers(0, 1000)
+    """Which prefix of the model to begin with (even numbers: none)."""
+    runs = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 7)), max_size=4)
+
+    def prompt(self, salt: str, known: int, runs: list[tuple[int, int]]) -> PrefixKey:
+        """A prompt that begins like one that the tree has had, or does not."""
+        had = [data for name, data in self.model if name == salt]
+        data = had[known % len(had)] if known % 2 and had else b""
+        return PrefixKey(salt, data + key([token for token, n in runs for _ in range(n)]).data)
+
     salts = st.sampled_from(["", "", "", "b"])
 
-    @rule(tokens=prompts, salt=salts)
-    def match(self, tokens: list[int], salt: str) -> None:
-        wanted = key(tokens, salt)
+    @rule(salt=salts, known=known, runs=runs, lock=st.sampled_from([None, None, True, False]))
+    def match(self, salt: str, known: int, runs: list[tuple[int, int]],
+              lock: bool | None) -> None:
+        """And lock what was found, with or without windows."""
+        wanted = self.prompt(salt, known, runs)
         peeked = self.tree.peek(wanted)
         found = self.tree.match(wanted)
         end = self.best(salt, wanted.data)
@@ -100,20 +110,23 @@ class TreeMachine(RuleBasedStateMachine):
         if end:
             self.touch(salt, wanted.data, end, 1, 0)
             assert found.node.end == end
-            self.last = found
-            self.last_of = (salt, self.prefix(wanted.data, end))
+            if lock is not None:
+                self.tree.lock(found.node, lock)
+                self.locks.append(Held(found.node, salt, self.prefix(wanted.data, end), lock))
 
-    @rule(tokens=prompts, salt=salts, priority=st.integers(0, 2), behind=st.integers(0, 30),
-          data=st.data(), lock=st.booleans())
-    def insert(self, tokens: list[int], salt: str, priority: int, behind: int, lock: bool,
-               data: st.DataObject) -> None:
-        wanted, count = key(tokens, salt), len(tokens) // self.ps
+    @rule(salt=salts, known=known, runs=runs, priority=st.integers(0, 2),
+          behind=st.integers(0, 30), data=st.data(), lock=st.booleans())
+    def insert(self, salt: str, known: int, runs: list[tuple[int, int]], priority: int,
+               behind: int, lock: bool, data: st.DataObject) -> None:
+        """With holes in windowed groups: more than `behind` pages before the end, and anywhere."""
+        wanted = self.prompt(salt, known, runs)
+        count = len(wanted.data) // (self.ps * 4)
         given = []
         for window in self.windows:
             own = np.arange(self.next_page, self.next_page + count, dtype=np.int32)
             if window:
                 own[:max(0, count - behind)] = 0
-                for hole in data.draw(st.lists(st.integers(0, 30), max_size=2)):
+                for hole in data.draw(st.lists(st.integers(0, 14), max_size=2)):
                     own[hole:hole + 1] = 0
             self.next_page += count
             given.append(own)
@@ -135,12 +148,6 @@ class TreeMachine(RuleBasedStateMachine):
             self.tree.lock(node)
             self.locks.append(Held(node, salt, self.prefix(wanted.data, node.end), True))
 
-    @precondition(lambda self: self.last is not None)
-    @rule(windows=st.booleans())
-    def lock(self, windows: bool) -> None:
-        self.tree.lock(self.last.node, windows)
-        self.locks.append(Held(self.last.node, *self.last_of, windows))
-
     @precondition(lambda self: self.locks)
     @rule(which=st.integers(0, 100))
     def unlock(self, which: int) -> None:
@@ -150,7 +157,6 @@ class TreeMachine(RuleBasedStateMachine):
 
     def let_go(self, gone: list[np.ndarray]) -> None:
         """Strike pages from the model: each exactly once, none that a lock covers."""
-        self.last = None
         for g, own in enumerate(gone):
             where = {entry[g]: name for name, entry in self.model.items() if entry[g]}
             protected = self.protected(g)
@@ -178,8 +184,10 @@ class TreeMachine(RuleBasedStateMachine):
         for name, entry in self.model.items():  # full groups have no holes
             for g, window in enumerate(self.windows):
                 assert window or entry[g], name
-    @rule()
-    def flush(self) -> None:
+    @rule(really=st.integers(0, 9))
+    def flush(self, really: int) -> None:
+        if really:
+            return
         self.let_go(self.tree.flush())
         assert self.tree.evictable == [0] * len(self.windows)
 
@@ -209,5 +217,5 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None,
+TestTreeMachine.settings = settings(max_examples=250, stateful_step_count=50, deadline=None,
                                     suppress_health_check=list(HealthCheck))

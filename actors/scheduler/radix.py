@@ -168,7 +168,7 @@ class PrefixTree(EvictingTree):
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut a node in two. Returns the new upper part; `node` stays the lower one with its end,
-        so that who holds it, for a lock, need not know."""
+        so that who holds it, for a lock, need not know. The caller is about to touch `upper`."""
         page = self.page_size * 4
         parent, below = node.parent, node.size - at
         assert parent is not None
@@ -180,8 +180,7 @@ class PrefixTree(EvictingTree):
         node.pages = [own[at:].copy() for own in node.pages]
         node.size = below
         upper.children[node.key[:page]] = node
-        upper.locks, upper.used, upper.seen = node.locks, node.used, node.seen
-        upper.hits, upper.priority = node.hits, node.priority
+        upper.locks, upper.hits, upper.priority = node.locks, node.hits, node.priority
         if self._windowed:
             upper.near = {distance + below: count for distance, count in node.near.items()
                           if distance + below < self._furthest}
