@@ -29,6 +29,7 @@ _POINTER = [c_void_p]
 SIGNATURES = {
     "rms_norm": _POINTER * 3 + [c_int64, c_int, c_float, c_int],
     "silu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
+    "gelu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
     "rotate_write": _POINTER * 5 + [c_int64, c_int, c_int, c_int, c_float, c_int],
     "paged_decode": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64,
                      c_int, c_int, c_int, c_int, c_int, c_float, c_int],

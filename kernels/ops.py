@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -103,9 +103,16 @@ class NativeOps(TorchOps):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `activation.silu_mul`."""
+        return self._gate(self.lib.silu_mul, gate_up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `activation.gelu_mul`."""
+        return self._gate(self.lib.gelu_mul, gate_up)
+
+    def _gate(self, call: Callable[..., None], gate_up: Tensor) -> Tensor:
         rows, width = gate_up.shape
         y = gate_up.new_empty((rows, width // 2))
-        self.lib.silu_mul(gate_up.data_ptr(), y.data_ptr(), rows, width // 2, self.threads)
+        call(gate_up.data_ptr(), y.data_ptr(), rows, width // 2, self.threads)
         return y
 
     def rotate_write(

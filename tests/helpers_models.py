@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorium.actors.config import Config, ModelConfig
+from actorium.actors.config import Config, DeviceConfig, ModelConfig
 from actorium.gpu.batch import ExtendRow, ForwardBatch
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.pools import make_pools
@@ -62,9 +62,10 @@ def write_checkpoint(
     return model
 
 
-def load(path: Path, **model: Any) -> Model:
+def load(path: Path, native: bool = True, **model: Any) -> Model:
     """Our model of the checkpoint at `path`, on the CPU."""
-    return load_model(path, Config(model=ModelConfig(**model)), CPU, lambda *_: None)
+    config = Config(model=ModelConfig(**model), device=DeviceConfig(native_kernels=native))
+    return load_model(path, config, CPU, lambda *_: None)
 
 
 @dataclass

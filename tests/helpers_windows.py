@@ -40,9 +40,11 @@ class Driven:
 class Driver:
     """Sequences run together, one step after the other; the last ones admitted extend last."""
 
-    def __init__(self, runner: Runner, chunk: int, poison: float = math.nan) -> None:
-        """chunk: tokens extended in one step; poison: what unheld pages are filled with."""
-        self.runner, self.chunk, self.poison = runner, chunk, poison
+    def __init__(self, runner: Runner, chunk: int, poison: float = math.nan,
+                 keep: bool = False) -> None:
+        """chunk: tokens extended in one step; poison: what unheld pages are filled with; keep: give
+        no page back."""
+        self.runner, self.chunk, self.poison, self.keep = runner, chunk, poison, keep
         self.windows = [group.window for group in runner.model.shape.groups]
         self.size = runner.tables.page_size
         self.free = [list(range(1, pool.pages)) for pool in runner.pools]
@@ -95,7 +97,8 @@ class Driver:
               over: list[Driven]) -> StepResult:
         appends, self.appends = self.appends, []
         for s, count in [*extends, *((s, 1) for s in decodes)]:
-            self._give_back(s)
+            if not self.keep:
+                self._give_back(s)
             appends += self._cover(s, count)
         self.step += 1
         plan = StepPlan(1, self.step, admit=self.admits, page_appends=_i4(appends),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from actorium.kernels import native
-from actorium.kernels.activation import silu_mul
+from actorium.kernels.activation import gelu_mul, silu_mul
 from actorium.kernels.attention import decode_mask, extend_mask, paged_decode, token_index
 from actorium.kernels.linear import FEW_ROWS, Linear, NativeLinear, PackedLinear, can_pack
 from actorium.kernels.norm import rms_norm
@@ -107,13 +107,14 @@ def test_native_norm_and_activation(ops: NativeOps, dim: int, rows: int) -> None
     x, weight, gate_up = rand(rows, dim) * 3, rand(dim, seed=1), rand(rows, 2 * dim, seed=2) * 20
     close(ops.rms_norm(x, weight, 1e-5), rms_norm(x.float(), weight.float(), 1e-5))
     close(ops.silu_mul(gate_up), silu_mul(gate_up.float()))
+    close(ops.gelu_mul(gate_up / 8), gelu_mul((gate_up / 8).float()))
 
 
 def test_native_activation_at_the_ends(ops: NativeOps) -> None:
     gate = torch.tensor([-1e30, -200.0, -0.0, 200.0, 1e30, math.inf, math.nan], dtype=BF16)
     both = torch.cat((gate, torch.ones_like(gate)))[None]
-    got, want = ops.silu_mul(both)[0], silu_mul(both)[0]
-    assert torch.allclose(got, want, atol=1e-6, equal_nan=True)
+    for got, want in ((ops.silu_mul(both), silu_mul(both)), (ops.gelu_mul(both), gelu_mul(both))):
+        assert torch.allclose(got, want, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_models import CPU, Seq, Stepper, generate, load, write_checkpoint
-
-from actorium.actors.config import Config
-from actorium.gpu.loader import read_tensors
-from actorium.gpu.models.llama import CausalLM, wanted_tensors
-from actorium.gpu.models.registry import read_shape
+from helpers_models import Seq, Stepper, generate, load, write_checkpoint
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -134,10 +129,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)
-    full, short = load(tmp_path, dtype="float32"), load(tmp_path)
+    full, short = load(tmp_path, dtype="float32"), load(tmp_path, native)
     if native and short.ops.name != "native":
         pytest.skip("no C compiler, or torch with another OpenMP")
-    short = short if native else without_native(tmp_path)
     results = []
     for model in (full, short):
         stepper, seqs = Stepper(model, 64), [Seq(p) for p in prompts() if len(p) > 4]
@@ -148,14 +142,6 @@ def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, A
     spread = results[0].std()
     assert (results[1] - results[0]).abs().max() < 0.15 * spread
     assert (results[1] - results[0]).abs().mean() < 0.02 * spread
-
-
-def without_native(path: Path) -> CausalLM:
-    shape = read_shape(path, Config())
-    tensors = read_tensors(path, wanted_tensors(shape), shape.dtype, CPU, lambda *_: None)
-    model = CausalLM(shape, tensors, CPU, native=False)
-    assert model.ops.name == "torch"
-    return model
 
 
 def test_last_layer_on_wanted_rows_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
 class Case:
     """A checkpoint, its prompts and what transformers makes of them."""
 
-    path: Path
+    architecture: str
     model: Any
     oracle: Any
     prompts: list[list[int]]
@@ -49,7 +50,7 @@ def case(request: pytest.FixtureRequest,
     oracle = write_checkpoint(path, request.param, seed=3, **MODELS[request.param])
     rng = random.Random(7)
     prompts = [[rng.randrange(199) for _ in range(n)] for n in LENGTHS]
-    yield Case(path, load(path), oracle, prompts, [_generate(oracle, p) for p in prompts])
+    yield Case(request.param, load(path), oracle, prompts, [_generate(oracle, p) for p in prompts])
 
 
 def _generate(oracle: Any, prompt: list[int]) -> list[int]:
@@ -111,3 +112,23 @@ def test_a_prefix_with_holes_behind_the_window(case: Case, together: bool) -> No
     driver.run()
     alone = [_generate(case.oracle, prompt[:n]) for n in (177, 180, 200)]
     assert [s.output for s in seqs] == alone
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_bf16_reads_nothing_behind_the_window(case: Case, head_dim: int, native: bool,
+                                              tmp_path: Path) -> None:
+    """The C kernels (on tiles where the head allows) and torch's: what else is in the pool, NaN or
+    not, and whether pages are given back changes no token."""
+    write_checkpoint(tmp_path, case.architecture, seed=4, dtype=torch.bfloat16,
+                     **{**MODELS[case.architecture], "head_dim": head_dim})
+    model = load(tmp_path, native=native)
+    if native and model.ops.name != "native":
+        pytest.skip("no C compiler, or torch with another OpenMP")
+    runs = []
+    for keep, poison in ((True, 0.0), (False, math.nan)):
+        driver = Driver(make_runner(model, 200), 100, poison, keep)
+        seqs = [driver.admit(prompt, GREEDY) for prompt in case.prompts[::3]]
+        driver.run()
+        runs.append([s.output for s in seqs])
+    assert runs[0] == runs[1]

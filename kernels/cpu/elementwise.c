@@ -19,18 +19,28 @@ void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, floa
     }
 }
 
+INLINE float sigmoid(float x) {
+    float e = exp_neg(-fabsf(x));
+    return (x >= 0 ? 1.0f : e) / (1.0f + e);
+}
+
+/* gelu in its tanh form is x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)). */
+INLINE void gate_mul(const bf16 *gate, bf16 *out, int dim, int gelu) {
+    for (int i = 0; i < dim; i++) {
+        float g = wide(gate[i]);
+        float s = sigmoid(gelu ? g * (1.5957691216f + 0.0713548163f * g * g) : g);
+        out[i] = narrow(g * s * wide(gate[dim + i]));
+    }
+}
+
 void silu_mul(const bf16 *gate_up, bf16 *y, int64_t rows, int dim, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * dim > 16384)
-    for (int64_t t = 0; t < rows; t++) {
-        const bf16 *gate = gate_up + t * 2 * dim, *up = gate + dim;
-        bf16 *out = y + t * dim;
-        for (int i = 0; i < dim; i++) {
-            float g = wide(gate[i]);
-            float e = exp_neg(-fabsf(g));
-            float s = (g >= 0 ? 1.0f : e) / (1.0f + e);
-            out[i] = narrow(g * s * wide(up[i]));
-        }
-    }
+    for (int64_t t = 0; t < rows; t++) gate_mul(gate_up + t * 2 * dim, y + t * dim, dim, 0);
+}
+
+void gelu_mul(const bf16 *gate_up, bf16 *y, int64_t rows, int dim, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * dim > 16384)
+    for (int64_t t = 0; t < rows; t++) gate_mul(gate_up + t * 2 * dim, y + t * dim, dim, 1);
 }
 
 /* Norm (w may be 0) and rotate one head in place. table: cos[dim], then signed sin[dim]. */
