@@ -13,7 +13,17 @@ from .activation import gelu_mul, silu_mul
 from .attention import Attend, Chunk, torch_decode, torch_extend
 from .attention_native import NativeDecode, NativeExtend, chunk_rows, window_rows
 from .kv import write_kv
-from .linear import Linear, NativeLinear, PackedLinear, TileLinear, can_pack, can_tile
+from .linear import (
+    Gated,
+    Linear,
+    NativeLinear,
+    PackedLinear,
+    TileGated,
+    TileLinear,
+    can_pack,
+    can_tile,
+    huge,
+)
 from .native import library
 from .norm import rms_norm
 from .rope import apply_rope
@@ -30,6 +40,11 @@ class TorchOps:
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A product with this weight, in the layout that serves it best."""
         return PackedLinear(weight, bias) if can_pack(weight) else Linear(weight, bias)
+
+    def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
+        """silu (or gelu) of gate, times up; weight: [2 * I, K], gate's rows before those of up."""
+        return Gated(self.linear(weight, bias),
+                     self.gelu_mul if activation == "gelu" else self.silu_mul)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `norm.rms_norm`."""
@@ -82,8 +97,7 @@ class NativeOps(TorchOps):
     def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
         """threads: of each call, torch's own."""
         self.lib, self.threads = lib, threads
-        self.scratch = (torch.empty(threads * lib.linear_scratch(), dtype=torch.uint8)
-                        if lib.amx_ready() else None)
+        self.scratch = huge(threads * lib.linear_scratch()) if lib.amx_ready() else None
         self.tiles = bool(lib.extend_ready())
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -93,6 +107,13 @@ class NativeOps(TorchOps):
         if weight.numel() <= SMALL_WEIGHT and can_pack(weight):
             return NativeLinear(weight, bias, self.lib, self.threads)
         return super().linear(weight, bias)
+
+    def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
+        """See `TorchOps.gated`."""
+        if (activation == "silu" and self.scratch is not None and can_tile(weight)
+                and weight.shape[0] % 32 == 0):
+            return TileGated(weight, bias, self.lib, self.threads, self.scratch)
+        return super().gated(weight, bias, activation)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `norm.rms_norm`."""

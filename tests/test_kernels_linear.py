@@ -6,9 +6,10 @@ import ctypes
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.linear import Linear, TileLinear, can_tile
+from actorium.kernels.linear import Linear, TileGated, TileLinear, can_tile
 from actorium.kernels.native import library
 from actorium.kernels.ops import NativeOps
 
@@ -126,3 +127,30 @@ def test_what_has_no_tiles_falls_back(lib: ctypes.CDLL) -> None:
     product, x = ops.linear(rand(40, 48)), rand(3, 48, seed=1)
     assert not isinstance(product, TileLinear)
     assert product.wide(x).dtype is torch.float32
+
+
+@pytest.mark.parametrize("rows", [1, 31, 65, 513])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gated(lib: ctypes.CDLL, rows: int, bias: bool) -> None:
+    weight, x = rand(2 * 48, 256) * 0.1, rand(rows, 256, seed=1)
+    b = rand(2 * 48, seed=2) if bias else None
+    ops = NativeOps(lib, 2)
+    product = ops.gated(weight, b, "silu")
+    assert isinstance(product, TileGated)
+    assert torch.equal(product.tiles.unpack(), weight)
+    gate, up = F.linear(x.float(), weight.float(), b.float() if b is not None else None).chunk(2, 1)
+    want = F.silu(gate) * up
+    assert ((product(x).float() - want).abs() <= want.abs() * 2**-8 + 1e-5).all()
+    assert not isinstance(ops.gated(weight, b, "gelu"), TileGated)
+    assert not isinstance(ops.gated(rand(2 * 40, 256), None, "silu"), TileGated)
+
+
+@pytest.mark.parametrize("ins", [3104, 16384])
+@pytest.mark.parametrize("rows", [3, 50, 70])
+def test_many_k(lib: ctypes.CDLL, rows: int, ins: int) -> None:
+    check(tiled(lib, rand(40, ins) * ins**-0.5), rand(40, ins) * ins**-0.5, None, rows)
+
+
+def test_results_too_large_for_caches(lib: ctypes.CDLL) -> None:
+    weight = rand(2048, 64) * 0.1
+    check(tiled(lib, weight), weight, None, 1100)

@@ -15,7 +15,7 @@ from actorium.gpu.models.plan import AttentionPlan, plan_attention
 from actorium.gpu.models.rotary import frequencies
 from actorium.gpu.pools import PagePool
 from actorium.gpu.shape import ModelShape
-from actorium.kernels.linear import Linear
+from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.ops import TorchOps, select_ops
 from actorium.kernels.rope import rope_rows, rope_table
 
@@ -69,7 +69,7 @@ class Layer:
 
     qkv: Linear
     o: Linear
-    gate_up: Linear
+    gate_up: Gated
     down: Linear
     attention_norm: Tensor
     attended_norm: Tensor | None
@@ -100,7 +100,6 @@ class CausalLM:
         self.scale = shape.attention_scale
         self.embed_scale = float(torch.tensor(shape.embed_scale).to(shape.dtype))
         self.ops = select_ops(shape.dtype, device, shape.head_dim, native)
-        self.activate = self.ops.gelu_mul if shape.activation == "gelu" else self.ops.silu_mul
         self.groups = shape.groups
         places = {i: (g, place) for g, group in enumerate(self.groups)
                   for place, i in enumerate(group.layers)}
@@ -148,7 +147,7 @@ class CausalLM:
             out, hidden = plan.attend_rows(q, pages, rows), hidden.index_select(0, rows)
         hidden = self._add(hidden, layer.o, out.reshape(-1, s.q_size), layer.attended_norm)
         x = ops.rms_norm(hidden, layer.mlp_norm, s.norm_eps)
-        return self._add(hidden, layer.down, self.activate(layer.gate_up(x)), layer.mlp_done_norm)
+        return self._add(hidden, layer.down, layer.gate_up(x), layer.mlp_done_norm)
 
     def _add(self, hidden: Tensor, linear: Linear, x: Tensor, norm: Tensor | None) -> Tensor:
         """hidden + linear(x), which is normed first where there is a norm."""
@@ -170,9 +169,12 @@ def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int, ops: TorchOps,
         parts = [tensors.pop(at + name) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def linear(bias: bool, *names: str) -> Linear:
+    def both(bias: bool, *names: str) -> tuple[Tensor, Tensor | None]:
         weight = take(*(f"{name}.weight" for name in names))
-        return ops.linear(weight, take(*(f"{name}.bias" for name in names)) if bias else None)
+        return weight, take(*(f"{name}.bias" for name in names)) if bias else None
+
+    def linear(bias: bool, *names: str) -> Linear:
+        return ops.linear(*both(bias, *names))
 
     def norm(name: str) -> Tensor | None:
         return _folded(s, take(f"{name}.weight")) if name else None
@@ -186,7 +188,7 @@ def _layer(s: ModelShape, tensors: dict[str, Tensor], i: int, ops: TorchOps,
     return Layer(
         qkv=linear(s.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         o=linear(s.o_bias, "self_attn.o_proj"),
-        gate_up=linear(s.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        gate_up=ops.gated(*both(s.mlp_bias, "mlp.gate_proj", "mlp.up_proj"), s.activation),
         down=linear(s.mlp_bias, "mlp.down_proj"),
         attention_norm=before,
         attended_norm=attended,

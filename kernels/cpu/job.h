@@ -11,6 +11,7 @@ struct job {
                                    that alternate by 16 */
     int64_t rows;
     int kind;
+    int stream; /* OUT_BF16: write past the caches */
 };
 
 #ifdef __AMX_BF16__
@@ -53,7 +54,9 @@ INLINE void finish_row(const struct job *j, __m512 a, __m512 b, int64_t row, int
         return;
     }
     __m512i out = (__m512i)_mm512_cvtne2ps_pbh(b, a);
-    _mm512_mask_storeu_epi16((bf16 *)j->y + row * outs + n, mask, out);
+    bf16 *y = (bf16 *)j->y + row * outs + n;
+    if (j->stream) _mm512_stream_si512((__m512i *)y, out);
+    else _mm512_mask_storeu_epi16(y, mask, out);
 }
 
 /* Panels [from, to) for at most MAX_FEW rows; every row and every panel of a block of rows. */

@@ -4,6 +4,9 @@
 #include "job.h"
 
 #ifdef __AMX_BF16__
+#ifndef STREAM_FROM
+#define STREAM_FROM (1 << 21) /* elements of a result that caches would not keep */
+#endif
 #define ROWS_EACH 256 /* rows a thread must have for threads to share rows, not columns */
 
 int linear_scratch(void) { return (int)many_scratch(); }
@@ -26,7 +29,9 @@ static void product_part(const struct job *j, int64_t part, int64_t parts) {
 /* y = x w^T (+ bias) (+ add), w packed; kind: see job.h. */
 void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add, void *y,
                    int64_t rows, int kind, int threads) {
-    struct job j = {w, x, bias, add, y, rows, kind};
+    int whole = w->outs % PANEL == 0 && (uintptr_t)y % 64 == 0;
+    struct job j = {w, x, bias, add, y, rows, kind,
+                    kind == OUT_BF16 && whole && rows * w->outs >= STREAM_FROM};
     if (w->outs * w->ins * rows <= 65536) {
         product_part(&j, 0, 1);
         return;

@@ -1,70 +1,16 @@
-/* Products of few rows: the weight is read once, as fast as memory gives it. */
+/* Products of few rows: the weight is read once, as fast as memory gives it.
+ *
+ * One row too is faster through tiles than through vectors: decoding runs blocks ahead of the
+ * products, so that neither waits for the other. */
 #include "job.h"
 
 #ifdef __AMX_BF16__
 #include "amx.h"
 
-#define MAX_VECTOR 4  /* rows up to which vectors beat tiles */
-#define AHEAD 6144    /* bytes of the weight fetched ahead */
+#define AHEAD 6144 /* bytes of the weight fetched ahead */
 
 INLINE void fetch(const uint8_t *at, int bytes) {
     for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T0);
-}
-
-/* Adds the exceptions of a panel: x[t][k] * value. */
-static void add_exceptions(const struct job *j, int64_t panel, float sums[][PANEL]) {
-    const struct packed *w = j->w;
-    for (int64_t i = w->starts[panel]; i < w->starts[panel + 1]; i++) {
-        struct exception e = w->exceptions[i];
-        for (int64_t t = 0; t < j->rows; t++)
-            sums[t][place_column(e.at)] += wide(j->x[t * w->ins + place_k(e.at)]) * wide(e.value);
-    }
-}
-
-/* One block: 16 pairs of k for 32 columns; tile rows go straight into the products. */
-INLINE const uint8_t *vector_block(const struct job *j, const int rows, const int coded,
-                                   const uint8_t *from, __m512i table, int64_t k,
-                                   __m512 sum[][2][2]) {
-    for (int g = 0; g < 8; g++) {
-        const int bytes = coded ? 192 : 256;
-        __m512i v[4];
-        fetch(from, bytes);
-        if (coded) decode_group(from, table, v);
-        else for (int i = 0; i < 4; i++) v[i] = _mm512_loadu_si512(from + 64 * i);
-        from += bytes;
-        for (int t = 0; t < rows; t++)
-            for (int i = 0; i < 4; i++) {
-                int32_t pair;
-                memcpy(&pair, j->x + t * j->w->ins + k + g % 4 * 8 + 2 * i, 4);
-                __m512 *to = &sum[t][g / 4][i & 1];
-                *to = _mm512_dpbf16_ps(*to, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)v[i]);
-            }
-    }
-    return from;
-}
-
-INLINE void vectors(const struct job *j, const int rows, const int coded, int64_t p0, int64_t p1) {
-    const struct packed *w = j->w;
-    const uint8_t *from = w->blocks + p0 * (w->ins / STEP) * (coded ? CODED_BYTES : PLAIN_BYTES);
-    __m512i table = coded ? code_table(w) : _mm512_setzero_si512();
-    for (int64_t p = p0; p < p1; p++) {
-        __m512 sum[MAX_VECTOR][2][2];
-        for (int t = 0; t < rows; t++)
-            for (int i = 0; i < 4; i++) sum[t][i / 2][i % 2] = _mm512_setzero_ps();
-        for (int64_t k = 0; k < w->ins; k += STEP)
-            from = vector_block(j, rows, coded, from, table, k, sum);
-        for (int t = 0; t < rows; t++)
-            for (int i = 0; i < 2; i++) sum[t][i][0] = _mm512_add_ps(sum[t][i][0], sum[t][i][1]);
-        if (coded && w->starts[p + 1] > w->starts[p]) {
-            float sums[MAX_VECTOR][PANEL];
-            for (int t = 0; t < rows; t++)
-                for (int i = 0; i < 2; i++) _mm512_storeu_ps(sums[t] + 16 * i, sum[t][i][0]);
-            add_exceptions(j, p, sums);
-            for (int t = 0; t < rows; t++)
-                for (int i = 0; i < 2; i++) sum[t][i][0] = _mm512_loadu_ps(sums[t] + 16 * i);
-        }
-        for (int t = 0; t < rows; t++) finish_row(j, sum[t][0][0], sum[t][1][0], t, p);
-    }
 }
 
 /* Decodes blocks ahead of the tiles that read them: rows just stored are slow to load. */
@@ -156,12 +102,6 @@ INLINE void tiles(const struct job *j, const int two, const int coded, int64_t p
 
 void product_few(const struct job *j, int64_t from, int64_t to) {
     if (from >= to) return;
-    switch (j->rows) {
-    case 1: CASES(vectors, 1); return;
-    case 2: CASES(vectors, 2); return;
-    case 3: CASES(vectors, 3); return;
-    case 4: CASES(vectors, 4); return;
-    }
     uint8_t high = (uint8_t)(j->rows < 16 ? j->rows : 16), low = (uint8_t)(j->rows - high);
     uint8_t rest = low ? low : 1;
     amx_shape((const uint8_t[8]){high, high, rest, rest, high, rest, 16, 16});

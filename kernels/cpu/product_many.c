@@ -1,124 +1,185 @@
 /* Products of many rows: blocked so that tiles are loaded from L1 and L2 alone.
  *
- * A block of rows is copied into tile order once (L2); a panel's weights are decoded for
- * K_BLOCK k at a time (L1) and used for all of these rows, 32 rows x 32 columns in four tiles. */
+ * A block of rows is copied into tile order once (L2). A panel's weights are decoded (L2) while
+ * its first 48 rows are multiplied and used for the others too; sums of 48 rows x 32 columns stay in
+ * six tiles over all of k, which takes 5 KB of L2's bandwidth for six tile products, and are
+ * finished while the next 48 rows are multiplied. Splitting k so that weights stay in L1 costs more
+ * in loads and stores of sums than it saves. */
 #include "job.h"
 
 #ifdef __AMX_BF16__
 #include "amx.h"
 
-#ifndef K_STEPS
-#define K_STEPS 8               /* blocks of 32 k decoded at a time */
-#endif
+#define WIDE 3                  /* row tiles multiplied at a time */
+#define GROUP (WIDE * 16)
+#define MAX_ROWS (10 * GROUP)
+#define MAX_STEPS 96            /* blocks of 32 k a panel is decoded for at a time */
 #define X_BYTES (5 << 18)       /* of x in tile order: most of L2 */
-#define MAX_ROWS 512
-#define SUM_BYTES (MAX_ROWS * PANEL * 4)
-#define PAIR (2 * TILE_BYTES)   /* two tiles of x: 32 rows x 32 k */
+#define B_BYTES (MAX_STEPS * PLAIN_BYTES)
+#define SUMS (WIDE * 2 * 256)   /* floats of a group's sums */
+#define AHEAD 2                 /* blocks decoded ahead of their use */
 
-int64_t many_scratch(void) { return X_BYTES + SUM_BYTES; }
+int64_t many_scratch(void) { return X_BYTES + B_BYTES + MAX_ROWS * PANEL * 4; }
 
-/* x rows to tiles: [k blocks][pairs of 16 rows][steps][2 tiles], rows beyond the end zero. */
-static void arrange(const struct job *j, int64_t row0, int64_t rows, uint8_t *to) {
-    int64_t ins = j->w->ins, pairs = (rows + 31) / 32, steps = ins / STEP;
-    for (int64_t r = 0; r < pairs * 32; r++) {
-        const bf16 *from = j->x + (row0 + r) * ins;
-        uint8_t *tile = to + r % 32 * 64;
-        for (int64_t s = 0; s < steps; s++) {
-            int64_t first = s / K_STEPS * K_STEPS;
-            int64_t width = steps - first < K_STEPS ? steps - first : K_STEPS;
-            int64_t at = first * pairs + r / 32 * width + s - first;
-            __m512i v = r < rows ? _mm512_loadu_si512(from + s * STEP) : _mm512_setzero_si512();
-            _mm512_store_si512(tile + at * PAIR, v);
+/* Sums that still have to be written. */
+struct pending {
+    const float *sums;
+    int64_t row, panel;
+    int next, rows;
+};
+
+/* A panel's weights over some blocks of k. */
+struct panel {
+    const uint8_t *coded; /* next block to decode */
+    const struct exception *next, *end;
+    const uint8_t *fetch; /* what is decoded next time, and the lines of it to fetch at a step */
+    int lines;
+    bf16 *tiles;
+    int64_t first, steps, done; /* block of the panel tiles begin with; blocks; decoded */
+};
+
+/* x rows to tiles: [chunks of k][groups of 3 row tiles, the last may have less][steps][row tiles],
+ * rows beyond the end zero. */
+static void arrange(const struct job *j, int64_t row0, int64_t rows, int64_t chunk, uint8_t *to) {
+    int64_t ins = j->w->ins, tiles = (rows + 15) / 16, steps = ins / STEP;
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        const bf16 *from = j->x + (row0 + tile * 16) * ins;
+        int64_t group = tile / WIDE * WIDE, width = tiles - group < WIDE ? tiles - group : WIDE;
+        for (int64_t first = 0; first < steps; first += chunk) {
+            int64_t count = steps - first < chunk ? steps - first : chunk;
+            uint8_t *at = to + (first * tiles + group * count + tile - group) * TILE_BYTES;
+            for (int64_t s = first; s < first + count; s++, at += width * TILE_BYTES)
+                for (int64_t r = 0; r < 16; r++) {
+                    __m512i v = _mm512_setzero_si512();
+                    if (tile * 16 + r < rows) v = _mm512_loadu_si512(from + r * ins + s * STEP);
+                    _mm512_store_si512(at + r * 64, v);
+                }
         }
     }
 }
 
-/* A k block of a panel to plain tiles; the exceptions still to come. */
-static const struct exception *weights(const struct packed *w, int64_t panel, int64_t s0, int64_t s1,
-                                       const struct exception *e, bf16 *to) {
-    const uint8_t *from = w->blocks + (panel * (w->ins / STEP) + s0) * CODED_BYTES;
-    __m512i table = code_table(w);
-    for (int64_t s = s0; s < s1; s++, from += CODED_BYTES) {
-        for (int i = 0; i < CODED_BYTES; i += 64)
-            _mm_prefetch((const char *)from + K_STEPS * CODED_BYTES + i, _MM_HINT_T1);
-        decode_block(from, table, to + (s - s0) * BLOCK);
-    }
-    const struct exception *end = w->exceptions + w->starts[panel + 1];
-    for (; e < end && e->at < s1 * BLOCK; e++) to[e->at - s0 * BLOCK] = e->value;
-    return e;
+INLINE void decode_next(struct panel *b, __m512i table) {
+    bf16 *to = b->tiles + b->done * BLOCK;
+    decode_block(b->coded, table, to);
+    b->coded += CODED_BYTES;
+    b->done++;
+    uint32_t end = (uint32_t)(b->first + b->done) * BLOCK;
+    for (; b->next < b->end && b->next->at < end; b->next++)
+        to[b->next->at % BLOCK] = b->next->value;
 }
 
-/* 32 rows x 32 columns over a k block; sums: four tiles. */
-INLINE void pair_block(const uint8_t *x, const bf16 *b, int64_t steps, float *sums, int first) {
-    if (first) {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
-    } else {
-        TILE_LOAD(0, sums, 64);
-        TILE_LOAD(1, sums + 256, 64);
-        TILE_LOAD(2, sums + 512, 64);
-        TILE_LOAD(3, sums + 768, 64);
-    }
-    for (int64_t s = 0; s < steps; s++, x += PAIR, b += BLOCK) {
-        TILE_LOAD(6, b, 64);
-        TILE_LOAD(4, x, 64);
-        TILE_DOT(0, 4, 6);
-        TILE_LOAD(7, b + 512, 64);
-        TILE_DOT(1, 4, 7);
-        TILE_LOAD(5, x + TILE_BYTES, 64);
-        TILE_DOT(2, 5, 6);
-        TILE_DOT(3, 5, 7);
-    }
-    TILE_STORE(0, sums, 64);
-    TILE_STORE(1, sums + 256, 64);
-    TILE_STORE(2, sums + 512, 64);
-    TILE_STORE(3, sums + 768, 64);
-}
-
-INLINE void finish_pair(const struct job *j, const float *sums, int64_t row, int64_t rows,
-                        int64_t panel) {
-    for (int64_t r = 0; r < rows; r++) {
-        const float *at = sums + r / 16 * 512 + r % 16 * 16;
-        finish_row(j, _mm512_load_ps(at), _mm512_load_ps(at + 256), row + r, panel);
+INLINE void finish_some(const struct job *j, struct pending *p, int count) {
+    for (; count > 0 && p->next < p->rows; count--, p->next++) {
+        const float *at = p->sums + p->next / 16 * 512 + p->next % 16 * 16;
+        finish_row(j, _mm512_load_ps(at), _mm512_load_ps(at + 256), p->row + p->next, p->panel);
     }
 }
 
-static void panel_rows(const struct job *j, int64_t panel, int64_t row0, int64_t rows,
-                       const uint8_t *x, float *sums) {
-    bf16 tiles[K_STEPS * BLOCK] __attribute__((aligned(64)));
+/* Sums of row tile r: tiles 2r and 2r + 1; 6: weights; 7: x. */
+#define EACH(f) \
+    f(0, 0) f(1, 0) if (width > 1) { f(2, 1) f(3, 1) } if (width > 2) { f(4, 2) f(5, 2) }
+#define ZERO_SUM(t, r) TILE_ZERO(t);
+#define LOAD_SUM(t, r) TILE_LOAD(t, sums + 256 * t, 64);
+#define STORE_SUM(t, r) TILE_STORE(t, sums + 256 * t, 64);
+
+/* A group of `width` row tiles x 32 columns over b; decode: b is still coded. */
+INLINE void group_block(const struct job *j, const int width, const int decode, const uint8_t *x,
+                        struct panel *b, float *sums, int more, struct pending *last) {
+    __m512i table = decode ? code_table(j->w) : _mm512_setzero_si512();
+    int finish = (int)((GROUP + b->steps - 1) / b->steps);
+    const bf16 *w = b->tiles;
+    if (decode)
+        for (int i = 0; i < AHEAD && b->done < b->steps; i++) decode_next(b, table);
+    if (more) { EACH(LOAD_SUM) } else { EACH(ZERO_SUM) }
+    for (int64_t s = 0; s < b->steps; s++, x += width * TILE_BYTES, w += BLOCK) {
+        TILE_LOAD(6, w, 64);
+        TILE_LOAD(7, x, 64);
+        TILE_DOT(0, 7, 6);
+        if (width > 1) {
+            TILE_LOAD(7, x + TILE_BYTES, 64);
+            TILE_DOT(2, 7, 6);
+        }
+        if (width > 2) {
+            TILE_LOAD(7, x + 2 * TILE_BYTES, 64);
+            TILE_DOT(4, 7, 6);
+        }
+        TILE_LOAD(6, w + 512, 64);
+        if (width > 2) {
+            TILE_DOT(5, 7, 6);
+            TILE_LOAD(7, x + TILE_BYTES, 64);
+        }
+        if (width > 1) {
+            TILE_DOT(3, 7, 6);
+            TILE_LOAD(7, x, 64);
+        }
+        TILE_DOT(1, 7, 6);
+        if (decode && b->done < b->steps) decode_next(b, table);
+        if (!decode)
+            for (int i = 0; i < b->lines; i++, b->fetch += 64)
+                _mm_prefetch((const char *)b->fetch, _MM_HINT_T1);
+        finish_some(j, last, finish);
+    }
+    EACH(STORE_SUM)
+}
+
+INLINE void group_rows(const struct job *j, int64_t width, const int decode, const uint8_t *x,
+                       struct panel *b, float *sums, int more, struct pending *last) {
+    if (width == 3) group_block(j, 3, decode, x, b, sums, more, last);
+    else if (width == 2) group_block(j, 2, decode, x, b, sums, more, last);
+    else group_block(j, 1, decode, x, b, sums, more, last);
+}
+
+static void panel_rows(const struct job *j, int64_t panel, int64_t row0, int64_t rows, int64_t chunk,
+                       uint8_t *x, struct pending *last) {
     const struct packed *w = j->w;
-    int64_t pairs = (rows + 31) / 32, steps = w->ins / STEP;
-    const struct exception *e = w->coded ? w->exceptions + w->starts[panel] : 0;
-    for (int64_t s0 = 0; s0 < steps; s0 += K_STEPS) {
-        int64_t s1 = s0 + K_STEPS < steps ? s0 + K_STEPS : steps;
-        const bf16 *b = (const bf16 *)(w->blocks + (panel * steps + s0) * PLAIN_BYTES);
-        if (w->coded) {
-            e = weights(w, panel, s0, s1, e, tiles);
-            b = tiles;
-        }
-        for (int64_t i = 0; i < pairs; i++) {
-            float *at = sums + i * 1024;
-            pair_block(x + (s0 * pairs + i * (s1 - s0)) * PAIR, b, s1 - s0, at, s0 == 0);
-            int64_t left = rows - 32 * i;
-            if (s1 == steps) finish_pair(j, at, row0 + 32 * i, left < 32 ? left : 32, panel);
+    bf16 *scratch = (bf16 *)(x + X_BYTES);
+    float *sums = (float *)(x + X_BYTES + B_BYTES);
+    int64_t tiles = (rows + 15) / 16, steps = w->ins / STEP;
+    struct panel b = {0};
+    if (w->coded) {
+        b.coded = w->blocks + panel * steps * CODED_BYTES;
+        b.next = w->exceptions + w->starts[panel];
+        b.end = w->exceptions + w->starts[panel + 1];
+        b.tiles = scratch;
+    }
+    for (int64_t first = 0; first < steps; first += chunk) {
+        b.first = first;
+        b.steps = steps - first < chunk ? steps - first : chunk;
+        b.done = 0;
+        int64_t others = (tiles + WIDE - 1) / WIDE - 1;
+        b.fetch = w->blocks + (panel * steps + first + b.steps) * (w->coded ? CODED_BYTES : PLAIN_BYTES);
+        b.lines = others ? (int)(((w->coded ? CODED_BYTES : PLAIN_BYTES) / 64 + others - 1) / others) : 0;
+        if (!w->coded) b.tiles = (bf16 *)(w->blocks + (panel * steps + first) * PLAIN_BYTES);
+        for (int64_t t = 0; t < tiles; t += WIDE) {
+            int64_t width = tiles - t < WIDE ? tiles - t : WIDE, left = rows - 16 * t;
+            const uint8_t *from = x + (first * tiles + t * b.steps) * TILE_BYTES;
+            float *at = sums + (t / WIDE + (chunk >= steps ? panel * ((tiles + 2) / WIDE) : 0))
+                        % (chunk >= steps ? 2 : MAX_ROWS / GROUP) * SUMS;
+            if (w->coded && t == 0) group_rows(j, width, 1, from, &b, at, first > 0, last);
+            else group_rows(j, width, 0, from, &b, at, first > 0, last);
+            finish_some(j, last, GROUP);
+            if (first + chunk >= steps)
+                *last = (struct pending){at, row0 + 16 * t, panel, 0,
+                                         (int)(left < GROUP ? left : GROUP)};
         }
     }
 }
 
 void product_many(const struct job *j, int64_t row0, int64_t row1, int64_t from, int64_t to,
                   uint8_t *scratch) {
-    int64_t most = X_BYTES / (j->w->ins * 2) / 32 * 32;
-    if (most > MAX_ROWS) most = MAX_ROWS;
+    int64_t most = X_BYTES / (j->w->ins * 2), steps = j->w->ins / STEP;
+    most = most > MAX_ROWS ? MAX_ROWS : most < GROUP ? most / 16 * 16 : most / GROUP * GROUP;
+    int64_t chunks = (steps + MAX_STEPS - 1) / MAX_STEPS, chunk = (steps + chunks - 1) / chunks;
     amx_full();
     while (row0 < row1) {
         int64_t parts = (row1 - row0 + most - 1) / most;
-        int64_t rows = ((row1 - row0 + parts - 1) / parts + 31) / 32 * 32;
+        int64_t rows = ((row1 - row0 + parts - 1) / parts + GROUP - 1) / GROUP * GROUP;
+        if (rows > most) rows = most;
         if (rows > row1 - row0) rows = row1 - row0;
-        arrange(j, row0, rows, scratch);
-        for (int64_t p = from; p < to; p++)
-            panel_rows(j, p, row0, rows, scratch, (float *)(scratch + X_BYTES));
+        struct pending last = {0};
+        arrange(j, row0, rows, chunk, scratch);
+        for (int64_t p = from; p < to; p++) panel_rows(j, p, row0, rows, chunk, scratch, &last);
+        finish_some(j, &last, GROUP);
         row0 += rows;
     }
     amx_release();
