@@ -15,7 +15,9 @@ from actorium.actors.config import Config, MemoryConfig, ModelConfig, SchedulerC
 from actorium.actors.core import Context
 from actorium.actors.messages import (
     Cancel,
+    Flush,
     Open,
+    Reply,
     Reset,
     SequenceEvent,
     StepPlan,
@@ -44,12 +46,15 @@ def column(values: list[int]) -> bytes:
 
 def config(page_size: int = 16, pool_tokens: int = 4096, seqs: int = 8, chunk: int = 2048,
            queued: int = 4096, overlap: bool = True, force_preempt: int = 0,
-           max_model_len: int | None = None) -> Config:
+           max_model_len: int | None = None, policy: str = "fcfs", cache: bool = True,
+           eviction: str = "lru", weights: dict[str, float] | None = None) -> Config:
     return Config(
         model=ModelConfig(max_model_len=max_model_len),
-        memory=MemoryConfig(page_size=page_size, max_total_tokens=pool_tokens, debug_memory=True),
+        memory=MemoryConfig(page_size=page_size, max_total_tokens=pool_tokens, debug_memory=True,
+                            audit_every=1, prefix_cache=cache, eviction_policy=eviction),
         scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, overlap=overlap,
-                                  max_num_queued_reqs=queued, force_preempt_every=force_preempt))
+                                  max_num_queued_reqs=queued, force_preempt_every=force_preempt,
+                                  schedule_policy=policy, tenant_weights=weights or {}))
 
 
 @dataclass
@@ -75,16 +80,19 @@ class Heard:
 class Ring:
     """Every message goes through msgpack, so bounds and types are checked on the way."""
 
-    def __init__(self, settings: Config, start: bool = True) -> None:
+    def __init__(self, settings: Config, start: bool = True,
+                 windows: tuple[int, ...] = (0,)) -> None:
         self.now = 100.0
         self.depth = 2 if settings.scheduler.overlap else 1
         self.scheduler = core.build(Context(settings, Path("/nowhere"), "scheduler", 3, 0))
-        self.worker = null_worker.build(Context(settings, Path("/nowhere"), "worker-0", 3, 0))
+        self.worker = null_worker.NullWorker(
+            Context(settings, Path("/nowhere"), "worker-0", 3, 0), windows)
         self.plans: deque[StepPlan] = deque()
         self.results: deque[StepResult] = deque()
         self.sent: list[StepPlan] = []
         self.heard: dict[int, Heard] = {}
         self.submits: dict[str, Submit] = {}
+        self.replies: list[Reply] = []
         if start:
             self.start()
 
@@ -118,7 +126,10 @@ class Ring:
     def in_flight(self) -> int:
         return len(self.plans) + len(self.results)
 
-    def _hear(self, message: Open | TokenBatch) -> None:
+    def _hear(self, message: Open | TokenBatch | Reply) -> None:
+        if isinstance(message, Reply):
+            self.replies.append(message)
+            return
         if isinstance(message, Open):
             assert message.sid not in self.heard
             self.heard[message.sid] = Heard(message, self.submits[message.rid])
@@ -137,14 +148,19 @@ class Ring:
 
     # --- what a test does ------------------------------------------------------------------------
 
-    def submit(self, prompt: int, max_tokens: int = 16, n: int = 1, seed: int | None = None,
-               deadline: float | None = None, rid: str | None = None, **params: Any) -> str:
-        """Submit `prompt` tokens of prompt; the scheduler hears it, but is not woken."""
+    def submit(self, prompt: int | list[int], max_tokens: int = 16, n: int = 1,
+               seed: int | None = None, deadline: float | None = None, rid: str | None = None,
+               tenant: str = "", priority: int = 0, **params: Any) -> str:
+        """Submit a prompt (or so many tokens of one that is all its own); the scheduler hears it,
+        but is not woken."""
         rid = rid or f"r{len(self.submits)}"
         seed = len(self.submits) * 7919 + 13 if seed is None else seed
-        submit = Submit(rid=rid, client=CLIENT, prompt=column(list(range(prompt))), n=n,
+        if isinstance(prompt, int):
+            own = 1000 * len(self.submits)
+            prompt = list(range(own, own + prompt))
+        submit = Submit(rid=rid, client=CLIENT, prompt=column(prompt), n=n,
                         params=Resolved(max_tokens=max_tokens, **params), text=TextParams(),
-                        seed=seed, deadline=deadline)
+                        seed=seed, deadline=deadline, tenant=tenant, priority=priority)
         self.submits[rid] = submit
         self.tell(submit)
         return rid
@@ -154,6 +170,9 @@ class Ring:
 
     def stop(self, sid: int, tokens: int) -> None:
         self.tell(Stop(sid=sid, tokens=tokens))
+
+    def flush(self) -> None:
+        self.tell(Flush(rid="f", client=CLIENT))
 
     def work(self) -> bool:
         """Let the worker run its oldest plan."""
@@ -190,7 +209,7 @@ class Ring:
         """Everything has ended, nothing is held, nothing will be sent."""
         assert all(heard.reason for heard in self.heard.values())
         gauges = self.scheduler.health().gauges
-        assert gauges["running"] == gauges["waiting"] == gauges["used_pages"] == 0
+        assert gauges["running"] == gauges["waiting"] == gauges["held_pages"] == 0
         assert not self.scheduler.books.requests and not self.in_flight
         assert self.scheduler.next_timer() is None
         assert list(self.scheduler.on_wake(self.now)) == []

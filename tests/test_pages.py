@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actorium.actors.scheduler.pages import BooksError, NoCache, PagePool
+from actorium.actors.scheduler.pages import NO_PAGES, TREE, BooksError, PagePool
 
 
 def test_pages_come_once_and_never_the_sink() -> None:
@@ -13,8 +13,8 @@ def test_pages_come_once_and_never_the_sink() -> None:
     pages = np.concatenate([pool.take(3, 1), pool.take(5, 2)])
     assert sorted(pages.tolist()) == list(range(1, 9))
     assert (pool.free, pool.used, pool.total, pool.tokens) == (0, 8, 8, 128)
-    pool.audit([(1, pages[:3]), (2, pages[3:])])
-    pool.give(pages[:3], 1)
+    pool.audit([(1, pages[:3]), (2, pages[3:])], NO_PAGES)
+    pool.drop(pages[:3], 1)
     assert sorted(pool.take(3, 3).tolist()) == sorted(pages[:3].tolist())
 
 
@@ -37,38 +37,100 @@ def test_taking_more_than_is_free_is_refused() -> None:
     assert pool.free == 2
 
 
-def test_double_free_names_page_and_owners() -> None:
+def test_double_free_names_page_owners_and_step() -> None:
     pool = PagePool(3, 1, debug=True)
     pages = pool.take(1, 5)
-    pool.give(pages, 5)
-    with pytest.raises(BooksError, match=r"page 1 is held by nobody \(free\).*sequence 5"):
-        pool.give(pages, 5)
+    pool.drop(pages, 5)
+    pool.step = 12
+    with pytest.raises(BooksError, match=r"step 12: page 1 is held by nobody \(free\), "
+                                         "and sequence 5 gives it back"):
+        pool.drop(pages, 5)
 
 
 def test_giving_another_sequences_page_names_both() -> None:
     pool = PagePool(3, 1, debug=True)
     pages = pool.take(1, 5)
-    with pytest.raises(BooksError, match="page 1 is held by sequence 5.*sequence 6"):
-        pool.give(pages, 6)
+    with pytest.raises(BooksError, match="page 1 is held by sequence 5, and sequence 6 gives"):
+        pool.drop(pages, 6)
 
 
-def test_double_free_is_noticed_without_debug_when_it_overflows() -> None:
+def test_double_free_is_noticed_without_debug() -> None:
     pool = PagePool(3, 1)
-    with pytest.raises(BooksError, match="1 pages of 5 come back, 0 are outstanding"):
-        pool.give(np.array([1], np.int32), 5)
+    pool.drop(pool.take(1, 5), 5)
+    with pytest.raises(BooksError, match="page 1 comes back from 5, but nobody holds it"):
+        pool.drop(np.array([1], np.int32), 5)
+
+
+def test_a_page_is_free_with_its_last_owner() -> None:
+    pool = PagePool(5, 1, debug=True)
+    pages = pool.take(2, 7)
+    pool.keep(pages)
+    assert (pool.cached, pool.spare, pool.held) == (2, 0, 2)
+    pool.share(pages, 8)
+    pool.drop(pages, 7)
+    assert (pool.free, pool.spare, pool.held) == (2, 0, 2)
+    pool.drop(pages, 8)
+    assert (pool.free, pool.spare, pool.held) == (2, 2, 0)
+    pool.share(pages[:1], 9)
+    assert (pool.spare, pool.held, pool.frees(pages[:1])) == (1, 1, 1)
+    pool.forget(pages)
+    assert (pool.free, pool.cached, pool.spare) == (3, 0, 0)
+    pool.audit([(9, pages[:1])], NO_PAGES)
+
+
+def test_foreign_hands_in_the_tree_are_named() -> None:
+    pool = PagePool(5, 1, debug=True)
+    pages = pool.take(2, 7)
+    with pytest.raises(BooksError, match="held by sequence 7, and the prefix tree gives it back"):
+        pool.forget(pages)
+    pool.drop(pages, 7)
+    with pytest.raises(BooksError, match=r"held by nobody \(free\) and goes to the prefix tree"):
+        pool.keep(pages)
+    with pytest.raises(BooksError, match=r"nobody \(free\) and goes to sequence 3"):
+        pool.share(pages, 3)
+
+
+def test_the_tree_cannot_let_go_of_what_it_does_not_keep() -> None:
+    pool = PagePool(5, 1)
+    with pytest.raises(BooksError, match="the prefix tree lets go of a page it does not keep"):
+        pool.forget(pool.take(1, 7))
 
 
 def test_audit_finds_a_lost_page_and_a_shared_one() -> None:
     pool = PagePool(4, 1, debug=True)
     pages = pool.take(2, 5)
-    with pytest.raises(BooksError, match="page 2 of sequence 5 is in the books 0 times"):
-        pool.audit([(5, pages[pages != 2])])
+    with pytest.raises(BooksError, match="page 2 of sequence 5: 0 claims, 1 owners counted"):
+        pool.audit([(5, pages[pages != 2])], NO_PAGES)
     with pytest.raises(BooksError, match="page 1 is held by sequence 5.*sequence 6"):
-        pool.audit([(5, pages), (6, np.array([1], np.int32))])
+        pool.audit([(5, pages), (6, np.array([1], np.int32))], NO_PAGES)
+    with pytest.raises(BooksError, match="page 2 is held by sequence 5.*prefix tree claim it"):
+        pool.audit([(5, pages)], pages)
 
 
-def test_no_cache_knows_nothing_and_keeps_nothing() -> None:
-    pages, length = NoCache().match(np.arange(40, dtype=np.int32))
-    assert len(pages) == 0 and length == 0
-    held = np.array([3, 4], np.int32)
-    assert NoCache().commit(np.arange(2, dtype=np.int32), held) is held
+def test_audit_without_debug_still_counts() -> None:
+    pool = PagePool(4, 1)
+    pages = pool.take(2, 5)
+    pool.audit([(5, pages)], NO_PAGES)
+    with pytest.raises(BooksError, match="page 1 of 1 owners: 2 claims"):
+        pool.audit([(5, pages), (6, np.array([1], np.int32))], NO_PAGES)
+
+
+def test_what_is_odd_at_rest_goes_out_of_use() -> None:
+    pool = PagePool(7, 1)
+    kept = pool.take(2, 5)
+    pool.keep(kept)
+    pool.drop(kept, 5)
+    assert pool.odd() == 0
+    lost = pool.take(1, 6)
+    pool._stack[0] = pool._stack[1]
+    assert pool.odd() == 3, "one lost, one twice among the free, one overwritten there"
+    pool.forget(kept)
+    pool.quarantine()
+    assert (pool.odd(), pool.quarantined, pool.free) == (0, 3, 3)
+    assert lost[0] not in pool.take(3, 9)
+    with pytest.raises(BooksError, match="0 free"):
+        pool.take(1, 9)
+
+
+def test_the_owner_of_the_tree_is_no_sid() -> None:
+    assert TREE < 0

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from helpers_scheduler import Ring, assert_whole, column, config, expected, ints
 
-from actorium.actors.messages import Ready, StepResult
+from actorium.actors.messages import PageGroup, Ready, StepResult
 from actorium.actors.scheduler.results import BadResult
 
 # --- ends ----------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_new_worker_with_less_room_ends_what_has_outgrown_it() -> None:
         ring.deliver()
     ring.plans.clear()
     ring.results.clear()
-    ring.tell(msgspec.structs.replace(ring.worker.ready, pages=36))
+    ring.tell(msgspec.structs.replace(ring.worker.ready, groups=[PageGroup(36)]))
     ring.run()
     assert [h.reason for h in ring.heard.values()] == ["length", "error", "length", "length"]
     assert "40 tokens need 40 pages of 1, the pool has 35" in (ring.heard[2].events[-1].error or "")

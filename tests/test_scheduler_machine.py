@@ -1,12 +1,14 @@
 """Hypothesis drives the scheduler through every interleaving it can think of.
 
-After each step the books must balance (debug audit in every wake), the null worker must find its
-pages intact, and each sequence must have been told a prefix of what its seed says.
+After each wake the books must balance (a debug audit of every page, slot and lock), the null worker
+must find that every query sees its own sequence's prefix, whoever computed it, and each sequence
+must have been told a prefix of what its seed says. Prompts share and branch; page groups with
+sliding windows, all policies, flushes and lost workers are among the moves.
 """
 
 from __future__ import annotations
 
-from helpers_scheduler import Heard, Ring, config, expected
+from helpers_scheduler import Heard, Ring, config, expected, ints
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -18,24 +20,50 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(page_size=st.sampled_from([1, 2, 16, 64]), pages=st.integers(1, 40),
                 chunk=st.sampled_from([1, 3, 7, 512]), seqs=st.integers(1, 6),
                 overlap=st.booleans(), queued=st.sampled_from([2, 100]),
-                force=st.sampled_from([0, 0, 1, 2, 5]))
+                force=st.sampled_from([0, 0, 1, 2, 5]),
+                policy=st.sampled_from(["fcfs", "lpm", "priority", "fair"]),
+                cache=st.sampled_from([True, True, True, False]),
+                eviction=st.sampled_from(["lru", "lfu", "priority"]),
+                windows=st.sampled_from([(0,), (0,), (0, 9), (16,), (0, 4, 33), (12, 0)]))
     def begin(self, page_size: int, pages: int, chunk: int, seqs: int, overlap: bool, queued: int,
-              force: int) -> None:
+              force: int, policy: str, cache: bool, eviction: str,
+              windows: tuple[int, ...]) -> None:
         force = force if chunk > 1 else 0  # else each token costs a whole prompt of steps
         tokens = max(page_size * pages, 24)
         self.ring = Ring(config(page_size=page_size, pool_tokens=tokens, seqs=seqs, chunk=chunk,
                                 queued=queued, overlap=overlap, force_preempt=force,
-                                max_model_len=MAX_MODEL_LEN))
-        self.limit = min(MAX_MODEL_LEN, tokens // page_size * page_size + 1)
+                                max_model_len=MAX_MODEL_LEN, policy=policy, cache=cache,
+                                eviction=eviction, weights={"a": 2.0}), windows=windows)
+        memory = self.ring.scheduler.books.memory
+        self.limit = min(MAX_MODEL_LEN, memory.capacity(1) + 1)
 
-    @rule(prompt=st.integers(1, 40), max_tokens=st.integers(1, 60), n=st.integers(1, 3),
-          picky=st.booleans(), min_tokens=st.integers(0, 5),
-          patience=st.none() | st.integers(1, 40))
-    def submit(self, prompt: int, max_tokens: int, n: int, picky: bool, min_tokens: int,
-               patience: int | None) -> None:
+    @rule(parts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=3),
+          max_tokens=st.integers(1, 60), n=st.integers(1, 3), picky=st.booleans(),
+          min_tokens=st.integers(0, 5), patience=st.none() | st.integers(1, 40),
+          tenant=st.sampled_from(["", "a", "b"]), priority=st.integers(-1, 2),
+          told=st.sampled_from([-1, -1, 2]))
+    def submit(self, parts: list[tuple[int, int]], max_tokens: int, n: int, picky: bool,
+               min_tokens: int, patience: int | None, tenant: str, priority: int,
+               told: int) -> None:
         deadline = None if patience is None else self.ring.now + patience
+        prompt = [100 * kind + i for kind, count in parts for i in range(count)]
         self.ring.submit(prompt, max_tokens=max_tokens, n=n, min_tokens=min_tokens,
-                         eos_ids=tuple(range(0, 512, 37)) if picky else (), deadline=deadline)
+                         eos_ids=tuple(range(0, 512, 37)) if picky else (), deadline=deadline,
+                         tenant=tenant, priority=priority, prompt_logprobs=told)
+
+    @precondition(lambda self: self.ring.heard)
+    @rule(pick=st.integers(0, 10**6), more=st.integers(1, 8), max_tokens=st.integers(1, 30))
+    def go_on(self, pick: int, more: int, max_tokens: int) -> None:
+        """The next turn of a conversation: all that was said, and some more."""
+        said = list(self.ring.heard.values())[pick % len(self.ring.heard)]
+        submit = said.submit
+        prompt = ints(submit.prompt) + said.tokens + list(range(300, 300 + more))
+        self.ring.submit(prompt, max_tokens=max_tokens, tenant=submit.tenant,
+                         priority=submit.priority)
+
+    @rule()
+    def flush(self) -> None:
+        self.ring.flush()
 
     @rule(moves=st.lists(st.sampled_from("wdn"), min_size=1, max_size=25))
     def move(self, moves: list[str]) -> None:

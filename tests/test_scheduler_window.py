@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, config, ints
 
-from actorium.actors.messages import RowLogprobs, StepPlan, StepResult
+from actorium.actors.config import MemoryConfig
+from actorium.actors.messages import PageGroup, RowLogprobs, StepPlan, StepResult
 from actorium.actors.scheduler import core
+from actorium.actors.scheduler.memory import Memory
 from actorium.actors.scheduler.null_worker import VOCAB, BadPlan, NullWorker, hash_tokens
-from actorium.actors.scheduler.pages import PagePool
 from actorium.actors.scheduler.slots import SlotTable
 
 WINDOW = 3
@@ -28,10 +29,11 @@ class Speculator(NullWorker):
         self._release(np.frombuffer(plan.release, np.int32))
         for admit in plan.admit:
             self._admit(admit)
-        self._memory.append(np.frombuffer(plan.page_appends, np.int32).reshape(-1, 3))
+        self._memory.append(plan.page_appends)
         extends = np.frombuffer(plan.extend, np.int32).reshape(-1, 2).tolist()
         rows = [(slot, 1) for slot, count in extends if self._extend(slot, count)]
         rows += [(slot, self._verify(slot)) for slot in ints(plan.decode)]
+        self._memory.check()
         counts, tokens, finish = [], [], []
         for slot, count in rows:
             length, end = int(self._length[slot]), int(self._end[slot])
@@ -54,7 +56,12 @@ class Speculator(NullWorker):
         kv = int(self._length[slot]) - 1
         if kv < self._target[slot]:
             raise BadPlan("decode before the prompt is extended")
-        self._memory.write(slot, kv, min(WINDOW, int(self._end[slot]) - 1 - kv))
+        count = min(WINDOW, int(self._end[slot]) - 1 - kv)
+        known = len(self._memory._prefix[slot])
+        ahead = np.arange(known, kv + count, dtype=np.uint64)
+        self._memory.learn(slot, hash_tokens(np.full(len(ahead), self._seed[slot]), ahead,
+                                             VOCAB).tolist())
+        self._memory.write(slot, kv, count)
         return self.dice.randint(1, WINDOW)
 
 
@@ -111,17 +118,18 @@ def test_pages_are_reserved_for_the_upper_end() -> None:
 def test_pages_go_to_those_who_lack_them() -> None:
     """One slot lacks two pages, the other (which only asked early) none: two pages, not one each.
     """
-    table, pool = SlotTable(3, 4, 6), PagePool(3, 4, debug=True)
+    table = SlotTable(3, 4, 6)
+    memory = Memory([PageGroup(3)], 4, MemoryConfig(debug_memory=True))
     for slot, length in ((1, 8), (2, 3)):
         table.sid[slot], table.end[slot] = 10 + slot, 100
         table.len_lo[slot] = table.len_hi[slot] = length
         table.held[slot] = 2
     slots = np.array([1, 2], np.int32)
-    assert table.grow(slots, pool, early=True) is None
-    appends = table.grow(slots, pool, early=False)
+    assert table.grow(slots, memory, early=True, spared=0) is None
+    appends = table.grow(slots, memory, early=False, spared=0)
     assert appends is not None
     rows = np.frombuffer(appends, np.int32).reshape(-1, 3).tolist()
-    assert [row[:2] for row in rows] == [[1, 2], [1, 3]] and pool.free == 0
+    assert [row[:2] for row in rows] == [[1, 2], [1, 3]] and memory.pools[0].free == 0
     assert table.held[[1, 2]].tolist() == [4, 2]
 
 

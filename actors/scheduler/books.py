@@ -2,43 +2,56 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from actorium.actors.messages import Admit
-from actorium.actors.scheduler.pages import BooksError, Ints, NoCache, PagePool, PrefixCache
+from actorium.actors.config import MemoryConfig, SchedulerConfig
+from actorium.actors.messages import Admit, PageGroup
+from actorium.actors.scheduler.memory import Memory
+from actorium.actors.scheduler.pages import NO_PAGES, BooksError, Ints
+from actorium.actors.scheduler.policy import CLIP, Reserve, Running, choose_victim
 from actorium.actors.scheduler.queue import WaitingQueue
+from actorium.actors.scheduler.radix import Match, PrefixKey
 from actorium.actors.scheduler.requests import Request, Sequence
 from actorium.actors.scheduler.slots import SlotTable
 
 GROWTH_TOKENS = 16
-"""A sequence is admitted only if so many tokens' worth of pages (one page at least) stay free for
-each running one: else it would be preempted again at once."""
+"""Tokens (one page at least) that admission keeps free for each running sequence, whatever the
+reserve's ratio is."""
 
 
 class Books:
     """The scheduler's state. Every sequence waits or runs; a running one has a slot and pages."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: SchedulerConfig, memory: MemoryConfig) -> None:
         self.requests: dict[tuple[bytes, str], Request] = {}
         self.sequences: dict[int, Sequence] = {}
-        self.queue = WaitingQueue()
+        self.queue = WaitingQueue(config.schedule_policy, config.tenant_weights)
         self.extending: list[Sequence] = []
         """Running sequences whose prompt is not yet wholly planned, in order of admission."""
         self.released: list[int] = []
         """Slots that the next plan must release."""
-        self.preemptions = 0
-        self.table = SlotTable(1, 1)
-        self.pool = PagePool(1, 1)
-        self.cache: PrefixCache = NoCache()
-        self._growth = 1
+        self.preemptions: Counter[str] = Counter()
+        """By cause: memory, priority, forced, worker."""
+        self.looked_up = self.hits = 0
+        """Prompt tokens admitted for the first time, and those of them found in the cache."""
+        self.reserve = Reserve()
+        self._config, self._memory_config = config, memory
+        self.furnish(SlotTable(1, 1), [PageGroup(1)], 1)
 
-    def furnish(self, table: SlotTable, pool: PagePool) -> None:
-        """Start over with an empty table and pool: nothing may be running."""
-        self.table, self.pool, self.cache = table, pool, NoCache()
+    def furnish(self, table: SlotTable, groups: SequenceOf[PageGroup], page_size: int) -> None:
+        """Start over with an empty table and empty pools: nothing may be running."""
+        self.table = table
+        self.memory = Memory(groups, page_size, self._memory_config)
+        self.reserve = Reserve(growth=max(GROWTH_TOKENS, page_size))
         self.released.clear()
-        self._growth = pool.pages_for(GROWTH_TOKENS)
+        for sequence in self.sequences.values():
+            sequence.match_version = -1
+
+    # --- coming and going ------------------------------------------------------------------------
 
     def enlist(self, request: Request) -> None:
         """A new request: all its sequences wait."""
@@ -48,13 +61,14 @@ class Books:
             self.queue.push(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """The sequence is over, wherever it was; what it held is free at once.
+        """The sequence is over, wherever it was; what it held is free (or only cached) at once.
 
         At once, although plans in flight may still name its slot: the release rides the next plan,
         and the worker applies plans in order, so whoever gets the pages writes them later.
         """
         if sequence.slot:
             self._vacate(sequence)
+            self.queue.gone(sequence, running=True)
         else:
             self.queue.remove(sequence)
         request = sequence.request
@@ -62,53 +76,206 @@ class Books:
         if not request.live:
             del self.requests[request.key]
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Take slot and pages from a running sequence; it will be recomputed, first of all."""
+    def preempt(self, sequence: Sequence, cause: str) -> None:
+        """Take slot and pages from a running sequence; it will be recomputed, first of its class,
+        as far as the cache has lost it by then."""
         self._vacate(sequence)
-        self.queue.push_front(sequence)
-        self.preemptions += 1
+        sequence.preempted = True
+        self.queue.push(sequence)
+        self.preemptions[cause] += 1
 
     def _vacate(self, sequence: Sequence) -> None:
         slot, computed = sequence.slot, sequence.computed
         if computed < sequence.total:
             self.extending.remove(sequence)
         pages = self.table.leave(sequence)
-        filled = min(computed, sequence.total)
-        spare = self.cache.commit(tokens_of(sequence)[:filled], pages)
-        self.pool.give(spare, sequence.sid)
+        if computed >= sequence.total:
+            # The last token's K and V are only written by the decode that follows it.
+            computed = max(computed, sequence.prompt_len + len(sequence.emitted) - 1)
+            if len(sequence.emitted):
+                sequence.key = None
+        self._cache(sequence, pages, computed)
+        self.memory.move_lock(sequence.lock, None)
+        sequence.lock, sequence.match_version = None, -1
+        self.memory.drop(pages, sequence.sid)
         self.released.append(slot)
 
-    def admit_next(self) -> Admit | None:
-        """Give the head of the queue a slot and its pages, if there is room for it."""
-        sequence = self.queue.head
-        if sequence is None or not self.table.free:
+    # --- the prefix cache ------------------------------------------------------------------------
+
+    def _key(self, sequence: Sequence) -> PrefixKey:
+        if sequence.key is None:
+            sequence.key = PrefixKey(sequence.tenant, tokens_of(sequence).tobytes())
+        return sequence.key
+
+    def _cache(self, sequence: Sequence, pages: list[Ints], computed: int) -> None:
+        """Offer the full pages of a sequence's first `computed` tokens to the tree, and lock the
+        end of them for it."""
+        memory = self.memory
+        if memory.tree is None:
+            return
+        full = computed // memory.page_size
+        if full:
+            key = self._key(sequence)
+            part = PrefixKey(key.salt, key.data[:full * memory.page_size * 4])
+            sequence.lock = memory.cache(part, [own[:full] for own in pages], sequence.lock,
+                                         sequence.priority)
+
+    def extended(self, sequence: Sequence) -> None:
+        """A chunk of it is planned: its full pages may be shared from now on, even within the same
+        step, since a layer writes all keys and values before it attends."""
+        if self.memory.tree is not None:
+            self._cache(sequence, self.table.pages_of(sequence.slot), sequence.computed)
+
+    def _match(self, sequence: Sequence) -> Match | None:
+        """The cached prefix of a waiting sequence, leaving a token to compute; None = none."""
+        tree = self.memory.tree
+        if tree is None or sequence.request.params.prompt_logprobs >= 0:
             return None
+        if sequence.match_version != tree.version:
+            key = self._key(sequence)
+            most = (len(key.data) // 4 - 1) // self.memory.page_size * self.memory.page_size
+            sequence.match = self.memory.match(PrefixKey(key.salt, key.data[:4 * most]))
+            sequence.match_version = tree.version
+        return sequence.match
+
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        match = self._match(sequence)
+        return 0 if match is None else match.length
+
+    # --- admission -------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> Sequence | None:
+        """Whom the policy admits next."""
+        return self.queue.choose(self._cached_tokens)
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether there is a slot and room for a waiting sequence."""
+        length = sequence.prompt_len + len(sequence.emitted)
+        return self.table.free > 0 and self._room(length, self._match(sequence))
+
+    def admit(self, sequence: Sequence) -> Admit:
+        """Give a waiting sequence, which `fits`, a slot and its cached pages."""
+        match = self._match(sequence)
+        length = sequence.prompt_len + len(sequence.emitted)
+        pages, cached = [NO_PAGES] * len(self.memory.pools), 0
+        if match is not None and match.length:
+            pages, cached = match.pages, match.length
+            sequence.lock = self.memory.hold(match, sequence.sid)
+        self.queue.admit(sequence)
+        sequence.match, sequence.match_version = None, -1
+        sequence.total, sequence.computed = length, cached
+        if not sequence.preempted:
+            self._first_admission(sequence, cached)
         tokens = tokens_of(sequence)
-        cached_pages, cached_len = self.cache.match(tokens)
-        fresh = self.pool.pages_for(len(tokens)) - len(cached_pages)
-        if self.pool.free - fresh < self._growth * self.table.running:
-            return None
-        self.queue.pop()
-        pages = np.concatenate((cached_pages, self.pool.take(fresh, sequence.sid)))
-        sequence.total, sequence.computed = len(tokens), cached_len
-        if not sequence.first_told:
-            sequence.cached_len = cached_len
         self.table.enter(sequence, pages)
         self.extending.append(sequence)
         return Admit(slot=sequence.slot, tokens=tokens.tobytes(), prompt_len=sequence.prompt_len,
-                     cached_len=cached_len, pages=pages.tobytes(),
+                     cached_len=cached, pages=np.concatenate(pages).tobytes(),
                      params=sequence.request.params, seed=sequence.seed)
+
+    def _first_admission(self, sequence: Sequence, cached: int) -> None:
+        sequence.cached_len = cached
+        self.looked_up += sequence.prompt_len
+        self.hits += cached
+        if self.queue.fair is not None:
+            self.queue.fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
+
+    def _room(self, length: int, match: Match | None) -> bool:
+        """Whether all pools have pages for a sequence of `length` tokens beside what the running
+        ones were promised and are expected to want."""
+        memory, running = self.memory, self.table.running
+        growth = memory.pages_for(self.reserve.needed(self.table.remaining(CLIP), running))
+        for group, pool in enumerate(memory.pools):
+            wanted = self.most_held(group, length)
+            if match is not None and match.length:
+                own = match.pages[group][match.pages[group] > 0]
+                # Those that only the tree holds are available now and will not be then.
+                wanted += int(np.count_nonzero(pool.sole(own))) - len(own)
+            if memory.windows[group]:
+                growth = min(growth, 2 * running)
+            if memory.available(group) - self._promised(group) - wanted < growth:
+                return False
+        return True
+
+    def most_held(self, group: int, length: int) -> int:
+        """Pages of a group that a sequence of `length` tokens may hold while it extends."""
+        return self.memory.most_held(group, length, self._config.max_num_batched_tokens)
+
+    def _promised(self, group: int) -> int:
+        """Pages that sequences which still extend were admitted for and do not hold yet."""
+        return sum(max(self.most_held(group, s.total) - self.table.holds(group, s.slot), 0)
+                   for s in self.extending)
+
+    def promised(self) -> int:
+        """The most pages of any group that extending sequences will still want."""
+        if not self.extending:
+            return 0
+        return max(self._promised(group) for group in range(len(self.memory.pools)))
+
+    def loosen(self) -> bool:
+        """Unlock cached pages of windowed groups that no running sequence can see any more; False
+        if there were none."""
+        windows = self.memory.windows
+        if not any(windows) or self.memory.tree is None:
+            return False
+        found = False
+        for sequence in self.table.sequences:
+            lock = None if sequence is None else sequence.lock
+            if sequence is not None and lock is not None and lock.windows:
+                end = lock.node.end * self.memory.page_size
+                if self.table.len_lo[sequence.slot] - max(windows) > end:
+                    sequence.lock = self.memory.loosen(lock)
+                    found = True
+        return found
+
+    # --- preemption ------------------------------------------------------------------------------
+
+    def victim(self, below: int | None = None) -> Sequence | None:
+        """Whom to preempt to make room (for a sequence of priority `below`); None = nobody."""
+        table = self.table
+        slots = table.taken()
+        priority = np.zeros(len(slots), np.int64)
+        if self.queue.policy == "priority":
+            priority[:] = [table.sequences[slot].priority for slot in slots]  # type: ignore[union-attr]
+        frees = np.array([self._frees(slot) for slot in slots.tolist()], np.int64)
+        index = choose_victim(Running(table.order[slots], priority, table.len_lo[slots], frees),
+                              below)
+        return None if index is None else table.sequences[slots[index]]
+
+    def _frees(self, slot: int) -> int:
+        pools = self.memory.pools
+        return sum(pool.frees(own[own > 0])
+                   for pool, own in zip(pools, self.table.pages_of(slot), strict=True))
+
+    # --- fairness --------------------------------------------------------------------------------
+
+    def served(self, sids: Ints, counts: Ints | None) -> None:
+        """Tokens were emitted: counts[i] (None = one) of sids[i]. Only fair sharing wants to know."""
+        fair = self.queue.fair
+        if fair is None:
+            return
+        tokens: Counter[str] = Counter()
+        for sid, count in zip(sids.tolist(), [1] * len(sids) if counts is None else counts.tolist(),
+                              strict=True):
+            sequence = self.sequences.get(sid)
+            if sequence is not None:
+                tokens[sequence.tenant] += count
+        for tenant, count in tokens.items():
+            fair.charge(tenant, 0, count)
+
+    # --- the audit -------------------------------------------------------------------------------
 
     def audit(self) -> None:
         """Check that everything is in exactly one place; raises `BooksError`."""
         self.table.audit()
-        self.pool.audit(self._holders())
+        self.memory.audit(self._holders())
         running = self.table.running
         if running + len(self.queue) != len(self.sequences):
             raise BooksError(f"{len(self.sequences)} sequences, but {running} running "
                              f"and {len(self.queue)} waiting")
 
-    def _holders(self) -> Iterator[tuple[int, Ints]]:
+    def _holders(self) -> Iterator[tuple[int, list[Ints]]]:
         for sequence in self.table.sequences:
             if sequence is not None:
                 yield sequence.sid, self.table.pages_of(sequence.slot)

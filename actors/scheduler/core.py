@@ -15,10 +15,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 
+import msgspec
+
 from actorium.actors.core import Context, Health, Send
 from actorium.actors.messages import (
     Cancel,
+    Flush,
     Ready,
+    Reply,
     Reset,
     SequenceEvent,
     StepResult,
@@ -28,7 +32,6 @@ from actorium.actors.messages import (
     ToScheduler,
 )
 from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.pages import PagePool
 from actorium.actors.scheduler.plans import Planner, PlanRecord
 from actorium.actors.scheduler.queue import Deadlines
 from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
@@ -51,10 +54,10 @@ class SchedulerCore:
 
     def __init__(self, context: Context) -> None:
         self._config = context.config.scheduler
-        self._debug = context.config.memory.debug_memory
+        self._memory = context.config.memory
         self._start_budget = context.config.runtime.start_timeout
         self._epoch = context.epoch
-        self.books = Books()
+        self.books = Books(self._config, self._memory)
         self._planner = Planner(self.books, context.epoch, self._config.max_num_batched_tokens,
                                 self._config.force_preempt_every)
         self._depth = 2 if self._config.overlap else 1
@@ -68,6 +71,9 @@ class SchedulerCore:
         """To the worker: sent before the news, it is the one who must not wait."""
         self._news: list[Send] = []
         self._events: list[SequenceEvent] = []
+        self._audited = 0
+        self._notice = ""
+        """What people should know, kept in the health's detail."""
         self._sums = {"tokens": 0, "prompt_tokens": 0, "busy_us": 0, "idle_us": 0}
 
     # --- the shell's side ------------------------------------------------------------------------
@@ -84,6 +90,8 @@ class SchedulerCore:
             self._on_cancel(message)
         elif isinstance(message, Ready):
             self._on_ready(message)
+        else:
+            self._on_flush(message)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
         """The scheduler has no front."""
@@ -105,8 +113,7 @@ class SchedulerCore:
                 step=self._step, sids=b"", starts=b"", counts=b"", tokens=b"",
                 events=self._events)))
             self._events = []
-        if self._debug:
-            self.books.audit()
+        self._audit()
         out = self._orders + self._news
         self._orders, self._news = [], []
         return out
@@ -131,10 +138,10 @@ class SchedulerCore:
         """Phase, step and gauges; tokens and microseconds are sums since the start."""
         books = self.books
         gauges = {"running": books.table.running, "waiting": len(books.queue),
-                  "free_pages": books.pool.free, "used_pages": books.pool.used,
-                  "preemptions": books.preemptions, "steps": self._step, **self._sums}
+                  "steps": self._step, **memory_gauges(books), **self._sums}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
-        return Health(self._phase(), self._step, budget, {k: float(v) for k, v in gauges.items()})
+        return Health(self._phase(), self._step, budget, {k: float(v) for k, v in gauges.items()},
+                      self._notice)
 
     def _phase(self) -> str:
         if self._draining:
@@ -178,17 +185,18 @@ class SchedulerCore:
         go past that or past max_model_len, the completion ends earlier, with `length`: at once, if
         it has got so far already (on a worker that had more room).
         """
-        length, pool = len(request.prompt), self.books.pool
+        length, memory = len(request.prompt), self.books.memory
+        capacity = memory.capacity(DECODE_WINDOW)
         if length + 1 > worker.max_model_len:
             self._refuse(request, "context_overflow",
                          f"prompt: {length} tokens and one to generate exceed "
                          f"max_model_len={worker.max_model_len}")
-        elif length > pool.tokens:
+        elif length > capacity:
             self._refuse(request, "context_overflow",
-                         f"prompt: {length} tokens need {pool.pages_for(length)} pages of "
-                         f"{pool.page_size}, the pool has {pool.total}")
+                         f"prompt: {length} tokens need {memory.pages_for(length)} pages of "
+                         f"{memory.page_size}, the pool has {memory.pages_for(capacity)}")
         else:
-            request.cap(min(worker.max_model_len, pool.tokens + 1))
+            request.cap(min(worker.max_model_len, capacity + 1))
             for sequence in list(request.live.values()):
                 if length + len(sequence.emitted) >= sequence.end:
                     self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason="length"))
@@ -204,6 +212,11 @@ class SchedulerCore:
         if sequence is not None:
             self._end(sequence, SequenceEvent(sid=stop.sid, finish_reason="stop"))
 
+    def _on_flush(self, flush: Flush) -> None:
+        freed, kept = self.books.memory.flush()
+        self._news.append(Send(DETOKENIZER, Reply(
+            flush.rid, flush.client, msgspec.json.encode({"pages": freed, "kept": kept}))))
+
     def _refuse(self, request: Request, code: str, why: str) -> None:
         for sequence in list(request.live.values()):
             self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason="error",
@@ -217,6 +230,23 @@ class SchedulerCore:
         self.books.end(sequence)
         self._events.append(event)
 
+    # --- the books -------------------------------------------------------------------------------
+
+    def _audit(self) -> None:
+        """With debug_memory: all the books, at idle and every so many steps. Else, each time the
+        engine falls idle, what can be afforded: pages in doubt are put out of use, and it is said.
+        """
+        idle = not (self.books.table.running or self._unresolved)
+        if self._memory.debug_memory:
+            if idle or self._step >= self._audited + self._memory.audit_every:
+                self.books.audit()
+                self._audited = self._step
+        elif idle and self._audited != self._step:
+            self._audited = self._step
+            notice = self.books.memory.settle()
+            if notice is not None:
+                self._notice = notice
+
     # --- the worker ------------------------------------------------------------------------------
 
     def _on_ready(self, ready: Ready) -> None:
@@ -228,11 +258,12 @@ class SchedulerCore:
         books = self.books
         self._unresolved.clear()
         while (sequence := books.table.latest()) is not None:
-            books.preempt(sequence)
+            books.preempt(sequence, "worker")
         slots = min(self._config.max_num_seqs, ready.slots - 1,
                     max(self._config.max_num_batched_tokens // DECODE_WINDOW, 1))
-        books.furnish(SlotTable(slots + 1, ready.page_size, DECODE_WINDOW),
-                      PagePool(ready.groups[0].pages, ready.page_size, self._debug))
+        windows = tuple(group.window for group in ready.groups)
+        books.furnish(SlotTable(slots + 1, ready.page_size, DECODE_WINDOW, windows),
+                      ready.groups, ready.page_size)
         self._worker = ready
         self._orders.append(Send(WORKER, Reset(epoch=self._epoch)))
         for request in list(books.requests.values()):
@@ -249,6 +280,19 @@ class SchedulerCore:
         self._sums["idle_us"] += result.idle_us
         if credited.batch is not None:
             self._news.append(Send(DETOKENIZER, credited.batch))
+
+
+def memory_gauges(books: Books) -> dict[str, float]:
+    """Pages by state (all groups together), what the cache saved, and preemptions by cause."""
+    pools, tree = books.memory.pools, books.memory.tree
+    causes = {f"preemptions_{cause}": books.preemptions[cause]
+              for cause in ("memory", "priority", "forced", "worker")}
+    return {"free_pages": sum(p.free for p in pools), "used_pages": sum(p.used for p in pools),
+            "held_pages": sum(p.held for p in pools), "cached_pages": sum(p.cached for p in pools),
+            "quarantined_pages": sum(p.quarantined for p in pools),
+            "cache_hit_tokens": books.hits, "cache_lookup_tokens": books.looked_up,
+            "evicted_pages": 0 if tree is None else tree.stats.evictions,
+            "preemptions": books.preemptions.total(), **causes}
 
 
 def build(context: Context) -> SchedulerCore:

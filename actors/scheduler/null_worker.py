@@ -1,9 +1,9 @@
 """A worker without a model: the token at a position is a hash of (seed, position).
 
 It applies plans as a real worker does, at once, and so makes every token of the engine checkable.
-With `debug_memory` it also writes each token's identity into its pages and, before each step of a
-sequence, checks that the sequence's pages still hold its own content and nobody else's: a page
-given to two sequences, or too early, shows at once.
+With `debug_memory` it also writes a hash of each token's whole prefix into its pages and, at each
+step of a sequence, checks that all that its queries see is its own prefix, whoever wrote it: a page
+given to two sequences, shared too early or matched wrongly shows at once.
 """
 
 from __future__ import annotations
@@ -57,19 +57,21 @@ class NullWorker:
     inbox = ToWorker
     front = None
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, windows: Sequence[int] = (0,)) -> None:
+        """windows: attention window of each page group, 0 = all."""
         config = context.config
         self.page_size = config.memory.page_size
         tokens = config.memory.max_total_tokens or POOL_TOKENS
         pages = 1 + max(tokens // self.page_size, 1)
         slots = 1 + config.scheduler.max_num_seqs
-        self.ready = Ready(epoch=context.epoch, groups=[PageGroup(pages)], page_size=self.page_size, slots=slots,
+        self.ready = Ready(epoch=context.epoch, groups=[PageGroup(pages, window) for window in windows],
+                           page_size=self.page_size, slots=slots,
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null")
         self._epoch = context.epoch
         self._steps = 0
         self._out: list[Send] = [Send("scheduler", self.ready)]
-        self._memory = PageMemory(pages, self.page_size, slots) if config.memory.debug_memory \
+        self._memory = PageMemory(self.ready.groups, self.page_size, slots) if config.memory.debug_memory \
             else None
         self._clear(slots)
 
@@ -129,11 +131,13 @@ class NullWorker:
         for admit in plan.admit:
             self._admit(admit)
         if self._memory is not None:
-            self._memory.append(_ints(plan.page_appends).reshape(-1, 3))
+            self._memory.append(plan.page_appends)
         firsts = [slot for slot, count in _ints(plan.extend).reshape(-1, 2).tolist()
                   if self._extend(slot, count)]
         decode = _ints(plan.decode)
         self._before_decode(decode)
+        if self._memory is not None:
+            self._memory.check()
         rows = np.concatenate((np.array(firsts, np.int32), decode)) if firsts else decode
         alive = self._alive[rows]
         tokens, finish = self._sample(rows, alive)
@@ -148,6 +152,9 @@ class NullWorker:
             tokens[at], by_eos = self._pick(int(going[at]))
             if by_eos:
                 ended[at] = 1
+        if self._memory is not None:
+            for slot, token in zip(going.tolist(), tokens.tolist(), strict=True):
+                self._memory.learn(slot, [token])
         self._length[going] += 1
         self._alive[going[ended > 0]] = False
         finish = np.zeros(len(rows), np.uint8)
@@ -184,9 +191,7 @@ class NullWorker:
         self._alive[slot] = True
         if self._memory is not None:
             self._check_emitted(admit)
-            pages = _ints(admit.pages)
-            index = np.arange(len(pages), dtype=np.int32)
-            self._memory.append(np.column_stack((np.full_like(index, slot), index, pages)))
+            self._memory.admit(admit)
 
     def _check_emitted(self, admit: Admit) -> None:
         """After a preemption the emitted tokens must come back as they were."""
@@ -220,53 +225,96 @@ class NullWorker:
 
 
 class PageMemory:
-    """Fake pages that remember who wrote them: (generation of the slot's tenant, position)."""
+    """Fake pages: what a position holds is a hash of all tokens up to it."""
 
-    def __init__(self, pages: int, page_size: int, slots: int) -> None:
+    def __init__(self, groups: Sequence[PageGroup], page_size: int, slots: int) -> None:
         self._page_size = page_size
         self._slots = slots
-        self._content = np.zeros((pages, page_size), np.int64)
-        self._generations = 0
+        self._windows = [group.window for group in groups]
+        self._content = [np.zeros((group.pages, page_size), np.uint64) for group in groups]
         self.clear()
 
     def clear(self) -> None:
-        self._tables: list[list[int]] = [[] for _ in range(self._slots)]
-        self._generation = [0] * self._slots
-        self._tenant = np.zeros(len(self._content), np.int32)
+        """Forget all tables (not what the pages hold)."""
+        self._tables: list[list[list[int]]] = [[[] for _ in self._windows]
+                                               for _ in range(self._slots)]
+        self._prefix: list[Longs] = [np.zeros(0, np.uint64)] * self._slots
+        self._queries: list[tuple[int, int, int]] = []
 
     def release(self, slot: int) -> None:
-        """The slot's tenant is gone; its pages are anybody's."""
-        self._tenant[self._tables[slot]] = 0
-        self._tables[slot] = []
-        self._generation[slot] = 0
+        """The slot's tenant is gone."""
+        self._tables[slot] = [[] for _ in self._windows]
+        self._prefix[slot] = np.zeros(0, np.uint64)
 
-    def append(self, rows: Ints) -> None:
-        """rows: i4[n, 3], (slot, index, page). Raises `BadPlan` on a gap or a page in use."""
-        for slot, index, page in rows.tolist():
-            if index != len(self._tables[slot]):
-                raise BadPlan(f"page {page} goes to place {index} of slot {slot}, "
-                              f"which has {len(self._tables[slot])}")
-            if page == 0 or self._tenant[page]:
-                raise BadPlan(f"page {page} goes to slot {slot}, slot {self._tenant[page]} has it")
-            if index == 0:
-                self._generations += 1
-                self._generation[slot] = self._generations
-            self._tenant[page] = slot
-            self._tables[slot].append(page)
+    def admit(self, admit: Admit) -> None:
+        """Enter a sequence with its cached pages. Raises `BadPlan`."""
+        pages = _ints(admit.pages).reshape(len(self._windows), -1)
+        if pages.shape[1] * self._page_size != admit.cached_len:
+            raise BadPlan(f"slot {admit.slot}: {pages.shape[1]} cached pages for "
+                          f"{admit.cached_len} cached tokens")
+        self._tables[admit.slot] = pages.tolist()
+        self.learn(admit.slot, _ints(admit.tokens).tolist())
+
+    def append(self, column: bytes) -> None:
+        """Apply a plan's page_appends. Raises `BadPlan` on a gap or on the sink page."""
+        for slot, index, *pages in _ints(column).reshape(-1, 2 + len(self._windows)).tolist():
+            for table, page in zip(self._tables[slot], pages, strict=True):
+                if index != len(table):
+                    raise BadPlan(f"page {page} goes to place {index} of slot {slot}, "
+                                  f"which has {len(table)}")
+                if page == 0:
+                    raise BadPlan(f"slot {slot} is given the sink page")
+                table.append(page)
+
+    def learn(self, slot: int, tokens: list[int]) -> None:
+        """The next tokens of the slot's sequence."""
+        before = self._prefix[slot]
+        places = np.arange(len(before), len(before) + len(tokens), dtype=np.uint64)
+        words = hash_words(np.array(tokens, np.uint64), places)
+        if len(before):
+            words[:1] += before[-1]
+        self._prefix[slot] = np.concatenate((before, np.cumsum(words, dtype=np.uint64)))
 
     def write(self, slot: int, start: int, count: int) -> None:
-        """Check all that the tenant wrote before `start`, then write `count` more positions."""
-        table = np.array(self._tables[slot], np.int64)
-        positions = np.arange(start + count)
+        """Write positions start..start+count of a slot; `check` reads what they see."""
+        for group, table in enumerate(self._tables[slot]):
+            pages, places = self._where(slot, table, start, start + count)
+            self._content[group][pages, places] = self._prefix[slot][start:start + count]
+        self._queries.append((slot, start, count))
+
+    def check(self) -> None:
+        """After all writes of a step: every query sees its own prefix. Raises `BadPlan`."""
+        for slot, start, count in self._queries:
+            for group, window in enumerate(self._windows):
+                first = max(start - window + 1, 0) if window else 0
+                pages, places = self._where(slot, self._tables[slot][group], first, start + count)
+                wrong = self._content[group][pages, places] != \
+                    self._prefix[slot][first:start + count]
+                for at in np.flatnonzero(wrong)[:1].tolist():
+                    raise BadPlan(f"slot {slot}, group {group}: page {pages[at]} does not hold "
+                                  f"position {first + at} of its sequence")
+        self._queries.clear()
+
+    def _where(self, slot: int, table: list[int], first: int,
+               last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        positions = np.arange(first, last)
         index = positions // self._page_size
-        if len(positions) and index[-1] >= len(table):
-            raise BadPlan(f"slot {slot} has {len(table)} pages, position {start + count - 1} "
-                          f"needs one more")
-        pages, places = table[index], positions % self._page_size
-        want = (np.int64(self._generation[slot]) << 32) + positions
-        for at in np.flatnonzero(self._content[pages[:start], places[:start]] != want[:start])[:1]:
-            raise BadPlan(f"slot {slot}: page {pages[at]} no longer holds position {at}")
-        self._content[pages[start:], places[start:]] = want[start:]
+        if len(index) and index[-1] >= len(table):
+            raise BadPlan(f"slot {slot} has {len(table)} pages, position {last - 1} "
+                          "needs one more")
+        pages = np.array(table, np.int64)[index]
+        for at in np.flatnonzero(pages == 0)[:1].tolist():
+            raise BadPlan(f"slot {slot} has no page for position {first + at}")
+        return pages, positions % self._page_size
+
+
+def hash_words(tokens: Longs, places: Longs) -> Longs:
+    """A word for each (token, place), to be summed into the hash of a prefix."""
+    with np.errstate(over="ignore"):
+        z = (tokens + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
+        z += (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(29))
 
 
 def _ints(column: bytes) -> Ints:

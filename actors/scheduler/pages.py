@@ -1,26 +1,28 @@
-"""The page pool's books: which pages are free and, in debug mode, who holds the others."""
+"""A page pool's books: how many owners each page has and, in debug mode, who they are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 NO_PAGES: Ints = np.empty(0, np.int32)
+TREE = -1
+"""Owner: the prefix tree. Sequences own by their sid, which is above 0."""
 
 
 class BooksError(RuntimeError):
-    """The books do not balance; the message names the page (or slot) and its owners."""
+    """The books do not balance; the message names the page (or slot), its owners and the step."""
 
 
 class PagePool:
     """Pages 1..pages-1, handed out from a stack; page 0 is the padding sink and never leaves.
 
-    With `debug` every page has an owner (a sid; 0 = free), and taking, giving back and `audit`
-    check it.
+    A page has as many owners as sequences that name it in their page tables, and one more while
+    the prefix tree keeps it; with the last owner it is free. With `debug` the owners are known by
+    name, and every move of a page is checked.
     """
 
     def __init__(self, pages: int, page_size: int, debug: bool = False) -> None:
@@ -30,13 +32,28 @@ class PagePool:
         self.total = max(pages - 1, 0)
         self.page_size = page_size
         self.free = self.total
+        self.cached = 0
+        """Pages that the tree keeps."""
+        self.spare = 0
+        """Pages that nobody but the tree keeps."""
+        self.quarantined = 0
+        """Pages taken out of use because their books did not balance."""
+        self.step = 0
+        """The step being planned, for messages."""
         self._shift = page_size.bit_length() - 1
         self._stack = np.arange(self.total, 0, -1, dtype=np.int32)
-        self._owner: Ints | None = np.zeros(pages, np.int32) if debug else None
+        self._count = np.zeros(self.total + 1, np.int32)
+        self._in_tree = np.zeros(self.total + 1, np.bool_)
+        self._owners: dict[int, set[int]] | None = {} if debug else None
 
     @property
     def used(self) -> int:
         return self.total - self.free
+
+    @property
+    def held(self) -> int:
+        """Pages that sequences hold (some of them cached as well)."""
+        return self.used - self.spare - self.quarantined
 
     @property
     def tokens(self) -> int:
@@ -47,75 +64,184 @@ class PagePool:
         """Pages that `tokens` tokens fill, the last one perhaps in part."""
         return (tokens + self.page_size - 1) >> self._shift
 
+    # --- sequences -------------------------------------------------------------------------------
+
     def take(self, count: int, owner: int | Ints) -> Ints:
         """i4[count] fresh pages. `owner`: one sid, or one a page.
 
         Raises `BooksError` when fewer are free: callers look at `free` first.
         """
         if count > self.free:
-            raise BooksError(f"{count} pages wanted by {owner}, {self.free} free")
+            raise BooksError(f"step {self.step}: {count} pages wanted by {owner}, "
+                             f"{self.free} free")
         self.free -= count
         pages = self._stack[self.free:self.free + count].copy()
-        if self._owner is not None:
-            self._expect(pages, 0)
-            self._owner[pages] = owner
+        if self._owners is not None:
+            self._own(pages, owner, first=True)
+        self._count[pages] = 1
         return pages
 
-    def give(self, pages: Ints, owner: int) -> None:
-        """Take pages back from the sequence `owner`."""
-        if self._owner is not None:
-            self._expect(pages, owner)
-            self._owner[pages] = 0
+    def share(self, pages: Ints, owner: int) -> None:
+        """One more owner for pages that are in the tree."""
+        if self._owners is not None:
+            self._own(pages, owner, first=False)
+        counts = self._count[pages]
+        self.spare -= int(np.count_nonzero(counts == 1))
+        self._count[pages] = counts + 1
+
+    def drop(self, pages: Ints, owner: int | Ints) -> None:
+        """`owner` (one sid, or one a page) lets go; pages without another owner are free.
+
+        Several owners may let go of one page at once.
+        """
+        if not len(pages):
+            return
+        if self._owners is not None:
+            self._disown(pages, owner)
+        times: int | NDArray[np.int64] = 1
+        if not isinstance(owner, int):
+            pages, times = np.unique(pages, return_counts=True)
+        left = (self._count[pages] - times).astype(np.int32)
+        if left.min() < 0:
+            raise BooksError(f"step {self.step}: page {pages[int(left.argmin())]} comes back from "
+                             f"{owner}, but nobody holds it")
+        self._count[pages] = left
+        self._release(pages[left == 0])
+        self.spare += int(np.count_nonzero(self._in_tree[pages] & (left == 1)))
+
+    # --- the tree --------------------------------------------------------------------------------
+
+    def keep(self, pages: Ints) -> None:
+        """The tree keeps pages that a sequence holds."""
+        if self._owners is not None:
+            self._own(pages, TREE, first=False)
+        self._count[pages] += 1
+        self._in_tree[pages] = True
+        self.cached += len(pages)
+
+    def forget(self, pages: Ints) -> None:
+        """The tree lets go; pages without another owner are free."""
+        if not len(pages):
+            return
+        if self._owners is not None:
+            self._disown(pages, TREE)
+        if not self._in_tree[pages].all():
+            raise BooksError(f"step {self.step}: the prefix tree lets go of a page it does not "
+                             f"keep, one of {pages[~self._in_tree[pages]]}")
+        left = self._count[pages] - 1
+        self._count[pages] = left
+        self._in_tree[pages] = False
+        self.cached -= len(pages)
+        spare = pages[left == 0]
+        self.spare -= len(spare)
+        self._release(spare)
+
+    def sole(self, pages: Ints) -> NDArray[np.bool_]:
+        """Which of these pages have one owner only."""
+        alone: NDArray[np.bool_] = self._count[pages] == 1
+        return alone
+
+    def frees(self, pages: Ints) -> int:
+        """How many of a sequence's pages would be free, or the tree's alone, without it."""
+        return int(np.count_nonzero(self._count[pages] - self._in_tree[pages] == 1))
+
+    def _release(self, pages: Ints) -> None:
         if self.free + len(pages) > self.total:
-            raise BooksError(f"{len(pages)} pages of {owner} come back, "
+            raise BooksError(f"step {self.step}: {len(pages)} pages come back, "
                              f"{self.used} are outstanding")
         self._stack[self.free:self.free + len(pages)] = pages
         self.free += len(pages)
 
-    def _expect(self, pages: Ints, owner: int) -> None:
-        assert self._owner is not None
-        found = self._owner[pages]
-        for at in np.flatnonzero((found != owner) | (pages == 0))[:1]:
-            raise BooksError(f"page {pages[at]} is held by {_name(int(found[at]))}, "
-                             f"the books of {_name(owner)} claim it")
+    # --- who ------------------------------------------------------------------------------------
 
-    def audit(self, holders: Iterable[tuple[int, Ints]]) -> None:
-        """Check that every page is free or held, exactly once. `holders`: (sid, its pages).
+    def _own(self, pages: Ints, owner: int | Ints, first: bool) -> None:
+        assert self._owners is not None
+        for page, who in zip(pages.tolist(), _each(owner, len(pages)), strict=True):
+            owners = self._owners.setdefault(page, set())
+            if page == 0 or bool(owners) == first or who in owners:
+                raise BooksError(f"step {self.step}: page {page} is held by {_names(owners)} "
+                                 f"and goes to {_names({who})}")
+            owners.add(who)
 
-        Raises `BooksError` naming the page and its owners. Without `debug` it checks nothing.
+    def _disown(self, pages: Ints, owner: int | Ints) -> None:
+        assert self._owners is not None
+        for page, who in zip(pages.tolist(), _each(owner, len(pages)), strict=True):
+            owners = self._owners.get(page, set())
+            if who not in owners:
+                raise BooksError(f"step {self.step}: page {page} is held by {_names(owners)}, "
+                                 f"and {_names({who})} gives it back")
+            owners.remove(who)
+
+    # --- audits ---------------------------------------------------------------------------------
+
+    def audit(self, holders: Iterable[tuple[int, Ints]], cached: Ints) -> None:
+        """Check every page against those who should hold it.
+
+        holders: (sid, its pages); cached: the tree's pages. Raises `BooksError` at the first page
+        whose owners, or whose place among the free, differ.
         """
-        if self._owner is None:
-            return
-        seen = np.zeros(self.total + 1, np.int32)
+        claims = np.zeros(self.total + 1, np.int32)
         for sid, pages in holders:
-            self._expect(pages, sid)
-            seen[pages] += 1
-        self._expect(self._stack[:self.free], 0)
-        seen += np.bincount(self._stack[:self.free], minlength=self.total + 1).astype(np.int32)
-        for page in np.flatnonzero(seen[1:] != 1)[:1] + 1:
-            raise BooksError(f"page {page} of {_name(int(self._owner[page]))} "
-                             f"is in the books {seen[page]} times")
+            if self._owners is not None:
+                self._claimed(pages, sid)
+            claims += np.bincount(pages, minlength=len(claims)).astype(np.int32)
+        if self._owners is not None:
+            self._claimed(cached, TREE)
+        in_tree = np.bincount(cached, minlength=len(claims))
+        claims += in_tree.astype(np.int32)
+        free = np.bincount(self._stack[:self.free], minlength=len(claims))
+        free_rightly = (claims == 0) & (free == 1)
+        bad = ~(free_rightly | (claims > 0) & (free == 0)) | (claims != self._count)
+        bad |= (in_tree == 1) != self._in_tree
+        bad[0] = claims[0] + free[0] > 0
+        for page in np.flatnonzero(bad)[:1].tolist():
+            raise BooksError(
+                f"step {self.step}: page {page} of {self._whose(page)}: {claims[page]} claims, "
+                f"{self._count[page]} owners counted, in the tree {in_tree[page]} times, "
+                f"free {free[page]} times")
+        self._audit_sums(in_tree)
+
+    def _audit_sums(self, in_tree: NDArray[np.int64]) -> None:
+        spare = int(np.count_nonzero(in_tree.astype(bool) & (self._count == 1)))
+        if (self.cached, self.spare) != (int(in_tree.sum()), spare):
+            raise BooksError(f"step {self.step}: {self.cached} cached and {self.spare} spare pages "
+                             f"counted, {int(in_tree.sum())} and {spare} found")
+
+    def _claimed(self, pages: Ints, who: int) -> None:
+        assert self._owners is not None
+        for page in pages.tolist():
+            if who not in self._owners.get(page, ()):
+                raise BooksError(f"step {self.step}: page {page} is held by {self._whose(page)}, "
+                                 f"the books of {_names({who})} claim it")
+
+    def _whose(self, page: int) -> str:
+        if self._owners is None:
+            return f"{self._count[page]} owners"
+        return _names(self._owners.get(page, set()))
+
+    def odd(self) -> int:
+        """With no sequence here: how many pages are neither free once nor the tree's alone, those
+        in quarantine not counted. A handful of whole-pool operations."""
+        found = np.bincount(self._stack[:self.free], minlength=self.total + 1)
+        fine = np.where(self._in_tree, (found == 0) & (self._count == 1),
+                        (found == 1) & (self._count == 0))
+        return self.total - int(np.count_nonzero(fine[1:])) - self.quarantined
+
+    def quarantine(self) -> None:
+        """With no sequence here and the tree empty: what is not free exactly once stays out of
+        use."""
+        found = np.bincount(self._stack[:self.free], minlength=self.total + 1)[1:]
+        good = np.flatnonzero((found == 1) & (self._count[1:] == 0)).astype(np.int32) + 1
+        self._stack[:len(good)] = good[::-1]
+        self.free, self.quarantined = len(good), self.total - len(good)
+        self.cached = self.spare = 0
+        self._in_tree[:] = False
 
 
-def _name(owner: int) -> str:
-    return f"sequence {owner}" if owner else "nobody (free)"
+def _each(owner: int | Ints, count: int) -> list[int]:
+    return [owner] * count if isinstance(owner, int) else owner.tolist()
 
 
-class PrefixCache(Protocol):
-    """Where a prefix cache plugs in: asked at admission, told when a sequence leaves its slot."""
-
-    def match(self, tokens: Ints) -> tuple[Ints, int]:
-        """Filled pages of the longest known prefix, and its length (a multiple of the page)."""
-
-    def commit(self, tokens: Ints, pages: Ints) -> Ints:
-        """Offer a leaving sequence's `pages`, filled with `tokens`; returns those not kept."""
-
-
-class NoCache:
-    """Nothing is ever reused."""
-
-    def match(self, tokens: Ints) -> tuple[Ints, int]:
-        return NO_PAGES, 0
-
-    def commit(self, tokens: Ints, pages: Ints) -> Ints:
-        return pages
+def _names(owners: Iterable[int]) -> str:
+    names = ["the prefix tree" if who == TREE else f"sequence {who}" for who in sorted(owners)]
+    return " and ".join(names) or "nobody (free)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -43,24 +44,30 @@ class Planner:
         `unresolved`: records of the plans still in flight.
         """
         books = self._books
+        books.memory.at_step(step)
+        books.reserve.on_step()
         if self._preempt_every and step % self._preempt_every == 0:
             self._force_preemption()
-        rows, appends = self._reserve()
-        books.table.plan_decode(rows)
-        budget = self._budget - len(rows.slots) * books.table.window
-        extends: list[tuple[Sequence, int]] = []
-        for sequence in books.extending:
-            budget = _extend(extends, sequence, budget)
-        admits: list[Admit] = []
-        while budget > 0 and (admit := self._admit(unresolved)):
-            admits.append(admit)
-            budget = _extend(extends, books.extending[-1], budget)
-        if not extends and not len(rows.slots):
+        self._make_way(unresolved)
+        while True:
+            rows, appends = self._reserve()
+            draft = Draft(self._budget - len(rows.slots) * books.table.window, [appends])
+            for sequence in list(books.extending):
+                self._extend(draft, sequence)
+            while draft.budget > 0 and (admit := self._admit(unresolved)):
+                draft.admits.append(admit)
+                self._extend(draft, books.extending[-1])
+            if draft.extends or draft.admits or len(rows.slots) or not books.extending:
+                break
+            # Prompts hold each other's pages: only the windows of a very small pool get here.
+            self._make_room()
+        if not draft.extends and not len(rows.slots):
             return None
-        return self._assemble(step, rows, appends, admits, extends)
+        books.table.plan_decode(rows)
+        return self._assemble(step, rows, draft)
 
-    def _assemble(self, step: int, rows: Rows, appends: bytes, admits: list[Admit],
-                  extends: list[tuple[Sequence, int]]) -> tuple[StepPlan, PlanRecord]:
+    def _assemble(self, step: int, rows: Rows, draft: Draft) -> tuple[StepPlan, PlanRecord]:
+        extends = draft.extends
         column, slots, sids, sids_column = b"", rows.slots, rows.sids, rows.sids_column
         firsts = self._finish_extends(extends)
         if extends:
@@ -72,8 +79,8 @@ class Planner:
         record = PlanRecord(step, slots, sids, sids_column, len(firsts),
                             {s.slot: s.sid for s, _ in extends})
         return StepPlan(
-            epoch=self._epoch, step=step, release=self._releases(), admit=admits,
-            page_appends=appends, extend=column, decode=rows.slots_column), record
+            epoch=self._epoch, step=step, release=self._releases(), admit=draft.admits,
+            page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column), record
 
     def _finish_extends(self, extends: list[tuple[Sequence, int]]) -> list[Sequence]:
         """Those whose prompt this plan completes; they decode from the next plan on."""
@@ -94,44 +101,101 @@ class Planner:
     def _reserve(self) -> tuple[Rows, bytes]:
         """The rows to decode, and the pages they still need, preempting until those are there.
 
-        The oldest sequence is never the victim of another one, and alone it fits the pool (its
-        end was capped to that at submission): so every wave of preemptions lets someone finish.
+        The oldest sequence (of the highest priority) is never the victim of another one, and alone
+        it fits the pools (its end was capped to that at submission): so every wave of preemptions
+        lets someone finish.
         """
-        books = self._books
+        books, table = self._books, self._books.table
         while True:
-            rows = books.table.decode_rows()
-            slots = books.table.growing(rows)
+            rows = table.decode_rows()
+            if table.windowed and len(rows.slots):
+                table.give_back(rows.slots, table.len_lo[rows.slots] - 1, books.memory)
+            slots = table.growing(rows)
             if not len(slots):
                 return rows, b""
+            promised = books.promised()
             for early in (True, False):
-                appends = books.table.grow(slots, books.pool, early)
+                appends = table.grow(slots, books.memory, early, promised)
                 if appends is not None:
                     return rows, appends
-            victim = books.table.latest()
-            assert victim is not None
-            books.preempt(victim)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Make pages available: those that nobody can see any more, else by a preemption."""
+        books = self._books
+        if books.loosen():
+            return
+        victim = books.victim() or books.table.latest()
+        assert victim is not None
+        books.preempt(victim, "memory")
+        books.reserve.on_preemption()
 
     def _force_preemption(self) -> None:
         """Preempt the latest sequence that decodes: it has got on by a token since it came."""
         victim = self._books.table.latest(decoding=True)
         if victim is not None:
-            self._books.preempt(victim)
+            self._books.preempt(victim, "forced")
 
-    def _admit(self, unresolved: tuple[PlanRecord, ...]) -> Admit | None:
-        """Admit the head of the queue, unless tokens of it are still on their way.
+    def _extend(self, draft: Draft, sequence: Sequence) -> None:
+        """Plan the sequence's next chunk, as far as budget and pages go."""
+        books = self._books
+        table, memory, slot = books.table, books.memory, sequence.slot
+        chunk = min(sequence.total - sequence.computed, draft.budget)
+        if chunk <= 0:
+            return
+        table.give_back(np.array([slot]), np.array([sequence.computed]), memory)
+        appends = table.grow_to(slot, sequence.computed + chunk, memory)
+        if appends is None:
+            room = min(memory.available(g) for g in range(len(memory.pools)))
+            most = (int(table.held[slot]) + room) * memory.page_size - sequence.computed
+            chunk = min(chunk, most)
+            appends = table.grow_to(slot, sequence.computed + chunk, memory) if chunk > 0 else None
+        if appends is None:
+            return
+        draft.appends.append(appends)
+        sequence.computed += chunk
+        draft.extends.append((sequence, chunk))
+        draft.budget -= chunk
+        books.extended(sequence)
+
+    def _next(self, unresolved: tuple[PlanRecord, ...]) -> Sequence | None:
+        """Whom the policy admits next, unless tokens of it are still on their way.
 
         (A preempted sequence is recomputed from all its tokens, so the last must be known.)
         """
-        head = self._books.queue.head
+        head = self._books.head
         if head is None or any((record.sids == head.sid).any() for record in unresolved):
             return None
-        return self._books.admit_next()
+        return head
+
+    def _admit(self, unresolved: tuple[PlanRecord, ...]) -> Admit | None:
+        head = self._next(unresolved)
+        if head is None or not self._books.fits(head):
+            return None
+        return self._books.admit(head)
+
+    def _make_way(self, unresolved: tuple[PlanRecord, ...]) -> None:
+        """Under the priority policy: preempt lower ones until the highest that waits fits in.
+
+        Before the plan is drafted: nobody leaves a slot that the plan already speaks of.
+        """
+        books = self._books
+        if books.queue.policy != "priority":
+            return
+        head = self._next(unresolved)
+        while head is not None and not books.fits(head):
+            victim = books.victim(below=head.priority)
+            if victim is None:
+                return
+            books.preempt(victim, "priority")
 
 
-def _extend(extends: list[tuple[Sequence, int]], sequence: Sequence, budget: int) -> int:
-    """Plan the sequence's next chunk; returns what is left of the budget."""
-    chunk = min(sequence.total - sequence.computed, budget)
-    if chunk > 0:
-        sequence.computed += chunk
-        extends.append((sequence, chunk))
-    return budget - max(chunk, 0)
+@dataclass(slots=True)
+class Draft:
+    """A plan in the making."""
+
+    budget: int
+    """Tokens that it may still compute."""
+    appends: list[bytes]
+    extends: list[tuple[Sequence, int]] = field(default_factory=list)
+    admits: list[Admit] = field(default_factory=list)

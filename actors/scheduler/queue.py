@@ -4,50 +4,144 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
+from actorium.actors.scheduler.policy import (
+    VirtualTokens,
+    Waiting,
+    next_fair,
+    next_lpm,
+    next_priority,
+)
 from actorium.actors.scheduler.requests import Request, Sequence
+
+LOOKED_AT = 32
+"""Waiting sequences whose cached prefixes lpm compares."""
 
 
 class WaitingQueue:
-    """Sequences in the order of their admission: first come, preempted ones before all others."""
+    """The waiting sequences, in classes that a policy treats alike: one for fcfs and lpm, one a
+    priority, one a tenant. Within a class preempted ones come first, then the order of arrival.
 
-    def __init__(self) -> None:
-        self._line: OrderedDict[int, Sequence] = OrderedDict()
+    A policy sees one sequence of each class, so that a long queue costs nothing; lpm sees the
+    first `LOOKED_AT`.
+    """
+
+    def __init__(self, policy: str = "fcfs", weights: Mapping[str, float] | None = None) -> None:
+        """policy: fcfs | lpm | priority | fair; weights: of tenants, for fair."""
+        self.policy = policy
+        self.fair = VirtualTokens(weights or {}) if policy == "fair" else None
+        self._classes: dict[int | str, Line] = {}
+        self._count = 0
         self.requests = 0
         """Requests with at least one sequence here."""
 
     def __len__(self) -> int:
-        return len(self._line)
+        return self._count
 
-    @property
-    def head(self) -> Sequence | None:
-        return next(iter(self._line.values()), None)
+    def choose(self, cached: Callable[[Sequence], int]) -> Sequence | None:
+        """Whom to admit next; None if nobody waits. cached: tokens of a sequence in the cache."""
+        if not self._count:
+            return None
+        if self.policy == "fcfs":
+            return self._classes[0].first
+        seen = self._seen()
+        look = cached if self.policy == "lpm" else _not_asked
+        view = [_view(sequence, look) for sequence in seen]
+        if self.policy == "lpm":
+            return seen[next_lpm(view)]
+        if self.fair is not None:
+            return seen[next_fair(view, self.fair.served)]
+        return seen[next_priority(view)]
+
+    def _seen(self) -> list[Sequence]:
+        if self.policy == "lpm":
+            return self._classes[0].front(LOOKED_AT)
+        return [line.first for line in self._classes.values()]
 
     def push(self, sequence: Sequence) -> None:
-        """Join at the end."""
-        self._line[sequence.sid] = sequence
-        self._count(sequence.request, 1)
+        """Join, new or preempted."""
+        self._classes.setdefault(self._class(sequence), Line()).push(sequence)
+        self._changed(sequence, 1)
+        if self.fair is not None:
+            (self.fair.preempt if sequence.preempted else self.fair.arrive)(sequence.tenant)
 
-    def push_front(self, sequence: Sequence) -> None:
-        """Come back at the head, after a preemption."""
-        self._line[sequence.sid] = sequence
-        self._line.move_to_end(sequence.sid, last=False)
-        self._count(sequence.request, 1)
-
-    def pop(self) -> Sequence:
-        _, sequence = self._line.popitem(last=False)
-        self._count(sequence.request, -1)
-        return sequence
+    def admit(self, sequence: Sequence) -> None:
+        """Leave the queue for a slot."""
+        if self.policy == "lpm":
+            for other in self._classes[0].front(LOOKED_AT):
+                other.passed += other.sid < sequence.sid
+        self._leave(sequence)
+        if self.fair is not None:
+            self.fair.admit(sequence.tenant)
 
     def remove(self, sequence: Sequence) -> None:
-        """Leave the line; raises `KeyError` if it is not in it."""
-        del self._line[sequence.sid]
-        self._count(sequence.request, -1)
+        """Leave for good; raises `KeyError` if it is not here."""
+        self._leave(sequence)
+        self.gone(sequence, running=False)
 
-    def _count(self, request: Request, change: int) -> None:
+    def gone(self, sequence: Sequence, running: bool) -> None:
+        """A sequence is over; it ran, or waited."""
+        if self.fair is not None:
+            self.fair.leave(sequence.tenant, running)
+
+    def _class(self, sequence: Sequence) -> int | str:
+        if self.policy == "priority":
+            return sequence.priority
+        return sequence.tenant if self.policy == "fair" else 0
+
+    def _leave(self, sequence: Sequence) -> None:
+        name = self._class(sequence)
+        line = self._classes[name]
+        line.remove(sequence)
+        if not line:
+            del self._classes[name]
+        self._changed(sequence, -1)
+
+    def _changed(self, sequence: Sequence, change: int) -> None:
+        self._count += change
+        request = sequence.request
         before, request.waiting = request.waiting, request.waiting + change
         self.requests += bool(request.waiting) - bool(before)
+
+
+class Line:
+    """One class of the queue."""
+
+    def __init__(self) -> None:
+        self._back: dict[int, Sequence] = {}
+        """Preempted ones, by sid: few."""
+        self._fresh: OrderedDict[int, Sequence] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._back) + len(self._fresh)
+
+    @property
+    def first(self) -> Sequence:
+        if self._back:
+            return self._back[min(self._back)]
+        return next(iter(self._fresh.values()))
+
+    def front(self, count: int) -> list[Sequence]:
+        """The first `count` or so: all preempted ones, if there are any, else fresh ones."""
+        return list(islice((self._back or self._fresh).values(), count))
+
+    def push(self, sequence: Sequence) -> None:
+        (self._back if sequence.preempted else self._fresh)[sequence.sid] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Raises `KeyError`."""
+        del (self._back if sequence.preempted else self._fresh)[sequence.sid]
+
+
+def _not_asked(sequence: Sequence) -> int:
+    return 0
+
+
+def _view(s: Sequence, cached: Callable[[Sequence], int]) -> Waiting:
+    return Waiting(s.sid, s.tenant, s.priority, s.sid, s.prompt_len + len(s.emitted), cached(s),
+                   s.preempted, s.passed)
 
 
 class Deadlines:

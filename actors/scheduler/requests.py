@@ -9,7 +9,9 @@ import numpy as np
 
 from actorium.actors.messages import Open, Submit
 from actorium.actors.params import Resolved
+from actorium.actors.scheduler.memory import Lock
 from actorium.actors.scheduler.pages import NO_PAGES, Ints
+from actorium.actors.scheduler.radix import Match, PrefixKey
 
 _MASK = 2**64 - 1
 
@@ -48,9 +50,27 @@ class Sequence:
     """How many of them the plans so far extend over."""
     cached_len: int = 0
     """Tokens found in the prefix cache at the first admission."""
+    preempted: bool = False
+    passed: int = 0
+    """How often one that came later was admitted first."""
+    key: PrefixKey | None = None
+    """Of all its tokens; made when the prefix cache is first asked, dropped when they change."""
+    match: Match | None = None
+    match_version: int = -1
+    """Of the tree when `match` was made."""
+    lock: Lock | None = None
+    """On its cached prefix, while it holds a slot."""
     first_told: bool = False
     prompt_told: int = 1
     """Prompt positions whose logprobs went out (position 0 has none)."""
+
+    @property
+    def tenant(self) -> str:
+        return self.request.submit.tenant
+
+    @property
+    def priority(self) -> int:
+        return self.request.submit.priority
 
     @property
     def prompt_len(self) -> int:

@@ -54,11 +54,13 @@ def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
     starts = table.emitted[slots]
     if _is_plain(record, result) and table.sid[slots].tobytes() == record.sids_column:
         table.credit(slots, starts, np.frombuffer(result.tokens, np.int32), None, table.window)
+        books.served(record.sids, None)
         return Credited(len(slots), TokenBatch(
             step=result.step, sids=record.sids_column, starts=starts.tobytes(),
             counts=result.counts, tokens=result.tokens))
     rows = _unpack(record, result)
     known = _credit_apart(books, record, rows, starts)
+    books.served(record.sids[known], rows.counts[known])
     return _batch(record, rows, known, starts, _events(books, record, rows, result, known))
 
 

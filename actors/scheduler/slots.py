@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.scheduler.pages import BooksError, Ints, PagePool
+from actorium.actors.scheduler.memory import Memory
+from actorium.actors.scheduler.pages import BooksError, Ints
 from actorium.actors.scheduler.requests import Sequence
 
 STAGGER = 4
@@ -36,10 +37,16 @@ class SlotTable:
     as the worker will know it when all plans sent so far have run: an unresolved decode adds
     between 1 and `window` tokens, its result says how many. The last token's K and V are only
     written by the next decode, so a sequence of length n holds pages for n-1 tokens.
+
+    Page tables: one a group, all of the same length; what lies behind a group's attention window
+    has been given back and reads 0.
     """
 
-    def __init__(self, slots: int, page_size: int, window: int = 1) -> None:
+    def __init__(self, slots: int, page_size: int, window: int = 1,
+                 attention_windows: tuple[int, ...] = (0,)) -> None:
+        """window: most tokens that a decode may emit; attention_windows: of each group, 0 = all."""
         self.window = window
+        self.attention_windows = attention_windows
         self.sid = np.zeros(slots, np.int32)
         self.len_lo = np.zeros(slots, np.int32)
         self.len_hi = np.zeros(slots, np.int32)
@@ -50,7 +57,7 @@ class SlotTable:
         self.decoding = np.zeros(slots, np.bool_)
         """The whole prompt is extended, and the length may still grow."""
         self.held = np.zeros(slots, np.int32)
-        """Pages in its page table."""
+        """Entries of its page tables."""
         self.order = np.zeros(slots, np.int64)
         """Number of its admission: the victim of a preemption is the latest."""
         self.sequences: list[Sequence | None] = [None] * slots
@@ -59,7 +66,11 @@ class SlotTable:
         self._ahead = (np.arange(slots) % STAGGER * (page_size // STAGGER)).astype(np.int32)
         self._page_size = page_size
         self._tokens = np.zeros((slots, 64), np.int32)
-        self._pages = np.zeros((slots, 16), np.int32)
+        self._pages = [np.zeros((slots, 16), np.int32) for _ in attention_windows]
+        self._behind = np.zeros((len(attention_windows), slots), np.int32)
+        """Entries at the start of each table that were given back."""
+        self.windowed = [g for g, seen in enumerate(attention_windows) if seen]
+        """Groups whose pages are given back behind a window."""
         self._free = list(range(slots - 1, 0, -1))
         self._rows: Rows | None = None
         self._admitted = 0
@@ -78,8 +89,8 @@ class SlotTable:
     def running(self) -> int:
         return len(self.sequences) - 1 - len(self._free)
 
-    def enter(self, sequence: Sequence, pages: Ints) -> None:
-        """Give a sequence a slot, with the pages of the tokens it starts from."""
+    def enter(self, sequence: Sequence, pages: list[Ints]) -> None:
+        """Give a sequence a slot, with the cached pages that it starts from (one array a group)."""
         slot = self._free.pop()
         self._admitted += 1
         sequence.slot = slot
@@ -93,13 +104,15 @@ class SlotTable:
         self._most = max(self._most, emitted)
         self._tokens = _widen(self._tokens, emitted)
         self._tokens[slot, :emitted] = sequence.emitted
-        self._pages = _widen(self._pages, len(pages))
-        self._pages[slot, :len(pages)] = pages
-        self.held[slot] = len(pages)
+        for group, own in enumerate(pages):
+            self._pages[group] = _widen(self._pages[group], len(own))
+            self._pages[group][slot, :len(own)] = own
+            self._behind[group, slot] = int(np.argmax(own > 0)) if own.any() else len(own)
+        self.held[slot] = len(pages[0])
         self._mark(np.array([slot]))
 
-    def leave(self, sequence: Sequence) -> Ints:
-        """Take the slot back; the sequence keeps its emitted tokens. Returns the pages."""
+    def leave(self, sequence: Sequence) -> list[Ints]:
+        """Take the slot back; the sequence keeps its emitted tokens. Returns the pages by group."""
         slot = sequence.slot
         sequence.emitted = self.emitted_tokens(slot)
         pages = self.pages_of(slot)
@@ -114,9 +127,23 @@ class SlotTable:
         """A copy of the tokens that the slot's sequence has emitted so far."""
         return self._tokens[slot, :self.emitted[slot]].copy()
 
-    def pages_of(self, slot: int) -> Ints:
-        """A copy of the slot's page table."""
-        return self._pages[slot, :self.held[slot]].copy()
+    def pages_of(self, slot: int) -> list[Ints]:
+        """Copies of the slot's page tables, one a group."""
+        return [table[slot, :self.held[slot]].copy() for table in self._pages]
+
+    def holds(self, group: int, slot: int) -> int:
+        """Pages of a group that the slot holds."""
+        return int(self.held[slot] - self._behind[group, slot])
+
+    def remaining(self, clip: int) -> int:
+        """Tokens that the running sequences may yet emit, at most `clip` counted for each."""
+        running = self.sid > 0
+        left = self.end[running] - self.len_hi[running]
+        return int(np.minimum(np.maximum(left, 0), clip).sum())
+
+    def taken(self) -> Ints:
+        """The slots with a sequence."""
+        return np.flatnonzero(self.sid).astype(np.int32)
 
     def latest(self, decoding: bool = False) -> Sequence | None:
         """The running sequence admitted last (among those that decode, if so asked)."""
@@ -211,28 +238,60 @@ class SlotTable:
         after = self.len_hi[rows.slots] + (self.window - 1)
         return rows.slots[after > self._full_at[rows.slots]]
 
-    def grow(self, slots: Ints, pool: PagePool, early: bool) -> bytes | None:
+    def grow(self, slots: Ints, memory: Memory, early: bool, spared: int) -> bytes | None:
         """Take the pages that `slots` lack to decode once more; `early` adds their stagger.
 
-        Returns the plan's `page_appends`, or None (and takes nothing) if too few are free.
+        spared: pages to leave for others. Returns the plan's `page_appends`, or None (and takes
+        nothing) if too few can be had.
         """
         held, end, ahead = self.held[slots], self.end[slots], self._ahead[slots]
         length = self.len_hi[slots] + self.window
         length = np.minimum(length + ahead if early else length, end)
-        wanted = -((1 - length) // self._page_size) - held
+        return self._append(slots, -((1 - length) // self._page_size) - held, memory, spared)
+
+    def grow_to(self, slot: int, tokens: int, memory: Memory) -> bytes | None:
+        """Take the pages that the first `tokens` tokens of a slot lack; as `grow`."""
+        slots = np.array([slot], np.int32)
+        wanted = np.maximum(memory.pages_for(tokens) - self.held[slots], 0)
+        return self._append(slots, wanted, memory, 0)
+
+    def _append(self, slots: Ints, wanted: Ints, memory: Memory, spared: int) -> bytes | None:
         count = int(wanted.sum())
-        if count > pool.free:
+        if spared and any(memory.available(g) < count + spared for g in range(len(self._pages))):
             return None
+        held = self.held[slots]
         owners, index = slots, held
         if (wanted != 1).any():
             owners, index = np.repeat(slots, wanted), np.repeat(held, wanted) + within(wanted)
-        pages = pool.take(count, self.sid[owners])
+        pages = memory.take(count, self.sid[owners])
+        if pages is None:
+            return None
         if count:
-            self._pages = _widen(self._pages, int(index.max()) + 1)
-        self._pages[owners, index] = pages
+            width = int(index.max()) + 1
+            for group, own in enumerate(pages):
+                table = self._pages[group] = _widen(self._pages[group], width)
+                table[owners, index] = own
         self.held[slots] = held + wanted
         self._mark(slots)
-        return np.array((owners, index, pages), np.int32).T.tobytes()
+        return np.array((owners, index, *pages), np.int32).T.tobytes()
+
+    def give_back(self, slots: Ints, positions: Ints, memory: Memory) -> None:
+        """Give back what lies behind the windows of slots whose next queries are at `positions` or
+        later. Safe with plans in flight: they run before whoever gets these pages writes them."""
+        for group in self.windowed:
+            first = positions - self.attention_windows[group] + 1
+            keep = np.minimum(np.maximum(first, 0) // self._page_size, self.held[slots])
+            behind = self._behind[group, slots]
+            moved = np.flatnonzero(keep > behind)
+            if not len(moved):
+                continue
+            counts = (keep - behind)[moved]
+            owners = np.repeat(slots[moved], counts)
+            index = np.repeat(behind[moved], counts) + within(counts)
+            pages = self._pages[group][owners, index]
+            self._pages[group][owners, index] = 0
+            self._behind[group, slots[moved]] = keep[moved]
+            memory.pools[group].drop(pages, self.sid[owners])
 
     def _mark(self, slots: NDArray[np.integer]) -> None:
         full = self.held[slots] * self._page_size

@@ -1,0 +1,189 @@
+"""The pools of all page groups and the prefix tree over them: where pages come from and go to.
+
+A group is the layers of one attention window (`messages.PageGroup`). All groups count pages by the
+same index (position // page_size), so one number says how many pages a sequence wants of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from actorium.actors.config import MemoryConfig
+from actorium.actors.messages import PageGroup
+from actorium.actors.scheduler.pages import Ints, PagePool
+from actorium.actors.scheduler.radix import Match, Node, PrefixKey, PrefixTree
+
+
+class Lock(NamedTuple):
+    """A sequence's hold on its cached prefix."""
+
+    node: Node
+    """The end of it."""
+    windows: bool
+    """Whether the pages of windowed groups before the end are locked as well."""
+
+
+class Memory:
+    """What the scheduler knows of the worker's pages."""
+
+    def __init__(self, groups: Sequence[PageGroup], page_size: int, config: MemoryConfig) -> None:
+        self.page_size = page_size
+        self.windows = tuple(group.window for group in groups)
+        self._policy = config.eviction_policy
+        self.pools = [PagePool(group.pages, page_size, config.debug_memory) for group in groups]
+        self.tree = (PrefixTree(page_size, self.windows, self._policy)
+                     if config.prefix_cache else None)
+
+    # --- how much ------------------------------------------------------------------------------
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that `tokens` tokens fill, the last one perhaps in part."""
+        return self.pools[0].pages_for(tokens)
+
+    def available(self, group: int) -> int:
+        """Pages of a group that are free or can be made so (in a windowed group perhaps a few too
+        many: the tree cannot know which pages behind its locks a sequence still holds)."""
+        free = self.pools[group].free
+        return free if self.tree is None else free + self.tree.evictable[group]
+
+    def most_held(self, group: int, tokens: int, chunk: int) -> int:
+        """Pages of a group that a sequence of `tokens` tokens holds at the most, when its prompt is
+        extended up to `chunk` tokens at a time (fewer where the pool of a windowed group is so
+        small that they would not fit)."""
+        pages = self.pages_for(tokens)
+        window = self.windows[group]
+        if not window:
+            return pages
+        return min(pages, self.pages_for(window) + self.pages_for(chunk) + 1,
+                   self.pools[group].total)
+
+    def capacity(self, window: int) -> int:
+        """Tokens of the longest sequence that the pools hold, alone, decoding `window` tokens a
+        step."""
+        tokens = []
+        for pool, seen in zip(self.pools, self.windows, strict=True):
+            endless = seen and pool.total >= pool.pages_for(seen + window) + 2
+            tokens.append(2**31 - 2 if endless else pool.tokens)
+        return min(tokens)
+
+    # --- pages in and out ----------------------------------------------------------------------
+
+    def take(self, count: int, owner: int | Ints) -> list[Ints] | None:
+        """`count` fresh pages of every group, evicting cached ones where too few are free; None
+        (and nothing taken) where even that is not enough."""
+        for group, pool in enumerate(self.pools):
+            while pool.free < count:
+                if self.tree is None or not self.tree.evictable[group]:
+                    return None
+                self._forget(self.tree.evict(group, count - pool.free))
+        return [pool.take(count, owner) for pool in self.pools]
+
+    def drop(self, pages: Sequence[Ints], owner: int) -> None:
+        """`owner` lets go of its pages, one array per group; holes (0) are passed over."""
+        for pool, own in zip(self.pools, pages, strict=True):
+            pool.drop(own[own > 0], owner)
+
+    def _forget(self, gone: Sequence[Ints]) -> None:
+        for pool, pages in zip(self.pools, gone, strict=True):
+            pool.forget(pages)
+
+    # --- prefixes ------------------------------------------------------------------------------
+
+    def match(self, key: PrefixKey) -> Match | None:
+        """The longest cached prefix of a key; None without a cache."""
+        return None if self.tree is None else self.tree.match(key)
+
+    def hold(self, match: Match, owner: int) -> Lock:
+        """`owner` shares a matched prefix, which is locked for it."""
+        assert self.tree is not None
+        self.tree.lock(match.node)
+        for pool, pages in zip(self.pools, match.pages, strict=True):
+            pool.share(pages[pages > 0], owner)
+        return Lock(match.node, True)
+
+    def cache(self, key: PrefixKey, pages: Sequence[Ints], held: Lock | None,
+              priority: int) -> Lock | None:
+        """Offer a sequence's filled pages (one array per group, 0 = none) to the tree, and lock
+        what it took of them. held: the sequence's lock so far.
+
+        Where the tree had the same tokens on other pages, those are not locked: the sequence does
+        not read them, and two copies of a prefix must not both be pinned by one sequence.
+        """
+        assert self.tree is not None
+        node, kept = self.tree.insert(key, pages, priority)
+        start = 0 if held is None else held.node.end
+        ours = True
+        for pool, own, taken in zip(self.pools, pages, kept, strict=True):
+            ours &= len(taken) == np.count_nonzero(own[start:])
+            if len(taken):
+                pool.keep(taken)
+        return self.move_lock(held, node) if ours else held
+
+    def move_lock(self, held: Lock | None, node: Node | None) -> Lock | None:
+        """Lock `node` in place of what was held."""
+        if self.tree is None or held is not None and held.windows and held.node is node:
+            return held
+        lock = None
+        if node is not None:
+            self.tree.lock(node)
+            lock = Lock(node, True)
+        if held is not None:
+            self.tree.unlock(held.node, held.windows)
+        return lock
+
+    def loosen(self, held: Lock) -> Lock:
+        """A sequence whose windows have left the locked end behind keeps the full groups alone."""
+        assert self.tree is not None
+        self.tree.lock(held.node, windows=False)
+        self.tree.unlock(held.node)
+        return Lock(held.node, False)
+
+    def flush(self) -> tuple[int, int]:
+        """Forget every prefix that nobody holds. Returns pages (freed, kept), all groups."""
+        if self.tree is None:
+            return 0, 0
+        before = sum(pool.free for pool in self.pools)
+        self._forget(self.tree.flush())
+        return (sum(pool.free for pool in self.pools) - before,
+                sum(pool.cached for pool in self.pools))
+
+    # --- the books -----------------------------------------------------------------------------
+
+    def at_step(self, step: int) -> None:
+        """Name the step being planned in every message."""
+        for pool in self.pools:
+            pool.step = step
+
+    def audit(self, holders: Iterable[tuple[int, Sequence[Ints]]]) -> None:
+        """Check every page of every group; raises `BooksError`. holders: (sid, pages by group)."""
+        holding = list(holders)
+        cached = self._cached()
+        for group, pool in enumerate(self.pools):
+            pool.audit(((sid, pages[group][pages[group] > 0]) for sid, pages in holding),
+                       cached[group])
+
+    def _cached(self) -> list[Ints]:
+        found = [] if self.tree is None else [pages for _, pages in self.tree.pages_held()]
+        cached = [np.concatenate([np.zeros(0, np.int32), *(pages[g] for pages in found)])
+                  for g in range(len(self.pools))]
+        return [pages[pages > 0] for pages in cached]
+
+    def settle(self) -> str | None:
+        """The audit that production can afford, for when no sequence is here and no plan in flight.
+
+        Where pages are missing or in two places at once, the cache is emptied and those pages are
+        put out of use; returns a line that says so, else None.
+        """
+        odd = [pool.odd() for pool in self.pools]
+        if not any(odd):
+            return None
+        if self.tree is not None:
+            self.tree = PrefixTree(self.page_size, self.windows, self._policy)
+        for pool in self.pools:
+            pool.quarantine()
+        return (f"the books of the pages did not balance: {odd} pages (by group) were neither free "
+                "nor cached; they are out of use, and the prefix cache is empty")
+
