@@ -49,8 +49,9 @@ class Match(NamedTuple):
 class PrefixTree(EvictingTree):
     """Prefixes and their pages. See `EvictingTree` for the counters, lock, evict and flush.
 
-    Not part of the cache's meaning, but worth knowing: `match` and `insert` take O(path) dict
-    look-ups and one memory comparison of the key.
+    `match` and `insert` cost a dict look-up for each node of the path and one comparison of the
+    key's memory. Nodes that a split has made are not joined again when the branch has gone: the
+    two halves have been used at different times, and joining them would lose that.
     """
 
     def match(self, key: PrefixKey) -> Match:
@@ -181,6 +182,7 @@ class PrefixTree(EvictingTree):
         node.size = below
         upper.children[node.key[:page]] = node
         upper.locks, upper.hits, upper.priority = node.locks, node.hits, node.priority
+        upper.seen = self._clock + 1  # as `_touch` will say: queued at its final rank at once
         if self._windowed:
             upper.near = {distance + below: count for distance, count in node.near.items()
                           if distance + below < self._furthest}
@@ -194,6 +196,7 @@ class PrefixTree(EvictingTree):
         """Add a leaf with the key's pages from index `at` on."""
         page = self.page_size * 4
         node = Node(parent, data[at * page:], pages, len(self._windowed))
+        node.seen = self._clock + 1
         parent.children[node.key[:page]] = node
         for g in self._full:
             taken[g].append(pages[g].copy())
