@@ -54,6 +54,7 @@ def case(request: pytest.FixtureRequest,
         "MistralForCausalLM": {"num_key_value_heads": 4, "sliding_window": 24},
         "Qwen2ForCausalLM": {"tie_word_embeddings": True},
         "Qwen3ForCausalLM": {"head_dim": 32},
+        "Gemma3ForCausalLM": {"sliding_window": 24, "sliding_window_pattern": 2},
     }
     path = tmp_path_factory.mktemp("model")
     oracle = write_checkpoint(path, request.param, seed=3, **options[request.param])
@@ -92,11 +93,12 @@ def test_overlap_changes_nothing(case: Case) -> None:
 
 
 def test_preemption_changes_nothing(case: Case) -> None:
-    ring = Ring(make_runner(case.model, pages=28, page_size=8), budget=64)
+    pages = 28 if 0 in case.model.shape.windows else 14
+    ring = Ring(make_runner(case.model, pages, page_size=8), budget=64)
     for prompt in case.prompts:
         ring.submit(prompt, GREEDY)
     assert [o.tokens for o in ring.run()] == case.tokens
-    assert ring.preemptions >= 5
+    assert ring.preemptions >= 3
 
 
 @pytest.mark.parametrize("budget", [13, 2048])

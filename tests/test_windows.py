@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers_models import load, write_checkpoint
 from helpers_windows import Driver
-from helpers_worker import CPU, make_runner
+from helpers_worker import CPU, Ring, make_runner
 
 from actorium.actors.params import Resolved
 from actorium.gpu.memory import GroupSize, Sizes, pool_pages
@@ -62,11 +62,15 @@ def _generate(oracle: Any, prompt: list[int]) -> list[int]:
     return tokens
 
 
-def _driver(model: Any, page_size: int, chunk: int, sequences: int = len(LENGTHS),
-            moves: Host | Device | None = None) -> Driver:
-    """With the least pages that sizing gives for so many sequences of 300 tokens."""
+def _pages(model: Any, page_size: int, chunk: int, sequences: int = len(LENGTHS)) -> list[int]:
+    """As many as sizing gives for so many sequences of 300 tokens."""
     groups = [GroupSize(group.window, len(group.layers)) for group in model.shape.groups]
-    pages = pool_pages(groups, Sizes(page_size, sequences, 300, chunk), 1 << 40)
+    return pool_pages(groups, Sizes(page_size, sequences, 300, chunk), 1 << 40)
+
+
+def _driver(model: Any, page_size: int, chunk: int,
+            moves: Host | Device | None = None) -> Driver:
+    pages = _pages(model, page_size, chunk)
     return Driver(make_runner(model, pages, page_size, moves=moves), chunk)
 
 
@@ -82,6 +86,19 @@ def test_greedy_equals_generate_with_pages_given_back(
     windowed = sum(1 for group in case.model.shape.groups if group.window)
     behind = [(n + NEW - 2 - WINDOW + 1) // page_size for n in LENGTHS]
     assert driver.given_back == windowed * sum(behind)
+
+
+@pytest.mark.parametrize(("page_size", "budget"), [(16, 50), (1, 512)])
+def test_greedy_equals_generate_under_the_scheduler(case: Case, page_size: int,
+                                                    budget: int) -> None:
+    """With pools that hold four sequences' windows, full of NaN at first."""
+    runner = make_runner(case.model, _pages(case.model, page_size, budget, 4), page_size, slots=5)
+    for layer in [layer for pool in runner.pools for layer in pool.layers]:
+        layer.fill_(math.nan)
+    ring = Ring(runner, budget=budget)
+    for prompt in case.prompts:
+        ring.submit(prompt, GREEDY)
+    assert [out.tokens for out in ring.run()] == case.tokens
 
 
 @pytest.mark.parametrize("chunk", [7, 512])
