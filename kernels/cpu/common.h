@@ -46,3 +46,14 @@ INLINE float exp_neg(float x) {
     memcpy(&scale, &bits, 4);
     return p * scale;
 }
+
+#ifdef __AVX512BF16__
+/* 2**t for t <= 100, 7e-5 off; 0 for -inf. */
+INLINE __m512 exp2_16(__m512 t) {
+    __m512 f = _mm512_reduce_ps(t, 9); /* t - floor(t) */
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0780245145f), f, _mm512_set1_ps(0.2260671706f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6958335638f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.9999251962f));
+    return _mm512_scalef_ps(p, t);
+}
+#endif

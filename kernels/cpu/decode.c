@@ -55,10 +55,182 @@ INLINE void attend(const bf16 *q, const bf16 *pages, const int32_t *table, int p
         for (int i = 0; i < dim; i++) out[g * dim + i] = narrow(acc[g][i] / sum[g]);
 }
 
+#ifdef __AVX512BF16__
+#define ROUND 32   /* tokens per round of the online softmax, where whole registers are used */
+#define STATE 8192 /* elements of the outputs that a task keeps */
+
+/* Where a round's tokens lie; places beyond `count` repeat the last. */
+struct round { const bf16 *at[ROUND]; int count; };
+
+INLINE __m512bh load(const bf16 *p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+/* Sums of 16 registers, one a lane. */
+INLINE __m512 sums(__m512 r[16]) {
+    for (int i = 0; i < 8; i++)
+        r[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]),
+                             _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+    for (int i = 0; i < 4; i++) {
+        __m512d x = _mm512_castps_pd(r[2 * i]), y = _mm512_castps_pd(r[2 * i + 1]);
+        r[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    for (int n = 2; n; n /= 2)
+        for (int i = 0; i < n; i++)
+            r[i] = _mm512_add_ps(_mm512_shuffle_f32x4(r[2 * i], r[2 * i + 1], 0x88),
+                                 _mm512_shuffle_f32x4(r[2 * i], r[2 * i + 1], 0xdd));
+    return r[0];
+}
+
+/* Scores of a query with 16 tokens, times scale. */
+INLINE __m512 score(const bf16 *q, const bf16 *const at[16], int64_t head, int dim, float scale) {
+    __m512 r[16];
+    for (int i = 0; i < 16; i++) r[i] = _mm512_setzero_ps();
+    for (int d = 0; d < dim; d += 32) {
+        __m512bh query = load(q + d);
+        for (int i = 0; i < 16; i++) r[i] = _mm512_dpbf16_ps(r[i], query, load(at[i] + head + d));
+    }
+    return _mm512_mul_ps(sums(r), _mm512_set1_ps(scale));
+}
+
+/* outputs += weights x values, of `heads` queries. outputs: [heads][dim / 32][2][16], dims in the
+ * order in which unpacking leaves them; weights: [heads][2][ROUND] bf16, a first part and the rest:
+ * memory is what takes time here, and the weights stay as good as in fp32. */
+INLINE void gather(const struct round *r, int64_t values, const int32_t weights[][2][ROUND / 2],
+                   float *outputs, int dim, int heads) {
+    for (int d = 0; d < dim; d += 128) {
+        int parts = dim - d < 128 ? (dim - d) / 32 : 4;
+        __m512 sum[2][4][2];
+        for (int h = 0; h < heads; h++)
+            for (int p = 0; p < parts; p++)
+                for (int j = 0; j < 2; j++)
+                    sum[h][p][j] = _mm512_loadu_ps(outputs + h * dim + d + p * 32 + j * 16);
+        for (int i = 0; i < ROUND / 2; i++)
+            for (int p = 0; p < parts; p++) {
+                __m512i x = (__m512i)load(r->at[2 * i] + values + d + p * 32);
+                __m512i y = (__m512i)load(r->at[2 * i + 1] + values + d + p * 32);
+                __m512bh lo = (__m512bh)_mm512_unpacklo_epi16(x, y);
+                __m512bh hi = (__m512bh)_mm512_unpackhi_epi16(x, y);
+                for (int h = 0; h < heads; h++)
+                    for (int part = 0; part < 2; part++) {
+                        __m512bh weight = (__m512bh)_mm512_set1_epi32(weights[h][part][i]);
+                        sum[h][p][0] = _mm512_dpbf16_ps(sum[h][p][0], lo, weight);
+                        sum[h][p][1] = _mm512_dpbf16_ps(sum[h][p][1], hi, weight);
+                    }
+            }
+        for (int h = 0; h < heads; h++)
+            for (int p = 0; p < parts; p++)
+                for (int j = 0; j < 2; j++)
+                    _mm512_storeu_ps(outputs + h * dim + d + p * 32 + j * 16, sum[h][p][j]);
+    }
+}
+
+/* A round of `heads` queries that share a key head. */
+INLINE void attend_round(const bf16 *q, const struct round *r, int64_t head, int64_t values,
+                         float *outputs, float *top, float *sum, int dim, int heads, float scale) {
+    int32_t weights[2][2][ROUND / 2] __attribute__((aligned(64)));
+    for (int h = 0; h < heads; h++) {
+        __m512 none = _mm512_set1_ps(-INFINITY);
+        uint32_t valid = r->count < 32 ? (1u << r->count) - 1 : ~0u;
+        __m512 x = _mm512_mask_mov_ps(none, (__mmask16)valid,
+                                      score(q + h * dim, r->at, head, dim, scale));
+        __m512 y = none;
+        if (valid >> 16)
+            y = _mm512_mask_mov_ps(none, (__mmask16)(valid >> 16),
+                                   score(q + h * dim, r->at + 16, head, dim, scale));
+        float best = _mm512_reduce_max_ps(_mm512_max_ps(x, y));
+        if (!(best <= top[h])) {
+            float fade = exp_neg((top[h] - best) * 0.693147181f);
+            for (int d = 0; d < dim; d += 16) {
+                float *o = outputs + h * dim + d;
+                _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_set1_ps(fade)));
+            }
+            sum[h] *= fade, top[h] = best;
+        }
+        x = exp2_16(_mm512_sub_ps(x, _mm512_set1_ps(top[h])));
+        y = exp2_16(_mm512_sub_ps(y, _mm512_set1_ps(top[h])));
+        sum[h] += _mm512_reduce_add_ps(_mm512_add_ps(x, y));
+        __m512i upper = _mm512_set1_epi32(0xffff0000);
+        __m512 u = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), upper));
+        __m512 v = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(y), upper));
+        _mm512_store_si512(weights[h][0], (__m512i)_mm512_cvtne2ps_pbh(v, u));
+        _mm512_store_si512(weights[h][1], (__m512i)_mm512_cvtne2ps_pbh(
+            _mm512_sub_ps(y, v), _mm512_sub_ps(x, u)));
+    }
+    gather(r, head + values, (const int32_t (*)[2][ROUND / 2])weights, outputs, dim, heads);
+}
+
+/* Attention of a row's heads that share key heads first_head..end_head, tokens first..len. All of a
+ * token's heads are read in turn: they lie side by side. */
+INLINE void attend_row(const bf16 *q, const bf16 *pages, const int32_t *table, int page_bits,
+                       int first, int len, int first_head, int end_head, int group, int kv, int dim,
+                       float scale, bf16 *out) {
+    float outputs[STATE] __attribute__((aligned(64))), top[STATE / 32], sum[STATE / 32];
+    int heads = (end_head - first_head) * group, mask = (1 << page_bits) - 1;
+    memset(outputs, 0, (size_t)heads * dim * sizeof(float));
+    for (int h = 0; h < heads; h++) top[h] = -3e38f, sum[h] = 0;
+    for (int begin = first; begin < len; begin += ROUND) {
+        struct round r = {.count = len - begin < ROUND ? len - begin : ROUND};
+        for (int s = 0; s < ROUND; s++) {
+            int p = s < r.count ? begin + s : len - 1;
+            r.at[s] = pages + (((int64_t)table[p >> page_bits] << page_bits) + (p & mask)) * 2 * kv;
+        }
+        for (int k = first_head; k < end_head; k++)
+            for (int g = 0; g < group; g += 2) {
+                int h = (k - first_head) * group + g;
+                const bf16 *query = q + ((int64_t)k * group + g) * dim;
+#define GO(N) attend_round(query, &r, (int64_t)k * dim, kv, outputs + h * dim, top + h, sum + h, dim, \
+                           N, scale)
+                if (group - g > 1) GO(2);
+                else GO(1);
+            }
+    }
+    __m512i order = _mm512_set_epi16(31, 30, 29, 28, 15, 14, 13, 12, 27, 26, 25, 24, 11, 10, 9, 8,
+                                     23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
+    for (int h = 0; h < heads; h++)
+        for (int d = 0; d < dim; d += 32) {
+            __m512 share = _mm512_set1_ps(1 / sum[h]);
+            __m512 lo = _mm512_mul_ps(_mm512_loadu_ps(outputs + h * dim + d), share);
+            __m512 hi = _mm512_mul_ps(_mm512_loadu_ps(outputs + h * dim + d + 16), share);
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(hi, lo);
+            _mm512_storeu_si512(out + ((int64_t)first_head * group + h) * dim + d,
+                                _mm512_permutexvar_epi16(order, both));
+        }
+}
+
+static void decode_rows(const bf16 *q, int64_t q_stride, const bf16 *pages, const int32_t *tables,
+                        int64_t table_stride, const int32_t *lens, bf16 *out, int64_t rows,
+                        int heads, int kv_heads, int dim, int page_bits, int window, float scale,
+                        int threads) {
+    int group = heads / kv_heads;
+    int64_t parts = (2 * threads + rows - 1) / rows;
+    while (parts < kv_heads && (kv_heads + parts - 1) / parts * group * dim > STATE) parts++;
+    int share = (int)(parts < kv_heads ? (kv_heads + parts - 1) / parts : 1);
+    parts = (kv_heads + share - 1) / share;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > 1 || lens[0] > 64)
+    for (int64_t task = 0; task < rows * parts; task++) {
+        int64_t b = task / parts;
+        int first = (int)(task % parts) * share, len = lens[b];
+        int end = first + share < kv_heads ? first + share : kv_heads;
+        int from = window && len > window ? len - window : 0;
+#define ROW(D) attend_row(q + b * q_stride, pages, tables + b * table_stride, page_bits, from, len, \
+                          first, end, group, kv_heads * D, D, scale * 1.44269504f, \
+                          out + b * heads * D)
+        if (dim == 128) ROW(128);
+        else if (dim == 64) ROW(64);
+        else ROW(dim);
+    }
+}
+#endif
+
 void paged_decode(const bf16 *q, int64_t q_stride, const bf16 *pages, const int32_t *tables,
                   int64_t table_stride, const int32_t *lens, bf16 *out, int64_t rows, int heads,
                   int kv_heads, int dim, int page_bits, int window, float scale, int threads) {
     int group = heads / kv_heads, kv = kv_heads * dim;
+#ifdef __AVX512BF16__
+    if (dim % 32 == 0 && group * dim <= STATE)
+        return decode_rows(q, q_stride, pages, tables, table_stride, lens, out, rows, heads,
+                           kv_heads, dim, page_bits, window, scale, threads);
+#endif
     int64_t tasks = rows * kv_heads;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > 1 || lens[0] > 64)
     for (int64_t task = 0; task < tasks; task++) {

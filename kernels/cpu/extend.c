@@ -9,6 +9,9 @@
 #ifdef __AMX_BF16__
 #include "amx.h"
 #include <stdlib.h>
+#define TILE_STREAM(t, at, stride) \
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t \
+                     : : "r"((const void *)(at)), "r"((long)(stride)) : "memory")
 #include <sys/mman.h>
 
 #define COLS 32                   /* queries per round: two tiles */
@@ -54,15 +57,6 @@ INLINE void transpose(__m512i r[16]) {
         r[i] = _mm512_shuffle_i32x4(a, c, 0x88), r[i + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
         r[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88), r[i + 12] = _mm512_shuffle_i32x4(b, d, 0xdd);
     }
-}
-
-/* 2**t for t <= SLACK, 7e-5 off; 0 for -inf. */
-INLINE __m512 exp2_16(__m512 t) {
-    __m512 f = _mm512_reduce_ps(t, 9); /* t - floor(t) */
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0780245145f), f, _mm512_set1_ps(0.2260671706f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6958335638f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.9999251962f));
-    return _mm512_scalef_ps(p, t);
 }
 
 /* Keys and values of 32 tokens of one head into tiles: keys [dim / 32][2][16 keys][32], values
@@ -144,10 +138,10 @@ INLINE void score(const bf16 *keys, const bf16 *query, float *scores, bf16 *weig
     TILE_ZERO(0); TILE_ZERO(1);
     if (two) { TILE_ZERO(2); TILE_ZERO(3); }
     for (int d = 0; d < dim; d += 32) {
-        TILE_LOAD(4, keys + d * 32, 64);
+        TILE_STREAM(4, keys + d * 32, 64);
         TILE_LOAD(6, query + d * 16, 64);
         TILE_DOT(0, 4, 6);
-        TILE_LOAD(5, keys + d * 32 + TILE, 64);
+        TILE_STREAM(5, keys + d * 32 + TILE, 64);
         TILE_DOT(1, 5, 6);
         if (two) {
             TILE_LOAD(7, query + (dim + d) * 16, 64);
@@ -176,10 +170,10 @@ INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int 
             if (two) { TILE_LOAD(2, o + 512, 64); TILE_LOAD(3, o + 768, 64); }
         }
         for (int j = 0; j < n; j += 32) {
-            TILE_LOAD(4, v + j * 32, 64);
+            TILE_STREAM(4, v + j * 32, 64);
             TILE_LOAD(6, weights + j * 16, 64);
             TILE_DOT(0, 4, 6);
-            TILE_LOAD(5, v + j * 32 + TILE, 64);
+            TILE_STREAM(5, v + j * 32 + TILE, 64);
             TILE_DOT(1, 5, 6);
             if (two) {
                 TILE_LOAD(7, weights + (KEYS + j) * 16, 64);
