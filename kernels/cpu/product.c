@@ -5,7 +5,7 @@
 
 #ifdef __AMX_BF16__
 #ifndef STREAM_FROM
-#define STREAM_FROM (1 << 21) /* elements of a result that caches would not keep */
+#define STREAM_FROM (1 << 20) /* elements of a result that caches would not keep */
 #endif
 #define ROWS_EACH 256 /* rows a thread must have for threads to share rows, not columns */
 
