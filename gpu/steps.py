@@ -71,8 +71,7 @@ def build(tables: Tables, plan: StepPlan) -> Step:
     if plan.admit:
         tables.admit(plan.admit)
     if plan.page_appends:
-        appends = np.frombuffer(plan.page_appends, np.int32)
-        tables.append_pages(appends.reshape(-1, 2 + tables.groups))
+        tables.append_pages(np.frombuffer(plan.page_appends, np.int32))
     decode = np.frombuffer(plan.decode, np.int32)
     step = _mixed(tables, plan, decode) if plan.extend else _decodes(tables, decode)
     tables.host_len[step.slots] += 1

@@ -162,7 +162,11 @@ class Tables:
         return own
 
     def append_pages(self, appends: I32) -> None:
-        """i32[n, 2 + groups]: (slot, index, a page of each group)."""
+        """i32[n * (2 + groups)]: rows of (slot, index, a page of each group)."""
+        if len(appends) % (2 + self.groups):
+            raise ValueError(f"page_appends: {len(appends)} numbers are no rows of slot, index and "
+                             f"a page of each of {self.groups} groups")
+        appends = appends.reshape(-1, 2 + self.groups)
         where = appends[:, :2].max(axis=0)
         if where[0] >= self.slots or where[1] >= self.pages_per_seq or appends.min() < 0:
             raise ValueError(f"page_appends: (slot, index) up to {tuple(where.tolist())} do not "

@@ -16,7 +16,16 @@ from helpers_models import load, write_checkpoint
 from helpers_windows import Driver
 from helpers_worker import CPU, Ring, make_runner
 
+from actorium.actors.config import (
+    Config,
+    DeviceConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from actorium.actors.messages import Admit, PageGroup, StepPlan
 from actorium.actors.params import Resolved
+from actorium.gpu.device import open_device
 from actorium.gpu.memory import GroupSize, Sizes, pool_pages
 from actorium.gpu.staging import Device, Host
 
@@ -149,3 +158,22 @@ def test_bf16_reads_nothing_behind_the_window(case: Case, head_dim: int, native:
         driver.run()
         runs.append([s.output for s in seqs])
     assert runs[0] == runs[1]
+
+
+def test_the_worker_tells_its_groups(tmp_path: Path) -> None:
+    architecture = "Gemma3ForCausalLM"
+    write_checkpoint(tmp_path, architecture, **MODELS[architecture])
+    config = Config(model=ModelConfig(model=str(tmp_path)),
+                    memory=MemoryConfig(page_size=16, max_total_tokens=1600),
+                    scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
+                    device=DeviceConfig(device="cpu", threads=1))
+    opened = open_device(config, 1, lambda *_: None, {})
+    assert opened.ready.groups == [PageGroup(1 + 4 * (WINDOW // 16 + 2) + 4, WINDOW),
+                                   PageGroup(1 + 1600 // 16, 0)]
+    assert [len(pool.layers) for pool in opened.runner.pools] == [3, 1]
+    runner, params = opened.runner, Resolved(max_tokens=2)
+    tokens, pages = np.zeros(40, np.int32).tobytes(), np.ones(5, np.int32).tobytes()
+    with pytest.raises(ValueError, match="slot 1: 5 pages are not the same number for each of 2"):
+        runner.run(StepPlan(1, 1, admit=[Admit(1, tokens, 40, 32, pages, params, 1)]))
+    with pytest.raises(ValueError, match="3 numbers are no rows of slot"):
+        runner.run(StepPlan(1, 1, page_appends=np.ones(3, np.int32).tobytes()))
