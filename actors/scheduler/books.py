@@ -184,19 +184,24 @@ class Books:
     def _room(self, length: int, match: Match | None) -> bool:
         """Whether all pools have pages for a sequence of `length` tokens beside what the running
         ones were promised and are expected to want."""
-        memory, running = self.memory, self.table.running
-        growth = memory.pages_for(self.reserve.needed(self.table.remaining(CLIP), running))
-        for group, pool in enumerate(memory.pools):
-            wanted = self.most_held(group, length)
-            if match is not None and match.length:
-                own = match.pages[group][match.pages[group] > 0]
-                # Those that only the tree holds are available now and will not be then.
-                wanted += int(np.count_nonzero(pool.sole(own))) - len(own)
-            if memory.windows[group]:
-                growth = min(growth, 2 * running)
-            if memory.available(group) - self._promised(group) - wanted < growth:
-                return False
-        return True
+        left = [self._left(group, length, match) for group in range(len(self.memory.pools))]
+        running = self.table.running
+        if min(left) >= running * self.memory.pages_for(CLIP):
+            return True
+        growth = self.memory.pages_for(self.reserve.needed(self.table.remaining(CLIP), running))
+        return all(spare >= (min(growth, 2 * running) if window else growth)
+                   for spare, window in zip(left, self.memory.windows, strict=True))
+
+    def _left(self, group: int, length: int, match: Match | None) -> int:
+        """Pages of a group that stay available when a sequence of `length` tokens is admitted."""
+        memory = self.memory
+        left = memory.available(group) - self._promised(group) - self.most_held(group, length)
+        if match is not None and match.length:
+            own = match.pages[group]
+            own = own[own > 0] if memory.windows[group] else own
+            # Those that only the tree holds are available now and will not be then.
+            left += len(own) - int(np.count_nonzero(memory.pools[group].sole(own)))
+        return left
 
     def most_held(self, group: int, length: int) -> int:
         """Pages of a group that a sequence of `length` tokens may hold while it extends."""
@@ -251,7 +256,7 @@ class Books:
     # --- fairness --------------------------------------------------------------------------------
 
     def served(self, sids: Ints, counts: Ints | None) -> None:
-        """Tokens were emitted: counts[i] (None = one) of sids[i]. Only fair sharing wants to know."""
+        """Tokens were emitted: counts[i] (None = one) of sids[i]. Fair sharing charges for them."""
         fair = self.queue.fair
         if fair is None:
             return

@@ -83,8 +83,8 @@ class Memory:
 
     def drop(self, pages: Sequence[Ints], owner: int) -> None:
         """`owner` lets go of its pages, one array per group; holes (0) are passed over."""
-        for pool, own in zip(self.pools, pages, strict=True):
-            pool.drop(own[own > 0], owner)
+        for pool, own, window in zip(self.pools, pages, self.windows, strict=True):
+            pool.drop(own[own > 0] if window else own, owner)
 
     def _forget(self, gone: Sequence[Ints]) -> None:
         for pool, pages in zip(self.pools, gone, strict=True):
@@ -100,8 +100,8 @@ class Memory:
         """`owner` shares a matched prefix, which is locked for it."""
         assert self.tree is not None
         self.tree.lock(match.node)
-        for pool, pages in zip(self.pools, match.pages, strict=True):
-            pool.share(pages[pages > 0], owner)
+        for pool, pages, window in zip(self.pools, match.pages, self.windows, strict=True):
+            pool.share(pages[pages > 0] if window else pages, owner)
         return Lock(match.node, True)
 
     def cache(self, key: PrefixKey, pages: Sequence[Ints], held: Lock | None,
@@ -117,7 +117,7 @@ class Memory:
         start = 0 if held is None else held.node.end
         ours = True
         for pool, own, taken in zip(self.pools, pages, kept, strict=True):
-            ours &= len(taken) == np.count_nonzero(own[start:])
+            ours = ours and len(taken) == np.count_nonzero(own[start:])
             if len(taken):
                 pool.keep(taken)
         return self.move_lock(held, node) if ours else held

@@ -64,15 +64,16 @@ class NullWorker:
         tokens = config.memory.max_total_tokens or POOL_TOKENS
         pages = 1 + max(tokens // self.page_size, 1)
         slots = 1 + config.scheduler.max_num_seqs
-        self.ready = Ready(epoch=context.epoch, groups=[PageGroup(pages, window) for window in windows],
-                           page_size=self.page_size, slots=slots,
+        groups = [PageGroup(pages, window) for window in windows]
+        self.ready = Ready(epoch=context.epoch, groups=groups, page_size=self.page_size,
+                           slots=slots,
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null")
         self._epoch = context.epoch
         self._steps = 0
         self._out: list[Send] = [Send("scheduler", self.ready)]
-        self._memory = PageMemory(self.ready.groups, self.page_size, slots) if config.memory.debug_memory \
-            else None
+        debug = config.memory.debug_memory
+        self._memory = PageMemory(groups, self.page_size, slots) if debug else None
         self._clear(slots)
 
     def _clear(self, slots: int) -> None:

@@ -85,9 +85,9 @@ class PagePool:
         """One more owner for pages that are in the tree."""
         if self._owners is not None:
             self._own(pages, owner, first=False)
-        counts = self._count[pages]
-        self.spare -= int(np.count_nonzero(counts == 1))
-        self._count[pages] = counts + 1
+        counts = self._count[pages] + 1
+        self.spare -= int(np.count_nonzero(counts == 2))
+        self._count[pages] = counts
 
     def drop(self, pages: Ints, owner: int | Ints) -> None:
         """`owner` (one sid, or one a page) lets go; pages without another owner are free.

@@ -107,9 +107,10 @@ class SlotTable:
         for group, own in enumerate(pages):
             self._pages[group] = _widen(self._pages[group], len(own))
             self._pages[group][slot, :len(own)] = own
+        for group in self.windowed:
+            own = pages[group]
             self._behind[group, slot] = int(np.argmax(own > 0)) if own.any() else len(own)
-        self.held[slot] = len(pages[0])
-        self._mark(np.array([slot]))
+        self._hold(slot, len(pages[0]))
 
     def leave(self, sequence: Sequence) -> list[Ints]:
         """Take the slot back; the sequence keeps its emitted tokens. Returns the pages by group."""
@@ -251,9 +252,22 @@ class SlotTable:
 
     def grow_to(self, slot: int, tokens: int, memory: Memory) -> bytes | None:
         """Take the pages that the first `tokens` tokens of a slot lack; as `grow`."""
-        slots = np.array([slot], np.int32)
-        wanted = np.maximum(memory.pages_for(tokens) - self.held[slots], 0)
-        return self._append(slots, wanted, memory, 0)
+        held = int(self.held[slot])
+        count = memory.pages_for(tokens) - held
+        if count <= 0:
+            return b""
+        pages = memory.take(count, int(self.sid[slot]))
+        if pages is None:
+            return None
+        rows = np.empty((count, 2 + len(pages)), np.int32)
+        rows[:, 0] = slot
+        rows[:, 1] = np.arange(held, held + count)
+        for group, own in enumerate(pages):
+            table = self._pages[group] = _widen(self._pages[group], held + count)
+            table[slot, held:held + count] = own
+            rows[:, 2 + group] = own
+        self._hold(slot, held + count)
+        return rows.tobytes()
 
     def _append(self, slots: Ints, wanted: Ints, memory: Memory, spared: int) -> bytes | None:
         count = int(wanted.sum())
@@ -292,6 +306,12 @@ class SlotTable:
             self._pages[group][owners, index] = 0
             self._behind[group, slots[moved]] = keep[moved]
             memory.pools[group].drop(pages, self.sid[owners])
+
+    def _hold(self, slot: int, entries: int) -> None:
+        """Note that a slot's page tables have so many entries."""
+        self.held[slot] = entries
+        full = entries * self._page_size
+        self._full_at[slot] = NEVER if full >= self.end[slot] - 1 else full - self._ahead[slot]
 
     def _mark(self, slots: NDArray[np.integer]) -> None:
         full = self.held[slots] * self._page_size
