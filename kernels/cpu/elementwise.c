@@ -19,6 +19,13 @@ void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, floa
     }
 }
 
+#ifdef __AVX512BF16__
+INLINE __m512 wide_16(const bf16 *x, __mmask16 some) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, x)), 16));
+}
+#endif
+
 INLINE float sigmoid(float x) {
     float e = exp_neg(-fabsf(x));
     return (x >= 0 ? 1.0f : e) / (1.0f + e);
@@ -26,11 +33,24 @@ INLINE float sigmoid(float x) {
 
 /* gelu in its tanh form is x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)). */
 INLINE void gate_mul(const bf16 *gate, bf16 *out, int dim, int gelu) {
+#ifdef __AVX512BF16__
+    for (int i = 0; i < dim; i += 16) {
+        __mmask16 some = dim - i < 16 ? (__mmask16)((1 << (dim - i)) - 1) : 0xffff;
+        __m512 g = wide_16(gate + i, some), x = _mm512_mul_ps(g, _mm512_set1_ps(-1.44269504f));
+        if (gelu)
+            x = _mm512_mul_ps(x, _mm512_fmadd_ps(_mm512_mul_ps(g, g), _mm512_set1_ps(0.0713548163f),
+                                                 _mm512_set1_ps(1.5957691216f)));
+        __m512 one = _mm512_set1_ps(1), s = _mm512_div_ps(one, _mm512_add_ps(one, exp2_16(x)));
+        g = _mm512_mul_ps(_mm512_mul_ps(g, s), wide_16(gate + dim + i, some));
+        _mm256_mask_storeu_epi16(out + i, some, (__m256i)_mm512_cvtneps_pbh(g));
+    }
+#else
     for (int i = 0; i < dim; i++) {
         float g = wide(gate[i]);
         float s = sigmoid(gelu ? g * (1.5957691216f + 0.0713548163f * g * g) : g);
         out[i] = narrow(g * s * wide(gate[dim + i]));
     }
+#endif
 }
 
 void silu_mul(const bf16 *gate_up, bf16 *y, int64_t rows, int dim, int threads) {
