@@ -84,11 +84,12 @@ def _decodes(t: Tables, decode: I32) -> Step:
     slots_d, rows_d = t.moves.stage(decode, rows)
     dec = _decode_rows(t, decode, slots_d)
     tensor, long = t.moves.tensor, t.moves.long
-    tokens, positions, wanted = tensor(dec.tokens), tensor(long(dec.position)), long(rows_d)
+    tokens, positions, wanted = tensor(dec.tokens), tensor(long(dec.position)), tensor(long(rows_d))
     lens = tensor(dec.lens)
-    batches = [ForwardBatch(tokens, positions, tensor(long(kv)), [], 0, len(decode), tensor(pages),
-                            lens, dec.bound, tensor(wanted))
-               for kv, pages in zip(dec.kv, dec.pages, strict=True)]
+    batches = []
+    for g in range(t.groups):
+        batches.append(ForwardBatch(tokens, positions, tensor(long(dec.kv[g])), [], 0, len(decode),
+                                    tensor(dec.pages[g]), lens, dec.bound, wanted))
     flags = t.flags[decode]
     return Step(batches, decode, slots_d, dec.position + 1, flags,
                 int(np.bitwise_or.reduce(flags)))
@@ -117,8 +118,11 @@ def _decode_rows(t: Tables, decode: I32, slots_d: Array) -> _Decodes:
     position = length - 1
     index, offset = position // size, position % size
     bound = min(int(t.host_len[decode].max()), t.max_len)
-    kv = [where(ended, 0, table[slots_d, index] * size + offset) for table in t.pages]
-    pages = [table[slots_d, :-(-bound // size)] for table in t.pages]
+    width = -(-bound // size)
+    kv, pages = [], []
+    for table in t.pages:
+        kv.append(where(ended, 0, table[slots_d, index] * size + offset))
+        pages.append(table[slots_d, :width])
     return _Decodes(t.last_token[slots_d], position, kv, pages, where(ended, 1, length), bound)
 
 

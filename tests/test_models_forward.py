@@ -125,7 +125,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("options", [{}, {"head_dim": 64, "num_key_value_heads": 1},
-                                     {"attention_bias": True, "tie_word_embeddings": True}])
+                                     {"attention_bias": True, "tie_word_embeddings": True},
+                                     {"architecture": "Gemma3ForCausalLM", "head_dim": 32,
+                                      "sliding_window": 8, "sliding_window_pattern": 2}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)
