@@ -93,6 +93,8 @@ class Ring:
         self.heard: dict[int, Heard] = {}
         self.submits: dict[str, Submit] = {}
         self.replies: list[Reply] = []
+        self.worked = 0
+        """Steps that the worker has run."""
         if start:
             self.start()
 
@@ -179,6 +181,7 @@ class Ring:
         if not self.plans:
             return False
         self.worker.on_message(self.plans.popleft(), self.now)
+        self.worked += 1
         self.results += [send.message for send in self.worker.on_wake(self.now)]
         return True
 

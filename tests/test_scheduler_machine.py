@@ -17,6 +17,9 @@ MAX_MODEL_LEN = 70
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    worked = 0
+    """Steps that workers have run, in all examples."""
+
     @initialize(page_size=st.sampled_from([1, 2, 16, 64]), pages=st.integers(1, 40),
                 chunk=st.sampled_from([1, 3, 7, 512]), seqs=st.integers(1, 6),
                 overlap=st.booleans(), queued=st.sampled_from([2, 100]),
@@ -111,6 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ring.assert_at_rest()
         for heard in self.ring.heard.values():
             check(heard, self.limit)
+        SchedulerMachine.worked += self.ring.worked
 
 
 def check(heard: Heard, limit: int) -> None:
@@ -125,5 +129,10 @@ def check(heard: Heard, limit: int) -> None:
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=100, stateful_step_count=40, deadline=None,
+TestScheduler.settings = settings(stateful_step_count=40, deadline=None,
                                   suppress_health_check=list(HealthCheck))
+
+
+def test_enough_steps_were_walked() -> None:
+    """Counts what the machine above has done in this process (nothing, if it was not chosen)."""
+    assert SchedulerMachine.worked == 0 or SchedulerMachine.worked >= 25_000

@@ -33,6 +33,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.plans import Planner, PlanRecord
+from actorium.actors.scheduler.policy import cannot_meet
 from actorium.actors.scheduler.queue import Deadlines
 from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
 from actorium.actors.scheduler.results import resolve
@@ -71,6 +72,8 @@ class SchedulerCore:
         """To the worker: sent before the news, it is the one who must not wait."""
         self._news: list[Send] = []
         self._events: list[SequenceEvent] = []
+        self._best_rate = 0.0
+        """Most tokens a second that a step has computed."""
         self._audited = 0
         self._notice = ""
         """What people should know, kept in the health's detail."""
@@ -83,7 +86,7 @@ class SchedulerCore:
         if isinstance(message, StepResult):
             self._on_result(message)
         elif isinstance(message, Submit):
-            self._on_submit(message)
+            self._on_submit(message, now)
         elif isinstance(message, Stop):
             self._on_stop(message)
         elif isinstance(message, Cancel):
@@ -154,7 +157,7 @@ class SchedulerCore:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def _on_submit(self, submit: Submit) -> None:
+    def _on_submit(self, submit: Submit, now: float) -> None:
         """Queue a request, or refuse it; one that is already here (a resend) is left alone."""
         if (submit.client, submit.rid) in self.books.requests:
             return
@@ -163,6 +166,7 @@ class SchedulerCore:
         self._news.extend(Send(DETOKENIZER, opening(s)) for s in request.live.values())
         limit = self._config.max_num_queued_reqs + self.books.table.free
         full = self.books.queue.requests >= limit
+        ahead = self._ahead()
         self.books.enlist(request)
         self._deadlines.add(request, len(self.books.requests))
         if not submit.prompt or len(submit.prompt) % 4:
@@ -173,10 +177,21 @@ class SchedulerCore:
         elif full:
             self._refuse(request, "queue_full",
                          f"{self._config.max_num_queued_reqs} requests are waiting already")
+        elif cannot_meet(submit.deadline, now, ahead, len(request.prompt), self._best_rate):
+            self._refuse(request, "deadline", "the deadline cannot be met: at its best the engine "
+                         f"computes {self._best_rate:,.0f} tokens a second, and {ahead} wait "
+                         f"before these {len(request.prompt)}")
         elif self._worker is not None:
             self._fit(request, self._worker)
         if request.live:
             self._sums["prompt_tokens"] += len(request.prompt)
+
+    def _ahead(self) -> int:
+        """Tokens that are computed before a new request's, whatever happens."""
+        books = self.books
+        extending = sum(s.total - s.computed for s in books.extending)
+        # Only first come, first served lets nobody overtake; else nothing is sure.
+        return books.queue.tokens + extending if books.queue.policy == "fcfs" else 0
 
     def _fit(self, request: Request, worker: Ready) -> None:
         """Refuse a prompt that can never run; cap max_tokens so that the rest can, alone.
@@ -200,6 +215,11 @@ class SchedulerCore:
             for sequence in list(request.live.values()):
                 if length + len(sequence.emitted) >= sequence.end:
                     self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason="length"))
+
+    def _fit_all(self) -> None:
+        if self._worker is not None:
+            for request in list(self.books.requests.values()):
+                self._fit(request, self._worker)
 
     def _on_cancel(self, cancel: Cancel) -> None:
         request = self.books.requests.get((cancel.client, cancel.rid))
@@ -246,6 +266,7 @@ class SchedulerCore:
             notice = self.books.memory.settle()
             if notice is not None:
                 self._notice = notice
+                self._fit_all()
 
     # --- the worker ------------------------------------------------------------------------------
 
@@ -266,15 +287,17 @@ class SchedulerCore:
                       ready.groups, ready.page_size)
         self._worker = ready
         self._orders.append(Send(WORKER, Reset(epoch=self._epoch)))
-        for request in list(books.requests.values()):
-            self._fit(request, ready)
+        self._fit_all()
 
     def _on_result(self, result: StepResult) -> None:
         """Results come in the order of the plans; any other is of another life."""
         if (result.epoch != self._epoch or not self._unresolved
                 or self._unresolved[0].step != result.step):
             return
-        credited = resolve(self.books, self._unresolved.popleft(), result)
+        record = self._unresolved.popleft()
+        if result.busy_us:
+            self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
+        credited = resolve(self.books, record, result)
         self._sums["tokens"] += credited.tokens
         self._sums["busy_us"] += result.busy_us
         self._sums["idle_us"] += result.idle_us

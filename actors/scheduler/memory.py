@@ -58,14 +58,14 @@ class Memory:
         if not window:
             return pages
         return min(pages, self.pages_for(window) + self.pages_for(chunk) + 1,
-                   self.pools[group].total)
+                   self.pools[group].usable)
 
     def capacity(self, window: int) -> int:
         """Tokens of the longest sequence that the pools hold, alone, decoding `window` tokens a
         step."""
         tokens = []
         for pool, seen in zip(self.pools, self.windows, strict=True):
-            endless = seen and pool.total >= pool.pages_for(seen + window) + 2
+            endless = seen and pool.usable >= pool.pages_for(seen + window) + 2
             tokens.append(2**31 - 2 if endless else pool.tokens)
         return min(tokens)
 

@@ -56,9 +56,14 @@ class PagePool:
         return self.used - self.spare - self.quarantined
 
     @property
+    def usable(self) -> int:
+        """Pages that are not in quarantine."""
+        return self.total - self.quarantined
+
+    @property
     def tokens(self) -> int:
-        """Tokens that the whole pool holds."""
-        return self.total << self._shift
+        """Tokens that all usable pages hold."""
+        return self.usable << self._shift
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens fill, the last one perhaps in part."""
@@ -222,20 +227,25 @@ class PagePool:
     def odd(self) -> int:
         """With no sequence here: how many pages are neither free once nor the tree's alone, those
         in quarantine not counted. A handful of whole-pool operations."""
+        return self.total - int(np.count_nonzero(self._fine())) - self.quarantined
+
+    def quarantine(self) -> None:
+        """With no sequence here and the tree gone: every page is free, but for those whose books do
+        not balance; they stay out of use."""
+        good = np.flatnonzero(self._fine()).astype(np.int32)
+        self._stack[:len(good)] = good[::-1]
+        self.free, self.quarantined = len(good), self.total - len(good)
+        self._count[good] = 0
+        self._in_tree[:] = False
+        self.cached = self.spare = 0
+
+    def _fine(self) -> NDArray[np.bool_]:
+        """Pages that are free once, or the tree's alone."""
         found = np.bincount(self._stack[:self.free], minlength=self.total + 1)
         fine = np.where(self._in_tree, (found == 0) & (self._count == 1),
                         (found == 1) & (self._count == 0))
-        return self.total - int(np.count_nonzero(fine[1:])) - self.quarantined
-
-    def quarantine(self) -> None:
-        """With no sequence here and the tree empty: what is not free exactly once stays out of
-        use."""
-        found = np.bincount(self._stack[:self.free], minlength=self.total + 1)[1:]
-        good = np.flatnonzero((found == 1) & (self._count[1:] == 0)).astype(np.int32) + 1
-        self._stack[:len(good)] = good[::-1]
-        self.free, self.quarantined = len(good), self.total - len(good)
-        self.cached = self.spare = 0
-        self._in_tree[:] = False
+        fine[0] = False
+        return fine
 
 
 def _each(owner: int | Ints, count: int) -> list[int]:

@@ -26,6 +26,8 @@ class PlanRecord(NamedTuple):
     """How many of the rows are extends."""
     extends: dict[int, int]
     """slot -> sid of every extend, finished or not."""
+    computed: int
+    """Tokens that the step computes."""
 
 
 class Planner:
@@ -77,7 +79,8 @@ class Planner:
             sids = np.concatenate((np.array([s.sid for s in firsts], np.int32), sids))
             sids_column = sids.tobytes()
         record = PlanRecord(step, slots, sids, sids_column, len(firsts),
-                            {s.slot: s.sid for s, _ in extends})
+                            {s.slot: s.sid for s, _ in extends},
+                            self._budget - draft.budget)
         return StepPlan(
             epoch=self._epoch, step=step, release=self._releases(), admit=draft.admits,
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column), record

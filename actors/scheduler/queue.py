@@ -36,6 +36,8 @@ class WaitingQueue:
         self._count = 0
         self.requests = 0
         """Requests with at least one sequence here."""
+        self.tokens = 0
+        """Of all sequences here: what is to be computed before they emit anything."""
 
     def __len__(self) -> int:
         return self._count
@@ -101,6 +103,7 @@ class WaitingQueue:
 
     def _changed(self, sequence: Sequence, change: int) -> None:
         self._count += change
+        self.tokens += change * (sequence.prompt_len + len(sequence.emitted))
         request = sequence.request
         before, request.waiting = request.waiting, request.waiting + change
         self.requests += bool(request.waiting) - bool(before)

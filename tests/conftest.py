@@ -1,0 +1,9 @@
+"""Hypothesis profiles: state machines take their number of examples from them."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+settings.register_profile("quick", max_examples=450)
+settings.register_profile("battery", max_examples=5000)
+settings.load_profile("quick")
