@@ -5,12 +5,13 @@ OUT ?= benchmarks/results
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test lint bench startup gpu-check setup clean
+.PHONY: demo test battery lint bench startup gpu-check setup clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       a chat with the packaged model, and where the time goes"
 	@echo "make test       the test suite"
+	@echo "make battery    the state machines of \`make test\`, ten times as long"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
 	@echo "make gpu-check  tests and benchmarks that need a CUDA device"
@@ -32,6 +33,11 @@ demo: $(VENV)/.ready-engine
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests $(PYTEST_FLAGS)
+
+# Ten times the examples of `make test`, for the state machines.
+battery: $(VENV)/.ready-test
+	$(BIN)/python -m pytest --hypothesis-profile=battery tests/test_scheduler_machine.py \
+		tests/test_radix_machine.py
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

@@ -217,5 +217,5 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(max_examples=250, stateful_step_count=50, deadline=None,
+TestTreeMachine.settings = settings(stateful_step_count=50, deadline=None,
                                     suppress_health_check=list(HealthCheck))
