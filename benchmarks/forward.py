@@ -25,6 +25,7 @@ import torch
 
 from actorium.actors.config import Config, ModelConfig
 from actorium.gpu.batch import ExtendRow, ForwardBatch
+from actorium.gpu.device import keep_freed_memory
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.pools import PagePool
 
@@ -188,6 +189,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if not args.peer:
+        keep_freed_memory()  # of the process: it would help the peer as well
     quiet: Callable[[], None] = lambda: None  # noqa: E731
     if args.peer:
         import transformers

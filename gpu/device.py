@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from time import perf_counter
@@ -22,6 +23,10 @@ from actorium.gpu.runner import Runner
 from actorium.gpu.shape import DTYPES, ModelShape
 from actorium.gpu.staging import transport
 from actorium.gpu.tables import Tables
+
+MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
+           "M_MMAP_THRESHOLD": (-3, 32 << 20)}
+"""glibc's mallopt options: (number, bytes). 32 MiB is the largest threshold it takes."""
 
 Say = Callable[[str, str], None]
 """Told of each phase: (phase, detail)."""
@@ -72,9 +77,22 @@ def pick_device(config: DeviceConfig) -> torch.device:
                         "device.device")
     if config.device == "cpu" or not available:
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        keep_freed_memory()
         return torch.device("cpu")
     torch.cuda.set_device(0)
     return torch.device("cuda", 0)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what a layer frees for the next one.
+
+    By default blocks of megabytes go back to the system at once, and every page of them is cleared
+    and mapped anew for each layer: a quarter of the time of a step of 2,048 tokens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, value in MALLOPT.values():
+            mallopt(option, value)
 
 
 def kv_dtype(config: Config, shape: ModelShape) -> torch.dtype:

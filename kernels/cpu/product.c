@@ -11,13 +11,22 @@
 
 int linear_scratch(void) { return (int)many_scratch(); }
 
-static void product_part(const struct job *j, int64_t part, int64_t parts) {
+/* Few rows: runs of panels, taken by whoever is free, since a thread that the scheduler and its kin
+ * push aside must not hold up the product. */
+static void few(const struct job *j, int threads) {
+    int64_t panels = (j->w->outs + PANEL - 1) / PANEL;
+    int64_t runs = threads > 1 ? 8 * threads : 1;
+    if (runs > panels) runs = panels;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
+    for (int64_t r = 0; r < runs; r++) product_few(j, panels * r / runs, panels * (r + 1) / runs);
+}
+
+/* Many rows: each thread a share of the rows, or, where they are not so many, of the panels. */
+static void many(const struct job *j, int64_t part, int64_t parts) {
     int64_t panels = (j->w->outs + PANEL - 1) / PANEL;
     int64_t from = panels * part / parts, to = panels * (part + 1) / parts;
     uint8_t *scratch = j->w->scratch + part * many_scratch();
-    if (j->rows <= MAX_FEW) {
-        product_few(j, from, to);
-    } else if (j->rows >= ROWS_EACH * parts) {
+    if (j->rows >= ROWS_EACH * parts) {
         int64_t pairs = (j->rows + 31) / 32;
         int64_t row0 = pairs * part / parts * 32, row1 = pairs * (part + 1) / parts * 32;
         product_many(j, row0, row1 < j->rows ? row1 : j->rows, 0, panels, scratch);
@@ -32,12 +41,13 @@ void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, cons
     int whole = w->outs % PANEL == 0 && (uintptr_t)y % 64 == 0;
     struct job j = {w, x, bias, add, y, rows, kind,
                     kind == OUT_BF16 && whole && rows * w->outs >= STREAM_FROM};
-    if (w->outs * w->ins * rows <= 65536) {
-        product_part(&j, 0, 1);
+    if (w->outs * w->ins * rows <= 65536) threads = 1;
+    if (rows <= MAX_FEW) {
+        few(&j, threads);
         return;
     }
 #pragma omp parallel num_threads(threads)
-    product_part(&j, omp_get_thread_num(), omp_get_num_threads());
+    many(&j, omp_get_thread_num(), omp_get_num_threads());
 }
 #else
 int linear_scratch(void) { return 0; }
