@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.shape import ModelShape
+from actorium.kernels.linear import HUGE_PAGE, huge
 
 
 def page_bytes(shape: ModelShape, page_size: int, dtype: torch.dtype,
@@ -53,8 +54,9 @@ def make_pools(
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that, on a CPU, take their memory when they are first written: torch.zeros would
-    write a gigabyte at start-up."""
+    write a gigabyte at start-up. Large ones take it 2 MiB at a time."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    lazy = np.zeros(math.prod(size) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(lazy).view(dtype).view(size)
+    count = math.prod(size) * dtype.itemsize
+    lazy = torch.from_numpy(np.zeros(count, np.uint8)) if count < HUGE_PAGE else huge(count)
+    return lazy.view(dtype).view(size)

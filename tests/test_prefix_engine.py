@@ -82,9 +82,9 @@ def test_a_tiny_pool_changes_no_token(cache: bool, reference: Ran) -> None:
 def test_in_bfloat16_sequences_part_at_near_ties_only() -> None:
     """And the demo model solves its tasks as well with a cache that is always short of pages."""
     with engine(max_total_tokens=LARGE, prefix_cache=False) as plain:
-        want, score = run_in(plain.client, REQUESTS), evaluate(plain.client, 10)
+        want, score = run_in(plain.client, REQUESTS), evaluate(plain.client, 20)
     with engine(max_total_tokens=TINY) as tiny:
-        mine, tiny_score = run_in(tiny.client, REQUESTS), evaluate(tiny.client, 10)
+        mine, tiny_score = run_in(tiny.client, REQUESTS), evaluate(tiny.client, 20)
         assert gauges(tiny.client)["evicted_pages"] > mine.gauges["evicted_pages"] > 0
     assert mine.gauges["preemptions_memory"] > 0 and mine.cached > 0
     parted = [(a, b) for a, b in zip(want.completions, mine.completions, strict=True)
@@ -92,7 +92,7 @@ def test_in_bfloat16_sequences_part_at_near_ties_only() -> None:
     assert len(parted) <= COUNT // 20
     for a, b in parted:
         assert _gap_where_they_part(a, b) < 0.1
-    assert score.share > 0.9 and abs(tiny_score.share - score.share) <= 0.03
+    assert score.share > 0.85 and abs(tiny_score.share - score.share) <= 0.03
 
 
 def _gap_where_they_part(a: Completion, b: Completion) -> float:
