@@ -49,6 +49,10 @@ class MemoryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Byte budget of the page pool on cpu."""
     kv_cache_dtype: str = "auto"
     """auto (as the weights) | float32 | bfloat16 | float16."""
+    state_dtype: str = "float32"
+    """float32 | bfloat16: recurrent states (GatedDeltaNet, Mamba-2)."""
+    checkpoints: int | None = None
+    """Copies of recurrent states kept for prefix reuse; default: as the memory plan shares out."""
     prefix_cache: bool = True
     """Keep the pages of ended sequences and share common prefixes; off = pages are free at once."""
     eviction_policy: str = "lru"
@@ -157,6 +161,10 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
         ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
         ("memory.kv_cache_dtype", mem.kv_cache_dtype in dtypes,
          f"must be one of {', '.join(dtypes)}"),
+        ("memory.state_dtype", mem.state_dtype in ("float32", "bfloat16"),
+         "must be float32 or bfloat16"),
+        ("memory.checkpoints", mem.checkpoints is None or mem.checkpoints >= 0,
+         "must not be negative"),
         ("memory.eviction_policy", mem.eviction_policy in ("lru", "lfu", "priority"),
          "must be lru, lfu or priority"),
         ("memory.audit_every", mem.audit_every >= 1, "must be at least 1"),

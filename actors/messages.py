@@ -27,7 +27,7 @@ MAX_CLIENT_MESSAGE_BYTES = 4 << 20
 MAX_TOKENS_IN_MESSAGE = 4 << 20
 MAX_SLOTS = 1 << 16
 
-Rid = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\x21-\x7e]+$")]
+Rid = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\x21-\x7e]+(?!\n)$")]
 ClientId = Annotated[bytes, Meta(min_length=1, max_length=255)]
 Sid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Slot = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
@@ -277,6 +277,11 @@ class Ready(Message):
     max_model_len: Count
     vocab_size: Count
     device: str
+    checkpoints: Count = 0
+    """Copies of a recurrent state that the worker can keep, numbered from 1; 0 = none. A live state
+    needs no number: it goes with the slot."""
+    recurrent: bool = False
+    """The model has recurrent layers: a prefix can be reused only with a checkpoint of its state."""
     load_seconds: dict[str, float] = {}
     """Seconds by phase: import, load, allocate, warm up."""
 
@@ -340,7 +345,9 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     order; 0 where a page lies behind its group's window. More come as page_appends."""
     params: Resolved
     seed: Seed
-    state_slot: Slot = 0
+    checkpoint: Count = 0
+    """Models with recurrent layers: the checkpoint of the state after cached_len tokens; 0 = the
+    state starts empty (cached_len is 0 then)."""
 
 
 class StepPlan(Message):
@@ -362,7 +369,9 @@ class StepPlan(Message):
     tokens."""
     decode: Column = b""
     """i4[n]: slots that go on by one token."""
-    state_ops: Column = b""
+    checkpoints: Column = b""
+    """i4[n, 3]: (slot, checkpoint, tokens): keep a copy of the slot's recurrent state as it is after
+    the first `tokens` tokens of the slot's extend in this step."""
 
 
 class Reset(Message):

@@ -87,6 +87,11 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
         raise BadModel(f"model: {path} is not a JSON object: {error}", "model") from None
 
 
+_LEFT_OUT: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
+"""What published checkpoints leave out of their text_config, since transformers has defaults."""
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """config.json of the model directory `path`. Raises `BadModel`."""
     return read_json(path / "config.json")
@@ -95,7 +100,9 @@ def read_config(path: Path) -> dict[str, Any]:
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The language model's part of config.json (`text_config` where models nest it)."""
     nested = config.get("text_config")
-    return nested if isinstance(nested, dict) else config
+    if not isinstance(nested, dict):
+        return config
+    return {**_LEFT_OUT.get(str(nested.get("model_type")), {}), **nested}
 
 
 def generation_defaults(path: Path) -> dict[str, Any]:

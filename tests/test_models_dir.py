@@ -116,3 +116,11 @@ def test_missing_numbers_are_named() -> None:
         for value in (None, 0, -1, "x", True, 1.5):
             with pytest.raises(BadModel, match=name):
                 call({name: value})
+
+
+def test_what_gemma_3_leaves_out_of_its_text_config_is_filled_in() -> None:
+    config = {"text_config": {"model_type": "gemma3_text", "hidden_size": 8}}
+    assert models.vocab_size(config) == 262_208
+    assert models.max_model_len(config) == 131_072
+    config["text_config"]["vocab_size"] = 300
+    assert models.vocab_size(config) == 300
