@@ -5,7 +5,7 @@ OUT ?= benchmarks/results
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test battery lint bench startup gpu-check setup clean
+.PHONY: demo test battery lint bench startup prefix long-run gpu-check setup clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,8 @@ help:
 	@echo "make battery    the state machines of \`make test\`, ten times as long"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
+	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
+	@echo "make long-run   100,000 requests through the scheduler: flat memory, balanced books"
 	@echo "make gpu-check  tests and benchmarks that need a CUDA device"
 
 # The stamps are newer than pyproject.toml once the environment holds what it asks for; the
@@ -50,6 +52,14 @@ bench: $(VENV)/.ready-test
 	$(BIN)/python -m actorium.tools.cli bench offline --shape S06 --peer transformers \
 		--json $(OUT)/offline-s06.json --plot $(OUT)/offline-s06.png
 	$(BIN)/python benchmarks/startup.py --json $(OUT)/startup.json
+
+prefix: $(VENV)/.ready-test
+	@mkdir -p $(OUT)
+	$(BIN)/python benchmarks/prefix.py --json $(OUT)/prefix.json --plot $(OUT)/prefix.png
+
+long-run: $(VENV)/.ready-test
+	@mkdir -p $(OUT)
+	$(BIN)/python benchmarks/long_run.py --json $(OUT)/long_run.json
 
 startup: $(VENV)/.ready-engine
 	$(BIN)/python benchmarks/startup.py

@@ -13,8 +13,7 @@ their request, pages of an answer from its end. An answer's last token is never 
 prompt one token at least has to be: what ends in neither of their pages is no full page.
 
 100 % of the pool is what that cache holds at the end, and what the running sequences need besides
-(a turn each). The figure to beat, "system prompt alone", is that of a cache which keeps nothing of
-the conversations. Then `radix.py`: microseconds of single operations.
+(a turn each). "System prompt alone" is what a cache hits that keeps nothing of the conversations. Then `radix.py`: microseconds of single operations.
 """
 
 from __future__ import annotations
@@ -169,8 +168,8 @@ def _told(heard: Any, history: list[bytes], played: Played, unlimited: Unlimited
 
 def measure(conversations: int, seed: int, pools: tuple[float, ...] = POOLS,
             policies: tuple[str, ...] = POLICIES, running: int = RUNNING) -> dict[str, Any]:
-    """Every policy with every pool: {"best": ratio, "floor": ratio, "working_set_pages": pages,
-    "rows": [...]}."""
+    """Every policy with every pool: hit ratios of the best possible cache, of an ample pool and of
+    the system prompt alone; the pages of the whole; a row for each run."""
     work, unlimited = workload(conversations, seed), Unlimited()
     # A first run in a pool that cannot fill up hears the answers, and tells what would be best.
     longest = -(-(SYSTEM + TURNS * (ASKED + ANSWERED)) // PAGE)
