@@ -13,7 +13,9 @@ their request, pages of an answer from its end. An answer's last token is never 
 prompt one token at least has to be: what ends in neither of their pages is no full page.
 
 100 % of the pool is what that cache holds at the end, and what the running sequences need besides
-(a turn each). "System prompt alone" is what a cache hits that keeps nothing of the conversations. Then `radix.py`: microseconds of single operations.
+(a turn each). "System prompt alone" is what a cache hits that keeps nothing of the conversations.
+
+Then `radix.py`: microseconds of single operations.
 """
 
 from __future__ import annotations
