@@ -53,6 +53,9 @@ class MemoryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """float32 | bfloat16: recurrent states (GatedDeltaNet, Mamba-2)."""
     checkpoints: int | None = None
     """Copies of recurrent states kept for prefix reuse; default: as the memory plan shares out."""
+    checkpoint_policy: str = "auto"
+    """auto (end of the prompt, and where prompts branch) | end | chunks | none: where states are
+    kept."""
     prefix_cache: bool = True
     """Keep the pages of ended sequences and share common prefixes; off = pages are free at once."""
     eviction_policy: str = "lru"
@@ -163,6 +166,8 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
          f"must be one of {', '.join(dtypes)}"),
         ("memory.state_dtype", mem.state_dtype in ("float32", "bfloat16"),
          "must be float32 or bfloat16"),
+        ("memory.checkpoint_policy", mem.checkpoint_policy in ("auto", "end", "chunks", "none"),
+         "must be auto, end, chunks or none"),
         ("memory.checkpoints", mem.checkpoints is None or mem.checkpoints >= 0,
          "must not be negative"),
         ("memory.eviction_policy", mem.eviction_policy in ("lru", "lfu", "priority"),

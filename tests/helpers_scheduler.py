@@ -47,11 +47,13 @@ def column(values: list[int]) -> bytes:
 def config(page_size: int = 16, pool_tokens: int = 4096, seqs: int = 8, chunk: int = 2048,
            queued: int = 4096, overlap: bool = True, force_preempt: int = 0,
            max_model_len: int | None = None, policy: str = "fcfs", cache: bool = True,
-           eviction: str = "lru", weights: dict[str, float] | None = None) -> Config:
+           eviction: str = "lru", weights: dict[str, float] | None = None,
+           save: str = "auto") -> Config:
     return Config(
         model=ModelConfig(max_model_len=max_model_len),
         memory=MemoryConfig(page_size=page_size, max_total_tokens=pool_tokens, debug_memory=True,
-                            audit_every=1, prefix_cache=cache, eviction_policy=eviction),
+                            audit_every=1, prefix_cache=cache, eviction_policy=eviction,
+                            checkpoint_policy=save),
         scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, overlap=overlap,
                                   max_num_queued_reqs=queued, force_preempt_every=force_preempt,
                                   schedule_policy=policy, tenant_weights=weights or {}))
@@ -81,12 +83,12 @@ class Ring:
     """Every message goes through msgpack, so bounds and types are checked on the way."""
 
     def __init__(self, settings: Config, start: bool = True,
-                 windows: tuple[int, ...] = (0,)) -> None:
+                 windows: tuple[int, ...] = (0,), checkpoints: int | None = None) -> None:
         self.now = 100.0
         self.depth = 2 if settings.scheduler.overlap else 1
         self.scheduler = core.build(Context(settings, Path("/nowhere"), "scheduler", 3, 0))
         self.worker = null_worker.NullWorker(
-            Context(settings, Path("/nowhere"), "worker-0", 3, 0), windows)
+            Context(settings, Path("/nowhere"), "worker-0", 3, 0), windows, checkpoints)
         self.plans: deque[StepPlan] = deque()
         self.results: deque[StepResult] = deque()
         self.sent: list[StepPlan] = []

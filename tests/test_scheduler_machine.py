@@ -27,16 +27,19 @@ class SchedulerMachine(RuleBasedStateMachine):
                 policy=st.sampled_from(["fcfs", "lpm", "priority", "fair"]),
                 cache=st.sampled_from([True, True, True, False]),
                 eviction=st.sampled_from(["lru", "lfu", "priority"]),
-                windows=st.sampled_from([(0,), (0,), (0, 9), (16,), (0, 4, 33), (12, 0)]))
+                windows=st.sampled_from([(0,), (0,), (0, 9), (16,), (0, 4, 33), (12, 0)]),
+                checkpoints=st.sampled_from([None, None, 0, 1, 2, 5, 40]),
+                save=st.sampled_from(["auto", "auto", "chunks", "end", "none"]))
     def begin(self, page_size: int, pages: int, chunk: int, seqs: int, overlap: bool, queued: int,
               force: int, policy: str, cache: bool, eviction: str,
-              windows: tuple[int, ...]) -> None:
+              windows: tuple[int, ...], checkpoints: int | None, save: str) -> None:
         force = force if chunk > 1 else 0  # else each token costs a whole prompt of steps
         tokens = max(page_size * pages, 24)
         self.ring = Ring(config(page_size=page_size, pool_tokens=tokens, seqs=seqs, chunk=chunk,
                                 queued=queued, overlap=overlap, force_preempt=force,
                                 max_model_len=MAX_MODEL_LEN, policy=policy, cache=cache,
-                                eviction=eviction, weights={"a": 2.0}), windows=windows)
+                                eviction=eviction, weights={"a": 2.0}, save=save),
+                         windows=windows, checkpoints=checkpoints)
         memory = self.ring.scheduler.books.memory
         self.limit = min(MAX_MODEL_LEN, memory.capacity(1) + 1)
 

@@ -42,10 +42,11 @@ class Books:
         self._config, self._memory_config = config, memory
         self.furnish(SlotTable(1, 1), [PageGroup(1)], 1)
 
-    def furnish(self, table: SlotTable, groups: SequenceOf[PageGroup], page_size: int) -> None:
+    def furnish(self, table: SlotTable, groups: SequenceOf[PageGroup], page_size: int,
+                recurrent: bool = False, checkpoints: int = 0) -> None:
         """Start over with an empty table and empty pools: nothing may be running."""
         self.table = table
-        self.memory = Memory(groups, page_size, self._memory_config)
+        self.memory = Memory(groups, page_size, self._memory_config, recurrent, checkpoints)
         self.reserve = Reserve(growth=max(GROWTH_TOKENS, page_size))
         self.released.clear()
         for sequence in self.sequences.values():
@@ -120,21 +121,45 @@ class Books:
             sequence.lock = memory.cache(part, [own[:full] for own in pages], sequence.lock,
                                          sequence.priority)
 
-    def extended(self, sequence: Sequence) -> None:
+    def extended(self, sequence: Sequence, chunk: int) -> list[tuple[int, int, int]]:
         """A chunk of it is planned: its full pages may be shared from now on, even within the same
-        step, since a layer writes all keys and values before it attends."""
-        if self.memory.tree is not None:
-            self._cache(sequence, self.table.pages_of(sequence.slot), sequence.computed)
+        step, since a layer writes all keys and values before it attends.
+
+        Returns the plan's `checkpoints`: (slot, checkpoint, tokens of the chunk before it).
+        """
+        memory = self.memory
+        if memory.tree is None:
+            return []
+        pages = self.table.pages_of(sequence.slot)
+        self._cache(sequence, pages, sequence.computed)
+        if not (memory.recurrent and memory.checkpoints.count):
+            return []
+        start, saved = sequence.computed - chunk, []
+        key = self._key(sequence)
+        for place in memory.save_at(start, sequence.computed, sequence.total, sequence.branch,
+                                    memory.page_size):
+            full = place // memory.page_size
+            number = memory.checkpoint(PrefixKey(key.salt, key.data[:4 * place]),
+                                       [own[:full] for own in pages], sequence.priority)
+            if number:
+                saved.append((sequence.slot, number, place - start))
+        return saved
 
     def _match(self, sequence: Sequence) -> Match | None:
         """The cached prefix of a waiting sequence, leaving a token to compute; None = none."""
-        tree = self.memory.tree
+        memory, tree = self.memory, self.memory.tree
         if tree is None or sequence.request.params.prompt_logprobs >= 0:
             return None
-        if sequence.match_version != tree.version:
+        if sequence.match_version != tree.version or sequence.pending:
             key = self._key(sequence)
-            most = (len(key.data) // 4 - 1) // self.memory.page_size * self.memory.page_size
-            sequence.match = self.memory.match(PrefixKey(key.salt, key.data[:4 * most]))
+            most = (len(key.data) // 4 - 1) // memory.page_size * memory.page_size
+            part = PrefixKey(key.salt, key.data[:4 * most])
+            if memory.recurrent:
+                found = tree.match_state(part, memory.step)
+                sequence.match, sequence.pending = found.match, found.pending
+                sequence.branch = found.branch
+            else:
+                sequence.match = tree.match(part)
             sequence.match_version = tree.version
         return sequence.match
 
@@ -150,18 +175,25 @@ class Books:
         return self.queue.choose(self._cached_tokens)
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether there is a slot and room for a waiting sequence."""
-        length = sequence.prompt_len + len(sequence.emitted)
-        return self.table.free > 0 and self._room(length, self._match(sequence))
+        """Whether there is a slot and room for a waiting sequence, and nothing is worth waiting a
+        step for."""
+        if not self.table.free:
+            return False
+        match = self._match(sequence)
+        if sequence.pending:
+            return False
+        return self._room(sequence.prompt_len + len(sequence.emitted), match)
 
     def admit(self, sequence: Sequence) -> Admit:
         """Give a waiting sequence, which `fits`, a slot and its cached pages."""
         match = self._match(sequence)
         length = sequence.prompt_len + len(sequence.emitted)
-        pages, cached = [NO_PAGES] * len(self.memory.pools), 0
+        memory = self.memory
+        pages, cached, checkpoint = [NO_PAGES] * len(memory.pools), 0, 0
         if match is not None and match.length:
             pages, cached = match.pages, match.length
-            sequence.lock = self.memory.hold(match, sequence.sid)
+            checkpoint = memory.checkpoints.use(match.node) if memory.recurrent else 0
+            sequence.lock = memory.hold(match, sequence.sid)
         self.queue.admit(sequence)
         sequence.match, sequence.match_version = None, -1
         sequence.total, sequence.computed = length, cached
@@ -172,7 +204,7 @@ class Books:
         self.extending.append(sequence)
         return Admit(slot=sequence.slot, tokens=tokens.tobytes(), prompt_len=sequence.prompt_len,
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
-                     params=sequence.request.params, seed=sequence.seed)
+                     params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint)
 
     def _first_admission(self, sequence: Sequence, cached: int) -> None:
         sequence.cached_len = cached

@@ -284,7 +284,7 @@ class SchedulerCore:
                     max(self._config.max_num_batched_tokens // DECODE_WINDOW, 1))
         windows = tuple(group.window for group in ready.groups)
         books.furnish(SlotTable(slots + 1, ready.page_size, DECODE_WINDOW, windows),
-                      ready.groups, ready.page_size)
+                      ready.groups, ready.page_size, ready.recurrent, ready.checkpoints)
         self._worker = ready
         self._orders.append(Send(WORKER, Reset(epoch=self._epoch)))
         self._fit_all()
@@ -314,6 +314,9 @@ def memory_gauges(books: Books) -> dict[str, float]:
             "held_pages": sum(p.held for p in pools), "cached_pages": sum(p.cached for p in pools),
             "quarantined_pages": sum(p.quarantined for p in pools),
             "cache_hit_tokens": books.hits, "cache_lookup_tokens": books.looked_up,
+            "checkpoints": books.memory.checkpoints.held,
+            "checkpoints_saved": books.memory.checkpoints.saved,
+            "checkpoints_evicted": books.memory.checkpoints.evicted,
             "evicted_pages": 0 if tree is None else tree.stats.evictions,
             "preemptions": books.preemptions.total(), **causes}
 

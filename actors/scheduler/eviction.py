@@ -54,6 +54,8 @@ class EvictingTree:
         self.version = 0
         """Changes whenever a match could have changed."""
         self.stats = Stats()
+        self.on_end_gone: Callable[[Node], None] = _ignore
+        """Told of a node whose end is trimmed or removed."""
         self._clock = 0
         self._roots: dict[str, Node] = {}
         self._full = [g for g, window in enumerate(windows) if not window]
@@ -179,6 +181,7 @@ class EvictingTree:
         """Trim an unlocked leaf to its first `keep` pages. What is left: it, or its parent."""
         parent = node.parent
         assert parent is not None
+        self.on_end_gone(node)
         if not keep:
             self._remove(node, gone)
             return parent
@@ -199,6 +202,7 @@ class EvictingTree:
         """Let go of an unlocked leaf; a root without children goes, too."""
         parent = node.parent
         assert parent is not None
+        self.on_end_gone(node)
         for g in range(self.groups):
             gone[g].append(node.pages[g])
         for g in self._full:
@@ -296,3 +300,7 @@ class EvictingTree:
                                                                           start + places)
         found = np.flatnonzero(usable)
         return int(found[-1]) + 1 if len(found) else 0
+
+
+def _ignore(node: Node) -> None:
+    """Nobody has anything at ends of nodes."""

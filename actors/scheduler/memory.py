@@ -13,6 +13,7 @@ import numpy as np
 
 from actorium.actors.config import MemoryConfig
 from actorium.actors.messages import PageGroup
+from actorium.actors.scheduler.checkpoints import POLICIES, Checkpoints
 from actorium.actors.scheduler.pages import Ints, PagePool
 from actorium.actors.scheduler.radix import Match, Node, PrefixKey, PrefixTree
 
@@ -29,13 +30,23 @@ class Lock(NamedTuple):
 class Memory:
     """What the scheduler knows of the worker's pages."""
 
-    def __init__(self, groups: Sequence[PageGroup], page_size: int, config: MemoryConfig) -> None:
+    def __init__(self, groups: Sequence[PageGroup], page_size: int, config: MemoryConfig,
+                 recurrent: bool = False, checkpoints: int = 0) -> None:
+        """recurrent: a prefix is reused only with one of the `checkpoints` of its state."""
+        self.recurrent = recurrent
+        self.checkpoints = Checkpoints(checkpoints if config.prefix_cache else 0)
+        self.save_at = POLICIES[config.checkpoint_policy]
+        self.step = 0
         self.page_size = page_size
         self.windows = tuple(group.window for group in groups)
         self._policy = config.eviction_policy
         self.pools = [PagePool(group.pages, page_size, config.debug_memory) for group in groups]
-        self.tree = (PrefixTree(page_size, self.windows, self._policy)
-                     if config.prefix_cache else None)
+        self.tree = self._new_tree() if config.prefix_cache else None
+
+    def _new_tree(self) -> PrefixTree:
+        tree = PrefixTree(self.page_size, self.windows, self._policy)
+        tree.on_end_gone = self.checkpoints.drop
+        return tree
 
     # --- how much ------------------------------------------------------------------------------
 
@@ -122,6 +133,13 @@ class Memory:
                 pool.keep(taken)
         return self.move_lock(held, node) if ours else held
 
+    def checkpoint(self, key: PrefixKey, pages: Sequence[Ints], priority: int) -> int:
+        """A number under which the plan in the making saves the state after a key that is cached
+        already; 0 = none is wanted (there is one) or can be had."""
+        assert self.tree is not None
+        node, _ = self.tree.insert(key, pages, priority)
+        return 0 if node.checkpoint else self.checkpoints.save(node, self.step)
+
     def move_lock(self, held: Lock | None, node: Node | None) -> Lock | None:
         """Lock `node` in place of what was held."""
         if self.tree is None or held is not None and held.windows and held.node is node:
@@ -153,7 +171,8 @@ class Memory:
     # --- the books -----------------------------------------------------------------------------
 
     def at_step(self, step: int) -> None:
-        """Name the step being planned in every message."""
+        """The step being planned: named in every message, and what a checkpoint waits for."""
+        self.step = step
         for pool in self.pools:
             pool.step = step
 
@@ -164,6 +183,7 @@ class Memory:
         for group, pool in enumerate(self.pools):
             pool.audit(((sid, pages[group][pages[group] > 0]) for sid, pages in holding),
                        cached[group])
+        self.checkpoints.audit(() if self.tree is None else self.tree.nodes())
 
     def _cached(self) -> list[Ints]:
         found = [] if self.tree is None else [pages for _, pages in self.tree.pages_held()]
@@ -181,7 +201,8 @@ class Memory:
         if not any(odd):
             return None
         if self.tree is not None:
-            self.tree = PrefixTree(self.page_size, self.windows, self._policy)
+            self.checkpoints = Checkpoints(self.checkpoints.count)
+            self.tree = self._new_tree()
         for pool in self.pools:
             pool.quarantine()
         return (f"the books of the pages did not balance: {odd} pages (by group) were neither free "

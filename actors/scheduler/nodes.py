@@ -34,8 +34,8 @@ class Part:
 class Node:
     """A run of pages between two branch points (or ends). A root has no parent and no key."""
 
-    __slots__ = ("children", "end", "hits", "key", "locks", "near", "nearest", "pages", "parent",
-                 "parts", "priority", "salt", "seen", "size", "used")
+    __slots__ = ("checkpoint", "checkpoint_step", "children", "end", "hits", "key", "locks", "near",
+                 "nearest", "pages", "parent", "parts", "priority", "salt", "seen", "size", "used")
 
     def __init__(self, parent: Node | None, key: bytes, pages: list[Ints], parts: int = 0,
                  salt: str = "") -> None:
@@ -62,6 +62,10 @@ class Node:
         """When a match or insert ended so near that its window covers pages of this node."""
         self.hits = 0
         self.priority = 0
+        self.checkpoint = 0
+        """Number of the recurrent state kept for our end; 0 = none."""
+        self.checkpoint_step = 0
+        """The plan that saves it."""
 
 
 POLICIES: dict[str, Callable[[Node, int], Rank]] = {

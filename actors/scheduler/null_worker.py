@@ -31,6 +31,10 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.uint64]
 
 
+State = tuple[int, int]
+"""A fake recurrent state: how many tokens it has seen, and the hash of them."""
+
+
 class BadPlan(RuntimeError):
     """A plan breaks the protocol; the message names slot and page."""
 
@@ -57,8 +61,10 @@ class NullWorker:
     inbox = ToWorker
     front = None
 
-    def __init__(self, context: Context, windows: Sequence[int] = (0,)) -> None:
-        """windows: attention window of each page group, 0 = all."""
+    def __init__(self, context: Context, windows: Sequence[int] = (0,),
+                 checkpoints: int | None = None) -> None:
+        """windows: attention window of each page group, 0 = all; checkpoints: of a recurrent model,
+        None = it is none."""
         config = context.config
         self.page_size = config.memory.page_size
         tokens = config.memory.max_total_tokens or POOL_TOKENS
@@ -68,12 +74,13 @@ class NullWorker:
         self.ready = Ready(epoch=context.epoch, groups=groups, page_size=self.page_size,
                            slots=slots,
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
-                           vocab_size=VOCAB, device="null")
+                           vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
+                           checkpoints=checkpoints or 0)
         self._epoch = context.epoch
         self._steps = 0
         self._out: list[Send] = [Send("scheduler", self.ready)]
         debug = config.memory.debug_memory
-        self._memory = PageMemory(groups, self.page_size, slots) if debug else None
+        self._memory = PageMemory(self.ready) if debug else None
         self._clear(slots)
 
     def _clear(self, slots: int) -> None:
@@ -139,6 +146,7 @@ class NullWorker:
         self._before_decode(decode)
         if self._memory is not None:
             self._memory.check()
+            self._memory.save(plan.checkpoints)
         rows = np.concatenate((np.array(firsts, np.int32), decode)) if firsts else decode
         alive = self._alive[rows]
         tokens, finish = self._sample(rows, alive)
@@ -228,9 +236,13 @@ class NullWorker:
 class PageMemory:
     """Fake pages: what a position holds is a hash of all tokens up to it."""
 
-    def __init__(self, groups: Sequence[PageGroup], page_size: int, slots: int) -> None:
+    def __init__(self, ready: Ready) -> None:
+        groups, page_size = ready.groups, ready.page_size
         self._page_size = page_size
-        self._slots = slots
+        self._slots = ready.slots
+        self._recurrent = ready.recurrent
+        self._kept: list[State] = [(0, 0)] * (ready.checkpoints + 1)
+        """Checkpoints."""
         self._windows = [group.window for group in groups]
         self._content = [np.zeros((group.pages, page_size), np.uint64) for group in groups]
         self.clear()
@@ -241,6 +253,7 @@ class PageMemory:
                                                for _ in range(self._slots)]
         self._prefix: list[Longs] = [np.zeros(0, np.uint64)] * self._slots
         self._queries: list[tuple[int, int, int]] = []
+        self._states: list[State] = [(0, 0)] * self._slots
 
     def release(self, slot: int) -> None:
         """The slot's tenant is gone."""
@@ -255,6 +268,24 @@ class PageMemory:
                           f"{admit.cached_len} cached tokens")
         self._tables[admit.slot] = pages.tolist()
         self.learn(admit.slot, _ints(admit.tokens).tolist())
+        self._states[admit.slot] = self._kept[admit.checkpoint] if admit.checkpoint else (0, 0)
+        want = self._state(admit.slot, admit.cached_len)
+        if self._recurrent and self._states[admit.slot] != want:
+            raise BadPlan(f"slot {admit.slot}: checkpoint {admit.checkpoint} is not the state "
+                          f"after its first {admit.cached_len} tokens")
+
+    def _state(self, slot: int, tokens: int) -> State:
+        """The state after so many tokens of a slot's sequence."""
+        return tokens, int(self._prefix[slot][tokens - 1]) if tokens else 0
+
+    def save(self, column: bytes) -> None:
+        """Keep states of this step's extends as checkpoints; after `check`. Raises `BadPlan`."""
+        for slot, checkpoint, tokens in _ints(column).reshape(-1, 3).tolist():
+            start, count = self._last[slot]
+            if not 0 < tokens <= count or not 0 < checkpoint < len(self._kept):
+                raise BadPlan(f"checkpoint {checkpoint} of slot {slot} after {tokens} tokens of a "
+                              f"chunk of {count}")
+            self._kept[checkpoint] = self._state(slot, start + tokens)
 
     def append(self, column: bytes) -> None:
         """Apply a plan's page_appends. Raises `BadPlan` on a gap or on the sink page."""
@@ -282,9 +313,14 @@ class PageMemory:
             pages, places = self._where(slot, table, start, start + count)
             self._content[group][pages, places] = self._prefix[slot][start:start + count]
         self._queries.append((slot, start, count))
+        if self._recurrent and self._states[slot] != self._state(slot, start):
+            raise BadPlan(f"slot {slot}: its state is that after {self._states[slot][0]} tokens, "
+                          f"not {start}")
+        self._states[slot] = self._state(slot, start + count)
 
     def check(self) -> None:
         """After all writes of a step: every query sees its own prefix. Raises `BadPlan`."""
+        self._last = {slot: (start, count) for slot, start, count in self._queries}
         for slot, start, count in self._queries:
             for group, window in enumerate(self._windows):
                 first = max(start - window + 1, 0) if window else 0

@@ -83,7 +83,8 @@ class Planner:
                             self._budget - draft.budget)
         return StepPlan(
             epoch=self._epoch, step=step, release=self._releases(), admit=draft.admits,
-            page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column), record
+            page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
+            checkpoints=_column(draft.checkpoints)), record
 
     def _finish_extends(self, extends: list[tuple[Sequence, int]]) -> list[Sequence]:
         """Those whose prompt this plan completes; they decode from the next plan on."""
@@ -159,7 +160,7 @@ class Planner:
         sequence.computed += chunk
         draft.extends.append((sequence, chunk))
         draft.budget -= chunk
-        books.extended(sequence)
+        draft.checkpoints += books.extended(sequence, chunk)
 
     def _next(self, unresolved: tuple[PlanRecord, ...]) -> Sequence | None:
         """Whom the policy admits next, unless tokens of it are still on their way.
@@ -193,6 +194,10 @@ class Planner:
             books.preempt(victim, "priority")
 
 
+def _column(rows: list[tuple[int, int, int]]) -> bytes:
+    return np.array(rows, np.int32).tobytes() if rows else b""
+
+
 @dataclass(slots=True)
 class Draft:
     """A plan in the making."""
@@ -202,3 +207,4 @@ class Draft:
     appends: list[bytes]
     extends: list[tuple[Sequence, int]] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
+    checkpoints: list[tuple[int, int, int]] = field(default_factory=list)

@@ -46,6 +46,17 @@ class Match(NamedTuple):
     """To lock, before anything is evicted."""
 
 
+class StateMatch(NamedTuple):
+    """The longest prefix that a model with recurrent layers can start from."""
+
+    match: Match
+    branch: int
+    """Tokens after which the key leaves what the tree knows, where something else goes on from
+    there; else 0."""
+    pending: bool
+    """A longer one is being saved by the plan in the making: usable from the next one on."""
+
+
 class PrefixTree(EvictingTree):
     """Prefixes and their pages. See `EvictingTree` for the counters, lock, evict and flush.
 
@@ -68,6 +79,39 @@ class PrefixTree(EvictingTree):
         node = path[-1]
         self.stats.hits += node.end * self.page_size
         return Match(node.end * self.page_size, self._pages_of(path), node)
+
+    def match_state(self, key: PrefixKey, step: int) -> StateMatch:
+        """As `match`, for a model with recurrent layers: up to the last end with a checkpoint that
+        a plan before `step` has saved."""
+        self.stats.lookups += len(key.data) // (self.page_size * 4) * self.page_size
+        path, last = self._find(key)
+        known = (path[-1].end - path[-1].size + last) * self.page_size if path else 0
+        branch = known if path and (last < path[-1].size or path[-1].children) else 0
+        if path and last < path[-1].size:
+            path.pop()
+        pending = False
+        while path and not (path[-1].checkpoint and path[-1].checkpoint_step < step):
+            pending = pending or path[-1].checkpoint > 0
+            path.pop()
+        if path and self._windowed:
+            end = path[-1].end
+            path, last = self._find(PrefixKey(key.salt, key.data[:end * self.page_size * 4]))
+            if not path or path[-1].end != end or last < path[-1].size:
+                path = []
+        if not path:
+            return StateMatch(Match(0, [NO_PAGES] * self.groups, Node(None, b"", [])), branch,
+                              pending)
+        for node in path:
+            node.hits += 1
+        self._touch(path)
+        length = path[-1].end * self.page_size
+        self.stats.hits += length
+        return StateMatch(Match(length, self._pages_of(path), path[-1]), branch, pending)
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes, parents before children."""
+        for root in self._roots.values():
+            yield from below(root)
 
     def peek(self, key: PrefixKey) -> int:
         """The tokens that `match` would find, leaving tree, clock and counters as they are."""

@@ -58,6 +58,10 @@ class Sequence:
     match: Match | None = None
     match_version: int = -1
     """Of the tree when `match` was made."""
+    branch: int = 0
+    """Tokens after which its prompt leaves what the prefix cache knows; 0 = nowhere."""
+    pending: bool = False
+    """A checkpoint that it can start from is being saved by the plan in the making."""
     lock: Lock | None = None
     """On its cached prefix, while it holds a slot."""
     first_told: bool = False

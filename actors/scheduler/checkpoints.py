@@ -1,0 +1,112 @@
+"""Checkpoints of recurrent states: which prefixes have one, and at which positions to take them.
+
+A recurrent layer's state stands for its whole prefix in a fixed number of bytes, so pages alone do
+not let a prefix be reused: the state after it must have been kept. A checkpoint is such a copy,
+numbered from 1 in the worker's pool; it belongs to the end of a node of the prefix tree, and is
+copied into a slot at admission, never lent. It goes when its node's end goes, or when another one
+needs its number: the one used longest ago first, apart from the pages.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from actorium.actors.scheduler.nodes import Node
+from actorium.actors.scheduler.pages import BooksError
+
+
+class Checkpoints:
+    """The numbers 1..count: free, or each at the end of one node."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.saved = self.evicted = 0
+        """Since the start."""
+        self._free = list(range(count, 0, -1))
+        self._owners: OrderedDict[int, Node] = OrderedDict()
+        """Used longest ago first."""
+
+    @property
+    def held(self) -> int:
+        return len(self._owners)
+
+    def save(self, node: Node, step: int) -> int:
+        """A number for the state at a node's end, written by plan `step`; 0 = none can be had.
+
+        One that this same plan writes is not taken away again.
+        """
+        if not self._free:
+            number, oldest = next(iter(self._owners.items()), (0, node))
+            if not number or oldest.checkpoint_step == step:
+                return 0
+            self.drop(oldest)
+            self.evicted += 1
+        node.checkpoint, node.checkpoint_step = self._free.pop(), step
+        self._owners[node.checkpoint] = node
+        self.saved += 1
+        return node.checkpoint
+
+    def use(self, node: Node) -> int:
+        """The number at a node's end, which counts as used now."""
+        self._owners.move_to_end(node.checkpoint)
+        return node.checkpoint
+
+    def drop(self, node: Node) -> None:
+        """The end of a node is gone, or its state is no longer worth a number."""
+        if node.checkpoint:
+            del self._owners[node.checkpoint]
+            self._free.append(node.checkpoint)
+            node.checkpoint = 0
+
+    def audit(self, nodes: Iterable[Node]) -> None:
+        """Check every number against the tree's nodes; raises `BooksError`."""
+        found = {node.checkpoint: node for node in nodes if node.checkpoint}
+        if found != dict(self._owners):
+            raise BooksError(f"checkpoints {sorted(found)} are in the tree, "
+                             f"{sorted(self._owners)} in the books")
+        if sorted([*self._free, *self._owners]) != list(range(1, self.count + 1)):
+            raise BooksError(f"of {self.count} checkpoints {sorted(self._owners)} are held "
+                             f"and {sorted(self._free)} free")
+
+
+Policy = Callable[[int, int, int, int, int], list[int]]
+"""(start, end, total, branch, page size) -> where to save, for a chunk start..end of `total` tokens
+whose prompt left what the tree knows at `branch` (0 = nowhere). All positions are tokens from the
+start of the sequence, multiples of the page size, in (start, end]."""
+
+
+def save_none(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
+    """Never: every prompt is computed from its start."""
+    return []
+
+
+def save_end(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
+    """The last page boundary before the end of the prompt: where its next turn goes on from, and
+    where the same prompt would be asked again. The last token is computed anyway."""
+    return _within(start, end, {(total - 1) // page_size * page_size})
+
+
+def save_chunks(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
+    """The end of the prompt and the last page boundary of every chunk."""
+    return _within(start, end, {(total - 1) // page_size * page_size,
+                                end // page_size * page_size})
+
+
+def save_auto(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
+    """The end of the prompt, and the point where it branches off from what is known already.
+
+    A prompt that leaves a known one half-way proves that others share the part before: a system
+    prompt, a long document, the examples of a few-shot prompt. The second request pays for the
+    shared part once more, all later ones start from it. Chunk ends are not kept: nothing says that
+    anybody comes back to them, and each costs as much as thousands of tokens of pages.
+    """
+    return _within(start, end, {(total - 1) // page_size * page_size, branch})
+
+
+POLICIES: dict[str, Policy] = {"none": save_none, "end": save_end, "chunks": save_chunks,
+                               "auto": save_auto}
+
+
+def _within(start: int, end: int, places: Iterable[int]) -> list[int]:
+    return sorted(place for place in places if start < place <= end)

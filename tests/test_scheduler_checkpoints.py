@@ -1,0 +1,113 @@
+"""Prefix reuse of models with recurrent layers: checkpoints of states, through the scheduler."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers_scheduler import Heard, Ring, assert_whole, config
+
+from actorium.actors.scheduler.checkpoints import POLICIES, Checkpoints
+from actorium.actors.scheduler.nodes import Node
+from actorium.actors.scheduler.pages import BooksError
+
+SYSTEM = list(range(50, 150))
+
+
+def cached(heard: Heard) -> int:
+    return next(e.cached_tokens for e in heard.events if e.cached_tokens is not None)
+
+
+def run(ring: Ring, *prompts: list[int], max_tokens: int = 4) -> list[Heard]:
+    rids = [ring.submit(list(prompt), max_tokens=max_tokens) for prompt in prompts]
+    ring.run()
+    assert_whole(ring)
+    return [ring.of(rid)[0] for rid in rids]
+
+
+def saves(ring: Ring) -> list[tuple[int, int]]:
+    """(tokens of the chunk, checkpoint) of every save, in order."""
+    rows = np.concatenate([np.frombuffer(p.checkpoints, np.int32).reshape(-1, 3)
+                           for p in ring.sent])
+    return [(int(tokens), int(number)) for _, number, tokens in rows]
+
+
+def ring(count: int = 8, save: str = "auto", page_size: int = 16, **more: int) -> Ring:
+    return Ring(config(page_size=page_size, save=save, **more), checkpoints=count)
+
+
+def test_the_next_turn_starts_from_the_end_of_the_last_prompt() -> None:
+    r = ring()
+    (first,) = run(r, SYSTEM, max_tokens=40)
+    (turn,) = run(r, [*SYSTEM, *first.tokens, 7, 8, 9])
+    assert (cached(first), cached(turn)) == (0, 96)
+    assert saves(r)[0] == (96, 1)
+
+
+def test_without_checkpoints_nothing_is_reused() -> None:
+    for r in (ring(count=0), ring(save="none")):
+        assert [cached(h) for h in (*run(r, SYSTEM), *run(r, SYSTEM))] == [0, 0]
+        assert saves(r) == []
+
+
+def test_a_branch_is_saved_by_the_second_and_used_by_the_third() -> None:
+    r = ring()
+    got = [cached(run(r, [*SYSTEM, *range(i, i + 30)])[0]) for i in (200, 300, 400, 500)]
+    assert got == [0, 0, 96, 96]
+    assert [tokens for tokens, _ in saves(r)] == [128, 96, 128, 32, 32]
+
+
+def test_the_policies_differ_in_where_they_save() -> None:
+    where = {name: save(0, 70, 200, 48, 16) for name, save in POLICIES.items()}
+    assert where == {"none": [], "end": [], "chunks": [64], "auto": [48]}
+    where = {name: save(70, 200, 200, 48, 16) for name, save in POLICIES.items()}
+    assert where == {"none": [], "end": [192], "chunks": [192], "auto": [192]}
+    assert POLICIES["end"](0, 32, 32, 0, 16) == [16], "the last token is computed anyway"
+
+
+def test_two_with_one_new_prefix_share_it_one_step_later() -> None:
+    """The state is there only when the step that saves it has run: the second waits for it."""
+    r = ring(save="end")
+    one, two = run(r, SYSTEM, SYSTEM)
+    assert (cached(one), cached(two)) == (0, 96)
+    first, second = [plan for plan in r.sent if plan.admit]
+    assert second.step == first.step + 1 and second.admit[0].checkpoint == saves(r)[0][1]
+
+
+def test_the_one_used_longest_ago_goes_first() -> None:
+    r = ring(count=2, save="end")
+    prompts = [[kind, *SYSTEM] for kind in (1, 2, 3)]
+    run(r, prompts[0])
+    run(r, prompts[1])
+    run(r, prompts[0])
+    run(r, prompts[2])
+    assert [cached(run(r, prompts[kind])[0]) for kind in (0, 2)] == [96, 96]
+    assert cached(run(r, prompts[1])[0]) == 0
+    assert r.scheduler.health().gauges["checkpoints_evicted"] == 2
+
+
+def test_pages_that_go_take_their_checkpoint_with_them() -> None:
+    r = ring(count=8, save="end", pool_tokens=256)
+    run(r, SYSTEM)
+    run(r, list(range(1000, 1240)))
+    assert r.scheduler.health().gauges["checkpoints"] == 1
+    assert cached(run(r, SYSTEM)[0]) == 0
+
+
+@pytest.mark.parametrize("chunk", [7, 16, 33])
+def test_preempted_sequences_start_again_from_a_checkpoint(chunk: int) -> None:
+    r = ring(chunk=chunk, force_preempt=25)
+    run(r, SYSTEM, SYSTEM[:60], max_tokens=90)
+    again = [a for plan in r.sent for a in plan.admit if a.prompt_len < len(a.tokens) // 4]
+    assert again and all(a.checkpoint and a.cached_len >= 48 for a in again)
+
+
+def test_the_books_of_checkpoints_balance() -> None:
+    books, node, other = Checkpoints(1), Node(None, b"", []), Node(None, b"", [])
+    assert books.save(node, step=1) == 1
+    assert books.save(other, step=1) == 0, "the same plan does not take its own save away"
+    assert books.save(other, step=2) == 1 and not node.checkpoint
+    books.audit([node, other])
+    with pytest.raises(BooksError, match=r"checkpoints \[\] are in the tree, \[1\] in the books"):
+        books.audit([node])
+    books.drop(other)
+    books.audit([node, other])
