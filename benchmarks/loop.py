@@ -40,10 +40,13 @@ class Heard:
 class Loop:
     """`submit`, then `step` until `idle`; each step returns the sequences that have ended."""
 
-    def __init__(self, config: Config, windows: tuple[int, ...] = (0,)) -> None:
+    def __init__(self, config: Config, windows: tuple[int, ...] = (0,),
+                 checkpoints: int | None = None) -> None:
+        """checkpoints: of a model with recurrent layers; None = it has none."""
         self.now = 0.0
         self.scheduler = core.build(Context(config, Path("/nonexistent"), "scheduler", 1, 0))
-        self.worker = NullWorker(Context(config, Path("/nonexistent"), "worker-0", 1, 0), windows)
+        self.worker = NullWorker(Context(config, Path("/nonexistent"), "worker-0", 1, 0), windows,
+                                 checkpoints)
         self.live: dict[int, Heard] = {}
         """By sid."""
         self._results: deque[StepResult] = deque()

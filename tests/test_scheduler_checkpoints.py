@@ -111,3 +111,14 @@ def test_the_books_of_checkpoints_balance() -> None:
         books.audit([node])
     books.drop(other)
     books.audit([node, other])
+
+
+def test_an_earlier_turn_goes_before_other_conversations() -> None:
+    """Two checkpoints, two conversations: the second turn of one does not cost the other's."""
+    r = ring(count=2, save="end")
+    one, two = [1, *SYSTEM], [2, *SYSTEM]
+    run(r, one)
+    run(r, two)
+    run(r, one + list(range(300, 340)))
+    assert cached(run(r, two)[0]) == 96
+    assert cached(run(r, [*one, *range(300, 340), 5])[0]) == 128

@@ -143,6 +143,8 @@ class Books:
                                        [own[:full] for own in pages], sequence.priority)
             if number:
                 saved.append((sequence.slot, number, place - start))
+        if saved and sequence.started is not None:
+            memory.checkpoints.outgrown(sequence.started)
         return saved
 
     def _match(self, sequence: Sequence) -> Match | None:
@@ -192,7 +194,9 @@ class Books:
         pages, cached, checkpoint = [NO_PAGES] * len(memory.pools), 0, 0
         if match is not None and match.length:
             pages, cached = match.pages, match.length
-            checkpoint = memory.checkpoints.use(match.node) if memory.recurrent else 0
+            if memory.recurrent:
+                checkpoint = memory.checkpoints.use(match.node)
+                sequence.started = match.node
             sequence.lock = memory.hold(match, sequence.sid)
         self.queue.admit(sequence)
         sequence.match, sequence.match_version = None, -1

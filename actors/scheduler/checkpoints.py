@@ -52,6 +52,12 @@ class Checkpoints:
         self._owners.move_to_end(node.checkpoint)
         return node.checkpoint
 
+    def outgrown(self, node: Node) -> None:
+        """A sequence that started from here has saved a later state. Where nothing else goes on
+        from here, this one is the next to go: conversations come back to their last turn."""
+        if node.checkpoint and len(node.children) < 2:
+            self._owners.move_to_end(node.checkpoint, last=False)
+
     def drop(self, node: Node) -> None:
         """The end of a node is gone, or its state is no longer worth a number."""
         if node.checkpoint:

@@ -10,6 +10,7 @@ import numpy as np
 from actorium.actors.messages import Open, Submit
 from actorium.actors.params import Resolved
 from actorium.actors.scheduler.memory import Lock
+from actorium.actors.scheduler.nodes import Node
 from actorium.actors.scheduler.pages import NO_PAGES, Ints
 from actorium.actors.scheduler.radix import Match, PrefixKey
 
@@ -62,6 +63,8 @@ class Sequence:
     """Tokens after which its prompt leaves what the prefix cache knows; 0 = nowhere."""
     pending: bool = False
     """A checkpoint that it can start from is being saved by the plan in the making."""
+    started: Node | None = None
+    """Whose checkpoint it started from."""
     lock: Lock | None = None
     """On its cached prefix, while it holds a slot."""
     first_told: bool = False

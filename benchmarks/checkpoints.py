@@ -1,0 +1,138 @@
+"""Which states to keep: policies for checkpoints of recurrent models, on three workloads.
+
+    python benchmarks/checkpoints.py [--json FILE] [--counts 16 64 256]
+
+A model with recurrent layers can only start from a prefix whose state was kept, and a state costs
+as much memory as thousands of tokens of pages: so where they are taken matters. The workloads go
+through the scheduler core with the null worker (pages enough for everything, chunks of at most
+2,048 tokens a step, 16 sequences at once):
+
+- chat: 200 conversations, system prompt of 300 tokens, 6 turns of 150 asked and 60 answered, all
+  first turns, then all second turns in another order, and so on;
+- agents: 20 agents of 4,000 tokens of instructions, 10 tasks each of 300 tokens, with two tool
+  answers of 200 that go on from it;
+- few-shot: an instruction of 500 tokens, 10 tasks of 1,500 tokens of examples, 60 questions each.
+
+Told for each policy: prompt tokens computed, as a share of all (the rest was reused; "pages" is
+what a model without recurrent layers computes), and how many states were saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from loop import Loop
+
+from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
+from actorium.actors.params import Resolved
+
+POLICIES = ("none", "end", "chunks", "auto")
+COUNTS = (16, 64, 256)
+RUNNING = 16
+Ask = Callable[[list[list[int]], int], list[list[int]]]
+"""Runs prompts, each to so many tokens, and gives the answers."""
+
+
+def text(rng: random.Random, count: int) -> list[int]:
+    """So many tokens that nobody else has."""
+    return [rng.randrange(1 << 20) for _ in range(count)]
+
+
+def chat(rng: random.Random, ask: Ask) -> None:
+    """Conversations by turns."""
+    system = text(rng, 300)
+    talks = [list(system) for _ in range(200)]
+    for _ in range(6):
+        rng.shuffle(talks)
+        for talk in talks:
+            talk += text(rng, 150)
+        for talk, answer in zip(talks, ask(talks, 60), strict=True):
+            talk += answer
+
+
+def agents(rng: random.Random, ask: Ask) -> None:
+    """Tasks of agents with long instructions, mixed, each with two tool answers."""
+    instructions = [text(rng, 4000) for _ in range(20)]
+    tasks = [instructions[i % 20] + text(rng, 300) for i in range(200)]
+    rng.shuffle(tasks)
+    for first in range(0, len(tasks), RUNNING):
+        some = tasks[first:first + RUNNING]
+        for _ in range(3):
+            some = [task + answer + text(rng, 200)
+                    for task, answer in zip(some, ask(some, 40), strict=True)]
+
+
+def few_shot(rng: random.Random, ask: Ask) -> None:
+    """Questions after the examples of their task, mixed."""
+    instruction = text(rng, 500)
+    examples = [instruction + text(rng, 1500) for _ in range(10)]
+    questions = [examples[i % 10] + text(rng, 60) for i in range(600)]
+    rng.shuffle(questions)
+    ask(questions, 8)
+
+
+WORKLOADS: dict[str, Callable[[random.Random, Ask], None]] = {
+    "chat": chat, "agents": agents, "few-shot": few_shot}
+
+
+def run(work: str, policy: str, count: int | None) -> dict[str, Any]:
+    """One workload under one policy with `count` checkpoints; None: no recurrent layers."""
+    loop = Loop(Config(
+        memory=MemoryConfig(max_total_tokens=1 << 22, checkpoint_policy=policy),
+        scheduler=SchedulerConfig(max_num_seqs=RUNNING)), checkpoints=count)
+    numbers = iter(range(1 << 30))
+
+    def ask(prompts: list[list[int]], tokens: int) -> list[list[int]]:
+        rids = [f"r{next(numbers)}" for _ in prompts]
+        answers: dict[str, list[int]] = {}
+        params = Resolved(max_tokens=tokens)
+        for rid, prompt in zip(rids, prompts, strict=True):
+            loop.submit(rid, np.array(prompt, np.int32).tobytes(), params, seed=int(rid[1:]))
+        while not loop.idle:
+            answers.update((heard.rid, heard.tokens) for heard in loop.step())
+        return [answers[rid] for rid in rids]
+
+    WORKLOADS[work](random.Random(work), ask)
+    told = loop.gauges()
+    asked, hit = told["cache_lookup_tokens"], told["cache_hit_tokens"]
+    return {"workload": work, "policy": policy if count is not None else "pages",
+            "checkpoints": count, "prompt_tokens": int(asked), "computed": int(asked - hit),
+            "computed_share": round(1 - hit / asked, 4), "saved": int(told["checkpoints_saved"]),
+            "evicted": int(told["checkpoints_evicted"])}
+
+
+def rows(counts: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    """Every workload: without recurrent layers, then each policy with each count."""
+    for work in WORKLOADS:
+        yield run(work, "auto", None)
+        for policy in POLICIES:
+            for count in counts if policy != "none" else counts[:1]:
+                yield run(work, policy, count)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
+    options = parser.parse_args()
+    print(f"{'workload':9} {'policy':7} {'checkpoints':>11} {'prompt tokens':>13} "
+          f"{'computed':>9} {'saved':>6} {'evicted':>7}")
+    found = []
+    for row in rows(tuple(options.counts)):
+        found.append(row)
+        print(f"{row['workload']:9} {row['policy']:7} {row['checkpoints'] or '-':>11} "
+              f"{row['prompt_tokens']:>13,} {row['computed_share']:>9.1%} {row['saved']:>6} "
+              f"{row['evicted']:>7}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
