@@ -153,6 +153,8 @@ class TileLinear(Linear):
     def run(self, x: Tensor, residual: int, y: Tensor, kind: int) -> Tensor:
         """Fills y as `cpu/job.h` has it; residual: address or 0."""
         x = x.contiguous()
+        if not len(x):
+            return y
         self.call(self.packed_at, x.data_ptr(), self.bias_at, residual, y.data_ptr(), x.shape[0],
                   kind, self.threads)
         return y

@@ -154,3 +154,13 @@ def test_many_k(lib: ctypes.CDLL, rows: int, ins: int) -> None:
 def test_results_too_large_for_caches(lib: ctypes.CDLL) -> None:
     weight = rand(2048, 64) * 0.1
     check(tiled(lib, weight), weight, None, 1100)
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+def test_no_rows_give_no_rows(lib: ctypes.CDLL, kind: str) -> None:
+    """A step of unfinished prompts alone wants no row of the last layer."""
+    ops = NativeOps(lib, 1)
+    weight = torch.randn(64, 64).to(BF16)
+    out = ops.linear(weight)(torch.empty(0, 64, dtype=BF16)) if kind == "plain" else \
+        ops.gated(weight, None, "silu")(torch.empty(0, 64, dtype=BF16))
+    assert out.shape == (0, 64 if kind == "plain" else 32)

@@ -136,15 +136,16 @@ class Books:
             return []
         start, saved = sequence.computed - chunk, []
         key = self._key(sequence)
-        for place in memory.save_at(start, sequence.computed, sequence.total, sequence.branch,
-                                    memory.page_size):
+        places = memory.save_at(start, sequence.computed, sequence.total, sequence.branch,
+                                memory.page_size)
+        if places and sequence.started is not None:
+            memory.checkpoints.outgrown(sequence.started)
+        for place in places:
             full = place // memory.page_size
             number = memory.checkpoint(PrefixKey(key.salt, key.data[:4 * place]),
                                        [own[:full] for own in pages], sequence.priority)
             if number:
                 saved.append((sequence.slot, number, place - start))
-        if saved and sequence.started is not None:
-            memory.checkpoints.outgrown(sequence.started)
         return saved
 
     def _match(self, sequence: Sequence) -> Match | None:

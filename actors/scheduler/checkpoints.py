@@ -53,7 +53,7 @@ class Checkpoints:
         return node.checkpoint
 
     def outgrown(self, node: Node) -> None:
-        """A sequence that started from here has saved a later state. Where nothing else goes on
+        """A sequence that started from here is about to save a later state. Where nothing else goes on
         from here, this one is the next to go: conversations come back to their last turn."""
         if node.checkpoint and len(node.children) < 2:
             self._owners.move_to_end(node.checkpoint, last=False)

@@ -53,7 +53,9 @@ def plan_attention(
         assert pages is not None and lens is not None
         plan.decode = ops.decode(pages, lens, batch.max_kv_len, batch.decode_q_len, page_size,
                                  window, scale)
-    if batch.tokens.device.type == "cpu" and batch.logit_rows.shape[0] * 8 <= len(batch.tokens):
+    wanted, sequences = batch.logit_rows.shape[0], len(batch.extends) + batch.decode_rows
+    if batch.tokens.device.type == "cpu" and batch.extends and wanted <= sequences:
+        # Whatever else is in the step: rounding must not depend on neighbours.
         plan.few = _few(batch, page_size, window, scale, ops)
     return plan
 
