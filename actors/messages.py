@@ -281,7 +281,7 @@ class Ready(Message):
     """Copies of a recurrent state that the worker can keep, numbered from 1; 0 = none. A live state
     needs no number: it goes with the slot."""
     recurrent: bool = False
-    """The model has recurrent layers: a prefix can be reused only with a checkpoint of its state."""
+    """The model has recurrent layers: a prefix is reused only with a checkpoint of its state."""
     load_seconds: dict[str, float] = {}
     """Seconds by phase: import, load, allocate, warm up."""
 
@@ -370,8 +370,8 @@ class StepPlan(Message):
     decode: Column = b""
     """i4[n]: slots that go on by one token."""
     checkpoints: Column = b""
-    """i4[n, 3]: (slot, checkpoint, tokens): keep a copy of the slot's recurrent state as it is after
-    the first `tokens` tokens of the slot's extend in this step."""
+    """i4[n, 3]: (slot, checkpoint, tokens): keep a copy of the slot's recurrent state as it is
+    after the first `tokens` tokens of the slot's extend in this step."""
 
 
 class Reset(Message):

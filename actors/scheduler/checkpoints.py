@@ -53,8 +53,8 @@ class Checkpoints:
         return node.checkpoint
 
     def outgrown(self, node: Node) -> None:
-        """A sequence that started from here is about to save a later state. Where nothing else goes on
-        from here, this one is the next to go: conversations come back to their last turn."""
+        """A sequence that started from here is about to save a later state. Where nothing else goes
+        on from here, this one is the next to go: conversations come back to their last turn."""
         if node.checkpoint and len(node.children) < 2:
             self._owners.move_to_end(node.checkpoint, last=False)
 

@@ -1,13 +1,15 @@
 """The scheduler: decides, step by step, which sequences the worker computes.
 
-Continuous batching with first come, first served admission. A step decodes every running sequence
-once and fills the rest of its token budget with chunks of prompts. Two plans may be on their way
+Continuous batching; a policy names who is admitted next. A step decodes every running sequence once
+and fills the rest of its token budget with chunks of prompts. Two plans may be on their way
 (one without overlap): plan N+1 is made from result N-1 while the worker runs plan N, so the worker
 never waits for the scheduler. What is not known yet is not guessed: lengths are intervals, and the
 end of a sequence is the worker's to decide.
 
-Where things live: `books` (who is where), `slots` (numpy columns of the running), `pages` (the
-pool), `queue` (the waiting), `plans` (making a plan), `results` (reading its result).
+Where things live: `books` (who is where), `slots` (numpy columns of the running), `memory` (all page
+pools and the prefix tree), `pages` (one pool), `radix`, `eviction`, `nodes` (the tree),
+`checkpoints` (of recurrent states), `queue` (the waiting), `policy` (every choice, as a pure
+function), `plans` (making a plan), `results` (reading its result).
 """
 
 from __future__ import annotations
