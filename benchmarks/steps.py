@@ -6,8 +6,8 @@ A step is everything the scheduler does for it: decode the worker's result, ente
 make and encode the next plan, encode the detokenizer's batch. The null worker's own time is not
 counted. Context 512 and more, page size 16, two plans on their way, one steady batch. Timings are
 medians over all steps of a repetition, then over repetitions. Each batch is measured with the
-prefix cache and without it. Prompts have nothing in common; at the admission of a single prompt,
-its first half is cached already.
+prefix cache, without it, and with it for a model with recurrent layers. Prompts have nothing in
+common; at the admission of a single prompt, its first half is cached already.
 
 --ring runs the real processes with the null worker instead: steps a second from request to last
 token as a client sees it, the scheduler process's own CPU time a step (sockets and loop included),
@@ -48,14 +48,15 @@ RING_TOKENS = {1: 4000, 16: 3000, 64: 2000, 256: 800, 1024: 300}
 class Bench:
     """A scheduler and a null worker in one process, exchanging encoded messages."""
 
-    def __init__(self, running: int, cache: bool) -> None:
+    def __init__(self, running: int, cache: bool, recurrent: bool = False) -> None:
         config = Config(memory=MemoryConfig(max_total_tokens=(running + 1) * 8 * CONTEXT,
                                             prefix_cache=cache),
                         scheduler=SchedulerConfig(max_num_seqs=running + 1,
                                                   max_num_batched_tokens=1 << 20))
         directory = Path("/nonexistent")
         self.scheduler = core.build(Context(config, directory, "scheduler", 1, 0))
-        self.worker = null_worker.build(Context(config, directory, "worker-0", 1, 0))
+        self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
+                                             checkpoints=64 if recurrent else None)
         self._encoder = msgspec.msgpack.Encoder()
         self._to_scheduler = msgspec.msgpack.Decoder(ToScheduler)
         self._to_worker = msgspec.msgpack.Decoder(ToWorker)
@@ -98,9 +99,9 @@ class Bench:
         return spent
 
 
-def steady(running: int, steps: int, cache: bool) -> tuple[float, int]:
+def steady(running: int, steps: int, cache: bool, recurrent: bool = False) -> tuple[float, int]:
     """Median microseconds a step, and the longest plan in bytes."""
-    bench = Bench(running, cache)
+    bench = Bench(running, cache, recurrent)
     bench.step()
     _, plans = bench.wake([bench.submit(i) for i in range(running)])
     bench.work(plans)
@@ -133,16 +134,19 @@ def admission(rounds: int) -> float:
 def in_process(repeat: int) -> dict[str, Any]:
     """Measure every batch size `repeat` times; print as it goes."""
     rows = []
-    print(f"{'running':>8} {'us/step':>9} {'no cache':>9} {'target':>7} {'plan bytes (max)':>17}")
+    print(f"{'running':>8} {'us/step':>9} {'no cache':>9} {'recurrent':>9} {'target':>7} "
+          f"{'plan bytes (max)':>17}")
     for running in RUNNING:
-        runs = [(*steady(running, 100, cache=True), steady(running, 100, cache=False)[0])
-                for _ in range(repeat)]
-        spent, plain = (statistics.median(r[i] for r in runs) for i in (0, 2))
+        runs = [(*steady(running, 100, cache=True), steady(running, 100, cache=False)[0],
+                 steady(running, 100, cache=True, recurrent=True)[0]) for _ in range(repeat)]
+        spent, plain, states = (statistics.median(r[i] for r in runs) for i in (0, 2, 3))
         size = max(r[1] for r in runs)
         rows.append({"running": running, "us_per_step": round(spent, 1),
-                     "us_per_step_without_cache": round(plain, 1), "plan_bytes_max": size,
+                     "us_per_step_without_cache": round(plain, 1),
+                     "us_per_step_recurrent": round(states, 1), "plan_bytes_max": size,
                      "target_us": TARGETS[running]})
-        print(f"{running:>8} {spent:>9.1f} {plain:>9.1f} {TARGETS[running]:>7} {size:>17}")
+        print(f"{running:>8} {spent:>9.1f} {plain:>9.1f} {states:>9.1f} {TARGETS[running]:>7} "
+              f"{size:>17}")
     admit = statistics.median(admission(40) for _ in range(repeat))
     print(f"admission of a {CONTEXT}-token prompt, half of it cached: {admit:.1f} us")
     return {"steps": rows, "admission_us": round(admit, 1)}
