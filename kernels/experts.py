@@ -1,0 +1,40 @@
+"""A mixture of experts, grouped: the rows of each expert in one product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def route(logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
+    """(weights, experts): [T, chosen] each, of the highest softmax probabilities.
+
+    logits: [T, E]; weights have its dtype; normalised: they add up to 1.
+    """
+    weights, experts = logits.float().softmax(-1).topk(chosen, -1)
+    if normalised:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights.to(logits.dtype), experts
+
+
+def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,
+                run: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+    """sum over each row's experts of weight * expert(row).
+
+    x: [T, H]; weights, experts: [T, chosen]; run: each expert, [n, H] -> [n, H].
+    """
+    chosen = experts.shape[1]
+    sorted_experts, order = experts.flatten().sort(stable=True)
+    counts = torch.bincount(sorted_experts, minlength=len(run)).tolist()
+    rows = order // chosen
+    grouped = x.index_select(0, rows)
+    out = torch.empty_like(grouped)
+    at = 0
+    for expert, count in zip(run, counts, strict=True):
+        if count:
+            out[at:at + count] = expert(grouped[at:at + count])
+            at += count
+    scaled = out * weights.flatten().index_select(0, order).unsqueeze(-1)
+    return torch.zeros_like(x).index_add_(0, rows, scaled)
