@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from actorium.kernels.ragged import Run
+
 
 @dataclass(slots=True)
 class ExtendRow:
@@ -53,3 +55,13 @@ class ForwardBatch:
     logit_rows: Tensor
     """i64[R]: rows of T whose logits are wanted."""
     decode_q_len: int = 1
+
+
+@dataclass(slots=True)
+class StateRows:
+    """Where the recurrent states of a step's sequences lie: rows of the state pool."""
+
+    extends: list[Run]
+    """Of the extend rows, in their order."""
+    decodes: Tensor
+    """i64[decode_rows]: of the decode rows. A sequence that has ended still writes its own."""

@@ -22,6 +22,7 @@ from actorium.gpu.pools import make_pools, page_bytes
 from actorium.gpu.runner import Runner
 from actorium.gpu.shape import DTYPES, ModelShape
 from actorium.gpu.staging import transport
+from actorium.gpu.states import StatePool
 from actorium.gpu.tables import Tables
 
 MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
@@ -65,7 +66,8 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
                 for pool, group in zip(runner.pools, model.shape.groups, strict=True)],
         slots=runner.tables.slots, max_model_len=model.shape.max_model_len,
         vocab_size=model.shape.vocab_size, device=f"{device.type} {name}".strip(),
-        load_seconds=seconds)
+        checkpoints=runner.states.checkpoints if runner.states else 0,
+        recurrent=runner.states is not None, load_seconds=seconds)
     return Opened(runner, ready)
 
 
@@ -100,6 +102,15 @@ def kv_dtype(config: Config, shape: ModelShape) -> torch.dtype:
     return DTYPES.get(config.memory.kv_cache_dtype, shape.dtype)
 
 
+def make_states(config: Config, shape: ModelShape, slots: int,
+                device: torch.device) -> StatePool | None:
+    """The state pool of a model with recurrent layers."""
+    if shape.state is None:
+        return None
+    return StatePool(shape.state, len(shape.recurrent), slots, config.memory.checkpoints or 0,
+                     DTYPES[config.memory.state_dtype], shape.dtype, device)
+
+
 def _allocate(config: Config, model: Model, device: torch.device) -> Runner:
     shape = model.shape
     size, dtype = config.memory.page_size, kv_dtype(config, shape)
@@ -108,7 +119,7 @@ def _allocate(config: Config, model: Model, device: torch.device) -> Runner:
     tables = Tables(transport(device), sizes.sequences + 1, sizes.longest, size, shape.vocab_size,
                     shape.max_model_len, len(shape.groups))
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
-    runner = Runner(model, sinks, tables)
+    runner = Runner(model, sinks, tables, make_states(config, shape, tables.slots, device))
     if device.type == "cuda":
         budget = _cuda_budget(config, runner, device)
     else:

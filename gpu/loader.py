@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,6 +29,17 @@ class Want:
 
     name: str
     shape: tuple[int, ...]
+    wide: bool = False
+    """Kept in float32, whatever the model's dtype."""
+
+
+class Fused(NamedTuple):
+    """How a checkpoint may have several wanted tensors in one."""
+
+    name: str
+    shape: tuple[int, ...]
+    cut: Callable[[Tensor], Iterable[tuple[str, Tensor]]]
+    """The wanted tensors in it, by name."""
 
 
 def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
@@ -57,15 +69,21 @@ def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
 
 
 def read_tensors(
-    path: Path, wants: list[Want], dtype: torch.dtype, device: torch.device, progress: Progress
+    path: Path, wants: list[Want], dtype: torch.dtype, device: torch.device, progress: Progress,
+    fused: Sequence[Fused] = (),
 ) -> dict[str, Tensor]:
     """Every wanted tensor, cast to dtype, on the device. Raises `BadModel` naming what is wrong."""
     shapes = {want.name: want.shape for want in wants}
+    dtypes = {want.name: torch.float32 if want.wide else dtype for want in wants}
+    cuts = {own.name: own for own in fused}
+    known = {**{name: own.shape for name, own in cuts.items()}, **shapes}
     shards = checkpoint_files(path)
     found: dict[str, Tensor] = {}
     for done, file in enumerate(shards, 1):
-        for name, tensor in _read_shard(path / file, shapes):
-            found[name] = tensor.to(device=device, dtype=dtype)
+        for stored, whole in _read_shard(path / file, known):
+            parts = cuts[stored].cut(whole) if stored in cuts else [(stored, whole)]
+            for name, tensor in parts:
+                found[name] = tensor.to(device=device, dtype=dtypes[name])
         progress(file, done, len(shards))
     missing = [name for name in shapes if name not in found]
     if missing:
@@ -74,7 +92,7 @@ def read_tensors(
     return found
 
 
-def _read_shard(file: Path, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
+def _read_shard(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(str(file), framework="pt") as shard:
             for stored in shard.keys():  # noqa: SIM118 (not a dict)
@@ -116,7 +134,8 @@ def _random(want: Want, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
     size = 1
     for n in want.shape:
         size *= n
-    block = torch.empty(min(size, 1 << 22)).normal_(0.0, 0.02, generator=gen).to(dtype)
+    block = torch.empty(min(size, 1 << 22)).normal_(0.0, 0.02, generator=gen)
+    block = block.to(torch.float32 if want.wide else dtype)
     flat = block if size == block.numel() else block.repeat(-(-size // block.numel()))[:size]
     tensor = flat.view(want.shape)
     return tensor + 1 if want.name.endswith("norm.weight") else tensor

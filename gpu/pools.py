@@ -35,7 +35,7 @@ class PagePool:
         self.pages, self.page_size, self.dtype = pages, page_size, dtype
         size = (pages * page_size, 2 * shape.kv_heads, shape.head_dim)
         count = shape.layers if layers is None else layers
-        self.layers = [_zeros(size, dtype, device) for _ in range(count)]
+        self.layers = [zeros(size, dtype, device) for _ in range(count)]
 
     @property
     def bytes(self) -> int:
@@ -52,7 +52,7 @@ def make_pools(
             for count, group in zip(pages, shape.groups, strict=True)]
 
 
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that, on a CPU, take their memory when they are first written: torch.zeros would
     write a gigabyte at start-up. Large ones take it 2 MiB at a time."""
     if device.type != "cpu":

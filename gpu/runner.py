@@ -16,6 +16,7 @@ from actorium.gpu.batch import ForwardBatch
 from actorium.gpu.pools import PagePool
 from actorium.gpu.sampler import commit, sample
 from actorium.gpu.staging import Fetched
+from actorium.gpu.states import Recurrent, StatePool
 from actorium.gpu.steps import PromptRows, Step, build
 from actorium.gpu.tables import I32, LOGPROBS, Tables
 from actorium.kernels.logprobs import Logprobs, join, logprobs
@@ -27,7 +28,8 @@ LOGITS_BYTES = 256 << 20
 class Model(Protocol):
     """What the runner needs of a model."""
 
-    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool]) -> Tensor: ...
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
+                recurrent: Recurrent | None = None) -> Tensor: ...
 
     def logits(self, rows: Tensor) -> Tensor: ...
 
@@ -64,9 +66,10 @@ class Launched:
 class Runner:
     """Runs plans, in order, on one device."""
 
-    def __init__(self, model: Model, pools: list[PagePool], tables: Tables) -> None:
-        """pools: of each group of the model's layers."""
-        self.model, self.pools, self.tables = model, pools, tables
+    def __init__(self, model: Model, pools: list[PagePool], tables: Tables,
+                 states: StatePool | None = None) -> None:
+        """pools: of each group of the model's layers; states: of its recurrent layers."""
+        self.model, self.pools, self.tables, self.states = model, pools, tables, states
         self.moves = tables.moves
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -89,16 +92,27 @@ class Runner:
         Raises `ValueError` on a plan that does not fit the tables.
         """
         step = build(self.tables, plan)
+        recurrent = self._recurrent(plan, step)
         out = Launched(plan, step.slots, None, [], None, step.prompts, None)
         if not len(step.batches[0].tokens):
             return out
-        hidden = self.model.forward(step.batches, self.pools)
+        hidden = self.model.forward(step.batches, self.pools, recurrent)
         rows = len(step.slots)
         if rows:
             self._sample(step, hidden[:rows], out)
         if step.prompts:
             out.prompt_values = self._prompts(step.prompts, hidden[rows:])
         return out
+
+    def _recurrent(self, plan: StepPlan, step: Step) -> Recurrent | None:
+        """Admit the plan's sequences to the states, and find the step's rows of them."""
+        if self.states is None:
+            return None
+        if plan.admit:
+            self.states.admit(plan.admit)
+        decodes = step.slots_d[len(step.slots) - len(plan.decode) // 4:]
+        return Recurrent(self.states, self.states.rows(
+            plan, step.batches[0].extends, self.moves.tensor(self.moves.long(decodes))))
 
     def _sample(self, step: Step, hidden: Tensor, out: Launched) -> None:
         logits = self.model.logits(hidden)

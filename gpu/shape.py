@@ -10,6 +10,18 @@ from typing import Any, NamedTuple
 import torch
 
 from actorium.actors.errors import BadModel
+from actorium.gpu.fields import Fields
+from actorium.gpu.hybrid_shape import (
+    HYBRIDS,
+    DeltaShape,
+    ExpertShape,
+    StateShape,
+    delta_shape,
+    expert_shape,
+    linear_layers,
+    sparse_layers,
+    text_part,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -76,12 +88,32 @@ class ModelShape:
     """Norms multiply by 1 + weight."""
     sandwich_norms: bool = False
     """What attention and the MLP give is normed, too."""
+    rotary_dim: int = 0
+    """Leading dimensions of a head that are rotated; 0 = all."""
+    output_gate: bool = False
+    """What attention gives is gated by a sigmoid, projected with the queries."""
+    recurrent: tuple[int, ...] = ()
+    """Layers with a recurrent state instead of attention; their windows mean nothing."""
+    delta: DeltaShape | None = None
+    """Of the recurrent layers."""
+    sparse: tuple[int, ...] = ()
+    """Layers whose MLP is a mixture of experts."""
+    experts: ExpertShape | None = None
+    """Of the sparse layers."""
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
-        """The layers by window, in the order in which the windows first appear."""
-        return tuple(LayerGroup(window, tuple(i for i, w in enumerate(self.windows) if w == window))
-                     for window in dict.fromkeys(self.windows))
+        """The attention layers by window, in the order in which the windows first appear."""
+        by_window: dict[int, list[int]] = {}
+        for i, window in enumerate(self.windows):
+            if i not in self.recurrent:
+                by_window.setdefault(window, []).append(i)
+        return tuple(LayerGroup(window, tuple(own)) for window, own in by_window.items())
+
+    @property
+    def state(self) -> StateShape | None:
+        """What a recurrent layer keeps of a sequence; None where no layer is recurrent."""
+        return self.delta.state if self.delta else None
 
     @property
     def q_size(self) -> int:
@@ -127,14 +159,18 @@ def shape_from_config(
     gemma = arch.startswith("Gemma3")
     if gemma:
         raw = _gemma3(raw, where)
-    get = _Reader(raw, where)
+    qwen = HYBRIDS.get(arch)
+    if qwen is not None:
+        raw = text_part(raw, qwen.defaults)
+    get = Fields(raw, where)
     heads = get.int("num_attention_heads")
     hidden = get.int("hidden_size")
     layers = get.int("num_hidden_layers")
+    mixed = qwen is not None and qwen.recurrent
     positions = get.int("max_position_embeddings", 2048)
-    ropes, limit = _gemma3_ropes(get, positions) if gemma else _rope(get, positions)
+    ropes, limit = (_gemma3_ropes if gemma else _rope)(get, positions)
     kv_heads = get.int("num_key_value_heads", heads)
-    head_dim = get.int("head_dim", 128 if arch.startswith("Qwen3") else max(1, hidden // heads))
+    head_dim = get.int("head_dim", 128 if arch == "Qwen3ForCausalLM" else max(1, hidden // heads))
     bias = bool(raw.get("attention_bias", False)) and not arch.startswith(("Qwen2", "Mistral"))
     if heads % kv_heads:
         raise get.bad("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
@@ -158,14 +194,20 @@ def shape_from_config(
         mlp_bias=bool(raw.get("mlp_bias", False)) and arch.startswith("Llama"),
         qk_norm=gemma or arch.startswith("Qwen3"),
         ropes=ropes,
-        windows=_windows(get, arch, layers),
+        windows=_windows(get, arch, layers) if qwen is None else _no_windows(get, layers),
         max_model_len=limit,
         dtype=_dtype(get, dtype),
         attention_scale=(get.float("query_pre_attn_scalar") if gemma else head_dim) ** -0.5,
         embed_scale=hidden**0.5 if gemma else 1.0,
         activation="gelu" if gemma else "silu",
-        norm_plus_one=gemma,
+        norm_plus_one=gemma or mixed,
         sandwich_norms=gemma,
+        rotary_dim=_rotary_dim(get, head_dim) if mixed else 0,
+        output_gate=mixed,
+        recurrent=linear_layers(get, layers) if mixed else (),
+        delta=delta_shape(get) if mixed else None,
+        sparse=sparse_layers(get, layers) if qwen else (),
+        experts=expert_shape(get, qwen) if qwen else None,
     )
     return _limit(shape, max_model_len)
 
@@ -180,33 +222,7 @@ def _limit(shape: ModelShape, wanted: int | None) -> ModelShape:
     return replace(shape, max_model_len=wanted)
 
 
-class _Reader:
-    """Typed access to the fields of a config, with errors that name them."""
-
-    def __init__(self, raw: dict[str, Any], where: Path, prefix: str = "") -> None:
-        self.raw, self.where, self.prefix = raw, where, prefix
-
-    def bad(self, name: str, why: str) -> BadModel:
-        return BadModel(f"{self.where}: {self.prefix}{name}: {why}")
-
-    def int(self, name: str, default: int | None = None) -> int:
-        value = self.raw.get(name)
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.bad(name, f"must be a positive integer, got {value!r}")
-        return value
-
-    def float(self, name: str, default: float | None = None) -> float:
-        value = self.raw.get(name)
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.bad(name, f"must be a positive number, got {value!r}")
-        return float(value)
-
-
-def _dtype(get: _Reader, wanted: str) -> torch.dtype:
+def _dtype(get: Fields, wanted: str) -> torch.dtype:
     name = wanted
     if wanted == "auto":
         name = get.raw.get("dtype") or get.raw.get("torch_dtype") or "float32"
@@ -215,7 +231,18 @@ def _dtype(get: _Reader, wanted: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _windows(get: _Reader, arch: str, layers: int) -> tuple[int, ...]:
+def _rotary_dim(get: Fields, head_dim: int) -> int:
+    found = get.raw.get("rope_parameters") or {}
+    name = "rope_parameters.partial_rotary_factor"
+    share = found.get("partial_rotary_factor") or get.float("partial_rotary_factor", 0.25)
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise get.bad(name, f"must be above 0 and at most 1, got {share!r}")
+    if int(head_dim * share) % 2 or int(head_dim * share) < 2:
+        raise get.bad(name, f"{share} of {head_dim} dimensions is no even number")
+    return int(head_dim * share)
+
+
+def _windows(get: Fields, arch: str, layers: int) -> tuple[int, ...]:
     """Sliding window per layer: Mistral slides everywhere, Qwen where it is switched on, Gemma in
     all layers but every sixth."""
     raw = get.raw
@@ -242,7 +269,13 @@ def _windows(get: _Reader, arch: str, layers: int) -> tuple[int, ...]:
     return tuple(window if (i + 1) % every else 0 for i in range(layers))
 
 
-def _rope(get: _Reader, positions: int) -> tuple[tuple[RopeShape, ...], int]:
+def _no_windows(get: Fields, layers: int) -> tuple[int, ...]:
+    if get.flag("use_sliding_window"):
+        raise get.bad("use_sliding_window", "is not supported for this architecture")
+    return (0,) * layers
+
+
+def _rope(get: Fields, positions: int) -> tuple[tuple[RopeShape, ...], int]:
     """Rope of old (`rope_scaling`) and new (`rope_parameters`) configs, and the length limit."""
     name = "rope_parameters" if get.raw.get("rope_parameters") else "rope_scaling"
     rope, limit = _one_rope(get, name, get.raw.get(name) or {},
@@ -250,25 +283,26 @@ def _rope(get: _Reader, positions: int) -> tuple[tuple[RopeShape, ...], int]:
     return (rope,), limit
 
 
-def _one_rope(get: _Reader, name: str, found: Any, base: float,
+def _one_rope(get: Fields, name: str, found: Any, base: float,
               positions: int) -> tuple[RopeShape, int]:
     """A rope object of the config, and the length limit. base: theta where it names none."""
     raw = get.raw
     if not isinstance(found, dict):
         raise get.bad(name, "must be an object")
-    r = _Reader(found, get.where, f"{name}.")
+    r = Fields(found, get.where, f"{name}.")
     theta = r.float("rope_theta", base)
     kind = found.get("rope_type") or found.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise r.bad("rope_type", f"must be one of {', '.join(ROPE_TYPES)}, got {kind!r}")
-    if (found.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1) != 1:
+    partial = found.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1
+    if partial != 1 and not raw.get("linear_num_value_heads"):
         raise r.bad("partial_rotary_factor", "only 1.0 is supported")
     if kind == "default":
         return RopeShape(theta=theta), positions
     return _scaled_rope(r, kind, theta, positions)
 
 
-def _scaled_rope(r: _Reader, kind: str, theta: float, positions: int) -> tuple[RopeShape, int]:
+def _scaled_rope(r: Fields, kind: str, theta: float, positions: int) -> tuple[RopeShape, int]:
     original = r.int("original_max_position_embeddings",
                      r.raw.get("original_max_position_embeddings") or positions)
     factor = r.float("factor")
@@ -308,7 +342,7 @@ def _gemma3(raw: dict[str, Any], where: Path) -> dict[str, Any]:
         kept = {key: raw[key] for key in ("dtype", "torch_dtype") if raw.get(key)}
         raw, prefix = {**kept, **nested}, "text_config."
     raw = {**_GEMMA3, **raw}
-    bad = _Reader(raw, where, prefix).bad
+    bad = Fields(raw, where, prefix).bad
     for name in ("attn_logit_softcapping", "final_logit_softcapping",
                  "use_bidirectional_attention"):
         if raw.get(name):
@@ -319,7 +353,7 @@ def _gemma3(raw: dict[str, Any], where: Path) -> dict[str, Any]:
     return raw
 
 
-def _gemma3_ropes(get: _Reader, positions: int) -> tuple[tuple[RopeShape, ...], int]:
+def _gemma3_ropes(get: Fields, positions: int) -> tuple[tuple[RopeShape, ...], int]:
     """Of the full and of the windowed layers: `rope_parameters` by layer type, or, in old configs,
     rope_theta with rope_scaling, and rope_local_base_freq."""
     by_type = get.raw.get("rope_parameters") or {}

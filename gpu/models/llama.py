@@ -15,6 +15,7 @@ from actorium.gpu.models.plan import AttentionPlan, plan_attention
 from actorium.gpu.models.rotary import frequencies
 from actorium.gpu.pools import PagePool
 from actorium.gpu.shape import ModelShape
+from actorium.gpu.states import Recurrent
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.ops import TorchOps, select_ops
 from actorium.kernels.rope import rope_rows, rope_table
@@ -112,9 +113,10 @@ class CausalLM:
             .to(device) for rope in shape.ropes]
 
     @torch.inference_mode()
-    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool]) -> Tensor:
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
+                recurrent: Recurrent | None = None) -> Tensor:
         """Run a step: each layer writes the step's keys and values at its group's `kv_index`, then
-        attends. batches and pools: of each group.
+        attends. batches and pools: of each group. recurrent: None, there are no such layers.
 
         Returns [R, hidden], the rows `logit_rows` (in that order) before the final norm.
         """

@@ -8,15 +8,18 @@ import torch
 
 from actorium.actors.config import Config
 from actorium.actors.errors import BadModel
-from actorium.gpu.loader import Progress, random_tensors, read_tensors
-from actorium.gpu.models.llama import CausalLM, wanted_tensors
+from actorium.gpu.hybrid_shape import HYBRIDS
+from actorium.gpu.loader import Progress, Want, random_tensors, read_tensors
+from actorium.gpu.models import llama
+from actorium.gpu.models.hybrid import HybridLM, hybrid_fused, hybrid_wants
+from actorium.gpu.models.llama import CausalLM
 from actorium.gpu.shape import ModelShape, architecture_of, read_json, shape_from_config
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
-                 "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
-"""Of the last one the text part alone is served."""
+                 "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", *HYBRIDS)
+"""Of those with images (ConditionalGeneration) the text part alone is served."""
 
-Model = CausalLM
+Model = CausalLM | HybridLM
 
 
 def read_shape(path: Path, config: Config) -> ModelShape:
@@ -34,6 +37,13 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     return shape_from_config(raw, where, config.model.dtype, config.model.max_model_len)
 
 
+def wanted_tensors(shape: ModelShape) -> list[Want]:
+    """Names and shapes of every tensor the model reads from a checkpoint."""
+    if shape.architecture in HYBRIDS:
+        return hybrid_wants(shape)
+    return llama.wanted_tensors(shape)
+
+
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress) -> Model:
     """The model at `path`, ready on the device.
 
@@ -41,9 +51,11 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     the file, field or tensor at fault.
     """
     shape = read_shape(path, config)
-    wants = wanted_tensors(shape)
+    wants, hybrid = wanted_tensors(shape), shape.architecture in HYBRIDS
     if config.model.load_format == "dummy":
         tensors = random_tensors(wants, shape.dtype, device, config.model.seed, progress)
     else:
-        tensors = read_tensors(path, wants, shape.dtype, device, progress)
-    return CausalLM(shape, tensors, device, native=config.device.native_kernels)
+        tensors = read_tensors(path, wants, shape.dtype, device, progress,
+                               hybrid_fused(shape) if hybrid else ())
+    kind = HybridLM if hybrid else CausalLM
+    return kind(shape, tensors, device, native=config.device.native_kernels)

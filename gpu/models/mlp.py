@@ -1,0 +1,98 @@
+"""MLPs: dense, and mixtures of experts with or without an expert that all tokens share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from actorium.gpu.hybrid_shape import ExpertShape
+from actorium.gpu.loader import Fused, Want
+from actorium.gpu.models.weights import Weights, linear_wants
+from actorium.kernels.experts import mix_experts, route
+from actorium.kernels.linear import Gated, Linear
+
+
+def dense_wants(at: str, hidden: int, size: int) -> list[Want]:
+    """Tensors of an MLP."""
+    return [*linear_wants(f"{at}gate_proj", size, hidden),
+            *linear_wants(f"{at}up_proj", size, hidden),
+            *linear_wants(f"{at}down_proj", hidden, size)]
+
+
+def mixture_wants(at: str, hidden: int, s: ExpertShape) -> list[Want]:
+    """Tensors of a mixture, each expert's apart."""
+    wants = linear_wants(f"{at}gate", s.number, hidden)
+    for e in range(s.number):
+        wants += dense_wants(f"{at}experts.{e}.", hidden, s.size)
+    if s.shared:
+        wants += dense_wants(f"{at}shared_expert.", hidden, s.shared)
+        wants += linear_wants(f"{at}shared_expert_gate", 1, hidden)
+    return wants
+
+
+def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
+    """How Qwen3.5 checkpoints stack all experts of a layer."""
+    return [Fused(f"{at}experts.gate_up_proj", (s.number, 2 * s.size, hidden),
+                  partial(_cut, f"{at}experts.", ("gate_proj", "up_proj"))),
+            Fused(f"{at}experts.down_proj", (s.number, hidden, s.size),
+                  partial(_cut, f"{at}experts.", ("down_proj",)))]
+
+
+def _cut(at: str, names: tuple[str, ...], stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for e, expert in enumerate(stacked):
+        for name, part in zip(names, expert.chunk(len(names)), strict=True):
+            yield f"{at}{e}.{name}.weight", part
+
+
+@dataclass(slots=True)
+class Dense:
+    """An MLP (SwiGLU)."""
+
+    gate_up: Gated
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.gate_up(x))
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + the MLP of x."""
+        return self.down.add(self.gate_up(x), residual)
+
+
+def dense(w: Weights) -> Dense:
+    """The MLP of these weights."""
+    return Dense(w.gated("gate_proj", "up_proj"), w.linear(False, "down_proj"))
+
+
+@dataclass(slots=True)
+class Mixture:
+    """Experts behind a router."""
+
+    shape: ExpertShape
+    router: Linear
+    """To the experts, and, in the last row, to the gate of the shared expert."""
+    experts: list[Dense]
+    shared: Dense | None
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + the mixture's output for x."""
+        s, logits = self.shape, self.router(x)
+        weights, chosen = route(logits[:, :s.number], s.chosen, s.normalised)
+        out = mix_experts(x, weights, chosen, self.experts)
+        if self.shared is not None:
+            out.addcmul_(logits[:, s.number:].sigmoid(), self.shared(x))
+        return out.add_(residual)
+
+
+def mixture(w: Weights, s: ExpertShape) -> Mixture:
+    """The mixture of these weights."""
+    router = w.take("gate.weight")
+    if s.shared:
+        router = torch.cat((router, w.take("shared_expert_gate.weight")))
+    return Mixture(s, w.ops.linear(router),
+                   [dense(w.under(f"experts.{e}.")) for e in range(s.number)],
+                   dense(w.under("shared_expert.")) if s.shared else None)

@@ -1,0 +1,52 @@
+"""Taking a model's weights out of what the loader read, joined as the forward pass wants them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actorium.gpu.loader import Want
+from actorium.kernels.linear import Gated, Linear
+from actorium.kernels.ops import TorchOps
+
+
+def linear_wants(name: str, rows: int, columns: int, bias: bool = False) -> list[Want]:
+    """The tensors of one projection."""
+    wants = [Want(f"{name}.weight", (rows, columns))]
+    return [*wants, Want(f"{name}.bias", (rows,))] if bias else wants
+
+
+class Weights:
+    """Tensors whose names begin with `prefix`; each is taken once."""
+
+    def __init__(self, tensors: dict[str, Tensor], prefix: str, ops: TorchOps,
+                 plus_one: bool) -> None:
+        """plus_one: norms multiply by 1 + weight."""
+        self.tensors, self.prefix, self.ops, self.plus_one = tensors, prefix, ops, plus_one
+
+    def under(self, prefix: str) -> Weights:
+        """Those with a longer prefix."""
+        return Weights(self.tensors, self.prefix + prefix, self.ops, self.plus_one)
+
+    def take(self, *names: str) -> Tensor:
+        """One tensor, or several stacked."""
+        parts = [self.tensors.pop(self.prefix + name) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def both(self, bias: bool, *names: str) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of projections, stacked."""
+        weight = self.take(*(f"{name}.weight" for name in names))
+        return weight, self.take(*(f"{name}.bias" for name in names)) if bias else None
+
+    def linear(self, bias: bool, *names: str) -> Linear:
+        """Projections of the same input as one product."""
+        return self.ops.linear(*self.both(bias, *names))
+
+    def gated(self, *names: str) -> Gated:
+        """Gate and up of an MLP."""
+        return self.ops.gated(*self.both(False, *names), "silu")
+
+    def norm(self, name: str) -> Tensor:
+        """A norm's weight, with the 1 folded in."""
+        weight = self.take(f"{name}.weight")
+        return (weight.float() + 1).to(weight.dtype) if self.plus_one else weight

@@ -1,0 +1,103 @@
+"""Recurrent states: what GatedDeltaNet layers keep of each sequence instead of pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actorium.actors.messages import Admit, StepPlan
+from actorium.gpu.batch import ExtendRow, StateRows
+from actorium.gpu.hybrid_shape import StateShape
+from actorium.gpu.pools import zeros
+from actorium.kernels.ragged import Run
+
+
+class LayerStates(NamedTuple):
+    """Of one layer; a row is a sequence's or a checkpoint's."""
+
+    state: Tensor
+    """[rows, *StateShape.state]"""
+    columns: Tensor
+    """[rows, W - 1, channels]: last inputs of the convolution, the newest last."""
+
+
+def row_bytes(shape: StateShape, layers: int, state_dtype: torch.dtype,
+              dtype: torch.dtype) -> int:
+    """Bytes one row takes over so many layers; dtype: the model's, of the columns."""
+    return layers * (math.prod(shape.state) * state_dtype.itemsize
+                     + math.prod(shape.columns) * dtype.itemsize)
+
+
+class StatePool:
+    """Rows for the live states, one for each slot (row = slot; 0 is the padding sink), then one for
+    each checkpoint, numbered from 1."""
+
+    def __init__(
+        self, shape: StateShape, layers: int, slots: int, checkpoints: int,
+        state_dtype: torch.dtype, dtype: torch.dtype, device: torch.device,
+    ) -> None:
+        self.slots, self.checkpoints = slots, checkpoints
+        rows = slots + checkpoints
+        self.layers = [LayerStates(zeros((rows, *shape.state), state_dtype, device),
+                                   zeros((rows, *shape.columns), dtype, device))
+                       for _ in range(layers)]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(part.numel() * part.element_size() for layer in self.layers for part in layer)
+
+    def admit(self, admits: Sequence[Admit]) -> None:
+        """Live states begin at zero, or as copies of their checkpoints. Raises `ValueError`."""
+        fresh, copies = [], []
+        for a in admits:
+            if (a.checkpoint > 0) != (a.cached_len > 0):
+                raise ValueError(f"admit: slot {a.slot}: {a.cached_len} tokens are cached and the "
+                                 f"checkpoint is {a.checkpoint}: both or neither")
+            if a.checkpoint:
+                copies.append((a.slot, self._row(a.slot, a.checkpoint)))
+            else:
+                fresh.append(a.slot)
+        device = self.layers[0].state.device
+        if fresh:
+            rows = torch.tensor(fresh, device=device)
+            for layer in self.layers:
+                for part in layer:
+                    part.index_fill_(0, rows, 0)
+        if copies:
+            to, source = torch.tensor(copies, device=device).unbind(1)
+            for layer in self.layers:
+                for part in layer:
+                    part.index_copy_(0, to, part.index_select(0, source))
+
+    def rows(self, plan: StepPlan, extends: Sequence[ExtendRow], decodes: Tensor) -> StateRows:
+        """Rows of a step. decodes: i64[decode rows], the slots. Raises `ValueError` on checkpoints
+        that do not fit its extends."""
+        counts = {row.slot: row.count for row in extends}
+        saves: dict[int, list[tuple[int, int]]] = {slot: [] for slot in counts}
+        for slot, checkpoint, tokens in np.frombuffer(
+                plan.checkpoints, np.int32).reshape(-1, 3).tolist():
+            if not 0 < tokens <= counts.get(slot, 0):
+                raise ValueError(f"checkpoints: slot {slot} extends by {counts.get(slot, 0)} "
+                                 f"tokens, not to {tokens}")
+            saves[slot].append((tokens, self._row(slot, checkpoint)))
+        return StateRows([Run(row.slot, row.count, tuple(saves[row.slot])) for row in extends],
+                         decodes)
+
+    def _row(self, slot: int, checkpoint: int) -> int:
+        if not 0 < checkpoint <= self.checkpoints:
+            raise ValueError(f"slot {slot}: checkpoint {checkpoint} is not in "
+                             f"1..{self.checkpoints}")
+        return self.slots + checkpoint - 1
+
+
+class Recurrent(NamedTuple):
+    """What recurrent layers need of a step."""
+
+    pool: StatePool
+    rows: StateRows
