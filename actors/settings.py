@@ -39,6 +39,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "max_num_batched_tokens": ("chunked-prefill-size",),
     "max_num_queued_reqs": ("max-queued-requests",),
     "seed": ("random-seed",),
+    "tensor_parallel_size": ("tp",),
 }
 """Other names of a field's flag (less the dashes), from the tools people come from."""
 
@@ -47,8 +48,9 @@ INVERSES: dict[str, str] = {"disable-overlap-schedule": "overlap",
 """Flags that switch a boolean field off, beside `--no-<field>`."""
 
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16",
+DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16",
            "half": "float16"}
+"""Short names of dtypes."""
 Table: TypeAlias = dict[str, float]
 """Names to numbers: in TOML a table, elsewhere `name=number,...` or a JSON object."""
 
@@ -207,7 +209,7 @@ def setting(field: Field, value: Any, origin: str) -> Setting:
     except ValueError as error:
         raise BadConfig(f"{origin}: {error}", field.key) from None
     if field.name.endswith("dtype"):
-        read = _DTYPES.get(read, read)
+        read = DTYPES.get(read, read)
     return Setting(read, origin)
 
 

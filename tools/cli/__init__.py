@@ -21,6 +21,7 @@ COMMANDS = {
     "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),
     "eval": ("evaluate", "demo [MODEL]: exact match on the demo tasks"),
     "bench": ("bench", "offline [MODEL]: throughput, beside transformers if asked"),
+    "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
     "version": ("version", "the version"),
 }
 """Command -> (module that runs it, what it does)."""

@@ -88,8 +88,8 @@ def _option(options: type[Struct], field: msgspec.structs.FieldInfo) -> Flag:
     many = typing.get_origin(kind) is list
     kind = typing.get_args(kind)[0] if many else kind
     default = () if many else field.default
-    return Flag(field.name, kind, optional, many, (field.name.replace("_", "-"),), options,
-                default)
+    names = (field.name.replace("_", "-"), *settings.ALIASES.get(field.name, ()))
+    return Flag(field.name, kind, optional, many, names, options, default)
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -146,6 +146,9 @@ def _take(word: str, rest: list[str], table: dict[str, tuple[Flag, bool]]) -> li
 
 
 def _plain(origin: str) -> str:
+    """The name less the dashes; `-tp`, as fingers know it, is `--tp`."""
+    if origin == "-tp":
+        return "tp"
     return origin[2:].replace("_", "-") if origin.startswith("--") else origin
 
 

@@ -1,0 +1,355 @@
+"""`MemoryPlan`: every byte of the cache budget of one GPU, and the tokens it holds.
+
+Pure: the same object is printed by `actorium plan` and allocated by the worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from actorium.actors.errors import BadConfig
+from actorium.gpu.memory import GroupSize, Sizes, pool_pages
+from actorium.gpu.plan.shape import BYTES, PlanShape
+
+CHECKPOINT_SHARE = 16
+"""By default checkpoints take at most one part in so many of the budget."""
+CHECKPOINT_TOKENS = 256
+"""And there is at most one for so many tokens that the whole budget could hold."""
+
+
+class Demand(NamedTuple):
+    """What the caches of one GPU are to serve."""
+
+    max_num_seqs: int
+    """Sequences that run at once; slot 0, the padding sink, comes on top."""
+    page_size: int = 16
+    chunk: int = 2048
+    """Tokens extended in one step at most, over all sequences (max_num_batched_tokens)."""
+    drafts: int = 0
+    """Draft tokens a step verifies (MTP's k); 0 = no speculation."""
+    kv_dtype: str = "auto"
+    """Of the pages: a key of `BYTES`; auto = as the weights."""
+    state_dtype: str = "float32"
+    checkpoints: int | None = None
+    """None = `default_checkpoints`."""
+    max_total_tokens: int | None = None
+    """Cap of the page pools."""
+
+
+class Pool(NamedTuple):
+    """Pages of one group of attention layers; page 0, the sink, is one of them."""
+
+    name: str
+    window: int
+    layers: int
+    pages: int
+    page_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Of all pages and layers."""
+        return self.pages * self.page_bytes
+
+
+class StateBytes(NamedTuple):
+    """What one row of the state pool takes, over all recurrent layers."""
+
+    state: int
+    columns: int
+    """The last width - 1 inputs of the convolutions, in the weights' dtype."""
+    window: int
+    """Only a slot's row: what delayed commit keeps of a verify window of k + 1 tokens. Their keys
+    and values in the weights' dtype, float32 gates (g and beta; dt), and k more columns of the
+    convolution: after at least one token is accepted the oldest is never needed."""
+
+    @property
+    def checkpoint(self) -> int:
+        """A checkpoint is a committed state: it has no window."""
+        return self.state + self.columns
+
+
+class Line(NamedTuple):
+    """A row of the byte table."""
+
+    name: str
+    bytes: int
+    number: int
+    each: int
+    """bytes = number * each."""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """One GPU's caches. `shape` is that GPU's part of the model."""
+
+    shape: PlanShape
+    demand: Demand
+    budget: int
+    checkpoints: int
+    pools: tuple[Pool, ...]
+    """The groups of `shape.groups`, then that of the MTP layers, which has the same pages as full
+    attention: their tables are one."""
+
+    @property
+    def slots(self) -> int:
+        """Rows of the resident tables, and of live states: slot 0 is the padding sink."""
+        return self.demand.max_num_seqs + 1
+
+    @cached_property
+    def state(self) -> StateBytes:
+        """Bytes of one row of the state pool."""
+        return state_bytes(self.shape, self.demand)
+
+    @property
+    def state_rows(self) -> int:
+        """Rows of the state pool: the slots', then checkpoints 1, 2, ... in rows slots, slots + 1,
+        ..."""
+        return self.slots + self.checkpoints if self.shape.recurrent else 0
+
+    @property
+    def lead(self) -> Pool:
+        """The pool that sees furthest: its pages bound the tokens."""
+        return max(self.pools, key=lambda pool: pool.window or math.inf)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes a token takes in the groups that see as far as the lead."""
+        return sum(pool.page_bytes for pool in self.pools
+                   if pool.window == self.lead.window) // self.demand.page_size
+
+    # --- where the bytes go ----------------------------------------------------------------------
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """The byte table; it sums up to `budget`, the last line being what is left over."""
+        lines = [*self._state_lines(), *self._page_lines()]
+        left = self.budget - sum(line.bytes for line in lines)
+        return (*lines, Line("unused", left, 1, left, "" if left < self._page_of_each else
+                             f"{self.limited_by} needs no more"))
+
+    @property
+    def used(self) -> int:
+        """Bytes that are allocated."""
+        return self.budget - self.lines[-1].bytes
+
+    @property
+    def _page_of_each(self) -> int:
+        return sum(pool.page_bytes for pool in self.pools)
+
+    def _state_lines(self) -> list[Line]:
+        r = self.shape.recurrent
+        if r is None:
+            return []
+        count, s = self.demand.max_num_seqs, self.state
+        dims = f"{r.layers} layers x {r.heads} x {r.rows} x {r.columns} {self.demand.state_dtype}"
+        lines = [Line("states", count * s.state, count, s.state, f"{r.kind}: {dims}"),
+                 Line("convolution columns", count * s.columns, count, s.columns,
+                      f"{r.channels} channels x {r.width - 1} {self.shape.dtype}")]
+        if s.window:
+            lines.append(Line("speculation windows", count * s.window, count, s.window,
+                              f"inputs of {self.demand.drafts + 1} tokens not yet committed"))
+        lines.append(Line("slot 0, the padding sink", sum(s), 1, sum(s), "what padded rows write"))
+        if self.checkpoints:
+            lines.append(Line("checkpoints", self.checkpoints * s.checkpoint, self.checkpoints,
+                              s.checkpoint, "states kept for prefix reuse"))
+        return lines
+
+    def _page_lines(self) -> list[Line]:
+        lines = [Line(f"pages, {pool.name}", (pool.pages - 1) * pool.page_bytes, pool.pages - 1,
+                      pool.page_bytes, f"{pool.layers} layer{'s' * (pool.layers > 1)}, "
+                      f"{pool.page_bytes // self.demand.page_size:,} bytes a token")
+                 for pool in self.pools]
+        return [*lines, Line("page 0, the padding sink", self._page_of_each, 1, self._page_of_each,
+                             "one of each pool")]
+
+    # --- tokens ----------------------------------------------------------------------------------
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens that the lead pool's pages hold when all of them are full."""
+        return (self.lead.pages - 1) * self.demand.page_size
+
+    @property
+    def token_capacity(self) -> int:
+        """Tokens that `max_num_seqs` sequences can hold at once, however long each of them is.
+
+        n sequences of T tokens in all take at most floor((T + n (p - 1)) / p) pages of p tokens:
+        each may end just behind a page's start. So the largest T that always fits P pages is
+        P p - (n - 1)(p - 1); one page more, spread as badly, does not fit. Never more than n times
+        max_model_len; 0 when there is not even a page for each.
+        """
+        n, p = self.demand.max_num_seqs, self.demand.page_size
+        most = n * self.shape.max_model_len
+        window, pages = self.lead.window, self.lead.pages - 1
+        if window and pages >= sizes(self.shape, self.demand).all(window):
+            return most
+        return min(self.page_tokens - (n - 1) * (p - 1), most) if pages >= n else 0
+
+    @property
+    def one_sequence(self) -> int:
+        """Tokens a sequence alone can have."""
+        if self.lead.window:
+            return self.shape.max_model_len
+        return min(self.page_tokens, self.shape.max_model_len)
+
+    @property
+    def arithmetic_limit(self) -> int:
+        """Tokens, if neither padding sinks nor whole pages took anything: budget less the states
+        of `max_num_seqs` sequences and the checkpoints, divided by a token's bytes."""
+        narrow = sum(pool.bytes for pool in self.pools if pool.window != self.lead.window)
+        states = self.demand.max_num_seqs * sum(self.state)
+        states += self.checkpoints * self.state.checkpoint
+        return max(0, self.budget - states - narrow) // self.token_bytes
+
+    @property
+    def limited_by(self) -> str:
+        """memory, max_total_tokens, or max_model_len: what keeps the pools from being larger."""
+        total = self.demand.max_total_tokens
+        if self.lead.pages - 1 >= sizes(self.shape, self.demand).all(self.lead.window):
+            return "max_model_len"
+        if total is not None and self.lead.pages - 1 >= total // self.demand.page_size:
+            return "max_total_tokens"
+        return "memory"
+
+
+def make_plan(shape: PlanShape, demand: Demand, budget: int) -> MemoryPlan:
+    """The plan for `budget` bytes on a GPU that holds `shape` (see `PlanShape.split`).
+
+    Raises `BadConfig` with what is missing when the budget holds neither the states nor one page.
+    """
+    shape = as_served(shape, demand)
+    state = state_bytes(shape, demand)
+    checkpoints = demand.checkpoints
+    if shape.recurrent is None:
+        checkpoints = 0
+    elif checkpoints is None:
+        checkpoints = default_checkpoints(state, token_bytes(shape, demand), budget)
+    fixed = 0
+    if shape.recurrent is not None:
+        fixed = (demand.max_num_seqs + 1) * sum(state) + checkpoints * state.checkpoint
+    groups = _groups(shape, demand)
+    _check(shape, demand, budget, fixed, checkpoints * state.checkpoint, groups)
+    pages = pool_pages([GroupSize(pool.window, pool.page_bytes) for pool in groups],
+                       sizes(shape, demand), budget - fixed, demand.max_total_tokens)
+    pools = tuple(pool._replace(pages=own) for pool, own in zip(groups, pages, strict=True))
+    return MemoryPlan(shape, demand, budget, checkpoints, pools)
+
+
+def as_served(shape: PlanShape, demand: Demand) -> PlanShape:
+    """Without the MTP layers where nothing is drafted. Raises `BadConfig` if there are none."""
+    if demand.drafts and not shape.mtp:
+        raise BadConfig(f"--speculative: {shape.architecture}: the config tells of no MTP layer",
+                        "speculative")
+    return shape if demand.drafts else replace(shape, mtp=0)
+
+
+def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
+    """Checkpoints when nobody says how many: what 1/16 of the budget holds.
+
+    A hybrid model can reuse a prefix only where a checkpoint of its state lies, so none would mean
+    no reuse at all, and cached pages that nobody can use. But each one takes the place of tokens
+    (Qwen3.5-27B, fp32: 2,211 of them), and for a batch as large as memory allows these are worth
+    more. 1/16 bounds what a full engine loses, about 6 % of its tokens, while a hit saves a prompt
+    of thousands of tokens from being computed again. Where states are small beside pages 1/16 would
+    be more checkpoints than there are prefixes to keep; one for 256 tokens of the whole budget is
+    then enough, since prompts shorter than that are cheap to compute.
+    """
+    if not state.checkpoint:
+        return 0
+    return min(budget // CHECKPOINT_SHARE // state.checkpoint,
+               budget // (token * CHECKPOINT_TOKENS))
+
+
+def sizes(shape: PlanShape, demand: Demand) -> Sizes:
+    """What the pages are to hold."""
+    return Sizes(demand.page_size, demand.max_num_seqs, shape.max_model_len, demand.chunk)
+
+
+def state_bytes(shape: PlanShape, demand: Demand) -> StateBytes:
+    """Bytes of one row of the state pool; all 0 without recurrent layers."""
+    r = shape.recurrent
+    if r is None:
+        return StateBytes(0, 0, 0)
+    tokens, column = demand.drafts + 1, r.channels * shape.itemsize
+    each = r.inputs * shape.itemsize + r.scalars * r.heads * BYTES["float32"]
+    window = tokens * each + demand.drafts * column if demand.drafts else 0
+    return StateBytes(r.layers * r.state * BYTES[demand.state_dtype],
+                      r.layers * (r.width - 1) * column, r.layers * window)
+
+
+def token_bytes(shape: PlanShape, demand: Demand) -> int:
+    """Bytes of a token's keys and values over all attention layers and the MTP layers."""
+    return (len(shape.windows) + shape.mtp) * _layer_bytes(shape, demand)
+
+
+def _layer_bytes(shape: PlanShape, demand: Demand) -> int:
+    dtype = shape.dtype if demand.kv_dtype == "auto" else demand.kv_dtype
+    return 2 * shape.kv_heads * shape.head_dim * BYTES[dtype]
+
+
+def _groups(shape: PlanShape, demand: Demand) -> list[Pool]:
+    """The pools, still without pages."""
+    each = _layer_bytes(shape, demand) * demand.page_size
+    pools = [Pool(f"window {window:,}" if window else "full attention", window, layers, 0,
+                  layers * each) for window, layers in shape.groups]
+    if shape.mtp:
+        pools.append(Pool("MTP layer", 0, shape.mtp, 0, shape.mtp * each))
+    return pools
+
+
+def _check(shape: PlanShape, demand: Demand, budget: int, fixed: int, checkpoints: int,
+           groups: Sequence[Pool]) -> None:
+    """Raise `BadConfig` when not even the least number of pages fits beside the states."""
+    size = sizes(shape, demand)
+    lead = max(groups, key=lambda pool: pool.window or math.inf)
+    least = size.one(lead.window) if lead.window else 1
+    pages = sum((1 + min(least, size.all(pool.window))) * pool.page_bytes for pool in groups)
+    if budget >= fixed + pages:
+        return
+    parts = [f"{pages:,} for the fewest pages"]
+    if fixed:
+        parts = [f"{fixed - checkpoints:,} for the states of {demand.max_num_seqs} sequences",
+                 *([f"{checkpoints:,} for checkpoints"] if checkpoints else []), *parts]
+    raise BadConfig(f"memory: {max(budget, 0):,} bytes are {fixed + pages - budget:,} too few: "
+                    f"{', '.join(parts)}", "memory")
+
+
+# --- what a change would do ----------------------------------------------------------------------
+
+class Change(NamedTuple):
+    """Another plan beside this one."""
+
+    name: str
+    token_capacity: int | None
+    """None = does not fit."""
+    one_sequence: int | None
+
+
+def changes(plan: MemoryPlan) -> list[Change]:
+    """What one more request, one more checkpoint and other dtypes would make of the capacity."""
+    d = plan.demand._replace(checkpoints=plan.checkpoints)
+    wanted = [("one more request", d._replace(max_num_seqs=d.max_num_seqs + 1))]
+    if plan.shape.recurrent is not None:
+        wanted.append(("one more checkpoint", d._replace(checkpoints=plan.checkpoints + 1)))
+        if plan.checkpoints:
+            wanted.append(("no checkpoints", d._replace(checkpoints=0)))
+        other = "float32" if d.state_dtype == "bfloat16" else "bfloat16"
+        wanted.append((f"{other} states", d._replace(state_dtype=other)))
+    if d.drafts:
+        wanted.append(("no speculation", d._replace(drafts=0)))
+    if _layer_bytes(plan.shape, d) > _layer_bytes(plan.shape, d._replace(kv_dtype="fp8")):
+        wanted.append(("fp8 pages", d._replace(kv_dtype="fp8")))
+    return [_change(plan, name, demand) for name, demand in wanted]
+
+
+def _change(plan: MemoryPlan, name: str, demand: Demand) -> Change:
+    try:
+        other = make_plan(plan.shape, demand, plan.budget)
+    except BadConfig:
+        return Change(name, None, None)
+    return Change(name, other.token_capacity, other.one_sequence)

@@ -1,0 +1,86 @@
+"""Bytes of weights, tables and workspace on one GPU, from the shape alone."""
+
+from __future__ import annotations
+
+from actorium.gpu.memory import page_table_width
+from actorium.gpu.plan.shape import PlanShape, Recurrent
+
+RECORD_BYTES = 8 + 4 + 1 + 12 * 4 + 4
+"""A slot's last token, length, end, parameters and first end-of-sequence id (`gpu/tables.py`)."""
+
+
+def weight_bytes(shape: PlanShape, mtp: bool = False) -> int:
+    """Bytes of one GPU's weights; mtp: with the MTP layers.
+
+    shape: that GPU's part. What is not divided (norms, router, gates) counts on every GPU.
+    """
+    return parameters(shape, mtp) * shape.itemsize
+
+
+def parameters(shape: PlanShape, mtp: bool = False) -> int:
+    """Numbers in one GPU's weights."""
+    h, recurrent = shape.hidden, shape.recurrent
+    total = shape.vocab * h * (1 if shape.tied else 2) + h
+    total += len(shape.windows) * _attention(shape)
+    if recurrent is not None:
+        total += recurrent.layers * _gated_delta(h, recurrent)
+    total += shape.layers * _norms(shape)
+    total += (shape.layers - shape.sparse) * _mlp(shape) + shape.sparse * _experts(shape)
+    if mtp and shape.mtp:
+        block = _attention(shape) + _norms(shape)
+        block += _experts(shape) if shape.sparse else _mlp(shape)
+        total += shape.mtp * block + 2 * h * h + 3 * h
+    return total
+
+
+def _attention(s: PlanShape) -> int:
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    total = s.hidden * (q * (2 if s.output_gate else 1) + 2 * kv) + q * s.hidden
+    total += (q * (2 if s.output_gate else 1) + 2 * kv) * s.qkv_bias + s.hidden * s.o_bias
+    return total + 2 * s.head_dim * s.qk_norm
+
+
+def _gated_delta(hidden: int, r: Recurrent) -> int:
+    values = r.heads * r.rows
+    into = hidden * (r.channels + values + 2 * r.heads)
+    return into + r.channels * r.width + 2 * r.heads + r.rows + values * hidden
+
+
+def _norms(s: PlanShape) -> int:
+    return s.hidden * (4 if s.sandwich_norms else 2)
+
+
+def _mlp(s: PlanShape) -> int:
+    return 3 * s.hidden * s.intermediate + (2 * s.intermediate + s.hidden) * s.mlp_bias
+
+
+def _experts(s: PlanShape) -> int:
+    if s.experts is None:
+        return 0
+    experts, _, size, shared, _ = s.experts
+    total = experts * (s.hidden + 3 * s.hidden * size)
+    return total + (3 * s.hidden * shared + s.hidden if shared else 0)
+
+
+def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int) -> int:
+    """The worker's resident tables; slots: slot 0 included. What requests with penalties, biases or
+    many stop ids add to them is allocated when the first such request comes."""
+    return slots * (RECORD_BYTES + 4 * groups * page_table_width(max_model_len, page_size))
+
+
+def workspace_bytes(shape: PlanShape, tokens: int, rows: int) -> int:
+    """An estimate of the largest step's temporaries; graphs replay in the same memory.
+
+    tokens: computed in that step; rows: sampled in it. Residual, normed input and the widest
+    layer's inner activations, each token; logits in the weights' dtype and in float32, each row.
+    """
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    widths = [q * (3 if shape.output_gate else 2) + 2 * kv]
+    if shape.layers > shape.sparse:
+        widths.append(3 * shape.intermediate)
+    if shape.sparse and (e := shape.experts) is not None:
+        widths.append(e.chosen * (3 * e.size + shape.hidden) + 3 * e.shared)
+    if (r := shape.recurrent) is not None:
+        widths.append(2 * r.channels + 3 * r.heads * r.rows)
+    each = (2 * shape.hidden + max(widths)) * shape.itemsize
+    return tokens * each + rows * shape.vocab * shape.tp * (shape.itemsize + 4)

@@ -1,0 +1,232 @@
+"""`actorium plan`: where every byte of a GPU would go, before a single weight is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from actorium.actors import models, settings
+from actorium.actors.config import Config
+from actorium.actors.errors import BadConfig, BadModel
+from actorium.gpu.memory import device_budget
+from actorium.gpu.plan import checkpoint, weights
+from actorium.gpu.plan.memory import Demand, MemoryPlan, as_served, make_plan
+from actorium.gpu.plan.shape import BYTES, PlanShape, read_plan_shape
+from actorium.tools.cli import plan_report
+from actorium.tools.cli.flags import Parsed, parse
+from actorium.tools.cli.plan_report import Outside, Report
+
+PROG = "actorium plan [MODEL_OR_CONFIG_JSON]"
+ABOUT = """Where every byte of one GPU goes, how many tokens that holds, and what one more request,
+one more checkpoint or other dtypes would change. Reads config.json alone. --memory is the budget of
+the caches (states, checkpoints, pages), what is left after weights; --gpu-memory is the whole
+device, of which --memory-fraction is used, and weights, tables and workspace are taken off first.
+Without either it is --kv-cache-bytes, the budget of a worker on a CPU."""
+_SIZE = re.compile(r"([0-9.]+)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class PlanOptions(Struct, frozen=True, kw_only=True):
+    """What the plan is for, and how it is shown. Sizes: bytes, or 13.61GiB, 80GB, 512MiB."""
+
+    memory: str | None = None
+    """Budget of the caches on each GPU."""
+    gpu_memory: str | None = None
+    """Memory of each GPU, weights and workspace included."""
+    tensor_parallel_size: int = 1
+    """GPUs that share each layer."""
+    speculative: str | None = None
+    """mtp:K: K draft tokens a step from the model's MTP layer."""
+    kv_cache_dtype: str | None = None
+    """auto (as the weights) | float32 | bfloat16 | float16 | fp8."""
+    weights: str | None = None
+    """Bytes of weights on each GPU, where config.json does not tell."""
+    json: bool = False
+    """Print JSON."""
+    plot: str | None = None
+    """File (.png, .svg, .pdf) for a picture of the bytes."""
+
+
+class Target(NamedTuple):
+    """What config.json says, and where it lies."""
+
+    shape: PlanShape
+    folder: Path
+    quantized: bool
+    longest: int | None
+
+
+def run(_command: str, argv: list[str]) -> int:
+    """Entry of the command."""
+    parsed = parse(PROG, argv, PlanOptions, ABOUT)
+    if parsed.options.plot is not None:
+        plan_report.check_plot(parsed.options.plot)
+    report = _report(parsed)
+    if parsed.options.json:
+        print(json.dumps(plan_report.as_json(report), indent=2))
+    else:
+        print(plan_report.text(report))
+    if parsed.options.plot is not None:
+        plan_report.plot(report, parsed.options.plot)
+    return 0
+
+
+def _report(parsed: Parsed[PlanOptions]) -> Report:
+    options, config = parsed.options, parsed.config
+    tp = options.tensor_parallel_size
+    if not 1 <= tp <= 1024:
+        raise BadConfig(f"{parsed.written['tensor_parallel_size']}: must be between 1 and 1024, "
+                        f"got {tp}", "tensor_parallel_size")
+    where = config_file(config.model.model)
+    raw = models.read_json(where)
+    shape = read_plan_shape(raw, where, config.model.dtype, config.model.max_model_len)
+    demand = _demand(parsed)
+    part = as_served(shape.split(tp), demand)
+    outside = _outside(part, demand, config, _weights(options, part, raw, where))
+    budget, source = _budget(parsed, outside)
+    try:
+        plan = make_plan(part, demand, budget)
+    except BadConfig as error:
+        if error.param != "memory":
+            raise
+        flag = f"--{source.rpartition('--')[2].split()[0]}"
+        what = error.message.removeprefix("memory: ")
+        raise BadConfig(f"{flag}: {what}", flag.removeprefix("--")) from None
+    notes = _notes(plan, config, options, raw.get("quantization_config") is not None)
+    return Report(config.model.model or "demo model", plan, outside, source, notes)
+
+
+def config_file(model: str) -> Path:
+    """The config.json of a directory, an id in the HF cache, or the file itself."""
+    path = Path(model).expanduser()
+    if model and path.is_file():
+        return path
+    if model.endswith(".json"):
+        raise BadModel(f"model: no such file: {path.absolute()}", "model")
+    return models.resolve(model) / "config.json"
+
+
+def _demand(parsed: Parsed[PlanOptions]) -> Demand:
+    options, config = parsed.options, parsed.config
+    kv = options.kv_cache_dtype or config.memory.kv_cache_dtype
+    kv = {**settings.DTYPES, "fp8_e4m3": "fp8"}.get(kv, kv)
+    if kv != "auto" and kv not in BYTES:
+        raise BadConfig(f"--kv-cache-dtype: must be one of auto, {', '.join(BYTES)}, got {kv!r}",
+                        "kv_cache_dtype")
+    checkpoints = config.memory.checkpoints
+    if not config.memory.prefix_cache or config.memory.checkpoint_policy == "none":
+        checkpoints = 0
+    return Demand(
+        config.scheduler.max_num_seqs, config.memory.page_size,
+        config.scheduler.max_num_batched_tokens, _drafts(options.speculative), kv,
+        config.memory.state_dtype, checkpoints, config.memory.max_total_tokens)
+
+
+def _drafts(text: str | None) -> int:
+    if text is None or text == "none":
+        return 0
+    found = re.fullmatch(r"mtp:(\d{1,2})", text)
+    if not found or not 1 <= int(found[1]) <= 16:
+        raise BadConfig(f"--speculative: must be none or mtp:K with K from 1 to 16, got {text!r}",
+                        "speculative")
+    return int(found[1])
+
+
+def size(text: str, flag: str) -> int:
+    """Bytes of `13.61GiB`, `80GB`, `512m` (binary, as of other settings) or a number.
+
+    Raises `BadConfig` that names the flag.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    try:
+        if found is None:
+            raise ValueError(text)
+        number, unit, binary, byte = found.groups()
+        base = 1000 if byte and not binary else 1024
+        count = int(float(number) * base ** _POWERS[unit.lower()])
+    except (ValueError, OverflowError):
+        raise BadConfig(f"{flag}: must be bytes or a size as 13.61GiB or 80GB, got {text!r}",
+                        flag.removeprefix("--")) from None
+    if count < 1:
+        raise BadConfig(f"{flag}: must be at least 1 byte, got {text!r}", flag.removeprefix("--"))
+    return count
+
+
+# --- bytes beside the caches ---------------------------------------------------------------------
+
+def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any], where: Path) -> Outside:
+    if options.weights is not None:
+        return Outside("weights", size(options.weights, "--weights"), "as given by --weights")
+    found = checkpoint.total_bytes(where.parent)
+    if raw.get("quantization_config"):
+        if found is None:
+            raise BadConfig("--weights: the checkpoint is quantized and its safetensors index is "
+                            f"not in {where.parent}: say what the weights take", "weights")
+        return Outside("weights", -(-found // part.tp), "quantized: the checkpoint's, divided")
+    count = weights.weight_bytes(part, mtp=part.mtp > 0)
+    detail = f"{weights.parameters(part, part.mtp > 0) / 1e9:.2f} G parameters in {part.dtype}"
+    if found is not None:
+        detail += f"; the checkpoint's files hold {found:,} bytes"
+    return Outside("weights", count, detail)
+
+
+def _outside(part: PlanShape, demand: Demand, config: Config, own: Outside) -> list[Outside]:
+    """What a GPU holds beside the caches."""
+    slots, drafts = demand.max_num_seqs + 1, demand.drafts
+    tables = weights.table_bytes(slots, part.max_model_len, demand.page_size, len(part.groups))
+    rows = demand.max_num_seqs * (drafts + 1)
+    step = weights.workspace_bytes(part, max(demand.chunk, rows), rows)
+    return [own, Outside("resident tables", tables, f"{slots} slots"),
+            Outside("workspace and graphs", step,
+                    "an estimate: the worker measures it when it starts")]
+
+
+def _budget(parsed: Parsed[PlanOptions], outside: list[Outside]) -> tuple[int, str]:
+    options, config = parsed.options, parsed.config
+    if options.memory is not None and options.gpu_memory is not None:
+        raise BadConfig("--memory: the caches' budget; cannot be combined with --gpu-memory",
+                        "memory")
+    if options.memory is not None:
+        return size(options.memory, "--memory"), "--memory"
+    if options.gpu_memory is None:
+        return config.memory.kv_cache_bytes, "--kv-cache-bytes"
+    total, fraction = size(options.gpu_memory, "--gpu-memory"), config.memory.memory_fraction
+    taken = sum(line.bytes for line in outside)
+    budget = device_budget(fraction, total, taken, 0)
+    if budget < 1:
+        raise BadConfig(
+            f"--gpu-memory: {fraction} of {total:,} bytes are {1 - budget:,} too few: "
+            + ", ".join(f"{line.bytes:,} for {line.name}" for line in outside), "gpu_memory")
+    return budget, f"{fraction} of --gpu-memory {total:,}"
+
+
+def _notes(plan: MemoryPlan, config: Config, options: PlanOptions, quantized: bool) -> list[str]:
+    """What the figures do not say by themselves."""
+    d, shape = plan.demand, plan.shape
+    checks: list[tuple[bool, Callable[[], str]]] = [
+        (plan.token_capacity == 0, lambda: f"{d.max_num_seqs} sequences cannot run at once: there "
+         f"are {plan.lead.pages - 1} pages"),
+        (plan.one_sequence < shape.max_model_len, lambda: "no sequence can reach max_model_len "
+         f"({shape.max_model_len:,})"),
+        (plan.limited_by != "memory", lambda: f"the pools are limited by {plan.limited_by}, not by "
+         "memory"),
+        (shape.recurrent is not None and not plan.checkpoints, lambda: "without checkpoints no "
+         "prefix is reused"),
+        (not _served(config, d.kv_dtype), lambda: f"the worker does not serve {d.kv_dtype} pages"),
+    ]
+    return [note() for wrong, note in checks if wrong]
+
+
+def _served(config: Config, kv_dtype: str) -> bool:
+    memory = msgspec.structs.replace(config.memory, kv_cache_dtype=kv_dtype)
+    try:
+        msgspec.structs.replace(config, memory=memory).check()
+    except BadConfig:
+        return False
+    return True
