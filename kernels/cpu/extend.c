@@ -329,6 +329,9 @@ INLINE void task(const struct call *c, const struct row *row, int k, int64_t fir
             }
             pack_queries(u.q, dim, s->query);
             if (two) pack_queries(u.q + 16, dim, s->query + dim * 16);
+            /* Lines of outputs are on their way while the columns attend. */
+            for (int i = 0; i < u.n; i++)
+                for (int d = 0; d < dim; d += 32) __builtin_prefetch(u.out[i] + d, 1);
             if (two) attend(s, &u.see, begin, stop, &state, outputs, dim, 1, fresh);
             else attend(s, &u.see, begin, stop, &state, outputs, dim, 0, fresh);
             if (u.see.high < stop) {
