@@ -1,0 +1,301 @@
+"""Hybrid models against transformers: fp32, random tiny checkpoints, states and pages poisoned."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers_hybrid import (
+    BASE,
+    DENSE,
+    MOE,
+    NEXT,
+    SPARSE,
+    Held,
+    HybridDriver,
+    hybrid_config,
+    hybrid_model,
+    hybrid_runner,
+    write_hybrid,
+)
+from helpers_models import load
+
+from actorium.actors.config import (
+    Config,
+    DeviceConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from actorium.actors.errors import BadModel
+from actorium.actors.messages import Admit, StepPlan
+from actorium.actors.params import Resolved
+from actorium.gpu.device import open_device
+from actorium.gpu.models.registry import read_shape
+from actorium.gpu.states import row_bytes
+
+NEW, ATOL = 64, 1e-4
+FIRST = ["full_attention", "linear_attention", "linear_attention"]
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 256}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "next": (NEXT, {}),
+    "next-attention-first": (NEXT, {
+        "num_hidden_layers": 3, "layer_types": FIRST, "linear_conv_kernel_dim": 2,
+        "linear_num_value_heads": 6, "attention_bias": True, "mlp_only_layers": [1],
+        "norm_topk_prob": False, "rope_parameters": YARN}),
+    "dense": (DENSE, {"linear_num_key_heads": 1, "linear_num_value_heads": 3}),
+    "dense-tied": (DENSE, {
+        "tie_word_embeddings": True, "linear_num_value_heads": 2, "linear_conv_kernel_dim": 3,
+        "num_hidden_layers": 3, "layer_types": FIRST, "rope_parameters": HALF}),
+    "sparse": (SPARSE, {"head_dim": 24, "linear_key_head_dim": 12, "linear_value_head_dim": 20}),
+    "moe": (MOE, {"decoder_sparse_step": 2, "norm_topk_prob": True}),
+}
+
+
+@dataclass
+class Case:
+    model: Any
+    oracle: Any
+    path: Path
+
+    def check(self, *held: Held) -> None:
+        """Every logit as transformers has it, and every token its greedy choice."""
+        for s in held:
+            with torch.no_grad():
+                want = self.oracle(torch.tensor([s.tokens])).logits[0]
+            assert len(s.tokens) == s.goal and s.logits
+            for length, logits in s.logits.items():
+                torch.testing.assert_close(logits, want[length - 1], atol=ATOL, rtol=0)
+                assert s.tokens[length] == int(want[length - 1].argmax())
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    architecture, options = CASES[request.param]
+    path = tmp_path_factory.mktemp("model")
+    oracle = write_hybrid(path, architecture, seed=3, **options)
+    return Case(load(path), oracle, path)
+
+
+@pytest.fixture(scope="module")
+def recurrent(case: Case) -> Case:
+    if case.model.shape.state is None:
+        pytest.skip("no recurrent layers")
+    return case
+
+
+def tokens(count: int, seed: int = 1) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(2, 199) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("chunk", "prompt"), [(1, 9), (7, 100), (64, 130), (513, 600)])
+def test_greedy_with_chunks(case: Case, chunk: int, prompt: int) -> None:
+    driver = HybridDriver(hybrid_runner(case.model), chunk)
+    s = driver.admit(tokens(prompt), prompt + NEW)
+    driver.run()
+    case.check(s)
+
+
+def test_greedy_equals_generate(case: Case) -> None:
+    """Transformers' own decode path."""
+    ids = torch.tensor([tokens(70)])
+    want = case.oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                                max_new_tokens=NEW, min_new_tokens=NEW, eos_token_id=None,
+                                pad_token_id=0)
+    driver = HybridDriver(hybrid_runner(case.model), 33)
+    s = driver.admit(tokens(70), 70 + NEW)
+    driver.run()
+    assert s.tokens == want[0].tolist()
+
+
+@pytest.mark.parametrize("chunk", [7, 64, 513])
+def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
+    """Sequences come and go; slots, states and pages are used again at once."""
+    driver = HybridDriver(hybrid_runner(case.model, slots=5), chunk)
+    held = [driver.admit(tokens(n, n), n + new) for n, new in ((30, 64), (3, 5), (1, 20))]
+    driver.run(9)
+    held.append(driver.admit(tokens(65, 5), 90))
+    while any(not s.finished for s in driver.running) or len(held) < 8:
+        driver.run(1)
+        for s in [s for s in driver.running if s.finished and s not in driver.over]:
+            driver.release(s)
+            if len(held) < 8:
+                n = (17, 64, 40, 2)[len(held) - 4]
+                held.append(driver.admit(tokens(n, len(held)), n + 10))
+    case.check(*held)
+
+
+def test_preemption(case: Case) -> None:
+    """A sequence gives up its slot and comes back with all its tokens, beside others."""
+    driver = HybridDriver(hybrid_runner(case.model, slots=4), 50)
+    a, b = driver.admit(tokens(40), 104), driver.admit(tokens(90, 2), 154)
+    driver.run(20)
+    driver.release(a)
+    c = driver.admit(tokens(30, 3), 60)
+    again = driver.admit(a.tokens, a.goal, prompt=40)
+    driver.run()
+    assert c.slot == a.slot
+    case.check(again, b, c)
+
+
+@pytest.mark.parametrize("chunk", [40, 64, 513])
+def test_a_prefix_through_a_checkpoint(recurrent: Case, chunk: int) -> None:
+    """Within 1e-4 of the cold run: checkpoints at the ends of chunks and between them, used while
+    the donor decodes on, after it has gone, and twice."""
+    driver = HybridDriver(hybrid_runner(recurrent.model, slots=6), chunk)
+    prompt = tokens(200)
+    donor = driver.admit(prompt, 230, saves={48: 1, 160: 2, 192: 4})
+    driver.run(8)
+    first = driver.admit(prompt[:170] + tokens(9, 4), 220, donor, 160, checkpoint=2)
+    driver.run()
+    driver.release(donor)
+    driver.free_pages = [p for p in driver.free_pages if p not in donor.pages]
+    others = [driver.admit(prompt[:n], n + 30, donor, cached, checkpoint)
+              for n, cached, checkpoint in ((193, 192, 4), (190, 160, 2), (49, 48, 1))]
+    driver.run()
+    recurrent.check(donor, first, *others)
+    assert others[0].tokens[193:200] != [] and not torch.isnan(others[0].logits[193]).any()
+
+
+def test_a_checkpoint_is_kept_again(recurrent: Case) -> None:
+    """Its row is overwritten in the very step that admits from it: the old state is read."""
+    driver = HybridDriver(hybrid_runner(recurrent.model, checkpoints=1), 513)
+    a = driver.admit(tokens(64), 70, saves={32: 1})
+    driver.run(1)
+    b = driver.admit(tokens(50), 60, a, 32, checkpoint=1)
+    c = driver.admit(tokens(80, 9), 90, saves={48: 1})
+    driver.run(1)
+    d = driver.admit(tokens(60, 9), 80, c, 48, checkpoint=1)
+    driver.run()
+    recurrent.check(a, c, d)
+    with torch.no_grad():
+        want = recurrent.oracle(torch.tensor([b.tokens])).logits[0]
+    torch.testing.assert_close(b.logits[50], want[49], atol=ATOL, rtol=0)
+
+
+def test_bytes_of_the_state_pool(recurrent: Case) -> None:
+    shape = recurrent.model.shape
+    for dtype in (torch.float32, torch.bfloat16):
+        pool = hybrid_runner(recurrent.model, 7, 3, state_dtype=dtype).states
+        assert pool is not None
+        assert pool.bytes == 10 * row_bytes(shape.state, len(shape.recurrent), dtype, shape.dtype)
+        held = {part.untyped_storage().nbytes() for layer in pool.layers for part in layer}
+        assert sum(held) > 0 and all(
+            part.untyped_storage().nbytes() == part.numel() * part.element_size()
+            for layer in pool.layers for part in layer)
+
+
+def test_states_in_bf16_stay_near(recurrent: Case) -> None:
+    driver = HybridDriver(hybrid_runner(recurrent.model, state_dtype=torch.bfloat16), 50)
+    s = driver.admit(tokens(120), 140)
+    driver.run()
+    with torch.no_grad():
+        want = recurrent.oracle(torch.tensor([s.tokens])).logits[0]
+    error = max(float((logits - want[n - 1]).abs().max()) for n, logits in s.logits.items())
+    assert 0 < error < 0.05 * float(want.abs().max())
+
+
+def test_plans_that_do_not_fit_are_refused(recurrent: Case) -> None:
+    runner = hybrid_runner(recurrent.model, checkpoints=2)
+    ids, params = np.arange(2, 34, dtype=np.int32).tobytes(), Resolved(max_tokens=2)
+    pages = np.ones(1, np.int32).tobytes()
+    with pytest.raises(ValueError, match="slot 1: 16 tokens are cached and the checkpoint is 0"):
+        runner.run(StepPlan(1, 1, admit=[Admit(1, ids, 32, 16, pages, params, 1)]))
+    with pytest.raises(ValueError, match="checkpoint 3 is not in 1..2"):
+        runner.run(StepPlan(1, 1, admit=[Admit(1, ids, 32, 16, pages, params, 1, 3)]))
+    admit = [Admit(1, ids, 32, 0, b"", params, 1)]
+    extend = np.array([1, 16], np.int32).tobytes()
+    for save, message in (([1, 1, 17], "slot 1 extends by 16 tokens, not to 17"),
+                          ([2, 1, 1], "slot 2 extends by 0"), ([1, 3, 16], "not in 1..2")):
+        saves = np.array(save, np.int32).tobytes()
+        with pytest.raises(ValueError, match=message):
+            runner.run(StepPlan(1, 1, admit=admit, extend=extend, checkpoints=saves))
+
+
+def test_the_worker_tells_of_states(recurrent: Case) -> None:
+    config = Config(model=ModelConfig(model=str(recurrent.path)),
+                    memory=MemoryConfig(page_size=16, max_total_tokens=1600, checkpoints=3),
+                    scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
+                    device=DeviceConfig(device="cpu", threads=1))
+    opened = open_device(config, 1, lambda *_: None, {})
+    shape, states = recurrent.model.shape, opened.runner.states
+    assert opened.ready.recurrent and opened.ready.checkpoints == 3
+    assert states is not None and [len(states.layers), len(opened.runner.pools[0].layers)] == [
+        len(shape.recurrent), shape.layers - len(shape.recurrent)]
+    assert states.layers[0].state.shape[0] == 4 + 1 + 3
+
+
+def test_the_text_part_of_a_checkpoint_with_images(tmp_path: Path) -> None:
+    import transformers
+
+    text = {k: v for k, v in hybrid_config(DENSE).to_dict().items() if k != "architectures"}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2,
+              "out_hidden_size": 64, "num_position_embeddings": 16}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+    whole: Any = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    alone = hybrid_model(DENSE)
+    whole.model.language_model.load_state_dict(alone.model.state_dict())
+    whole.lm_head.load_state_dict(alone.lm_head.state_dict())
+    whole.save_pretrained(str(tmp_path))
+    assert (json.loads((tmp_path / "config.json").read_text())["architectures"]
+            == ["Qwen3_5ForConditionalGeneration"])
+    driver = HybridDriver(hybrid_runner(load(tmp_path)), 64)
+    s = driver.admit(tokens(50), 60)
+    driver.run()
+    Case(None, alone, tmp_path).check(s)
+
+
+def test_what_configs_leave_out(tmp_path: Path) -> None:
+    def shape(architecture: str, **fields: Any) -> Any:
+        (tmp_path / "config.json").write_text(json.dumps(
+            {"architectures": [architecture], "dtype": "bfloat16", **fields}))
+        return read_shape(tmp_path, Config())
+
+    big = shape(NEXT)
+    assert big.groups[0].layers == tuple(range(3, 48, 4)) and len(big.recurrent) == 36
+    assert (big.rotary_dim, big.experts.number, big.experts.chosen) == (64, 512, 10)
+    assert big.state.state == (32, 128, 128) and big.state.columns == (3, 8192)
+    text = {"hidden_size": 5120, "num_hidden_layers": 64, "linear_num_value_heads": 48}
+    whole = shape("Qwen3_5ForConditionalGeneration", text_config=text)
+    assert (len(whole.recurrent), whole.kv_heads, whole.head_dim) == (48, 4, 256)
+    row = row_bytes(whole.state, 48, torch.float32, torch.bfloat16)
+    assert row == 48 * (48 * 128 * 128 * 4 + 3 * 10240 * 2)
+    assert shape("Qwen3_5MoeForCausalLM").sparse == tuple(range(40))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"layer_types": ["linear_attention"] * 4}, "layer_types: a model without full_attention"),
+    ({"layer_types": ["full_attention"]}, "layer_types: must be 4 times"),
+    ({"linear_num_key_heads": 3}, "linear_num_key_heads: 3 does not divide 4 value heads"),
+    ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim: must be at least 2"),
+    ({"num_experts_per_tok": 9}, "num_experts_per_tok: 9 is more than 8 experts"),
+    ({"use_sliding_window": True}, "use_sliding_window: is not supported"),
+    ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor: must be above"),
+    ({"mlp_only_layers": 3}, "mlp_only_layers: must be a list"),
+])
+def test_what_is_not_served_is_named(tmp_path: Path, change: dict[str, Any],
+                                     message: str) -> None:
+    fields = {"architectures": [NEXT], **BASE, **change}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(BadModel) as caught:
+        read_shape(tmp_path, Config())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
