@@ -209,10 +209,11 @@ class MemoryPlan:
     @property
     def limited_by(self) -> str:
         """memory, max_total_tokens, or max_model_len: what keeps the pools from being larger."""
-        total = self.demand.max_total_tokens
-        if self.lead.pages - 1 >= sizes(self.shape, self.demand).all(self.lead.window):
+        d, total = self.demand, self.demand.max_total_tokens
+        if (self.lead.pages - 1 >= sizes(self.shape, d).all(self.lead.window)
+                or self.token_capacity == d.max_num_seqs * self.shape.max_model_len):
             return "max_model_len"
-        if total is not None and self.lead.pages - 1 >= total // self.demand.page_size:
+        if total is not None and self.lead.pages - 1 >= total // d.page_size:
             return "max_total_tokens"
         return "memory"
 

@@ -12,9 +12,11 @@ RECORD_BYTES = 8 + 4 + 1 + 12 * 4 + 4
 def weight_bytes(shape: PlanShape, mtp: bool = False) -> int:
     """Bytes of one GPU's weights; mtp: with the MTP layers.
 
-    shape: that GPU's part. What is not divided (norms, router, gates) counts on every GPU.
+    shape: that GPU's part. What is not divided (norms, router, gates) counts on every GPU. A_log
+    and dt_bias are kept in float32.
     """
-    return parameters(shape, mtp) * shape.itemsize
+    wide = 2 * shape.recurrent.heads * shape.recurrent.layers if shape.recurrent else 0
+    return parameters(shape, mtp) * shape.itemsize + wide * (4 - shape.itemsize)
 
 
 def parameters(shape: PlanShape, mtp: bool = False) -> int:
@@ -29,7 +31,7 @@ def parameters(shape: PlanShape, mtp: bool = False) -> int:
     if mtp and shape.mtp:
         block = _attention(shape) + _norms(shape)
         block += _experts(shape) if shape.sparse else _mlp(shape)
-        total += shape.mtp * block + 2 * h * h + 3 * h
+        total += shape.mtp * block + -(-2 * h * h // shape.tp) + 3 * h
     return total
 
 

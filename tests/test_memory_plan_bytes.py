@@ -1,0 +1,255 @@
+"""The memory plan against what torch allocates, and its laws over many shapes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actorium.actors.errors import BadConfig
+from actorium.gpu.memory import page_table_width
+from actorium.gpu.models.registry import ARCHITECTURES, wanted_tensors
+from actorium.gpu.plan.memory import Demand, MemoryPlan, changes, make_plan, sizes
+from actorium.gpu.plan.shape import READERS, PlanShape, Recurrent, read_plan_shape
+from actorium.gpu.plan.weights import parameters, table_bytes, weight_bytes
+from actorium.gpu.pools import make_pools
+from actorium.gpu.shape import DTYPES, ModelShape, shape_from_config
+from actorium.gpu.staging import transport
+from actorium.gpu.states import StatePool
+from actorium.gpu.tables import Tables
+
+CPU = torch.device("cpu")
+HERE = Path("config.json")
+BIG = Path(__file__).parent / "data" / "qwen3.5-27b" / "config.json"
+SMALL: dict[str, Any] = {
+    "vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "head_dim": 16, "dtype": "bfloat16",
+}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+         "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+           "shared_expert_intermediate_size": 40}
+CONFIGS: list[dict[str, Any]] = [
+    {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
+    {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, "dtype": "float32"},
+    {"architectures": ["MistralForCausalLM"], "sliding_window": 48},
+    {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 32,
+     "max_window_layers": 1},
+    {"architectures": ["Qwen3ForCausalLM"]},
+    {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2,
+     "query_pre_attn_scalar": 16},
+    {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {
+        **SMALL, "sliding_window": 32, "layer_types": [
+            "sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]}},
+    {"architectures": ["Qwen3_5ForCausalLM"], **DELTA},
+    {"architectures": ["Qwen3_5ForConditionalGeneration"], "dtype": "float32",
+     "text_config": {**SMALL, **DELTA, "dtype": "float32", "full_attention_interval": 2}},
+    {"architectures": ["Qwen3NextForCausalLM"], **DELTA, **EXPERTS, "mlp_only_layers": [1]},
+    {"architectures": ["Qwen3_5MoeForCausalLM"], **DELTA, **EXPERTS, "layer_types": [
+        "full_attention", "linear_attention", "linear_attention", "linear_attention"]},
+    {"architectures": ["Qwen3_5MoeForConditionalGeneration"],
+     "text_config": {**SMALL, **DELTA, **EXPERTS, "attention_bias": True}},
+    {"architectures": ["Qwen3MoeForCausalLM"], **EXPERTS, "decoder_sparse_step": 2},
+]
+
+
+def both(config: dict[str, Any]) -> tuple[PlanShape, ModelShape]:
+    raw = {**SMALL, **config}
+    return read_plan_shape(raw, HERE), shape_from_config(raw, HERE)
+
+
+def name_of(config: dict[str, Any]) -> str:
+    return str(config["architectures"][0])
+
+
+# --- the plan's reading and the worker's ---------------------------------------------------------
+
+def test_every_architecture_that_is_served_can_be_planned() -> None:
+    assert set(ARCHITECTURES) <= set(READERS)
+    assert set(ARCHITECTURES) == {name_of(config) for config in CONFIGS}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+def test_plan_and_worker_read_the_same(config: dict[str, Any]) -> None:
+    ours, theirs = both(config)
+    assert ours.groups == tuple((group.window, len(group.layers)) for group in theirs.groups)
+    assert (ours.kv_heads, ours.head_dim) == (theirs.kv_heads, theirs.head_dim)
+    assert ours.max_model_len == theirs.max_model_len
+    assert DTYPES[ours.dtype] is theirs.dtype
+    assert (ours.recurrent is None) == (theirs.state is None)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+def test_weights_are_those_the_worker_reads(config: dict[str, Any]) -> None:
+    ours, theirs = both(config)
+    wants = wanted_tensors(theirs)
+    assert parameters(ours) == sum(math.prod(want.shape) for want in wants)
+    assert weight_bytes(ours) == sum(
+        math.prod(want.shape) * (4 if want.wide else ours.itemsize) for want in wants)
+
+
+def test_weights_of_the_27b_shape() -> None:
+    raw = json.loads(BIG.read_text())
+    ours, theirs = read_plan_shape(raw, BIG), shape_from_config(raw, BIG)
+    wants = sum(math.prod(want.shape) for want in wanted_tensors(theirs))
+    assert parameters(ours) == wants
+    layer = (5120 * (2 * 24 + 2 * 4) * 256 + 24 * 256 * 5120 + 2 * 256 + 2 * 5120
+             + 3 * 5120 * 17408)
+    assert parameters(ours, mtp=True) - wants == layer + 2 * 5120**2 + 3 * 5120
+    half = weight_bytes(ours.split(2), mtp=True)
+    assert weight_bytes(ours, mtp=True) / 2 < half < weight_bytes(ours, mtp=True) / 2 + (4 << 20)
+
+
+def test_tables_take_what_they_say() -> None:
+    tables = Tables(transport(CPU), 5, page_table_width(512, 16), 16, 199, 512, 2)
+    arrays = [tables.last_token, tables.seq_len, tables.ended, tables.record, tables.eos,
+              *tables.pages]
+    assert table_bytes(5, 512, 16, 2) == sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+@pytest.mark.parametrize("demand", [
+    Demand(3, 4, 64, checkpoints=0), Demand(2, 16, 32, state_dtype="bfloat16", checkpoints=5),
+    Demand(4, 1, 64, kv_dtype="float16"), Demand(3, 8, 64, max_total_tokens=200)])
+def test_the_plan_is_what_torch_allocates(config: dict[str, Any], demand: Demand) -> None:
+    ours, theirs = both(config)
+    plan = make_plan(ours, demand, 3 << 20)
+    dtype = theirs.dtype if demand.kv_dtype == "auto" else DTYPES[demand.kv_dtype]
+    pools = make_pools(theirs, [pool.pages for pool in plan.pools], demand.page_size, dtype, CPU)
+    assert [pool.bytes for pool in pools] == [pool.bytes for pool in plan.pools]
+    used = sum(pool.bytes for pool in pools)
+    if theirs.state is not None:
+        states = StatePool(theirs.state, len(theirs.recurrent), plan.slots, plan.checkpoints,
+                           DTYPES[demand.state_dtype], theirs.dtype, CPU)
+        assert states.layers[0].state.shape[0] == plan.state_rows
+        used += states.bytes
+    assert used == plan.used
+
+
+# --- laws ----------------------------------------------------------------------------------------
+
+@st.composite
+def shapes(draw: st.DrawFn) -> PlanShape:
+    number = st.integers(1, 6)
+    windows = draw(st.lists(st.sampled_from([0, 0, 7, 64, 1024]), min_size=1, max_size=5))
+    recurrent = draw(st.none() | st.builds(
+        Recurrent, st.just("GatedDeltaNet"), number, number, number, number, number, st.just(2),
+        st.integers(2, 5), st.just(2)))
+    return PlanShape(
+        "Any", draw(st.sampled_from(["float32", "bfloat16"])), 100, 32,
+        len(windows) + (recurrent.layers if recurrent else 0), 4, draw(number), draw(number),
+        tuple(windows), 64, draw(st.integers(2, 5000)), False, recurrent, mtp=1)
+
+
+demands = st.builds(
+    Demand, st.integers(1, 40), st.sampled_from([1, 4, 16, 64]), st.integers(1, 600),
+    st.integers(0, 4), st.sampled_from(["auto", "fp8"]),
+    st.sampled_from(["float32", "bfloat16"]), st.integers(0, 20),
+    st.none() | st.none() | st.integers(64, 50_000))
+spares = st.integers(0, 1 << 20)
+
+
+def least(shape: PlanShape, demand: Demand) -> int:
+    """The smallest budget that can be planned for, as the error for none at all tells it."""
+    with pytest.raises(BadConfig, match="too few") as error:
+        make_plan(shape, demand, 0)
+    found = re.search(r"([0-9,]+) too few", error.value.message)
+    assert found
+    return int(found[1].replace(",", ""))
+
+
+def planned(shape: PlanShape, demand: Demand, spare: int) -> MemoryPlan:
+    """With so many bytes more than the least."""
+    return make_plan(shape, demand, least(shape, demand) + spare)
+
+
+@settings(deadline=None)
+@given(shapes(), demands)
+def test_what_is_missing_is_missing_exactly(shape: PlanShape, demand: Demand) -> None:
+    enough = least(shape, demand)
+    make_plan(shape, demand, enough)
+    with pytest.raises(BadConfig, match=" are 1 too few"):
+        make_plan(shape, demand, enough - 1)
+
+
+@settings(deadline=None, max_examples=200)
+@given(shapes(), demands, spares, st.booleans())
+def test_no_byte_is_unaccounted_for(shape: PlanShape, demand: Demand, spare: int,
+                                    automatic: bool) -> None:
+    budget = least(shape, demand) + spare
+    plan = make_plan(shape, demand, budget)
+    if automatic:
+        budget *= 2
+        plan = make_plan(shape, demand._replace(checkpoints=None), budget)
+    assert sum(line.bytes for line in plan.lines) == budget
+    assert all(line.bytes == line.number * line.each >= 0 for line in plan.lines)
+    states = plan.state_rows * plan.state.checkpoint
+    states += plan.slots * plan.state.window if shape.recurrent else 0
+    assert plan.used == states + sum(pool.bytes for pool in plan.pools) <= budget
+    if automatic and shape.recurrent:
+        assert plan.checkpoints * plan.state.checkpoint <= budget / 16
+
+
+@settings(deadline=None, max_examples=200)
+@given(shapes(), demands, spares, st.integers(0, 1 << 22))
+def test_more_memory_never_holds_less(shape: PlanShape, demand: Demand, spare: int,
+                                      more: int) -> None:
+    less, plenty = planned(shape, demand, spare), planned(shape, demand, spare + more)
+    assert less.token_capacity <= plenty.token_capacity
+    assert less.one_sequence <= plenty.one_sequence
+    assert all(a.pages <= b.pages for a, b in zip(less.pools, plenty.pools, strict=True))
+
+
+@settings(deadline=None, max_examples=200)
+@given(shapes(), demands, spares)
+def test_nothing_more_to_hold_makes_room_for_tokens(
+        shape: PlanShape, demand: Demand, spare: int) -> None:
+    """Where memory is the limit; where each sequence can have its full length, more sequences are
+    more tokens."""
+    plan = planned(shape, demand, spare)
+    if plan.limited_by != "memory":
+        return
+    for change in changes(plan):
+        if change.name in ("one more request", "one more checkpoint"):
+            assert (change.token_capacity or 0) <= plan.token_capacity
+        elif change.name == "bfloat16 states":
+            assert (change.token_capacity or 0) >= plan.token_capacity
+
+
+@settings(deadline=None, max_examples=200)
+@given(shapes(), demands, spares, st.data())
+def test_the_capacity_holds_in_whatever_lengths(
+        shape: PlanShape, demand: Demand, spare: int, data: st.DataObject) -> None:
+    plan = planned(shape, demand, spare)
+    n, p, most = demand.max_num_seqs, demand.page_size, shape.max_model_len
+    tokens = plan.token_capacity
+    assert tokens == 0 or n <= tokens <= n * most
+    if not tokens or tokens == n * most:
+        return
+    pages, size = plan.lead.pages - 1, sizes(plan.shape, demand)
+    cuts = sorted(data.draw(st.lists(st.integers(0, tokens), min_size=n - 1, max_size=n - 1)))
+    lengths = [b - a for a, b in zip([0, *cuts], [*cuts, tokens], strict=True)]
+    assert sum(-(-length // p) for length in lengths) <= pages
+    for pool in plan.pools:
+        assert pool.pages - 1 >= min(pages, size.all(pool.window))
+    worst = [1] * (n - 1) + [tokens + 1 - (n - 1)]
+    assert sum(-(-length // p) for length in worst) > pages, "one token more need not fit"
+
+
+@given(st.sampled_from([1, 2, 4]), demands, spares)
+def test_gpus_share_states_and_heads(tp: int, demand: Demand, spare: int) -> None:
+    shape = read_plan_shape({**SMALL, **DELTA, "architectures": ["Qwen3_5ForCausalLM"],
+                             "mtp_num_hidden_layers": 1}, HERE)
+    whole, part = planned(shape, demand, spare), planned(shape.split(tp), demand, spare)
+    assert part.state.state * tp == whole.state.state
+    assert part.token_bytes * min(tp, 2) == whole.token_bytes, "two kv heads cannot be four"
+    assert replace(part.shape, tp=1).windows == whole.shape.windows
