@@ -1,11 +1,37 @@
 /* Element by element: norms, activation, rotation. */
 #include "common.h"
 
+#ifdef __AVX512BF16__
+INLINE __m512 wide_16(const bf16 *x, __mmask16 some) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, x)), 16));
+}
+
+INLINE __m512 all_16(const bf16 *x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x)), 16));
+}
+
+INLINE void put_16(bf16 *y, __m512 v) {
+    _mm256_storeu_si256((__m256i *)y, (__m256i)_mm512_cvtneps_pbh(v));
+}
+#endif
+
 int actorium_version(void) { return 1; }
 
 INLINE float inverse_rms(const bf16 *x, int n, float eps) {
     float sum = 0;
-    for (int i = 0; i < n; i++) sum += wide(x[i]) * wide(x[i]);
+    int i = 0;
+#ifdef __AVX512BF16__
+    __m512 a = _mm512_setzero_ps(), b = a; /* two chains: an addition takes 4 cycles */
+    for (; i + 32 <= n; i += 32) {
+        __m512 v = all_16(x + i), u = all_16(x + i + 16);
+        a = _mm512_fmadd_ps(v, v, a);
+        b = _mm512_fmadd_ps(u, u, b);
+    }
+    sum = _mm512_reduce_add_ps(_mm512_add_ps(a, b));
+#endif
+    for (; i < n; i++) sum += wide(x[i]) * wide(x[i]);
     return 1.0f / sqrtf(sum / n + eps);
 }
 
@@ -15,16 +41,19 @@ void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, floa
         const bf16 *in = x + t * dim;
         bf16 *out = y + t * dim;
         float r = inverse_rms(in, dim, eps);
+#ifdef __AVX512BF16__
+        __m512 scale = _mm512_set1_ps(r);
+        for (int i = 0; i < dim; i += 16) {
+            __mmask16 some = dim - i < 16 ? (__mmask16)((1 << (dim - i)) - 1) : 0xffff;
+            __m512 v = _mm512_mul_ps(_mm512_mul_ps(wide_16(in + i, some), scale),
+                                     wide_16(w + i, some));
+            _mm256_mask_storeu_epi16(out + i, some, (__m256i)_mm512_cvtneps_pbh(v));
+        }
+#else
         for (int i = 0; i < dim; i++) out[i] = narrow(wide(in[i]) * r * wide(w[i]));
+#endif
     }
 }
-
-#ifdef __AVX512BF16__
-INLINE __m512 wide_16(const bf16 *x, __mmask16 some) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(
-        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, x)), 16));
-}
-#endif
 
 INLINE float sigmoid(float x) {
     float e = exp_neg(-fabsf(x));
@@ -80,14 +109,63 @@ INLINE void turn(bf16 *x, const bf16 *w, const bf16 *table, int dim, float eps) 
     }
 }
 
+#ifdef __AVX512BF16__
+/* The same for a known dim, at most 128: all of a head in registers. table: floats. */
+INLINE void turn_fixed(bf16 *x, const bf16 *w, const float *table, const int dim, float eps) {
+    __m512 v[8], sum = _mm512_setzero_ps();
+    const int n = dim / 16;
+    for (int i = 0; i < n; i++) {
+        v[i] = all_16(x + 16 * i);
+        sum = _mm512_fmadd_ps(v[i], v[i], sum);
+    }
+    if (w) {
+        __m512 r = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(sum) / dim + eps));
+        for (int i = 0; i < n; i++)
+            v[i] = _mm512_mul_ps(_mm512_mul_ps(v[i], r), all_16(w + 16 * i));
+    }
+    for (int i = 0; i < n / 2; i++) {
+        const float *cos = table + 16 * i, *sin = cos + dim;
+        __m512 lo = v[i], hi = v[i + n / 2];
+        put_16(x + 16 * i, _mm512_fmadd_ps(lo, _mm512_loadu_ps(cos),
+                                           _mm512_mul_ps(hi, _mm512_loadu_ps(sin))));
+        put_16(x + 16 * i + dim / 2,
+               _mm512_fmadd_ps(hi, _mm512_loadu_ps(cos + dim / 2),
+                               _mm512_mul_ps(lo, _mm512_loadu_ps(sin + dim / 2))));
+    }
+}
+
+INLINE void turn_heads(bf16 *row, const bf16 *w, const bf16 *turns, int heads, const int dim,
+                       float eps) {
+    float table[2 * 128];
+    for (int i = 0; i < 2 * dim; i += 16) _mm512_storeu_ps(table + i, all_16(turns + i));
+    for (int h = 0; h < heads; h++)
+        turn_fixed(row + h * dim, w ? w + h * dim : 0, table, dim, eps);
+}
+#endif
+
+/* Norm and rotate the heads of a row. */
+INLINE void turn_row(bf16 *row, const bf16 *w, const bf16 *turns, int heads, int dim, float eps) {
+#ifdef __AVX512BF16__
+    if (dim == 128) {
+        turn_heads(row, w, turns, heads, 128, eps);
+        return;
+    }
+    if (dim == 64) {
+        turn_heads(row, w, turns, heads, 64, eps);
+        return;
+    }
+#endif
+    for (int h = 0; h < heads; h++)
+        turn(row + h * dim, w ? w + h * dim : 0, turns, dim, eps);
+}
+
 void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, bf16 *pages, const int64_t *index,
                   int64_t rows, int heads, int kv_heads, int dim, float eps, int threads) {
     int64_t width = (int64_t)(heads + 2 * kv_heads) * dim, kv = (int64_t)2 * kv_heads * dim;
 #pragma omp parallel for num_threads(threads) if (rows * width > 16384)
     for (int64_t t = 0; t < rows; t++) {
         bf16 *row = qkv + t * width;
-        for (int h = 0; h < heads + kv_heads; h++)
-            turn(row + h * dim, w ? w + h * dim : 0, turns + t * 2 * dim, dim, eps);
+        turn_row(row, w, turns + t * 2 * dim, heads + kv_heads, dim, eps);
         memcpy(pages + index[t] * kv, row + heads * dim, kv * sizeof(bf16));
     }
 }
