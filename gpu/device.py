@@ -16,11 +16,13 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
 from actorium.actors.models import resolve
 from actorium.actors.params import Resolved
-from actorium.gpu.memory import GroupSize, Sizes, device_budget, pool_pages
+from actorium.gpu.memory import device_budget, page_table_width
 from actorium.gpu.models.registry import Model, load_model
-from actorium.gpu.pools import make_pools, page_bytes
+from actorium.gpu.plan.memory import MemoryPlan, demand_of, make_plan
+from actorium.gpu.plan.shape import read_plan_shape
+from actorium.gpu.pools import make_pools
 from actorium.gpu.runner import Runner
-from actorium.gpu.shape import DTYPES, ModelShape
+from actorium.gpu.shape import DTYPES, ModelShape, read_json
 from actorium.gpu.staging import transport
 from actorium.gpu.states import StatePool
 from actorium.gpu.tables import Tables
@@ -102,37 +104,49 @@ def kv_dtype(config: Config, shape: ModelShape) -> torch.dtype:
     return DTYPES.get(config.memory.kv_cache_dtype, shape.dtype)
 
 
-def make_states(config: Config, shape: ModelShape, slots: int,
+def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
                 device: torch.device) -> StatePool | None:
     """The state pool of a model with recurrent layers."""
     if shape.state is None:
         return None
-    return StatePool(shape.state, len(shape.recurrent), slots, config.memory.checkpoints or 0,
+    return StatePool(shape.state, len(shape.recurrent), slots, checkpoints,
                      DTYPES[config.memory.state_dtype], shape.dtype, device)
 
 
 def _allocate(config: Config, model: Model, device: torch.device) -> Runner:
+    """A runner with what the memory plan gives it."""
     shape = model.shape
     size, dtype = config.memory.page_size, kv_dtype(config, shape)
-    sizes = Sizes(size, config.scheduler.max_num_seqs, shape.max_model_len,
-                  config.scheduler.max_num_batched_tokens)
-    tables = Tables(transport(device), sizes.sequences + 1, sizes.longest, size, shape.vocab_size,
-                    shape.max_model_len, len(shape.groups))
+    slots = config.scheduler.max_num_seqs + 1
+    tables = Tables(transport(device), slots, page_table_width(shape.max_model_len, size), size,
+                    shape.vocab_size, shape.max_model_len, len(shape.groups))
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
-    runner = Runner(model, sinks, tables, make_states(config, shape, tables.slots, device))
+    runner = Runner(model, sinks, tables, make_states(config, shape, slots, 0, device))
     if device.type == "cuda":
-        budget = _cuda_budget(config, runner, device)
+        plan = plan_caches(config, _cuda_budget(config, runner, device), "memory_fraction")
     else:
-        budget = config.memory.kv_cache_bytes
-    groups = [GroupSize(group.window, page_bytes(shape, size, dtype, len(group.layers)))
-              for group in shape.groups]
-    pages = pool_pages(groups, sizes, budget, config.memory.max_total_tokens)
-    runner.pools = make_pools(shape, pages, size, dtype, device)
+        plan = plan_caches(config, config.memory.kv_cache_bytes, "kv_cache_bytes")
+    runner.pools = make_pools(shape, [pool.pages for pool in plan.pools], size, dtype, device)
+    if plan.checkpoints:
+        runner.states = None
+        runner.states = make_states(config, shape, slots, plan.checkpoints, device)
     return runner
 
 
+def plan_caches(config: Config, budget: int, name: str) -> MemoryPlan:
+    """What `actorium plan` prints for this model and so many bytes; name: of their setting.
+
+    Raises `BadModel` and `BadConfig`.
+    """
+    where = resolve(config.model.model) / "config.json"
+    shape = read_plan_shape(read_json(where), where, config.model.dtype,
+                            config.model.max_model_len)
+    return make_plan(shape, demand_of(config), budget, name)
+
+
 def _cuda_budget(config: Config, runner: Runner, device: torch.device) -> int:
-    """Bytes for pages: the largest step is run once, on the sink page, to see what it takes."""
+    """Bytes for states and pages: the largest step is run, on the sink page, to see what it takes.
+    The live states are there already."""
     rehearse(runner, config.scheduler.max_num_batched_tokens)
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
@@ -142,7 +156,8 @@ def _cuda_budget(config: Config, runner: Runner, device: torch.device) -> int:
     workspace = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return device_budget(config.memory.memory_fraction, total, total - free, workspace)
+    held = runner.states.bytes if runner.states else 0
+    return device_budget(config.memory.memory_fraction, total, total - free - held, workspace)
 
 
 def rehearse(runner: Runner, tokens: int) -> None:

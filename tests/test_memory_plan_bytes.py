@@ -14,7 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actorium.actors.config import (
+    Config,
+    DeviceConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from actorium.actors.errors import BadConfig
+from actorium.gpu.device import open_device
 from actorium.gpu.memory import page_table_width
 from actorium.gpu.models.registry import ARCHITECTURES, wanted_tensors
 from actorium.gpu.plan.memory import Demand, MemoryPlan, changes, make_plan, sizes
@@ -25,6 +33,7 @@ from actorium.gpu.shape import DTYPES, ModelShape, shape_from_config
 from actorium.gpu.staging import transport
 from actorium.gpu.states import StatePool
 from actorium.gpu.tables import Tables
+from actorium.tools.cli import main
 
 CPU = torch.device("cpu")
 HERE = Path("config.json")
@@ -253,3 +262,40 @@ def test_gpus_share_states_and_heads(tp: int, demand: Demand, spare: int) -> Non
     assert part.state.state * tp == whole.state.state
     assert part.token_bytes * min(tp, 2) == whole.token_bytes, "two kv heads cannot be four"
     assert replace(part.shape, tp=1).windows == whole.shape.windows
+
+
+# --- the worker ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("checkpoints", [None, 0, 7])
+def test_the_worker_allocates_what_the_command_prints(
+        checkpoints: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = {**SMALL, **DELTA, "architectures": ["Qwen3_5ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = Config(
+        model=ModelConfig(model=str(tmp_path), load_format="dummy"),
+        memory=MemoryConfig(kv_cache_bytes=300_000, page_size=4, checkpoints=checkpoints),
+        scheduler=SchedulerConfig(max_num_seqs=3), device=DeviceConfig(device="cpu", threads=1))
+    opened = open_device(config, 1, lambda phase, detail: None, {})
+    argv = ["plan", str(tmp_path), "--memory", "300000", "--page-size", "4", "--max-num-seqs", "3"]
+    argv += ["--checkpoints", str(checkpoints)] if checkpoints is not None else []
+    assert main([*argv, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    states = opened.runner.states
+    assert states is not None
+    assert sum(pool.bytes for pool in opened.runner.pools) + states.bytes == plan["used"]
+    assert [group.pages for group in opened.ready.groups] == [
+        pool["pages"] for pool in plan["pools"]]
+    assert opened.ready.checkpoints == plan["checkpoints"] == (
+        3 if checkpoints is None else checkpoints)
+    assert plan["limited_by"] == "memory"
+
+
+def test_a_worker_without_room_says_what_is_missing(tmp_path: Path) -> None:
+    raw = {**SMALL, **DELTA, "architectures": ["Qwen3_5ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = Config(model=ModelConfig(model=str(tmp_path), load_format="dummy"),
+                    memory=MemoryConfig(kv_cache_bytes=1 << 17),
+                    device=DeviceConfig(device="cpu", threads=1))
+    with pytest.raises(BadConfig, match="^kv_cache_bytes: 131,072 bytes are .* too few: .* for "
+                       "the states of 256 sequences"):
+        open_device(config, 1, lambda phase, detail: None, {})

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig
 from actorium.gpu.memory import GroupSize, Sizes, pool_pages
 from actorium.gpu.plan.shape import BYTES, PlanShape
@@ -218,10 +219,20 @@ class MemoryPlan:
         return "memory"
 
 
-def make_plan(shape: PlanShape, demand: Demand, budget: int) -> MemoryPlan:
+def demand_of(config: Config) -> Demand:
+    """What an engine with this configuration asks of its worker."""
+    memory, scheduler = config.memory, config.scheduler
+    reuse = memory.prefix_cache and memory.checkpoint_policy != "none"
+    return Demand(scheduler.max_num_seqs, memory.page_size, scheduler.max_num_batched_tokens, 0,
+                  memory.kv_cache_dtype, memory.state_dtype, memory.checkpoints if reuse else 0,
+                  memory.max_total_tokens)
+
+
+def make_plan(shape: PlanShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:
     """The plan for `budget` bytes on a GPU that holds `shape` (see `PlanShape.split`).
 
-    Raises `BadConfig` with what is missing when the budget holds neither the states nor one page.
+    Raises `BadConfig` with what is missing when the budget, which errors call `name`, does not
+    hold the states and the fewest pages.
     """
     shape = as_served(shape, demand)
     state = state_bytes(shape, demand)
@@ -234,7 +245,7 @@ def make_plan(shape: PlanShape, demand: Demand, budget: int) -> MemoryPlan:
     if shape.recurrent is not None:
         fixed = (demand.max_num_seqs + 1) * sum(state) + checkpoints * state.checkpoint
     groups = _groups(shape, demand)
-    _check(shape, demand, budget, fixed, checkpoints * state.checkpoint, groups)
+    _check(shape, demand, budget, name, fixed, checkpoints * state.checkpoint, groups)
     pages = pool_pages([GroupSize(pool.window, pool.page_bytes) for pool in groups],
                        sizes(shape, demand), budget - fixed, demand.max_total_tokens)
     pools = tuple(pool._replace(pages=own) for pool, own in zip(groups, pages, strict=True))
@@ -303,7 +314,7 @@ def _groups(shape: PlanShape, demand: Demand) -> list[Pool]:
     return pools
 
 
-def _check(shape: PlanShape, demand: Demand, budget: int, fixed: int, checkpoints: int,
+def _check(shape: PlanShape, demand: Demand, budget: int, name: str, fixed: int, checkpoints: int,
            groups: Sequence[Pool]) -> None:
     """Raise `BadConfig` when not even the least number of pages fits beside the states."""
     size = sizes(shape, demand)
@@ -316,8 +327,8 @@ def _check(shape: PlanShape, demand: Demand, budget: int, fixed: int, checkpoint
     if fixed:
         parts = [f"{fixed - checkpoints:,} for the states of {demand.max_num_seqs} sequences",
                  *([f"{checkpoints:,} for checkpoints"] if checkpoints else []), *parts]
-    raise BadConfig(f"memory: {max(budget, 0):,} bytes are {fixed + pages - budget:,} too few: "
-                    f"{', '.join(parts)}", "memory")
+    raise BadConfig(f"{name}: {max(budget, 0):,} bytes are {fixed + pages - budget:,} too few: "
+                    f"{', '.join(parts)}", name)
 
 
 # --- what a change would do ----------------------------------------------------------------------

@@ -16,7 +16,7 @@ from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.gpu.memory import device_budget
 from actorium.gpu.plan import checkpoint, weights
-from actorium.gpu.plan.memory import Demand, MemoryPlan, as_served, make_plan
+from actorium.gpu.plan.memory import Demand, MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.shape import BYTES, PlanShape, read_plan_shape
 from actorium.tools.cli import plan_report
 from actorium.tools.cli.flags import Parsed, parse
@@ -90,14 +90,7 @@ def _report(parsed: Parsed[PlanOptions]) -> Report:
     part = as_served(shape.split(tp), demand)
     outside = _outside(part, demand, config, _weights(options, part, raw, where))
     budget, source = _budget(parsed, outside)
-    try:
-        plan = make_plan(part, demand, budget)
-    except BadConfig as error:
-        if error.param != "memory":
-            raise
-        flag = f"--{source.rpartition('--')[2].split()[0]}"
-        what = error.message.removeprefix("memory: ")
-        raise BadConfig(f"{flag}: {what}", flag.removeprefix("--")) from None
+    plan = make_plan(part, demand, budget, f"--{source.rpartition('--')[2].split()[0]}")
     notes = _notes(plan, config, options, raw.get("quantization_config") is not None)
     return Report(config.model.model or "demo model", plan, outside, source, notes)
 
@@ -119,13 +112,7 @@ def _demand(parsed: Parsed[PlanOptions]) -> Demand:
     if kv != "auto" and kv not in BYTES:
         raise BadConfig(f"--kv-cache-dtype: must be one of auto, {', '.join(BYTES)}, got {kv!r}",
                         "kv_cache_dtype")
-    checkpoints = config.memory.checkpoints
-    if not config.memory.prefix_cache or config.memory.checkpoint_policy == "none":
-        checkpoints = 0
-    return Demand(
-        config.scheduler.max_num_seqs, config.memory.page_size,
-        config.scheduler.max_num_batched_tokens, _drafts(options.speculative), kv,
-        config.memory.state_dtype, checkpoints, config.memory.max_total_tokens)
+    return demand_of(config)._replace(drafts=_drafts(options.speculative), kv_dtype=kv)
 
 
 def _drafts(text: str | None) -> int:
