@@ -273,10 +273,10 @@ def test_the_worker_allocates_what_the_command_prints(
     (tmp_path / "config.json").write_text(json.dumps(raw))
     config = Config(
         model=ModelConfig(model=str(tmp_path), load_format="dummy"),
-        memory=MemoryConfig(kv_cache_bytes=300_000, page_size=4, checkpoints=checkpoints),
+        memory=MemoryConfig(kv_cache_bytes=150_000, page_size=4, checkpoints=checkpoints),
         scheduler=SchedulerConfig(max_num_seqs=3), device=DeviceConfig(device="cpu", threads=1))
     opened = open_device(config, 1, lambda phase, detail: None, {})
-    argv = ["plan", str(tmp_path), "--memory", "300000", "--page-size", "4", "--max-num-seqs", "3"]
+    argv = ["plan", str(tmp_path), "--memory", "150000", "--page-size", "4", "--max-num-seqs", "3"]
     argv += ["--checkpoints", str(checkpoints)] if checkpoints is not None else []
     assert main([*argv, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -286,7 +286,7 @@ def test_the_worker_allocates_what_the_command_prints(
     assert [group.pages for group in opened.ready.groups] == [
         pool["pages"] for pool in plan["pools"]]
     assert opened.ready.checkpoints == plan["checkpoints"] == (
-        3 if checkpoints is None else checkpoints)
+        1 if checkpoints is None else checkpoints)
     assert plan["limited_by"] == "memory"
 
 
