@@ -130,6 +130,14 @@ def test_the_command_answers_at_once_and_without_torch() -> None:
     assert min(seconds) < 1.0
 
 
+def test_help_tells_both_budgets(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("--memory", "--gpu-memory", "--tp", "--checkpoints"))
+
+
 def test_the_whole_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(DATA), "--gpu-memory", "80GB", "-tp", "2", "--max-num-seqs", "32",
                  "--memory-fraction", "0.9", "--weights", "27e9", "--json"]) == 2
