@@ -21,8 +21,10 @@
 
 int64_t many_scratch(void) { return X_BYTES + B_BYTES + MAX_ROWS * PANEL * 4; }
 
-/* Sums that still have to be written. */
+/* Sums that still have to be written; held: where those still in tiles belong, 0 for none. */
 struct pending {
+    float *held;
+    int held_width;
     const float *sums;
     int64_t row, panel;
     int next, rows;
@@ -75,12 +77,57 @@ INLINE void finish_some(const struct job *j, struct pending *p, int count) {
     }
 }
 
-/* Sums of row tile r: tiles 2r and 2r + 1; 6: weights; 7: x. */
-#define EACH(f) \
-    f(0, 0) f(1, 0) if (width > 1) { f(2, 1) f(3, 1) } if (width > 2) { f(4, 2) f(5, 2) }
-#define ZERO_SUM(t, r) TILE_ZERO(t);
-#define LOAD_SUM(t, r) TILE_LOAD(t, sums + 256 * t, 64);
-#define STORE_SUM(t, r) TILE_STORE(t, sums + 256 * t, 64);
+/* Stores the sums still in tiles. */
+static void store_held(struct pending *p) {
+    if (!p->held) return;
+    TILE_STORE(0, p->held, 64);
+    TILE_STORE(1, p->held + 256, 64);
+    if (p->held_width > 1) {
+        TILE_STORE(2, p->held + 512, 64);
+        TILE_STORE(3, p->held + 768, 64);
+    }
+    if (p->held_width > 2) {
+        TILE_STORE(4, p->held + 1024, 64);
+        TILE_STORE(5, p->held + 1280, 64);
+    }
+    p->held = 0;
+}
+
+/* Sums of row tile r: tiles 2r and 2r + 1; 6: weights; 7: x. A group begins tile by tile: the sums
+ * of the one before go, its own come, the first product follows; six stores at a time would take
+ * as long as eight products. */
+#define DOT(t) \
+    if (first) { \
+        if (held) TILE_STORE(t, held + 256 * t, 64); \
+        if (more) TILE_LOAD(t, sums + 256 * t, 64); \
+        else TILE_ZERO(t); \
+    } \
+    TILE_DOT(t, 7, 6);
+
+INLINE void multiply(const int width, const int first, const uint8_t *x, const bf16 *w,
+                     const float *sums, int more, float *held) {
+    TILE_LOAD(6, w, 64);
+    TILE_LOAD(7, x, 64);
+    DOT(0)
+    if (width > 1) {
+        TILE_LOAD(7, x + TILE_BYTES, 64);
+        DOT(2)
+    }
+    if (width > 2) {
+        TILE_LOAD(7, x + 2 * TILE_BYTES, 64);
+        DOT(4)
+    }
+    TILE_LOAD(6, w + 512, 64);
+    if (width > 2) {
+        DOT(5)
+        TILE_LOAD(7, x + TILE_BYTES, 64);
+    }
+    if (width > 1) {
+        DOT(3)
+        TILE_LOAD(7, x, 64);
+    }
+    DOT(1)
+}
 
 /* A group of `width` row tiles x 32 columns over b; decode: b is still coded. */
 INLINE void group_block(const struct job *j, const int width, const int decode, const uint8_t *x,
@@ -90,36 +137,18 @@ INLINE void group_block(const struct job *j, const int width, const int decode, 
     const bf16 *w = b->tiles;
     if (decode)
         for (int i = 0; i < AHEAD && b->done < b->steps; i++) decode_next(b, table);
-    if (more) { EACH(LOAD_SUM) } else { EACH(ZERO_SUM) }
+    if (last->held_width != width) store_held(last);
+    multiply(width, 1, x, w, sums, more, last->held);
     for (int64_t s = 0; s < b->steps; s++, x += width * TILE_BYTES, w += BLOCK) {
-        TILE_LOAD(6, w, 64);
-        TILE_LOAD(7, x, 64);
-        TILE_DOT(0, 7, 6);
-        if (width > 1) {
-            TILE_LOAD(7, x + TILE_BYTES, 64);
-            TILE_DOT(2, 7, 6);
-        }
-        if (width > 2) {
-            TILE_LOAD(7, x + 2 * TILE_BYTES, 64);
-            TILE_DOT(4, 7, 6);
-        }
-        TILE_LOAD(6, w + 512, 64);
-        if (width > 2) {
-            TILE_DOT(5, 7, 6);
-            TILE_LOAD(7, x + TILE_BYTES, 64);
-        }
-        if (width > 1) {
-            TILE_DOT(3, 7, 6);
-            TILE_LOAD(7, x, 64);
-        }
-        TILE_DOT(1, 7, 6);
+        if (s) multiply(width, 0, x, w, 0, 0, 0);
         if (decode && b->done < b->steps) decode_next(b, table);
         if (!decode)
             for (int i = 0; i < b->lines; i++, b->fetch += 64)
                 _mm_prefetch((const char *)b->fetch, _MM_HINT_T1);
         finish_some(j, last, finish);
     }
-    EACH(STORE_SUM)
+    last->held = sums;
+    last->held_width = width;
 }
 
 INLINE void group_rows(const struct job *j, int64_t width, const int decode, const uint8_t *x,
@@ -159,7 +188,7 @@ static void panel_rows(const struct job *j, int64_t panel, int64_t row0, int64_t
             else group_rows(j, width, 0, from, &b, at, first > 0, last);
             finish_some(j, last, GROUP);
             if (first + chunk >= steps)
-                *last = (struct pending){at, row0 + 16 * t, panel, 0,
+                *last = (struct pending){at, (int)width, at, row0 + 16 * t, panel, 0,
                                          (int)(left < GROUP ? left : GROUP)};
         }
     }
@@ -179,6 +208,7 @@ void product_many(const struct job *j, int64_t row0, int64_t row1, int64_t from,
         struct pending last = {0};
         arrange(j, row0, rows, chunk, scratch);
         for (int64_t p = from; p < to; p++) panel_rows(j, p, row0, rows, chunk, scratch, &last);
+        store_held(&last);
         finish_some(j, &last, GROUP);
         row0 += rows;
     }
