@@ -8,114 +8,19 @@
 #include "common.h"
 #ifdef __AMX_BF16__
 #include "amx.h"
+#include "extend_pack.h"
 #include <stdlib.h>
+#include <sys/mman.h>
+
 #define TILE_STREAM(t, at, stride) \
     __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t \
                      : : "r"((const void *)(at)), "r"((long)(stride)) : "memory")
-#include <sys/mman.h>
-
-#define COLS 32                   /* queries per round: two tiles */
-#define KEYS 128                  /* keys per round of the online softmax */
-#define PACKED (1 << 18)          /* elements of the keys packed at once: with the values, 1 MB */
-#define MAX_COLUMNS 4096          /* of a task: bounds its sums and outputs to some megabytes */
-#define TILE 512                  /* elements of a bf16 tile */
-#define SLACK 8.0f                /* how far, in bits, scores may pass the maximum subtracted */
-
-struct row { int64_t table, first, start, count; };
-
-struct call {
-    const bf16 *q, *pages;
-    bf16 *out;
-    int64_t q_stride;
-    int heads, kv_heads, dim, page_bits, window;
-    float scale; /* of scores, in bits */
-};
-
-/* What a thread works on; all in one aligned piece that grows and stays. */
-struct scratch {
-    bf16 *keys, *values, *query, *weights;
-    float *scores, *state;
-};
-
-static const bf16 zeros[MAX_DIM] __attribute__((aligned(64)));
-
-/* 16 x 16 elements of 32 bits. */
-INLINE void transpose(__m512i r[16]) {
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 4) {
-        __m512i a = _mm512_unpacklo_epi32(r[i], r[i + 1]), b = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-        __m512i c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]);
-        __m512i d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
-        t[i] = _mm512_unpacklo_epi64(a, c), t[i + 1] = _mm512_unpackhi_epi64(a, c);
-        t[i + 2] = _mm512_unpacklo_epi64(b, d), t[i + 3] = _mm512_unpackhi_epi64(b, d);
-    }
-    for (int i = 0; i < 4; i++) {
-        __m512i a = _mm512_shuffle_i32x4(t[i], t[i + 4], 0x88);
-        __m512i b = _mm512_shuffle_i32x4(t[i], t[i + 4], 0xdd);
-        __m512i c = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0x88);
-        __m512i d = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xdd);
-        r[i] = _mm512_shuffle_i32x4(a, c, 0x88), r[i + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
-        r[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88), r[i + 12] = _mm512_shuffle_i32x4(b, d, 0xdd);
-    }
-}
-
-/* Keys and values of 32 tokens of one head into tiles: keys [dim / 32][2][16 keys][32], values
- * [dim / 32] x `step` elements, each [2][16 dims][32 keys]. */
-INLINE void pack_tokens(const bf16 *const at[32], int apart, int dim, bf16 *keys, bf16 *values,
-                        int64_t step) {
-    for (int d = 0; d < dim; d += 32) {
-        for (int i = 0; i < 32; i++)
-            _mm512_store_si512(keys + (d * 2 + (i >> 4) * 32) * 16 + (i & 15) * 32,
-                               _mm512_loadu_si512(at[i] + d));
-        __m512i lo[16], hi[16];
-        for (int i = 0; i < 16; i++) {
-            const bf16 *a = at[2 * i], *b = at[2 * i + 1];
-            __m512i x = _mm512_loadu_si512((a == zeros ? a : a + apart) + d);
-            __m512i y = _mm512_loadu_si512((b == zeros ? b : b + apart) + d);
-            lo[i] = _mm512_unpacklo_epi16(x, y), hi[i] = _mm512_unpackhi_epi16(x, y);
-        }
-        transpose(lo), transpose(hi);
-        bf16 *tile = values + d / 32 * step;
-        for (int i = 0; i < 16; i++) {
-            int place = (i >> 2) * 8 + (i & 3);
-            _mm512_store_si512(tile + place * 32, lo[i]);
-            _mm512_store_si512(tile + (place + 4) * 32, hi[i]);
-        }
-    }
-}
-
-/* Packs tokens begin..end; those before `low`, and those up to a whole number of tiles after `end`,
- * as zeros: what lies in their places is not read. */
-static void pack(const struct call *c, const struct row *row, int k, int64_t begin, int64_t end,
-                 int64_t low, struct scratch *s) {
-    int64_t stride = (int64_t)2 * c->kv_heads * c->dim, inside = (1 << c->page_bits) - 1;
-    const int32_t *table = (const int32_t *)row->table;
-    for (int64_t j = begin; j < end; j += 32) {
-        const bf16 *at[32];
-        for (int i = 0; i < 32; i++) {
-            int64_t p = j + i;
-            at[i] = p < low || p >= end ? zeros
-                : c->pages + (((int64_t)table[p >> c->page_bits] << c->page_bits) + (p & inside))
-                    * stride + k * c->dim;
-        }
-        int64_t in = j - begin, block = in / KEYS, part = in % KEYS / 32;
-        pack_tokens(at, c->kv_heads * c->dim, c->dim, s->keys + in * c->dim,
-                    s->values + block * KEYS * c->dim + part * 2 * TILE, KEYS * 32);
-    }
-}
-
-/* Queries of 16 columns into tiles [dim / 32][16 pairs of dims][16 columns]. */
-INLINE void pack_queries(const bf16 *const at[16], int dim, bf16 *query) {
-    for (int d = 0; d < dim; d += 32) {
-        __m512i r[16];
-        for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(at[i] + d);
-        transpose(r);
-        for (int i = 0; i < 16; i++) _mm512_store_si512(query + d * 16 + i * 32, r[i]);
-    }
-}
 
 /* Scores, as they become weights: the columns' scale, the maximum subtracted, the sum so far. */
 struct weighing { __m512 scale, top[2], sum[2]; };
+
+/* Pairs of a round's keys that are still scores, to be weights between other work. */
+struct rest { const float *scores; bf16 *weights; int next, end, share; };
 
 /* Pairs of keys first..end of 32 to weights 2**(score * scale - top), bf16, side by side. */
 INLINE void weigh(const float *scores, bf16 *weights, int first, int end, struct weighing *to, int w) {
@@ -131,10 +36,18 @@ INLINE void weigh(const float *scores, bf16 *weights, int first, int end, struct
     }
 }
 
-/* Scores of 32 keys and 16 or 32 columns: [2][KEYS][16]. With `to`, the scores that were there
+/* Up to `many` more pairs of a round to weights. */
+INLINE void weigh_some(struct rest *r, struct weighing *to, int many, int two) {
+    int end = r->next + many < r->end ? r->next + many : r->end;
+    for (; r->next < end; r->next++)
+        for (int w = 0; w <= two; w++)
+            weigh(r->scores, r->weights, r->next, r->next + 1, to, w);
+}
+
+/* Scores of 32 keys and 16 or 32 columns: [2][KEYS][16]. With `rest`, the scores that were there
  * become weights meanwhile: tiles and vectors are different units of the processor. */
-INLINE void score(const bf16 *keys, const bf16 *query, float *scores, bf16 *weights, int dim,
-                  int two, struct weighing *to) {
+INLINE void score(const bf16 *keys, const bf16 *query, float *scores, int dim, int two,
+                  struct rest *rest, struct weighing *to) {
     TILE_ZERO(0); TILE_ZERO(1);
     if (two) { TILE_ZERO(2); TILE_ZERO(3); }
     for (int d = 0; d < dim; d += 32) {
@@ -148,9 +61,7 @@ INLINE void score(const bf16 *keys, const bf16 *query, float *scores, bf16 *weig
             TILE_DOT(2, 4, 7);
             TILE_DOT(3, 5, 7);
         }
-        if (to)
-            for (int w = 0; w <= two; w++)
-                weigh(scores, weights, 16 * d / dim, 16 * (d + 32) / dim, to, w);
+        if (rest) weigh_some(rest, to, rest->share, two);
     }
     TILE_STORE(0, scores, 64); TILE_STORE(1, scores + 256, 64);
     if (two) { TILE_STORE(2, scores + KEYS * 16, 64); TILE_STORE(3, scores + KEYS * 16 + 256, 64); }
@@ -158,7 +69,7 @@ INLINE void score(const bf16 *keys, const bf16 *query, float *scores, bf16 *weig
 
 /* Outputs += values x weights of n keys. outputs: [dim / 32][2][2][16 dims][16]. */
 INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int n, int dim, int two,
-                   int fresh) {
+                   int fresh, struct rest *rest, struct weighing *to) {
     for (int d = 0; d < dim; d += 32) {
         float *o = outputs + d * 32;
         const bf16 *v = values + d * KEYS;
@@ -180,6 +91,7 @@ INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int 
                 TILE_DOT(2, 4, 7);
                 TILE_DOT(3, 5, 7);
             }
+            if (rest) weigh_some(rest, to, rest->share, two);
         }
         TILE_STORE(0, o, 64); TILE_STORE(1, o + 256, 64);
         if (two) { TILE_STORE(2, o + 512, 64); TILE_STORE(3, o + 768, 64); }
@@ -203,6 +115,15 @@ INLINE __m512 largest(float *scores, int n, int edge, __m512i from, __m512i to, 
             m[i] = _mm512_max_ps(m[i], x);
         }
     return _mm512_max_ps(_mm512_max_ps(m[0], m[1]), _mm512_max_ps(m[2], m[3]));
+}
+
+/* Whether any score passes the maximum subtracted by far. */
+INLINE int strays(const __m512 best[2], const struct weighing *to, int two) {
+    int far = 0;
+    for (int w = 0; w <= two; w++)
+        far |= _mm512_cmp_ps_mask(_mm512_sub_ps(best[w], to->top[w]), _mm512_set1_ps(SLACK),
+                                  _CMP_GT_OQ);
+    return far;
 }
 
 /* Lets the maximum subtracted from a column's scores follow them, once they pass it by far: sums
@@ -229,36 +150,49 @@ INLINE int keys_of(int64_t at, int64_t high) {
     return high - at >= KEYS ? KEYS : high > at ? (int)(high - at + 31) & ~31 : 0;
 }
 
-/* Keys of a packed chunk begin..end into a unit's outputs. The scores of a round are computed while
- * those of the round before become weights. */
+/* Keys of a packed chunk begin..end into a unit's outputs. Scores of a round become weights while
+ * the weights of the round before are used, and then while the scores of the next are computed: by
+ * the time a score is replaced, it is a weight, as half of the round's are before the first. */
 INLINE void attend(const struct scratch *s, const struct sight *see, int64_t begin, int64_t end,
                    struct weighing *to, float *outputs, int dim, int two, int fresh) {
     int64_t at = begin + ((see->low > begin ? see->low : begin) - begin) / KEYS * KEYS;
     int64_t high = see->high + 1 < end ? see->high + 1 : end;
-    int n = keys_of(at, high);
+    int n = keys_of(at, high), turn = 0, before = 0;
     for (int j = 0; j < n; j += 32)
-        score(s->keys + (at - begin + j) * dim, s->query, s->scores + j * 16, 0, dim, two, 0);
-    for (; n > 0; fresh = 0) {
+        score(s->keys + (at - begin + j) * dim, s->query, s->scores + j * 16, dim, two, 0, 0);
+    const bf16 *values = 0;
+    bf16 *ready = 0;
+    for (; n > 0; turn ^= 1) {
         int edge = at < see->all_low || at + n - 1 > see->all_high;
+        __m512 best[2];
         for (int w = 0; w <= two; w++) {
             float *scores = s->scores + w * KEYS * 16;
-            __m512 best = edge ? largest(scores, n, 1, see->from[w], see->to[w], (int)at)
-                               : largest(scores, n, 0, see->from[w], see->to[w], (int)at);
-            follow(_mm512_mul_ps(best, to->scale), to, w, outputs, dim, fresh);
+            best[w] = edge ? largest(scores, n, 1, see->from[w], see->to[w], (int)at)
+                           : largest(scores, n, 0, see->from[w], see->to[w], (int)at);
+            best[w] = _mm512_mul_ps(best[w], to->scale);
         }
+        struct rest rest = {s->scores, s->weights + turn * KEYS * COLS, 0, n / 2,
+                            (255 + dim) / dim};
+        if (strays(best, to, two)) {
+            if (before) {
+                gather(values, ready, outputs, before, dim, two, fresh, 0, 0);
+                fresh = before = 0;
+            }
+            for (int w = 0; w <= two; w++) follow(best[w], to, w, outputs, dim, fresh);
+        }
+        if (!before) weigh_some(&rest, to, KEYS / 4, two);
+        else if (fresh) gather(values, ready, outputs, KEYS, dim, two, 1, &rest, to), fresh = 0;
+        else gather(values, ready, outputs, KEYS, dim, two, 0, &rest, to);
         int64_t next = at + KEYS;
-        int more = keys_of(next, high), j = 0;
-        for (; j < more; j += 32)
-            score(s->keys + (next - begin + j) * dim, s->query, s->scores + j * 16,
-                  s->weights + j * 16, dim, two, to);
-        for (; j < n; j += 32)
-            for (int w = 0; w <= two; w++)
-                weigh(s->scores + j * 16, s->weights + j * 16, 0, 16, to, w);
-        const bf16 *values = s->values + (at - begin) * dim;
-        if (fresh) gather(values, s->weights, outputs, n, dim, two, 1);
-        else gather(values, s->weights, outputs, n, dim, two, 0);
+        int more = keys_of(next, high);
+        for (int j = 0; j < more; j += 32)
+            score(s->keys + (next - begin + j) * dim, s->query, s->scores + j * 16, dim, two,
+                  &rest, to);
+        weigh_some(&rest, to, KEYS, two);
+        values = s->values + (at - begin) * dim, ready = rest.weights, before = n;
         at = next, n = more;
     }
+    if (before) gather(values, ready, outputs, before, dim, two, fresh, 0, 0);
 }
 
 /* Outputs over sums, as bf16, to where each of n columns belongs. */
@@ -354,7 +288,7 @@ static int take(struct scratch *s, int dim, int64_t columns) {
     size_t packed = (size_t)span * dim * sizeof(bf16), query = (size_t)COLS * dim * sizeof(bf16);
     size_t scores = COLS * KEYS * sizeof(float);
     size_t state = (size_t)((columns + COLS - 1) / COLS) * (dim * COLS + 64) * sizeof(float);
-    size_t want = 2 * packed + query + scores + scores / 2 + state;
+    size_t want = 2 * packed + query + 2 * scores + state;
     if (want > held) {
         free(piece);
         held = (want + 0x1fffff) & ~(size_t)0x1fffff;
@@ -365,7 +299,7 @@ static int take(struct scratch *s, int dim, int64_t columns) {
     s->keys = (bf16 *)piece, s->values = (bf16 *)(piece + packed);
     s->query = (bf16 *)(piece + 2 * packed), s->scores = (float *)(piece + 2 * packed + query);
     s->weights = (bf16 *)(s->scores + COLS * KEYS);
-    s->state = s->scores + COLS * KEYS * 3 / 2;
+    s->state = s->scores + COLS * KEYS * 2;
     return 1;
 }
 
