@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -15,9 +15,11 @@ from actorium.gpu.loader import Fused, Want
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.states import LayerStates
 from actorium.kernels.causal_conv import conv_extend, conv_step
+from actorium.kernels.delta_native import NativeDelta, Runs, can_run, plan_runs
 from actorium.kernels.gated_delta import Heads, delta_extend, delta_gates, delta_step
 from actorium.kernels.gated_norm import gated_norm
 from actorium.kernels.linear import Linear
+from actorium.kernels.ops import NativeOps
 from actorium.kernels.ragged import Ragged, plan_ragged
 
 
@@ -58,21 +60,24 @@ def _cut_ba(at: str, s: DeltaShape, stacked: Tensor) -> Iterator[tuple[str, Tens
         yield f"{at}in_proj_{name}.weight", part.flatten(0, 1)
 
 
-@dataclass(slots=True)
 class StatePlan:
     """What recurrent layers need of a step, made once and used by every layer."""
 
-    extend_tokens: int
-    extend: Ragged | None
-    decodes: Tensor | None
-    """i64[B]: state rows of the decode rows."""
+    def __init__(self, rows: StateRows, width: int, device: torch.device) -> None:
+        """width: of the convolution."""
+        self.extends, self.decodes = rows.extends, rows.decodes
+        self.extend_tokens = sum(run.length for run in rows.extends)
+        self._width, self._device = width, device
 
+    @cached_property
+    def ragged(self) -> Ragged:
+        """The extends in chunks."""
+        return plan_ragged(self.extends, self._width, self._device)
 
-def plan_states(rows: StateRows, width: int, device: torch.device) -> StatePlan:
-    """width: of the convolution."""
-    tokens = sum(run.length for run in rows.extends)
-    return StatePlan(tokens, plan_ragged(rows.extends, width, device) if rows.extends else None,
-                     rows.decodes if len(rows.decodes) else None)
+    @cached_property
+    def runs(self) -> Runs:
+        """The extends for the C kernel."""
+        return plan_runs(self.extends)
 
 
 @dataclass(slots=True)
@@ -92,6 +97,8 @@ class GatedDelta:
     norm: Tensor
     """f32[V]"""
     out: Linear
+    native: NativeDelta | None
+    """All between the projections, in C."""
 
     def __call__(
         self, x: Tensor, hidden: Tensor, states: LayerStates, plan: StatePlan, rows: Tensor | None,
@@ -99,26 +106,35 @@ class GatedDelta:
         """hidden + the layer's output for x, both [T, hidden]; with `rows`, those rows of it."""
         p, n = self.project(x), plan.extend_tokens
         parts = []
-        if plan.extend is not None:
-            parts.append(self._extend(p[:n], states, plan.extend))
-        if plan.decodes is not None:
+        if plan.extends:
+            parts.append(self._extend(p[:n], states, plan))
+        if len(plan.decodes):
             parts.append(self._step(p[n:], states, plan.decodes))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        y = parts[0] if len(parts) == 1 else torch.cat(parts)
         if rows is not None:
-            out, p, hidden = (t.index_select(0, rows) for t in (out, p, hidden))
-        h = self.heads
-        z = p[:, h.channels:-2 * h.values].unflatten(-1, (h.values, h.value_dim))
-        return self.out.add(gated_norm(out, self.norm, z, self.eps).flatten(1), hidden)
+            y, hidden = y.index_select(0, rows), hidden.index_select(0, rows)
+        return self.out.add(y, hidden)
 
-    def _extend(self, p: Tensor, states: LayerStates, plan: Ragged) -> Tensor:
-        qkv = conv_extend(p[:, :self.heads.channels], states.columns, self.conv, plan)
+    def _extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:
+        """[T, HV * V], normed and gated."""
+        if self.native is not None:
+            return self.native.extend(p, states.columns, states.state, plan.runs)
+        qkv = conv_extend(p[:, :self.heads.channels], states.columns, self.conv, plan.ragged)
         g, beta = self._gates(p)
-        return delta_extend(qkv, g, beta, states.state, plan, self.heads)
+        return self._gated(delta_extend(qkv, g, beta, states.state, plan.ragged, self.heads), p)
 
     def _step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
+        """[B, HV * V], normed and gated."""
+        if self.native is not None:
+            return self.native.step(p, states.columns, states.state, rows)
         qkv = conv_step(p[:, :self.heads.channels], states.columns, rows, self.conv)
         g, beta = self._gates(p)
-        return delta_step(qkv, g, beta, states.state, rows, self.heads)
+        return self._gated(delta_step(qkv, g, beta, states.state, rows, self.heads), p)
+
+    def _gated(self, out: Tensor, p: Tensor) -> Tensor:
+        h = self.heads
+        z = p[:, h.channels:-2 * h.values].unflatten(-1, (h.values, h.value_dim))
+        return gated_norm(out, self.norm, z, self.eps).flatten(1)
 
     def _gates(self, p: Tensor) -> tuple[Tensor, Tensor]:
         n = self.heads.values
@@ -127,9 +143,12 @@ class GatedDelta:
 
 def gated_delta(w: Weights, s: DeltaShape, eps: float) -> GatedDelta:
     """The layer of these weights."""
-    return GatedDelta(
-        Heads(s.key_heads, s.value_heads, s.key_dim, s.value_dim), eps,
-        w.linear(False, *(f"in_proj_{name}" for name in ("qkv", "z", "b", "a"))),
-        w.take("conv1d.weight")[:, 0].t().float().contiguous(),
-        w.take("A_log").float().exp(), w.take("dt_bias").float(), w.take("norm.weight").float(),
-        w.linear(False, "out_proj"))
+    heads = Heads(s.key_heads, s.value_heads, s.key_dim, s.value_dim)
+    conv = w.take("conv1d.weight")[:, 0].t().float().contiguous()
+    decay, bias = w.take("A_log").float().exp(), w.take("dt_bias").float()
+    norm, native = w.take("norm.weight").float(), None
+    if isinstance(w.ops, NativeOps) and can_run(heads, s.width):
+        native = NativeDelta(w.ops.lib, w.ops.threads, heads, conv, decay, bias, norm, eps)
+    project = w.linear(False, *(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))
+    return GatedDelta(heads, eps, project, conv, decay, bias, norm, w.linear(False, "out_proj"),
+                      native)

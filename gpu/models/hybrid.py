@@ -19,10 +19,10 @@ from actorium.gpu.models.gated_attention import (
 )
 from actorium.gpu.models.gated_delta import (
     GatedDelta,
+    StatePlan,
     delta_fused,
     delta_wants,
     gated_delta,
-    plan_states,
 )
 from actorium.gpu.models.llama import EMBED, HEAD, NORM
 from actorium.gpu.models.mlp import (
@@ -132,7 +132,7 @@ class HybridLM:
         attention = plan_attention(batch, pool.page_size, 0, s.attention_scale, ops)
         states = None
         if s.delta is not None and recurrent is not None:
-            states = plan_states(recurrent.rows, s.delta.width, self.device)
+            states = StatePlan(recurrent.rows, s.delta.width, self.device)
         for i, layer in enumerate(self.layers):
             rows = batch.logit_rows if i == len(self.layers) - 1 else None
             x, mixer = ops.rms_norm(hidden, layer.mixer_norm, s.norm_eps), layer.mixer
