@@ -30,7 +30,7 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     """What to measure, and where the figures go."""
 
     shape: str | None = None
-    """Random weights of this shape: S06, TINY, HYB, or a config.json (implies --load-format dummy)."""
+    """Random weights of this shape: S06, TINY, HYB, a config.json (implies --load-format dummy)."""
     works: str = "W1,W2,W3"
     """Which of the works."""
     runs: int = 3
