@@ -126,10 +126,12 @@ def _allocate(config: Config, model: Model, device: torch.device) -> Runner:
         plan = plan_caches(config, _cuda_budget(config, runner, device), "memory_fraction")
     else:
         plan = plan_caches(config, config.memory.kv_cache_bytes, "kv_cache_bytes")
-    runner.pools = make_pools(shape, [pool.pages for pool in plan.pools], size, dtype, device)
     if plan.checkpoints:
         runner.states = None
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         runner.states = make_states(config, shape, slots, plan.checkpoints, device)
+    runner.pools = make_pools(shape, [pool.pages for pool in plan.pools], size, dtype, device)
     return runner
 
 
