@@ -102,7 +102,7 @@ BAD = [
     (["bench", "offline", "--works", "W9"], "--works: must be some of W1, W2, W3, got 'W9'"),
     (["bench", "offline", "--runs", "0"], "--runs: must be at least 1"),
     (["bench", "offline", "--peer", "vllm"], "--peer: must be transformers"),
-    (["bench", "offline", "--shape", "HUGE"], "--shape: HUGE: neither one of S06, TINY nor"),
+    (["bench", "offline", "--shape", "HUGE"], "--shape: HUGE: neither one of HYB, S06, TINY nor"),
     (["bench", "offline", "x", "--shape", "TINY"], "--shape: cannot be combined with a model"),
 ]
 

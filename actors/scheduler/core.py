@@ -6,8 +6,8 @@ and fills the rest of its token budget with chunks of prompts. Two plans may be 
 never waits for the scheduler. What is not known yet is not guessed: lengths are intervals, and the
 end of a sequence is the worker's to decide.
 
-Where things live: `books` (who is where), `slots` (numpy columns of the running), `memory` (all page
-pools and the prefix tree), `pages` (one pool), `radix`, `eviction`, `nodes` (the tree),
+Where things live: `books` (who is where), `slots` (numpy columns of the running), `memory` (all
+page pools and the prefix tree), `pages` (one pool), `radix`, `eviction`, `nodes` (the tree),
 `checkpoints` (of recurrent states), `queue` (the waiting), `policy` (every choice, as a pure
 function), `plans` (making a plan), `results` (reading its result).
 """
