@@ -2,9 +2,9 @@
  * of queries and keys, gates, norm and output gate.
  *
  * A key head and the value heads it serves touch no other channel, so each is a task of its own. For
- * one token a sequence, its state is read and written once. Over many tokens, the rows of the state
- * (one for each value) know nothing of each other: a few at a time stay in registers while a block
- * of tokens, whose keys and queries lie in the nearest cache, goes by. */
+ * one token a sequence, its state is read and written once. Many tokens go in blocks: with the state
+ * as [key, value], 32 values at a time are a product with the block's keys and queries, a forward
+ * substitution, and a product back. */
 #include "common.h"
 #include <stdlib.h>
 #define BLOCK 32
@@ -126,71 +126,120 @@ void delta_step(const bf16 *p, int64_t stride, int64_t rows, const int64_t *slot
 
 /* --- many tokens a sequence ------------------------------------------------------------------- */
 
+typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
+#define WIDTH 32 /* values at once */
+
+/* q and k lie together, a token's after the other's, so that both read the state in one product. */
 typedef struct {
-    float q[BLOCK * MAX_DIM], k[BLOCK * MAX_DIM], v[BLOCK * MAX_DIM], y[BLOCK * MAX_DIM];
-    float kq[BLOCK], decay[BLOCK], beta[BLOCK];
+    float kq[2 * BLOCK * MAX_DIM], v[BLOCK * MAX_DIM], y[BLOCK * MAX_DIM];
+    float kk[BLOCK * BLOCK], qk[BLOCK * BLOCK]; /* products of keys, of queries and keys */
+    float seen[2 * BLOCK * WIDTH], change[BLOCK * WIDTH];
+    float decay[BLOCK], beta[BLOCK];
+    float *state; /* [values of a key head, key_dim, value_dim rounded up to WIDTH] */
 } Block;
 
-typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
-
-INLINE float total(lanes x) {
-#ifdef __AVX512F__
-    return _mm512_reduce_add_ps((__m512)x);
-#else
-    float sum = 0;
-    for (int i = 0; i < 16; i++) sum += x[i];
-    return sum;
-#endif
+/* y[t] = sum_i x[t][i] * s[i] for `tokens` rows (up to 8) of WIDTH lanes. */
+#define ROWS 8
+INLINE void read_some(const float *x, int n, const float *s, int stride, float *y, const int tokens) {
+    lanes a[ROWS], b[ROWS];
+    for (int t = 0; t < tokens; t++) a[t] = b[t] = (lanes){0};
+    for (int i = 0; i < n; i++) {
+        lanes low = *(const lanes *)(s + (int64_t)i * stride);
+        lanes high = *(const lanes *)(s + (int64_t)i * stride + 16);
+#pragma GCC unroll 8
+        for (int t = 0; t < tokens; t++) {
+            a[t] += low * x[t * n + i];
+            b[t] += high * x[t * n + i];
+        }
+    }
+    for (int t = 0; t < tokens; t++) {
+        *(lanes *)(y + t * WIDTH) = a[t];
+        *(lanes *)(y + t * WIDTH + 16) = b[t];
+    }
 }
 
-/* COUNT rows of a state of 16 * PARTS keys, over all tokens of the block. */
-#define DEFINE_ROWS(NAME, PARTS, COUNT)                                                           \
-    static void NAME(Block *b, int tokens, float *state, int first, int m) {                      \
-        enum { n = 16 * PARTS };                                                                  \
-        lanes s[COUNT][PARTS];                                                                    \
-        EACH_ROW EACH_PART s[r][i] = *(const lanes *)(state + (int64_t)(first + r) * n + 16 * i); \
-        for (int t = 0; t < tokens; t++) {                                                        \
-            const lanes *k = (const lanes *)(b->k + t * n), *q = (const lanes *)(b->q + t * n);   \
-            lanes mem[COUNT][2], seen[COUNT][2];                                                  \
-            EACH_ROW EACH_PART {                                                                  \
-                mem[r][i & 1] = i < 2 ? s[r][i] * k[i] : mem[r][i & 1] + s[r][i] * k[i];          \
-                seen[r][i & 1] = i < 2 ? s[r][i] * q[i] : seen[r][i & 1] + s[r][i] * q[i];        \
-            }                                                                                     \
-            float decay = b->decay[t], change[COUNT];                                             \
-            EACH_ROW {                                                                            \
-                int at = t * m + first + r;                                                       \
-                change[r] = b->beta[t] * (b->v[at] - decay * total(mem[r][0] + mem[r][1]));       \
-                b->y[at] = decay * total(seen[r][0] + seen[r][1]) + change[r] * b->kq[t];         \
-            }                                                                                     \
-            EACH_ROW EACH_PART s[r][i] = s[r][i] * decay + k[i] * change[r];                      \
-        }                                                                                         \
-        EACH_ROW EACH_PART *(lanes *)(state + (int64_t)(first + r) * n + 16 * i) = s[r][i];       \
-    }
-#define UNROLL _Pragma("GCC unroll 16")
-#define EACH_ROW UNROLL for (int r = 0; r < (int)(sizeof s / sizeof *s); r++)
-#define EACH_PART UNROLL for (int i = 0; i < (int)(sizeof *s / sizeof **s); i++)
+static void read_state(const float *x, int rows, int n, const float *s, int stride, float *y) {
+    int t = 0;
+    for (; t + 8 <= rows; t += 8) read_some(x + t * n, n, s, stride, y + t * WIDTH, 8);
+    for (; t + 2 <= rows; t += 2) read_some(x + t * n, n, s, stride, y + t * WIDTH, 2);
+}
 
-DEFINE_ROWS(rows_4x4, 4, 4)
-DEFINE_ROWS(rows_4x1, 4, 1)
-DEFINE_ROWS(rows_8x2, 8, 2)
-DEFINE_ROWS(rows_8x1, 8, 1)
-DEFINE_ROWS(rows_16x1, 16, 1)
-
-#define ALL_ROWS(SOME, COUNT, ONE)                                                                \
-    {                                                                                             \
-        int r = 0;                                                                                \
-        for (; r + COUNT <= m; r += COUNT) SOME(b, tokens, state, r, m);                          \
-        for (; r < m; r++) ONE(b, tokens, state, r, m);                                           \
+/* s[i] = decay * s[i] + sum_t k[t][i] * change[t]; k: every other row of kq. */
+INLINE void write_some(float *s, int stride, float decay, const float *k, int n,
+                       const float *change, int tokens, const int count) {
+    lanes a[ROWS], b[ROWS];
+    for (int i = 0; i < count; i++) {
+        a[i] = *(lanes *)(s + (int64_t)i * stride) * decay;
+        b[i] = *(lanes *)(s + (int64_t)i * stride + 16) * decay;
     }
+    for (int t = 0; t < tokens; t++) {
+        lanes low = *(const lanes *)(change + t * WIDTH), high = *(const lanes *)(change + t * WIDTH + 16);
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) {
+            a[i] += low * k[2 * t * n + i];
+            b[i] += high * k[2 * t * n + i];
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        *(lanes *)(s + (int64_t)i * stride) = a[i];
+        *(lanes *)(s + (int64_t)i * stride + 16) = b[i];
+    }
+}
+
+/* WIDTH values of one head over the tokens of a block: the recurrence unrolled, so that the state is
+ * read once and written once. from, reach: decay from after one token up to another, and up to it
+ * from the block's start. */
+static void values_by(Block *b, int tokens, int n, int m, int first, float *s, int stride,
+                      const float *from, const float *reach) {
+    read_state(b->kq, 2 * tokens, n, s, stride, b->seen);
+    int some = m - first < WIDTH ? m - first : WIDTH;
+    for (int t = 0; t < tokens; t++) {
+        float *old = b->seen + 2 * t * WIDTH, *out = old + WIDTH, *change = b->change + t * WIDTH;
+        lanes c[2], y[2];
+        for (int h = 0; h < 2; h++) {
+            c[h] = *(lanes *)(old + 16 * h) * reach[t];
+            y[h] = *(lanes *)(out + 16 * h) * reach[t];
+        }
+        for (int j = 0; j < t; j++) {
+            const lanes *before = (const lanes *)(b->change + j * WIDTH);
+            float kk = b->kk[t * BLOCK + j] * from[t * BLOCK + j];
+            float qk = b->qk[t * BLOCK + j] * from[t * BLOCK + j];
+            for (int h = 0; h < 2; h++) {
+                c[h] += before[h] * kk;
+                y[h] += before[h] * qk;
+            }
+        }
+        float v[WIDTH] = {0}, result[WIDTH];
+        memcpy(v, b->v + t * m + first, some * 4);
+        for (int h = 0; h < 2; h++) {
+            c[h] = (*(lanes *)(v + 16 * h) - c[h]) * b->beta[t];
+            *(lanes *)(change + 16 * h) = c[h];
+            *(lanes *)(result + 16 * h) = y[h] + c[h] * b->qk[t * BLOCK + t];
+        }
+        memcpy(b->y + t * m + first, result, some * 4);
+    }
+    for (int t = 0; t < tokens; t++)
+        for (int i = 0; i < WIDTH; i++)
+            b->change[t * WIDTH + i] *= t + 1 < tokens ? from[(tokens - 1) * BLOCK + t] : 1.0f;
+    int i = 0;
+    for (; i + 8 <= n; i += 8)
+        write_some(s + (int64_t)i * stride, stride, reach[tokens - 1], b->kq + i, n, b->change,
+                   tokens, 8);
+    for (; i < n; i++)
+        write_some(s + (int64_t)i * stride, stride, reach[tokens - 1], b->kq + i, n, b->change,
+                   tokens, 1);
+}
 
 static void through(Block *b, int tokens, float *state, int m, int n) {
-    if (n == 128) ALL_ROWS(rows_8x2, 2, rows_8x1)
-    else if (n == 64) ALL_ROWS(rows_4x4, 4, rows_4x1)
-    else if (n == 256) ALL_ROWS(rows_16x1, 1, rows_16x1)
-    else
-        for (int t = 0; t < tokens; t++)
-            recur(state, 0, m, n, b->q + t * n, b->k + t * n, b->v + t * m, b->decay[t],
-                  b->beta[t], b->y + t * m);
+    float from[BLOCK * BLOCK], reach[BLOCK];
+    for (int t = 0; t < tokens; t++) {
+        reach[t] = b->decay[t] * (t ? reach[t - 1] : 1.0f);
+        float d = b->decay[t];
+        for (int j = t - 1; j >= 0; d *= b->decay[j--]) from[t * BLOCK + j] = d;
+    }
+    int stride = (m + WIDTH - 1) / WIDTH * WIDTH;
+    for (int first = 0; first < m; first += WIDTH)
+        values_by(b, tokens, n, m, first, state + first, stride, from, reach);
 }
 
 /* A sequence: its first row of p, its tokens, its row of the state pool. */
@@ -232,36 +281,63 @@ INLINE void *state_at(const Delta *d, int64_t slot, int head) {
     return (char *)d->states + (slot * d->values + head) * size;
 }
 
-/* The states of `shared` heads, which lie together, to a row of the pool. */
-static void keep_states(const Delta *d, const float *from, int64_t slot, int head, int shared) {
-    int64_t size = (int64_t)shared * d->value_dim * d->key_dim;
-    void *to = state_at(d, slot, head);
-    if (d->narrow_states)
-        for (int64_t i = 0; i < size; i++) ((bf16 *)to)[i] = narrow(from[i]);
-    else if (to != from)
-        memcpy(to, from, size * 4);
+/* The states of `shared` heads between the pool, [value, key], and the block, [key, value]. */
+static void load_states(const Delta *d, Block *b, int64_t slot, int head, int shared) {
+    int n = d->key_dim, m = d->value_dim, stride = (m + WIDTH - 1) / WIDTH * WIDTH;
+    for (int h = 0; h < shared; h++) {
+        const void *from = state_at(d, slot, head + h);
+        float *to = b->state + (int64_t)h * n * stride;
+        for (int i = 0; i < n; i++)
+            for (int r = 0; r < stride; r++)
+                to[(int64_t)i * stride + r] = r >= m ? 0 : d->narrow_states
+                    ? wide(((const bf16 *)from)[(int64_t)r * n + i])
+                    : ((const float *)from)[(int64_t)r * n + i];
+    }
 }
 
-static void block_of(const Delta *d, const Run *run, int64_t at, int tokens, int head, float *states,
+static void keep_states(const Delta *d, const Block *b, int64_t slot, int head, int shared) {
+    int n = d->key_dim, m = d->value_dim, stride = (m + WIDTH - 1) / WIDTH * WIDTH;
+    for (int h = 0; h < shared; h++) {
+        void *to = state_at(d, slot, head + h);
+        const float *from = b->state + (int64_t)h * n * stride;
+        for (int r = 0; r < m; r++)
+            for (int i = 0; i < n; i++) {
+                float x = from[(int64_t)i * stride + r];
+                if (d->narrow_states) ((bf16 *)to)[(int64_t)r * n + i] = narrow(x);
+                else ((float *)to)[(int64_t)r * n + i] = x;
+            }
+    }
+}
+
+static void block_of(const Delta *d, const Run *run, int64_t at, int tokens, int head,
                      Block *b) {
     int n = d->key_dim, m = d->value_dim, shared = d->values / d->keys;
     int edge = 2 * d->keys * n, channels = edge + d->values * m;
     for (int t = 0; t < tokens; t++) {
-        float *q = b->q + t * n, *k = b->k + t * n, kq = 0;
+        float *k = b->kq + 2 * t * n, *q = k + n;
         convolve_at(d, run, at + t, channels, head * n, n, q);
         convolve_at(d, run, at + t, channels, (d->keys + head) * n, n, k);
         to_length(q, n, 1.0f / sqrtf(n));
         to_length(k, n, 1.0f);
-        for (int i = 0; i < n; i++) kq += k[i] * q[i];
-        b->kq[t] = kq;
+        for (int j = 0; j <= t; j++) {
+            const float *before = b->kq + 2 * j * n;
+            float kk = 0, qk = 0;
+            for (int i = 0; i < n; i++) {
+                kk += k[i] * before[i];
+                qk += q[i] * before[i];
+            }
+            b->kk[t * BLOCK + j] = kk;
+            b->qk[t * BLOCK + j] = qk;
+        }
     }
+    int stride = (m + WIDTH - 1) / WIDTH * WIDTH;
     for (int h = head * shared; h < (head + 1) * shared; h++) {
         const bf16 *p = d->p + (run->start + at) * d->stride;
         for (int t = 0; t < tokens; t++) {
             convolve_at(d, run, at + t, channels, edge + h * m, m, b->v + t * m);
             gates(d, p + t * d->stride + channels + d->values * m, h, b->decay + t, b->beta + t);
         }
-        through(b, tokens, states + (int64_t)(h - head * shared) * m * n, m, n);
+        through(b, tokens, b->state + (int64_t)(h - head * shared) * stride * n, m, n);
         for (int t = 0; t < tokens; t++)
             gated_norm(d, b->y + t * m, p + t * d->stride + channels + h * m,
                        d->out + ((run->start + at + t) * d->values + h) * m);
@@ -273,18 +349,12 @@ static void run_of(const Delta *d, const Run *run, const int64_t *saves, int64_t
                    Block *b) {
     int n = d->key_dim, m = d->value_dim, shared = d->values / d->keys, first = head * shared;
     int edge = 2 * d->keys * n, channels = edge + d->values * m;
-    int64_t size = (int64_t)shared * m * n;
-    float *states = state_at(d, run->slot, first), *own = NULL;
-    if (d->narrow_states) {
-        const bf16 *from = (const bf16 *)states;
-        states = own = malloc(size * sizeof(float));
-        for (int64_t i = 0; i < size; i++) states[i] = wide(from[i]);
-    }
+    load_states(d, b, run->slot, first, shared);
     for (int64_t at = 0, save = 0; at < run->count || save <= count;) {
         int64_t stop = save < count ? saves[2 * save] : run->count;
         if (at == stop) {
             int64_t slot = save < count ? saves[2 * save + 1] : run->slot;
-            keep_states(d, states, slot, first, shared);
+            keep_states(d, b, slot, first, shared);
             keep_columns(d, run, at, slot, channels, head * n, n);
             keep_columns(d, run, at, slot, channels, (d->keys + head) * n, n);
             keep_columns(d, run, at, slot, channels, edge + first * m, shared * m);
@@ -292,10 +362,9 @@ static void run_of(const Delta *d, const Run *run, const int64_t *saves, int64_t
             continue;
         }
         int tokens = stop - at < BLOCK ? (int)(stop - at) : BLOCK;
-        block_of(d, run, at, tokens, head, states, b);
+        block_of(d, run, at, tokens, head, b);
         at += tokens;
     }
-    free(own);
 }
 
 /* runs: [count, 3], see Run; saves: [.., 2] of all runs, those of run i from save_starts[i] on. */
@@ -308,13 +377,16 @@ void delta_extend(const bf16 *p, int64_t stride, int64_t count, const int64_t *r
     int64_t tasks = count * d.keys;
 #pragma omp parallel num_threads(threads) if (tasks > 1)
     {
+        int stride = (d.value_dim + WIDTH - 1) / WIDTH * WIDTH;
         Block *b = malloc(sizeof(Block));
+        b->state = malloc(sizeof(float) * d.values / d.keys * d.key_dim * stride);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t t = 0; t < tasks; t++) {
             int64_t i = t / d.keys, from = save_starts[i];
             run_of(&d, (const Run *)runs + i, saves + 2 * from, save_starts[i + 1] - from,
                    (int)(t % d.keys), b);
         }
+        free(b->state);
         free(b);
     }
 }
