@@ -208,3 +208,12 @@ def test_other_shapes_and_dtypes_keep_to_torch(ops: NativeOps) -> None:
     case = Case([(0, 20), (5, 3)], 4, 2, 64, 16)
     case.layer = case.layer.to(torch.float16)
     case.check(ops)
+
+
+@pytest.mark.parametrize("cut", [1, 23, 100, 128, 250])
+def test_a_token_does_not_depend_on_where_its_chunk_begins(ops: NativeOps, cut: int) -> None:
+    """To the bit: else a prompt's tokens would depend on what else was in the step."""
+    case = Case([(0, 300)], 4, 2, 64, 16, loud=6.0)
+    want = ops.extend(case.rows, 16, 0, case.scale)(case.q, case.layer)
+    rest = [Row(cut, 300 - cut, case.rows[0].pages)]
+    assert torch.equal(ops.extend(rest, 16, 0, case.scale)(case.q[cut:], case.layer), want[cut:])

@@ -130,9 +130,12 @@ INLINE int strays(const __m512 best[2], const struct weighing *to, int two) {
  * and outputs so far are scaled to the new one. */
 INLINE void follow(__m512 best, struct weighing *to, int w, float *outputs, int dim, int fresh) {
     __m512 far = _mm512_add_ps(to->top[w], _mm512_set1_ps(SLACK));
-    if (!_mm512_cmp_ps_mask(best, far, _CMP_GT_OQ)) return;
-    __m512 top = _mm512_max_ps(best, to->top[w]);
-    __m512 fade = exp2_16(_mm512_sub_ps(to->top[w], top));
+    __mmask16 passed = _mm512_cmp_ps_mask(best, far, _CMP_GT_OQ);
+    if (!passed) return;
+    /* A column's result must not depend on its neighbours: those that did not pass stay as is. */
+    __m512 top = _mm512_mask_mov_ps(to->top[w], passed, best);
+    __m512 fade = _mm512_mask_mov_ps(_mm512_set1_ps(1), passed,
+                                     exp2_16(_mm512_sub_ps(to->top[w], top)));
     to->top[w] = top, to->sum[w] = _mm512_mul_ps(to->sum[w], fade);
     if (fresh) return;
     for (int d = 0; d < dim; d += 32)
