@@ -214,6 +214,34 @@ def test_states_in_bf16_stay_near(recurrent: Case) -> None:
     assert 0 < error < 0.05 * float(want.abs().max())
 
 
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("architecture", "factor"), [(NEXT, 2.0), (DENSE, 1.3)])
+def test_bf16_in_c_and_in_torch(architecture: str, factor: float, state_dtype: torch.dtype,
+                                tmp_path: Path) -> None:
+    """Chunks, decodes and a prefix through a checkpoint: C stays as near to fp32 as torch does.
+    With experts the two choose others now and then, and then other tokens."""
+    options = {"head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 32}
+    wide = write_hybrid(tmp_path, architecture, 4, torch.bfloat16, **options).float()
+    errors = []
+    for native in (True, False):
+        model = load(tmp_path, native=native)
+        if native and model.ops.name != "native":
+            pytest.skip("no C compiler, or torch with another OpenMP")
+        driver = HybridDriver(hybrid_runner(model, state_dtype=state_dtype), 90)
+        donor = driver.admit(tokens(150), 180, saves={128: 2})
+        driver.run(3)
+        held = [donor, driver.admit(tokens(140), 170, donor, 128, checkpoint=2),
+                driver.admit(tokens(5, 3), 30)]
+        driver.run()
+        worst = []
+        for s in held:
+            with torch.no_grad():
+                want = wide(torch.tensor([s.tokens])).logits[0]
+            worst += [float((logits - want[n - 1]).abs().mean()) for n, logits in s.logits.items()]
+        errors.append(np.median(worst))
+    assert errors[0] < factor * errors[1] and errors[1] < 0.05
+
+
 def test_plans_that_do_not_fit_are_refused(recurrent: Case) -> None:
     runner = hybrid_runner(recurrent.model, checkpoints=2)
     ids, params = np.arange(2, 34, dtype=np.int32).tobytes(), Resolved(max_tokens=2)

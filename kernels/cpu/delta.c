@@ -1,10 +1,10 @@
 /* Gated delta rule, with all that is around it in a GatedDeltaNet layer: convolution, SiLU, lengths
  * of queries and keys, gates, norm and output gate.
  *
- * A key head and the value heads it serves touch no other channel, so each is a task of its own. For
- * one token a sequence, its state is read and written once. Many tokens go in blocks: with the state
- * as [key, value], 32 values at a time are a product with the block's keys and queries, a forward
- * substitution, and a product back. */
+ * A key head and the value heads it serves touch no other channel, so each is a task of its own.
+ * For one token a sequence, its state is read and written once. Many tokens go in blocks: with the
+ * state as [key, value], 32 values at a time are a product with the block's keys and queries, a
+ * forward substitution, and a product back. */
 #include "common.h"
 #include <stdlib.h>
 #define BLOCK 32
@@ -140,7 +140,8 @@ typedef struct {
 
 /* y[t] = sum_i x[t][i] * s[i] for `tokens` rows (up to 8) of WIDTH lanes. */
 #define ROWS 8
-INLINE void read_some(const float *x, int n, const float *s, int stride, float *y, const int tokens) {
+INLINE void read_some(const float *x, int n, const float *s, int stride, float *y,
+                      const int tokens) {
     lanes a[ROWS], b[ROWS];
     for (int t = 0; t < tokens; t++) a[t] = b[t] = (lanes){0};
     for (int i = 0; i < n; i++) {
@@ -173,7 +174,8 @@ INLINE void write_some(float *s, int stride, float decay, const float *k, int n,
         b[i] = *(lanes *)(s + (int64_t)i * stride + 16) * decay;
     }
     for (int t = 0; t < tokens; t++) {
-        lanes low = *(const lanes *)(change + t * WIDTH), high = *(const lanes *)(change + t * WIDTH + 16);
+        lanes low = *(const lanes *)(change + t * WIDTH);
+        lanes high = *(const lanes *)(change + t * WIDTH + 16);
 #pragma GCC unroll 8
         for (int i = 0; i < count; i++) {
             a[i] += low * k[2 * t * n + i];
@@ -186,9 +188,9 @@ INLINE void write_some(float *s, int stride, float decay, const float *k, int n,
     }
 }
 
-/* WIDTH values of one head over the tokens of a block: the recurrence unrolled, so that the state is
- * read once and written once. from, reach: decay from after one token up to another, and up to it
- * from the block's start. */
+/* WIDTH values of one head over the tokens of a block: the recurrence unrolled, so that the state
+ * is read once and written once. from: decay from after one token up to another; reach: from the
+ * block's start. */
 static void values_by(Block *b, int tokens, int n, int m, int first, float *s, int stride,
                       const float *from, const float *reach) {
     read_state(b->kq, 2 * tokens, n, s, stride, b->seen);
