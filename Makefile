@@ -51,6 +51,8 @@ bench: $(VENV)/.ready-test
 		--json $(OUT)/offline-tiny.json --plot $(OUT)/offline-tiny.png
 	$(BIN)/python -m actorium.tools.cli bench offline --shape S06 --peer transformers \
 		--json $(OUT)/offline-s06.json --plot $(OUT)/offline-s06.png
+	$(BIN)/python -m actorium.tools.cli bench offline --shape HYB --peer transformers \
+		--json $(OUT)/offline-hyb.json --plot $(OUT)/offline-hyb.png
 	$(BIN)/python benchmarks/startup.py --json $(OUT)/startup.json
 
 prefix: $(VENV)/.ready-test

@@ -302,6 +302,8 @@ class Shell:
         assert self.core is not None
         old, self._health = self._health, self.core.health()
         self._looked_at = now
+        if self._health.detail and self._health.detail != old.detail:
+            LOG.info("%s", self._health.detail)
         if self._health.phase != old.phase or now >= self._beat_at + self._period(old):
             self._beat(now)
         self._arm_beat(self._beat_at + self._period(old), now)
