@@ -240,3 +240,21 @@ def assert_whole(ring: Ring, limit: int = 10**9) -> None:
     for heard in ring.heard.values():
         assert (heard.tokens, heard.reason) == expected(heard, limit)
     ring.assert_at_rest()
+
+
+def finish(ring: Ring, *prompts: list[int], max_tokens: int = 4, **more: Any) -> list[Heard]:
+    """Submit the prompts together and run them to their ends, all of which must be whole."""
+    rids = [ring.submit(list(prompt), max_tokens=max_tokens, **more) for prompt in prompts]
+    ring.run()
+    assert_whole(ring)
+    return [ring.of(rid)[0] for rid in rids]
+
+
+def cached(heard: Heard) -> int:
+    """Prompt tokens found in the cache."""
+    return next(e.cached_tokens for e in heard.events if e.cached_tokens is not None)
+
+
+def gauges(ring: Ring) -> dict[str, float]:
+    """What the scheduler's heartbeat tells."""
+    return ring.scheduler.health().gauges

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers_scheduler import Heard, Ring, assert_whole, config
+from helpers_scheduler import Ring, cached, config, finish
 
 from actorium.actors.scheduler.checkpoints import POLICIES, Checkpoints
 from actorium.actors.scheduler.nodes import Node
 from actorium.actors.scheduler.pages import BooksError
 
 SYSTEM = list(range(50, 150))
-
-
-def cached(heard: Heard) -> int:
-    return next(e.cached_tokens for e in heard.events if e.cached_tokens is not None)
-
-
-def run(ring: Ring, *prompts: list[int], max_tokens: int = 4) -> list[Heard]:
-    rids = [ring.submit(list(prompt), max_tokens=max_tokens) for prompt in prompts]
-    ring.run()
-    assert_whole(ring)
-    return [ring.of(rid)[0] for rid in rids]
 
 
 def saves(ring: Ring) -> list[tuple[int, int]]:
@@ -37,21 +26,21 @@ def ring(count: int = 8, save: str = "auto", page_size: int = 16, **more: int) -
 
 def test_the_next_turn_starts_from_the_end_of_the_last_prompt() -> None:
     r = ring()
-    (first,) = run(r, SYSTEM, max_tokens=40)
-    (turn,) = run(r, [*SYSTEM, *first.tokens, 7, 8, 9])
+    (first,) = finish(r, SYSTEM, max_tokens=40)
+    (turn,) = finish(r, [*SYSTEM, *first.tokens, 7, 8, 9])
     assert (cached(first), cached(turn)) == (0, 96)
     assert saves(r)[0] == (96, 1)
 
 
 def test_without_checkpoints_nothing_is_reused() -> None:
     for r in (ring(count=0), ring(save="none")):
-        assert [cached(h) for h in (*run(r, SYSTEM), *run(r, SYSTEM))] == [0, 0]
+        assert [cached(h) for h in (*finish(r, SYSTEM), *finish(r, SYSTEM))] == [0, 0]
         assert saves(r) == []
 
 
 def test_a_branch_is_saved_by_the_second_and_used_by_the_third() -> None:
     r = ring()
-    got = [cached(run(r, [*SYSTEM, *range(i, i + 30)])[0]) for i in (200, 300, 400, 500)]
+    got = [cached(finish(r, [*SYSTEM, *range(i, i + 30)])[0]) for i in (200, 300, 400, 500)]
     assert got == [0, 0, 96, 96]
     assert [tokens for tokens, _ in saves(r)] == [128, 96, 128, 32, 32]
 
@@ -67,7 +56,7 @@ def test_the_policies_differ_in_where_they_save() -> None:
 def test_two_with_one_new_prefix_share_it_one_step_later() -> None:
     """The state is there only when the step that saves it has run: the second waits for it."""
     r = ring(save="end")
-    one, two = run(r, SYSTEM, SYSTEM)
+    one, two = finish(r, SYSTEM, SYSTEM)
     assert (cached(one), cached(two)) == (0, 96)
     first, second = [plan for plan in r.sent if plan.admit]
     assert second.step == first.step + 1 and second.admit[0].checkpoint == saves(r)[0][1]
@@ -76,27 +65,27 @@ def test_two_with_one_new_prefix_share_it_one_step_later() -> None:
 def test_the_one_used_longest_ago_goes_first() -> None:
     r = ring(count=2, save="end")
     prompts = [[kind, *SYSTEM] for kind in (1, 2, 3)]
-    run(r, prompts[0])
-    run(r, prompts[1])
-    run(r, prompts[0])
-    run(r, prompts[2])
-    assert [cached(run(r, prompts[kind])[0]) for kind in (0, 2)] == [96, 96]
-    assert cached(run(r, prompts[1])[0]) == 0
+    finish(r, prompts[0])
+    finish(r, prompts[1])
+    finish(r, prompts[0])
+    finish(r, prompts[2])
+    assert [cached(finish(r, prompts[kind])[0]) for kind in (0, 2)] == [96, 96]
+    assert cached(finish(r, prompts[1])[0]) == 0
     assert r.scheduler.health().gauges["checkpoints_evicted"] == 2
 
 
 def test_pages_that_go_take_their_checkpoint_with_them() -> None:
     r = ring(count=8, save="end", pool_tokens=256)
-    run(r, SYSTEM)
-    run(r, list(range(1000, 1240)))
+    finish(r, SYSTEM)
+    finish(r, list(range(1000, 1240)))
     assert r.scheduler.health().gauges["checkpoints"] == 1
-    assert cached(run(r, SYSTEM)[0]) == 0
+    assert cached(finish(r, SYSTEM)[0]) == 0
 
 
 @pytest.mark.parametrize("chunk", [7, 16, 33])
 def test_preempted_sequences_start_again_from_a_checkpoint(chunk: int) -> None:
     r = ring(chunk=chunk, force_preempt=25)
-    run(r, SYSTEM, SYSTEM[:60], max_tokens=90)
+    finish(r, SYSTEM, SYSTEM[:60], max_tokens=90)
     again = [a for plan in r.sent for a in plan.admit if a.prompt_len < len(a.tokens) // 4]
     assert again and all(a.checkpoint and a.cached_len >= 48 for a in again)
 
@@ -117,8 +106,8 @@ def test_an_earlier_turn_goes_before_other_conversations() -> None:
     """Two checkpoints, two conversations: the second turn of one does not cost the other's."""
     r = ring(count=2, save="end")
     one, two = [1, *SYSTEM], [2, *SYSTEM]
-    run(r, one)
-    run(r, two)
-    run(r, one + list(range(300, 340)))
-    assert cached(run(r, two)[0]) == 96
-    assert cached(run(r, [*one, *range(300, 340), 5])[0]) == 128
+    finish(r, one)
+    finish(r, two)
+    finish(r, one + list(range(300, 340)))
+    assert cached(finish(r, two)[0]) == 96
+    assert cached(finish(r, [*one, *range(300, 340), 5])[0]) == 128

@@ -1,0 +1,146 @@
+"""The auditor: books broken on purpose are caught, and production goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from helpers_scheduler import Ring, cached, config, finish, gauges
+
+from actorium.actors.config import Config
+from actorium.actors.core import Context
+from actorium.actors.scheduler import core
+from actorium.actors.scheduler.books import Books
+from actorium.actors.scheduler.memory import Memory
+from actorium.actors.scheduler.null_worker import BadPlan
+from actorium.actors.scheduler.pages import BooksError
+from actorium.actors.scheduler.slots import SlotTable
+
+SYSTEM = list(range(50, 114))
+
+
+def sabotaged(settings: Config, windows: tuple[int, ...] = (0,)) -> None:
+    """A run that would end well."""
+    ring = Ring(settings, windows=windows)
+    (first,) = finish(ring, SYSTEM, max_tokens=16)
+    finish(ring, [*SYSTEM, *first.tokens, 1, 2, 3], [*SYSTEM, 5, 6], list(range(300, 340)),
+        max_tokens=40)
+
+
+SETTINGS = config(page_size=16, pool_tokens=600, chunk=40)
+BLIND = msgspec.structs.replace(SETTINGS, memory=msgspec.structs.replace(
+    SETTINGS.memory, debug_memory=False))
+"""No debug books: only the worker looks (see `blind`)."""
+
+
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler keeps no debug books, the worker still checks what it reads."""
+    build = core.build
+
+    def without_books(context: Context) -> core.SchedulerCore:
+        return build(context._replace(config=BLIND))
+
+    monkeypatch.setattr(core, "build", without_books)
+
+
+def test_the_run_ends_well_unharmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sabotaged(SETTINGS)
+    sabotaged(SETTINGS, windows=(0, 24))
+    blind(monkeypatch)
+    sabotaged(SETTINGS)
+
+
+def free_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop = Memory.drop
+
+    def twice(self: Memory, pages: Any, owner: int) -> None:
+        drop(self, pages, owner)
+        drop(self, pages, owner)
+
+    monkeypatch.setattr(Memory, "drop", twice)
+
+
+def share_a_partial_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree gets a page whose last position was never computed."""
+    cache = Books._cache
+
+    def whole(self: Books, sequence: Any, pages: Any, computed: int) -> None:
+        cache(self, sequence, pages, computed + (computed > sequence.total))
+
+    monkeypatch.setattr(Books, "_cache", whole)
+
+
+def reuse_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page goes back while a step that writes and reads it is still to come."""
+    plan_decode = SlotTable.plan_decode
+    rings: list[Books] = []
+    furnish = Books.furnish
+
+    def keep(self: Books, *args: Any) -> None:
+        rings.append(self)
+        furnish(self, *args)
+
+    def early(self: SlotTable, rows: Any) -> None:
+        plan_decode(self, rows)
+        for slot in rows.slots[:1].tolist():
+            pages = self.pages_of(slot)
+            if self.len_lo[slot] % 7 == 0:
+                rings[-1].memory.pools[0].drop(pages[0][-1:], int(self.sid[slot]))
+
+    monkeypatch.setattr(Books, "furnish", keep)
+    monkeypatch.setattr(SlotTable, "plan_decode", early)
+
+
+@pytest.mark.parametrize(("break_it", "says"), [
+    (free_twice, "held by nobody .free., and sequence 1 gives it back|"
+                 "held by the prefix tree, and sequence 1 gives it back"),
+    (reuse_too_early, "step [0-9]+: page [0-9]+ is held by .*sequence 1"),
+])
+def test_the_books_catch(monkeypatch: pytest.MonkeyPatch, break_it: Any, says: str) -> None:
+    break_it(monkeypatch)
+    with pytest.raises(BooksError, match=says):
+        sabotaged(SETTINGS)
+
+
+def test_the_worker_catches_a_partial_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Books cannot see it: every page has its owners. What the page holds is wrong."""
+    share_a_partial_page(monkeypatch)
+    with pytest.raises(BadPlan, match="does not hold position 79"):
+        sabotaged(SETTINGS)
+
+
+@pytest.mark.parametrize("break_it", [free_twice, reuse_too_early])
+def test_without_debug_books_counts_and_content_still_catch(
+        monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None:
+    blind(monkeypatch)
+    break_it(monkeypatch)
+    with pytest.raises((BooksError, BadPlan)):
+        sabotaged(SETTINGS)
+
+
+def test_windows_given_back_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = SlotTable.give_back
+
+    def early(self: SlotTable, slots: Any, positions: Any, memory: Memory) -> None:
+        give_back(self, slots, positions + 16, memory)
+
+    monkeypatch.setattr(SlotTable, "give_back", early)
+    with pytest.raises(BadPlan, match="slot [0-9]+ has no page for position|does not hold"):
+        sabotaged(config(page_size=16, pool_tokens=600, chunk=40, cache=False), windows=(24,))
+
+
+def test_production_puts_pages_in_doubt_out_of_use_and_says_so(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    blind(monkeypatch)
+    ring = Ring(SETTINGS)
+    finish(ring, SYSTEM)
+    pool = ring.scheduler.books.memory.pools[0]
+    total = pool.total
+    pool.take(2, 99)
+    finish(ring, list(range(300, 340)))
+    assert gauges(ring)["quarantined_pages"] == 2
+    assert "did not balance: [2] pages" in ring.scheduler.health().detail
+    assert (pool.free, gauges(ring)["cached_pages"]) == (total - 2, 0)
+    assert [cached(h) for h in finish(ring, SYSTEM, SYSTEM)] == [0, 48], "it goes on, and caches"
+    assert gauges(ring)["quarantined_pages"] == 2
