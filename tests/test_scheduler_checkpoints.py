@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers_scheduler import Ring, cached, config, finish
+from helpers_scheduler import Ring, assert_whole, cached, config, finish
 
 from actorium.actors.scheduler.checkpoints import POLICIES, Checkpoints
 from actorium.actors.scheduler.nodes import Node
@@ -111,3 +111,15 @@ def test_an_earlier_turn_goes_before_other_conversations() -> None:
     finish(r, one + list(range(300, 340)))
     assert cached(finish(r, two)[0]) == 96
     assert cached(finish(r, [*one, *range(300, 340), 5])[0]) == 128
+
+
+def test_a_match_does_not_outlive_its_checkpoint() -> None:
+    """The number went to another prefix while the sequence that had matched it still waited."""
+    settings = config(page_size=16, pool_tokens=64, seqs=2, chunk=3, queued=2, overlap=False,
+                      force_preempt=1, policy="lpm")
+    r = Ring(settings, checkpoints=1)
+    r.submit([0, 1, 2, 3, 4], max_tokens=13)
+    r.wake()
+    r.submit([0, 1, 2, 3, 4, 300, 301], max_tokens=12)
+    r.run(limit=100_000)
+    assert_whole(r)

@@ -153,7 +153,7 @@ class Books:
         memory, tree = self.memory, self.memory.tree
         if tree is None or sequence.request.params.prompt_logprobs >= 0:
             return None
-        if sequence.match_version != tree.version or sequence.pending:
+        if sequence.match_version != memory.version or sequence.pending:
             key = self._key(sequence)
             most = (len(key.data) // 4 - 1) // memory.page_size * memory.page_size
             part = PrefixKey(key.salt, key.data[:4 * most])
@@ -163,7 +163,7 @@ class Books:
                 sequence.branch = found.branch
             else:
                 sequence.match = tree.match(part)
-            sequence.match_version = tree.version
+            sequence.match_version = memory.version
         return sequence.match
 
     def _cached_tokens(self, sequence: Sequence) -> int:

@@ -23,6 +23,8 @@ class Checkpoints:
         self.count = count
         self.saved = self.evicted = 0
         """Since the start."""
+        self.version = 0
+        """Changes whenever a match could have changed."""
         self._free = list(range(count, 0, -1))
         self._owners: OrderedDict[int, Node] = OrderedDict()
         """Used longest ago first."""
@@ -45,6 +47,7 @@ class Checkpoints:
         node.checkpoint, node.checkpoint_step = self._free.pop(), step
         self._owners[node.checkpoint] = node
         self.saved += 1
+        self.version += 1
         return node.checkpoint
 
     def use(self, node: Node) -> int:
@@ -64,6 +67,7 @@ class Checkpoints:
             del self._owners[node.checkpoint]
             self._free.append(node.checkpoint)
             node.checkpoint = 0
+            self.version += 1
 
     def audit(self, nodes: Iterable[Node]) -> None:
         """Check every number against the tree's nodes; raises `BooksError`."""

@@ -48,6 +48,11 @@ class Memory:
         tree.on_end_gone = self.checkpoints.drop
         return tree
 
+    @property
+    def version(self) -> int:
+        """Changes whenever a match could have changed."""
+        return (0 if self.tree is None else self.tree.version) + self.checkpoints.version
+
     # --- how much ------------------------------------------------------------------------------
 
     def pages_for(self, tokens: int) -> int:
@@ -201,8 +206,9 @@ class Memory:
         if not any(odd):
             return None
         if self.tree is not None:
+            version = self.version + 1
             self.checkpoints = Checkpoints(self.checkpoints.count)
-            self.tree = self._new_tree()
+            self.tree, self.checkpoints.version = self._new_tree(), version
         for pool in self.pools:
             pool.quarantine()
         return (f"the books of the pages did not balance: {odd} pages (by group) were neither free "

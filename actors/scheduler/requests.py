@@ -58,7 +58,7 @@ class Sequence:
     """Of all its tokens; made when the prefix cache is first asked, dropped when they change."""
     match: Match | None = None
     match_version: int = -1
-    """Of the tree when `match` was made."""
+    """Of the memory when `match` was made."""
     branch: int = 0
     """Tokens after which its prompt leaves what the prefix cache knows; 0 = nowhere."""
     pending: bool = False
