@@ -123,3 +123,16 @@ def test_a_match_does_not_outlive_its_checkpoint() -> None:
     r.submit([0, 1, 2, 3, 4, 300, 301], max_tokens=12)
     r.run(limit=100_000)
     assert_whole(r)
+
+
+def test_a_lost_worker_takes_the_checkpoints_with_it() -> None:
+    r = ring(chunk=40)
+    run_before = finish(r, SYSTEM)
+    assert cached(run_before[0]) == 0
+    r.submit([*SYSTEM, *range(300, 400)], max_tokens=30)
+    r.wake()
+    r.plans.clear()
+    r.results.clear()
+    r.tell(r.worker.ready)
+    r.run()
+    assert_whole(r)

@@ -97,7 +97,7 @@ class Books:
                 sequence.key = None
         self._cache(sequence, pages, computed)
         self.memory.move_lock(sequence.lock, None)
-        sequence.lock, sequence.match_version = None, -1
+        sequence.lock, sequence.started, sequence.match_version = None, None, -1
         self.memory.drop(pages, sequence.sid)
         self.released.append(slot)
 

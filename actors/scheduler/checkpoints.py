@@ -58,7 +58,7 @@ class Checkpoints:
     def outgrown(self, node: Node) -> None:
         """A sequence that started from here is about to save a later state. Where nothing else goes
         on from here, this one is the next to go: conversations come back to their last turn."""
-        if node.checkpoint and len(node.children) < 2:
+        if self._owners.get(node.checkpoint) is node and len(node.children) < 2:
             self._owners.move_to_end(node.checkpoint, last=False)
 
     def drop(self, node: Node) -> None:
