@@ -136,3 +136,25 @@ def test_a_lost_worker_takes_the_checkpoints_with_it() -> None:
     r.tell(r.worker.ready)
     r.run()
     assert_whole(r)
+
+
+def test_who_is_admitted_without_pages_for_a_chunk_is_still_told_to_the_worker() -> None:
+    """The pages of a windowed group may turn out to be held after all: the chunk waits a step."""
+    settings = config(page_size=1, pool_tokens=24, seqs=5, chunk=7, queued=2, force_preempt=2,
+                      policy="fair", save="chunks", max_model_len=70, weights={"a": 2.0})
+    r = Ring(settings, windows=(0, 9), checkpoints=5)
+    prompt = [*range(200, 204), *range(200, 216)]
+    r.submit(prompt, max_tokens=48, n=3, min_tokens=1, priority=-1, tenant="b",
+             deadline=r.now + 20, prompt_logprobs=2)
+    r.wake()
+    r.work()
+    r.submit([*range(100, 107), 0, 1, *range(200, 212)], max_tokens=40, min_tokens=3, tenant="a")
+    r.submit([0, 200], max_tokens=1, tenant="a")
+    r.plans.clear()
+    r.results.clear()
+    r.tell(r.worker.ready)
+    r.wake()
+    r.work()
+    r.now += 100
+    r.run(limit=100_000)
+    r.assert_at_rest()

@@ -63,7 +63,7 @@ class Planner:
                 break
             # Prompts hold each other's pages: only the windows of a very small pool get here.
             self._make_room()
-        if not draft.extends and not len(rows.slots):
+        if not (draft.extends or draft.admits or len(rows.slots)):
             return None
         books.table.plan_decode(rows)
         return self._assemble(step, rows, draft)
