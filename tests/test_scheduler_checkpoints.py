@@ -158,3 +158,14 @@ def test_who_is_admitted_without_pages_for_a_chunk_is_still_told_to_the_worker()
     r.now += 100
     r.run(limit=100_000)
     r.assert_at_rest()
+
+
+def test_no_checkpoint_without_a_node_to_own_it() -> None:
+    """All layers windowed, and no page of the window full: the tree has nothing to hang it on."""
+    settings = config(page_size=64, pool_tokens=64, seqs=3, chunk=512, policy="lpm", save="chunks",
+                      max_model_len=70)
+    r = Ring(settings, windows=(16,), checkpoints=40)
+    finish(r, list(range(64)), list(range(60)), max_tokens=1)
+    ring = Ring(config(page_size=16, chunk=16, save="chunks"), windows=(8,), checkpoints=40)
+    finish(ring, list(range(200)), max_tokens=40)
+    finish(ring, list(range(200)), max_tokens=40)

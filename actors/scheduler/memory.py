@@ -143,7 +143,9 @@ class Memory:
         already; 0 = none is wanted (there is one) or can be had."""
         assert self.tree is not None
         node, _ = self.tree.insert(key, pages, priority)
-        return 0 if node.checkpoint else self.checkpoints.save(node, self.step)
+        # Where every group has a window and its pages are gone, the tree ends before the key does.
+        whole = node.end * self.page_size * 4 == len(key.data)
+        return self.checkpoints.save(node, self.step) if whole and not node.checkpoint else 0
 
     def move_lock(self, held: Lock | None, node: Node | None) -> Lock | None:
         """Lock `node` in place of what was held."""
