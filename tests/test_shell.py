@@ -116,9 +116,10 @@ def test_every_bad_frame_at_a_live_actor(base: Path) -> None:
             texts = []
             while (answer := good.receive()).text != "end":
                 texts.append(answer.text)
-            if texts:
+            if "through the inbox" in texts:
                 break
-        assert texts == ["through the inbox"]
+        # "gone": an answer to the bad client that its lost connection came before.
+        assert [text for text in texts if text != "gone"] == ["through the inbox"]
         assert actor.process.poll() is None
         context.destroy(linger=0)
 
