@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, cached, config, finish
 
+from actorium.actors.config import MemoryConfig
+from actorium.actors.messages import PageGroup
 from actorium.actors.scheduler.checkpoints import POLICIES, Checkpoints
+from actorium.actors.scheduler.memory import Memory
 from actorium.actors.scheduler.nodes import Node
 from actorium.actors.scheduler.pages import BooksError
+from actorium.actors.scheduler.radix import PrefixKey
 
 SYSTEM = list(range(50, 150))
 
@@ -161,11 +165,10 @@ def test_who_is_admitted_without_pages_for_a_chunk_is_still_told_to_the_worker()
 
 
 def test_no_checkpoint_without_a_node_to_own_it() -> None:
-    """All layers windowed, and no page of the window full: the tree has nothing to hang it on."""
-    settings = config(page_size=64, pool_tokens=64, seqs=3, chunk=512, policy="lpm", save="chunks",
-                      max_model_len=70)
-    r = Ring(settings, windows=(16,), checkpoints=40)
-    finish(r, list(range(64)), list(range(60)), max_tokens=1)
-    ring = Ring(config(page_size=16, chunk=16, save="chunks"), windows=(8,), checkpoints=40)
-    finish(ring, list(range(200)), max_tokens=40)
-    finish(ring, list(range(200)), max_tokens=40)
+    """All layers windowed, and the pages of the prefix are gone: the tree has no end to hang it on.
+    """
+    memory = Memory([PageGroup(8, window=16)], 16, MemoryConfig(debug_memory=True),
+                    recurrent=True, checkpoints=2)
+    key = PrefixKey("", np.arange(32, dtype=np.int32).tobytes())
+    assert memory.checkpoint(key, [np.zeros(2, np.int32)], 0) == 0
+    memory.audit([])
