@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.errors import BadConfig
+from actorium.actors.speculation import parse_acceptance, parse_speculative
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +90,17 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Testing: preempt a running sequence every so many steps; 0 = never."""
 
 
+class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Speculative decoding: the model's MTP layer drafts tokens, the next step verifies them."""
+
+    speculative: str = "off"
+    """auto (mtp:2 where the checkpoint has MTP weights) | off | mtp:K (at most K drafts, as many as
+    pay at the moment) | mtp:K,fixed (always K)."""
+    force_acceptance: str = ""
+    """Benchmarks with random weights: accept draft i with the i-th of these probabilities
+    ("0.8,0.6"), whatever was sampled; empty = drafts are accepted where they equal the sample."""
+
+
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the model runs."""
 
@@ -130,6 +142,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: ModelConfig = ModelConfig()
     memory: MemoryConfig = MemoryConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     device: DeviceConfig = DeviceConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
@@ -140,6 +153,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 section, field = where.split(".")
                 value = getattr(getattr(self, section), field)
                 raise BadConfig(f"{field}: {want}, got {value!r}", where)
+        parse_speculative(self.speculation.speculative)
+        parse_acceptance(self.speculation.force_acceptance)
         return self
 
 

@@ -34,6 +34,7 @@ Slot = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StepNo = Annotated[int, Meta(ge=0, le=2**62)]
 Epoch = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Drafts = Annotated[int, Meta(ge=0, le=16)]
 Column = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS_IN_MESSAGE)]
 """Little-endian int32, unless the field says otherwise."""
 Seconds = Annotated[float, Meta(ge=0)]
@@ -176,6 +177,10 @@ class Usage(Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    draft_tokens: int = 0
+    """Tokens drafted ahead and verified (speculative decoding)."""
+    accepted_tokens: int = 0
+    """Those of them that were accepted."""
 
 
 class Delta(Struct, frozen=True, array_like=True, gc=False):
@@ -284,6 +289,8 @@ class Ready(Message):
     """The model has recurrent layers: a prefix is reused only with a checkpoint of its state."""
     load_seconds: dict[str, float] = {}
     """Seconds by phase: import, load, allocate, warm up."""
+    drafts: Drafts = 0
+    """Draft tokens that a sequence can have in a step at the most; 0 = nothing is drafted."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -306,7 +313,8 @@ class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
 class StepResult(Message):
     """What a step produced, in the order of the plan's sampled rows.
 
-    Sampled rows: first the extends that ended their prompt (in plan order), then `decode`.
+    Sampled rows: first the extends that ended their prompt (in plan order), then `decode`. A decode
+    emits between one token and one more than the drafts it verified.
     """
 
     epoch: Epoch
@@ -324,6 +332,9 @@ class StepResult(Message):
     idle_us: Count = 0
     """Device time between the end of the step before and the start of this one, while this plan
     or an older one was waiting or being made; 0 when the engine had no work."""
+    drafts: Column = b""
+    """i4[n, StepPlan.drafts]: what was drafted for the n sampled rows that are `masked`, in order:
+    the next masks depend on it."""
 
 
 ToScheduler = Submit | Cancel | Stop | Flush | Ready | StepResult
@@ -350,11 +361,28 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     state starts empty (cached_len is 0 then)."""
 
 
+class RowMask(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Which tokens a row may sample."""
+
+    slot: Slot
+    row: Drafts
+    """0 = the row of the last token (or of the end of the prompt), i = that of the i-th draft."""
+    bits: Annotated[bytes, Meta(max_length=1 << 20)]
+    """u4[ceil(vocabulary / 32)]: bit t % 32 of word t / 32 is set where token t is allowed."""
+
+
 class StepPlan(Message):
     """One step, as deltas to the worker's resident tables, applied in the order of the fields.
 
     `release` first frees slots, then `admit` fills them, `page_appends` extends page tables, and
     the forward runs over `extend` and `decode`.
+
+    Speculation: a decode computes its last token and the drafts that the last step it was sampled
+    in has made for it (as many as that step's `drafts` said), each row sampled from its own
+    distribution, and emits the samples up to the first that differs from its draft. Then `drafts`
+    new ones are made for every sampled sequence that goes on. Pages must be there for all that a
+    step may write: a sequence that may be L tokens long after it needs them for
+    min(L - 1 + max(drafts - 1, 0), its end) tokens.
     """
 
     epoch: Epoch
@@ -372,6 +400,11 @@ class StepPlan(Message):
     checkpoints: Column = b""
     """i4[n, 3]: (slot, checkpoint, tokens): keep a copy of the slot's recurrent state as it is
     after the first `tokens` tokens of the slot's extend in this step."""
+    drafts: Drafts = 0
+    """Draft tokens to make, after sampling, for each sampled sequence; its next decode verifies
+    them."""
+    masks: list[RowMask] = []
+    """Of the sampled rows of sequences that are `masked`."""
 
 
 class Reset(Message):
@@ -411,6 +444,9 @@ class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
     logprobs: RowLogprobs | None = None
     """For this batch's tokens of the sequence."""
     prompt_logprobs: RowLogprobs | None = None
+    draft_tokens: int | None = None
+    """Told with the end: drafts verified for the sequence, and those accepted."""
+    accepted_tokens: int | None = None
 
 
 class TokenBatch(Message):

@@ -143,6 +143,8 @@ class Resolved(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
     logprobs: Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)] = -1
     """-1 = none, else how many alternatives beside the sampled token."""
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)] = -1
+    masked: bool = False
+    """Plans bring a mask of allowed tokens for each of its rows (structured output)."""
 
 
 class TextParams(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

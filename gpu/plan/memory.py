@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig
+from actorium.actors.speculation import parse_speculative
 from actorium.gpu.memory import GroupSize, Sizes, pool_pages
 from actorium.gpu.plan.shape import BYTES, PlanShape
 
@@ -39,6 +40,8 @@ class Demand(NamedTuple):
     """None = `default_checkpoints`."""
     max_total_tokens: int | None = None
     """Cap of the page pools."""
+    auto: bool = False
+    """`drafts` holds only where the model has an MTP layer; else nothing is drafted."""
 
 
 class Pool(NamedTuple):
@@ -223,9 +226,10 @@ def demand_of(config: Config) -> Demand:
     """What an engine with this configuration asks of its worker."""
     memory, scheduler = config.memory, config.scheduler
     reuse = memory.prefix_cache and memory.checkpoint_policy != "none"
-    return Demand(scheduler.max_num_seqs, memory.page_size, scheduler.max_num_batched_tokens, 0,
-                  memory.kv_cache_dtype, memory.state_dtype, memory.checkpoints if reuse else 0,
-                  memory.max_total_tokens)
+    speculation = parse_speculative(config.speculation.speculative)
+    return Demand(scheduler.max_num_seqs, memory.page_size, scheduler.max_num_batched_tokens,
+                  speculation.drafts, memory.kv_cache_dtype, memory.state_dtype,
+                  memory.checkpoints if reuse else 0, memory.max_total_tokens, speculation.auto)
 
 
 def make_plan(shape: PlanShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:
@@ -235,6 +239,8 @@ def make_plan(shape: PlanShape, demand: Demand, budget: int, name: str = "memory
     hold the states and the fewest pages.
     """
     shape = as_served(shape, demand)
+    if not shape.mtp:
+        demand = demand._replace(drafts=0)
     state = state_bytes(shape, demand)
     checkpoints = demand.checkpoints
     if shape.recurrent is None:
@@ -254,7 +260,7 @@ def make_plan(shape: PlanShape, demand: Demand, budget: int, name: str = "memory
 
 def as_served(shape: PlanShape, demand: Demand) -> PlanShape:
     """Without the MTP layers where nothing is drafted. Raises `BadConfig` if there are none."""
-    if demand.drafts and not shape.mtp:
+    if demand.drafts and not shape.mtp and not demand.auto:
         raise BadConfig(f"--speculative: {shape.architecture}: the config tells of no MTP layer",
                         "speculative")
     return shape if demand.drafts else replace(shape, mtp=0)

@@ -41,8 +41,6 @@ class PlanOptions(Struct, frozen=True, kw_only=True):
     """Memory of each GPU, weights and workspace included."""
     tensor_parallel_size: int = 1
     """GPUs that share each layer."""
-    speculative: str | None = None
-    """mtp:K: K draft tokens a step from the model's MTP layer."""
     kv_cache_dtype: str | None = None
     """auto (as the weights) | float32 | bfloat16 | float16 | fp8."""
     weights: str | None = None
@@ -112,17 +110,7 @@ def _demand(parsed: Parsed[PlanOptions]) -> Demand:
     if kv != "auto" and kv not in BYTES:
         raise BadConfig(f"--kv-cache-dtype: must be one of auto, {', '.join(BYTES)}, got {kv!r}",
                         "kv_cache_dtype")
-    return demand_of(config)._replace(drafts=_drafts(options.speculative), kv_dtype=kv)
-
-
-def _drafts(text: str | None) -> int:
-    if text is None or text == "none":
-        return 0
-    found = re.fullmatch(r"mtp:(\d{1,2})", text)
-    if not found or not 1 <= int(found[1]) <= 16:
-        raise BadConfig(f"--speculative: must be none or mtp:K with K from 1 to 16, got {text!r}",
-                        "speculative")
-    return int(found[1])
+    return demand_of(config)._replace(kv_dtype=kv)
 
 
 def size(text: str, flag: str) -> int:
