@@ -24,12 +24,12 @@ from actorium.actors.config import (
 from actorium.actors.errors import BadConfig
 from actorium.gpu.device import open_device
 from actorium.gpu.memory import page_table_width
-from actorium.gpu.models.registry import ARCHITECTURES, wanted_tensors
+from actorium.gpu.models.registry import ARCHITECTURES, shape_from_config, wanted_tensors
 from actorium.gpu.plan.memory import Demand, MemoryPlan, changes, make_plan, sizes
 from actorium.gpu.plan.shape import READERS, PlanShape, Recurrent, read_plan_shape
 from actorium.gpu.plan.weights import parameters, table_bytes, weight_bytes
 from actorium.gpu.pools import make_pools
-from actorium.gpu.shape import DTYPES, ModelShape, shape_from_config
+from actorium.gpu.shape import DTYPES, ModelShape
 from actorium.gpu.staging import transport
 from actorium.gpu.states import StatePool
 from actorium.gpu.tables import Tables

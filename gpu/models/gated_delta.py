@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from actorium.gpu.batch import StateRows
 from actorium.gpu.hybrid_shape import DeltaShape
 from actorium.gpu.loader import Fused, Want
+from actorium.gpu.models.plan import StatePlan, Step
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.states import LayerStates
 from actorium.kernels.causal_conv import conv_extend, conv_step
-from actorium.kernels.delta_native import NativeDelta, Runs, can_run, plan_runs
+from actorium.kernels.delta_native import NativeDelta, can_run
 from actorium.kernels.gated_delta import Heads, delta_extend, delta_gates, delta_step
 from actorium.kernels.gated_norm import gated_norm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import NativeOps
-from actorium.kernels.ragged import Ragged, plan_ragged
 
 
 def delta_wants(at: str, s: DeltaShape, hidden: int) -> list[Want]:
@@ -60,30 +59,12 @@ def _cut_ba(at: str, s: DeltaShape, stacked: Tensor) -> Iterator[tuple[str, Tens
         yield f"{at}in_proj_{name}.weight", part.flatten(0, 1)
 
 
-class StatePlan:
-    """What recurrent layers need of a step, made once and used by every layer."""
-
-    def __init__(self, rows: StateRows, width: int, device: torch.device) -> None:
-        """width: of the convolution."""
-        self.extends, self.decodes = rows.extends, rows.decodes
-        self.extend_tokens = sum(run.length for run in rows.extends)
-        self._width, self._device = width, device
-
-    @cached_property
-    def ragged(self) -> Ragged:
-        """The extends in chunks."""
-        return plan_ragged(self.extends, self._width, self._device)
-
-    @cached_property
-    def runs(self) -> Runs:
-        """The extends for the C kernel."""
-        return plan_runs(self.extends)
-
-
 @dataclass(slots=True)
 class GatedDelta:
     """Weights of one layer."""
 
+    place: int
+    """Its place among the recurrent layers."""
     heads: Heads
     eps: float
     project: Linear
@@ -100,10 +81,10 @@ class GatedDelta:
     native: NativeDelta | None
     """All between the projections, in C."""
 
-    def __call__(
-        self, x: Tensor, hidden: Tensor, states: LayerStates, plan: StatePlan, rows: Tensor | None,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, hidden: Tensor, step: Step, rows: Tensor | None) -> Tensor:
         """hidden + the layer's output for x, both [T, hidden]; with `rows`, those rows of it."""
+        plan, states = step.states, step.recurrent[self.place]
+        assert plan is not None
         p, n = self.project(x), plan.extend_tokens
         parts = []
         if plan.extends:
@@ -141,8 +122,8 @@ class GatedDelta:
         return delta_gates(p[:, -2 * n:-n], p[:, -n:], self.decay, self.bias)
 
 
-def gated_delta(w: Weights, s: DeltaShape, eps: float) -> GatedDelta:
-    """The layer of these weights."""
+def gated_delta(w: Weights, s: DeltaShape, eps: float, place: int) -> GatedDelta:
+    """The layer of these weights; place: among the recurrent ones."""
     heads = Heads(s.key_heads, s.value_heads, s.key_dim, s.value_dim)
     conv = w.take("conv1d.weight")[:, 0].t().float().contiguous()
     decay, bias = w.take("A_log").float().exp(), w.take("dt_bias").float()
@@ -150,5 +131,5 @@ def gated_delta(w: Weights, s: DeltaShape, eps: float) -> GatedDelta:
     if isinstance(w.ops, NativeOps) and can_run(heads, s.width):
         native = NativeDelta(w.ops.lib, w.ops.threads, heads, conv, decay, bias, norm, eps)
     project = w.linear(False, *(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))
-    return GatedDelta(heads, eps, project, conv, decay, bias, norm, w.linear(False, "out_proj"),
-                      native)
+    return GatedDelta(place, heads, eps, project, conv, decay, bias, norm,
+                      w.linear(False, "out_proj"), native)

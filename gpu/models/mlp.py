@@ -11,16 +11,16 @@ from torch import Tensor
 
 from actorium.gpu.hybrid_shape import ExpertShape
 from actorium.gpu.loader import Fused, Want
-from actorium.gpu.models.weights import Weights, linear_wants
+from actorium.gpu.models.weights import Normed, Weights, linear_wants
 from actorium.kernels.experts import mix_experts, route
 from actorium.kernels.linear import Gated, Linear
 
 
-def dense_wants(at: str, hidden: int, size: int) -> list[Want]:
+def dense_wants(at: str, hidden: int, size: int, bias: bool = False) -> list[Want]:
     """Tensors of an MLP."""
-    return [*linear_wants(f"{at}gate_proj", size, hidden),
-            *linear_wants(f"{at}up_proj", size, hidden),
-            *linear_wants(f"{at}down_proj", hidden, size)]
+    return [*linear_wants(f"{at}gate_proj", size, hidden, bias),
+            *linear_wants(f"{at}up_proj", size, hidden, bias),
+            *linear_wants(f"{at}down_proj", hidden, size, bias)]
 
 
 def mixture_wants(at: str, hidden: int, s: ExpertShape) -> list[Want]:
@@ -50,10 +50,10 @@ def _cut(at: str, names: tuple[str, ...], stacked: Tensor) -> Iterator[tuple[str
 
 @dataclass(slots=True)
 class Dense:
-    """An MLP (SwiGLU)."""
+    """An MLP, gated by SiLU or GELU."""
 
     gate_up: Gated
-    down: Linear
+    down: Linear | Normed
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self.gate_up(x))
@@ -63,9 +63,9 @@ class Dense:
         return self.down.add(self.gate_up(x), residual)
 
 
-def dense(w: Weights) -> Dense:
+def dense(w: Weights, bias: bool = False, activation: str = "silu") -> Dense:
     """The MLP of these weights."""
-    return Dense(w.gated("gate_proj", "up_proj"), w.linear(False, "down_proj"))
+    return Dense(w.gated(bias, activation, "gate_proj", "up_proj"), w.linear(bias, "down_proj"))
 
 
 @dataclass(slots=True)

@@ -1,16 +1,44 @@
-"""What attention needs of a step, made once and used by every layer."""
+"""What the layers need of a step, made once and used by all of them."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from actorium.gpu.batch import ForwardBatch
+from actorium.gpu.batch import ForwardBatch, StateRows
+from actorium.gpu.states import LayerStates
 from actorium.kernels.attention import Attend
+from actorium.kernels.delta_native import Runs, plan_runs
 from actorium.kernels.ops import TorchOps
+from actorium.kernels.ragged import Ragged, plan_ragged
+
+
+class GroupStep(NamedTuple):
+    """What attention layers of one group need."""
+
+    kv_index: Tensor
+    """i64[T]: where the step's keys and values go."""
+    pages: list[Tensor]
+    """Of each layer of the group."""
+    plan: AttentionPlan
+
+
+@dataclass(slots=True)
+class Step:
+    """A step as the layers see it."""
+
+    ropes: list[Tensor]
+    """[T, 2, 1, head_dim] each."""
+    groups: list[GroupStep]
+    states: StatePlan | None
+    """None where no layer is recurrent."""
+    recurrent: list[LayerStates]
+    """Of each recurrent layer."""
 
 
 @dataclass(slots=True)
@@ -39,6 +67,26 @@ class AttentionPlan:
         self.extend(q[:n], pages, out[:n])
         self.decode(q[n:], pages, out[n:])
         return out
+
+
+class StatePlan:
+    """What recurrent layers need of a step, made once and used by every layer."""
+
+    def __init__(self, rows: StateRows, width: int, device: torch.device) -> None:
+        """width: of the convolution."""
+        self.extends, self.decodes = rows.extends, rows.decodes
+        self.extend_tokens = sum(run.length for run in rows.extends)
+        self._width, self._device = width, device
+
+    @cached_property
+    def ragged(self) -> Ragged:
+        """The extends in chunks."""
+        return plan_ragged(self.extends, self._width, self._device)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The extends for the C kernel."""
+        return plan_runs(self.extends)
 
 
 def plan_attention(

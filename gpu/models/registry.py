@@ -3,23 +3,63 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from actorium.actors.config import Config
 from actorium.actors.errors import BadModel
+from actorium.gpu.families.base import Reader, limited
+from actorium.gpu.families.gemma3 import gemma3
+from actorium.gpu.families.llama import llama, mistral, qwen2, qwen3
+from actorium.gpu.families.qwen_hybrid import qwen_hybrid
 from actorium.gpu.hybrid_shape import HYBRIDS
 from actorium.gpu.loader import Progress, Want, random_tensors, read_tensors
-from actorium.gpu.models import llama
-from actorium.gpu.models.hybrid import HybridLM, hybrid_fused, hybrid_wants
+from actorium.gpu.models.decoder import Decoder as Model
+from actorium.gpu.models.hybrid import HybridLM
 from actorium.gpu.models.llama import CausalLM
-from actorium.gpu.shape import ModelShape, architecture_of, read_json, shape_from_config
+from actorium.gpu.shape import ModelShape, architecture_of, read_json
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
-                 "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", *HYBRIDS)
-"""Of those with images (ConditionalGeneration) the text part alone is served."""
+__all__ = ["ARCHITECTURES", "FAMILIES", "Family", "Model", "load_model", "read_shape",
+           "shape_from_config", "wanted_tensors"]
 
-Model = CausalLM | HybridLM
+
+class Family(NamedTuple):
+    """How an architecture is served."""
+
+    read: Reader
+    model: type[Model]
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(llama, CausalLM),
+    "MistralForCausalLM": Family(mistral, CausalLM),
+    "Qwen2ForCausalLM": Family(qwen2, CausalLM),
+    "Qwen3ForCausalLM": Family(qwen3, CausalLM),
+    "Gemma3ForCausalLM": Family(gemma3, CausalLM),
+    "Gemma3ForConditionalGeneration": Family(gemma3, CausalLM),
+    **{name: Family(qwen_hybrid, HybridLM) for name in HYBRIDS},
+}
+"""By the model class that a config names. Of those with images (ConditionalGeneration) the text
+part alone is served."""
+ARCHITECTURES = tuple(FAMILIES)
+
+
+def shape_from_config(
+    raw: dict[str, Any], where: Path, dtype: str = "auto", max_model_len: int | None = None
+) -> ModelShape:
+    """`ModelShape` of a parsed `config.json`.
+
+    dtype: "auto" takes the checkpoint's. max_model_len: None takes the model's own limit.
+    Raises `BadModel` naming the field that is missing or wrong.
+    """
+    name = architecture_of(raw, where)
+    if name not in FAMILIES:
+        raise BadModel(f"{where}: architecture {name} is not supported; "
+                       f"supported: {', '.join(ARCHITECTURES)}")
+    if raw.get("quantization_config"):
+        raise BadModel(f"{where}: quantization_config: quantized checkpoints are not supported")
+    return limited(FAMILIES[name].read(raw, where, dtype), max_model_len)
 
 
 def read_shape(path: Path, config: Config) -> ModelShape:
@@ -27,21 +67,13 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     where = path / "config.json"
     if not path.is_dir():
         raise BadModel(f"{path}: no such directory")
-    raw = read_json(where)
-    name = architecture_of(raw, where)
-    if name not in ARCHITECTURES:
-        raise BadModel(f"{where}: architecture {name} is not supported; "
-                       f"supported: {', '.join(ARCHITECTURES)}")
-    if raw.get("quantization_config"):
-        raise BadModel(f"{where}: quantization_config: quantized checkpoints are not supported")
-    return shape_from_config(raw, where, config.model.dtype, config.model.max_model_len)
+    return shape_from_config(read_json(where), where, config.model.dtype,
+                             config.model.max_model_len)
 
 
 def wanted_tensors(shape: ModelShape) -> list[Want]:
     """Names and shapes of every tensor the model reads from a checkpoint."""
-    if shape.architecture in HYBRIDS:
-        return hybrid_wants(shape)
-    return llama.wanted_tensors(shape)
+    return FAMILIES[shape.architecture].model.wants(shape)
 
 
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress) -> Model:
@@ -51,11 +83,10 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     the file, field or tensor at fault.
     """
     shape = read_shape(path, config)
-    wants, hybrid = wanted_tensors(shape), shape.architecture in HYBRIDS
+    kind = FAMILIES[shape.architecture].model
+    wants = kind.wants(shape)
     if config.model.load_format == "dummy":
         tensors = random_tensors(wants, shape.dtype, device, config.model.seed, progress)
     else:
-        tensors = read_tensors(path, wants, shape.dtype, device, progress,
-                               hybrid_fused(shape) if hybrid else ())
-    kind = HybridLM if hybrid else CausalLM
+        tensors = read_tensors(path, wants, shape.dtype, device, progress, kind.fused(shape))
     return kind(shape, tensors, device, native=config.device.native_kernels)

@@ -16,6 +16,22 @@ def linear_wants(name: str, rows: int, columns: int, bias: bool = False) -> list
     return [*wants, Want(f"{name}.bias", (rows,))] if bias else wants
 
 
+class Normed:
+    """A projection that is normed before it is added."""
+
+    def __init__(self, linear: Linear, norm: Tensor, eps: float, ops: TorchOps) -> None:
+        """norm: [N], with the 1 folded in."""
+        self.linear, self.norm, self.eps, self.ops = linear, norm, eps, ops
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """norm(linear(x)): [T, K] -> [T, N]."""
+        return self.ops.rms_norm(self.linear(x), self.norm, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + norm(linear(x))."""
+        return residual + self(x)
+
+
 class Weights:
     """Tensors whose names begin with `prefix`; each is taken once."""
 
@@ -42,9 +58,9 @@ class Weights:
         """Projections of the same input as one product."""
         return self.ops.linear(*self.both(bias, *names))
 
-    def gated(self, *names: str) -> Gated:
+    def gated(self, bias: bool, activation: str, *names: str) -> Gated:
         """Gate and up of an MLP."""
-        return self.ops.gated(*self.both(False, *names), "silu")
+        return self.ops.gated(*self.both(bias, *names), activation)
 
     def norm(self, name: str) -> Tensor:
         """A norm's weight, with the 1 folded in."""

@@ -1,4 +1,4 @@
-"""Attention with a gate on what it gives, and rotation of a part of each head."""
+"""Attention, with or without biases, norms of heads, rotation of a part of each, and a gate."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.loader import Want
-from actorium.gpu.models.plan import AttentionPlan
+from actorium.gpu.models.plan import Step
 from actorium.gpu.models.rotary import frequencies
-from actorium.gpu.models.weights import Weights, linear_wants
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.models.weights import Normed, Weights, linear_wants
+from actorium.gpu.shape import ModelShape, RopeShape
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.rope import rope_table
@@ -20,13 +20,15 @@ from actorium.kernels.rope import rope_table
 def attention_wants(at: str, s: ModelShape) -> list[Want]:
     """Tensors of the layer's attention."""
     wide = s.q_size * (2 if s.output_gate else 1)
-    return [
+    wants = [
         *linear_wants(f"{at}q_proj", wide, s.hidden, s.qkv_bias),
         *linear_wants(f"{at}k_proj", s.kv_size, s.hidden, s.qkv_bias),
         *linear_wants(f"{at}v_proj", s.kv_size, s.hidden, s.qkv_bias),
         *linear_wants(f"{at}o_proj", s.hidden, s.q_size, s.o_bias),
-        *(Want(f"{at}{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")),
     ]
+    if s.qk_norm:
+        wants += [Want(f"{at}{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")]
+    return wants
 
 
 def head_order(head_dim: int, rotary_dim: int) -> Tensor:
@@ -41,10 +43,19 @@ def head_order(head_dim: int, rotary_dim: int) -> Tensor:
     return torch.cat((a[:half], still[:rest], a[half:rotary_dim], still[rest:]))
 
 
-def partial_rope_table(s: ModelShape) -> Tensor:
-    """[max_model_len, 2, 1, head_dim], for heads in `head_order`: pairs that stay have angle 0."""
+def rope_tables(s: ModelShape) -> list[Tensor]:
+    """[max_model_len, 2, 1, head_dim] of each rope, or one that rotates nothing where the model has
+    none. For heads in `head_order`: pairs that stay have angle 0."""
+    if s.ropes:
+        return [_partial_table(s, rope) for rope in s.ropes]
+    row = torch.zeros((1, 2, 1, s.head_dim), dtype=s.dtype)
+    row[:, 0] = 1
+    return [row.expand(s.max_model_len, -1, -1, -1)]
+
+
+def _partial_table(s: ModelShape, rope: RopeShape) -> Tensor:
     rotary = s.rotary_dim or s.head_dim
-    turning, scale = frequencies(s.ropes[0], rotary)
+    turning, scale = frequencies(rope, rotary)
     still = turning.new_zeros((s.head_dim - rotary) // 2)
     table = rope_table(torch.cat((turning, still)), scale, s.max_model_len, s.dtype)
     halves = table.view(s.max_model_len, 2, 1, 2, -1)
@@ -53,25 +64,30 @@ def partial_rope_table(s: ModelShape) -> Tensor:
 
 
 @dataclass(slots=True)
-class GatedAttention:
-    """Weights of one layer's attention."""
+class Attention:
+    """Weights of one layer's attention; q, k and v are one matrix."""
 
     shape: ModelShape
     ops: TorchOps
     qkv: Linear
     gate: Linear | None
-    o: Linear
-    norm: Tensor
+    o: Linear | Normed
+    norm: Tensor | None
     """[heads + kv_heads, head_dim]: of every query and key head."""
+    group: int
+    """Its place in `ModelShape.groups`."""
+    place: int
+    """Its place in the group."""
+    rope: int
+    """Its place in `ModelShape.ropes`."""
 
-    def __call__(
-        self, x: Tensor, hidden: Tensor, rope: Tensor, kv_index: Tensor, pages: Tensor,
-        plan: AttentionPlan, rows: Tensor | None,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, hidden: Tensor, step: Step, rows: Tensor | None) -> Tensor:
         """hidden + attention of x, both [T, hidden]; with `rows`, those rows of it."""
-        s = self.shape
+        s, (kv_index, layers, plan) = self.shape, step.groups[self.group]
+        pages = layers[self.place]
         qkv = self.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
-        self.ops.rotate_write(qkv, s.heads, self.norm, s.norm_eps, rope, pages, kv_index)
+        self.ops.rotate_write(qkv, s.heads, self.norm, s.norm_eps, step.ropes[self.rope], pages,
+                              kv_index)
         q = qkv[:, :s.heads]
         if rows is None:
             out = plan.attend(q, pages)
@@ -84,8 +100,8 @@ class GatedAttention:
         return self.o.add(out, hidden)
 
 
-def gated_attention(w: Weights, s: ModelShape) -> GatedAttention:
-    """The attention of these weights."""
+def attention(w: Weights, s: ModelShape, i: int) -> Attention:
+    """The attention of these weights, in the i-th layer."""
     weight, bias = w.both(s.qkv_bias, "q_proj")
     order = head_order(s.head_dim, s.rotary_dim or s.head_dim).to(weight.device)
     q, gate = _split_gate(weight, s)
@@ -95,13 +111,17 @@ def gated_attention(w: Weights, s: ModelShape) -> GatedAttention:
         qb, gate_bias = _split_gate(bias, s)
         kb, vb = (w.take(f"{name}_proj.bias") for name in ("k", "v"))
         qkv_bias = torch.cat((_ordered(qb, order), _ordered(kb, order), vb))
-    qkv = torch.cat((_ordered(q, order), _ordered(k, order), v))
-    qn, kn = (w.norm(f"{name}_norm")[order] for name in ("q", "k"))
-    return GatedAttention(
+    qkv, norm = torch.cat((_ordered(q, order), _ordered(k, order), v)), None
+    if s.qk_norm:
+        qn, kn = (w.norm(f"{name}_norm")[order] for name in ("q", "k"))
+        norm = torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1)))
+    group, place = next((g, own.layers.index(i)) for g, own in enumerate(s.groups)
+                        if i in own.layers)
+    return Attention(
         s, w.ops, w.ops.linear(qkv, qkv_bias),
         w.ops.linear(gate, gate_bias) if gate is not None else None,
-        w.linear(s.o_bias, "o_proj"),
-        torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1))))
+        w.linear(s.o_bias, "o_proj"), norm, group, place,
+        len(s.ropes) - 1 if s.windows[i] else 0)
 
 
 def _split_gate(stacked: Tensor, s: ModelShape) -> tuple[Tensor, Tensor | None]:

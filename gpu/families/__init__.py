@@ -1,0 +1,1 @@
+"""What each family's `config.json` says of a model: one reader, a `ModelShape`, no weights."""

@@ -1,0 +1,76 @@
+"""Gemma 3: windows in all layers but every sixth, a rope for each kind, sandwich norms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actorium.gpu.families.base import Ropes, base_shape, positions
+from actorium.gpu.families.llama import layer_windows
+from actorium.gpu.families.rope import one_rope
+from actorium.gpu.fields import Fields
+from actorium.gpu.shape import ModelShape
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "max_position_embeddings": 131_072, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+"""What a config leaves out (transformers' `Gemma3TextConfig`)."""
+
+
+def gemma3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Gemma 3's config, of which the text part is served."""
+    get = _text(raw, where)
+    shape = base_shape(get, dtype, ropes=_ropes(get), activation="gelu")
+    bias = get.flag("attention_bias")
+    return replace(
+        shape, windows=_windows(get, shape.layers), qkv_bias=bias, o_bias=bias, qk_norm=True,
+        attention_scale=get.float("query_pre_attn_scalar") ** -0.5,
+        embed_scale=float(torch.tensor(shape.hidden**0.5).to(shape.dtype)), norm_plus_one=True,
+        sandwich_norms=True)
+
+
+def _text(raw: dict[str, Any], where: Path) -> Fields:
+    """The config of the text part, complete. Raises `BadModel` on what is not served."""
+    nested, prefix = raw.get("text_config"), ""
+    if isinstance(nested, dict):
+        kept = {key: raw[key] for key in ("dtype", "torch_dtype") if raw.get(key)}
+        raw, prefix = {**kept, **nested, "architectures": raw["architectures"]}, "text_config."
+    raw = {**DEFAULTS, **raw}
+    bad = Fields(raw, where, prefix).bad
+    for name in ("attn_logit_softcapping", "final_logit_softcapping",
+                 "use_bidirectional_attention"):
+        if raw.get(name):
+            raise bad(name, f"is not supported, got {raw[name]!r}")
+    name = "hidden_activation"
+    if raw.get(name, "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
+        raise bad(name, f"only gelu_pytorch_tanh is supported, got {raw[name]!r}")
+    return Fields(raw, where)
+
+
+def _windows(get: Fields, layers: int) -> tuple[int, ...]:
+    if get.raw.get("sliding_window") is None:
+        return (0,) * layers
+    window, every = get.int("sliding_window"), get.int("sliding_window_pattern", 6)
+    return layer_windows(get, layers, window) or tuple(
+        window if (i + 1) % every else 0 for i in range(layers))
+
+
+def _ropes(get: Fields) -> Ropes:
+    """Of the full and of the windowed layers: `rope_parameters` by layer type, or, in old configs,
+    rope_theta with rope_scaling, and rope_local_base_freq."""
+    by_type, longest = get.raw.get("rope_parameters") or {}, positions(get)
+    if not isinstance(by_type, dict):
+        raise get.bad("rope_parameters", "must be an object")
+    wide = by_type.get("full_attention") or get.raw.get("rope_scaling") or {}
+    near = by_type.get("sliding_attention") or {}
+    full, limit = one_rope(get, "rope_parameters.full_attention", wide,
+                           get.float("rope_theta", 1e6), longest)
+    local, _ = one_rope(get, "rope_parameters.sliding_attention", near,
+                        get.float("rope_local_base_freq", 1e4), longest)
+    return (full, local), limit

@@ -1,0 +1,63 @@
+"""Llama, Mistral, Qwen2 and Qwen3: decoders with attention in all layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from actorium.gpu.families.base import base_shape
+from actorium.gpu.fields import Fields
+from actorium.gpu.shape import ModelShape
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def llama(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Llama's config."""
+    get = Fields(raw, where)
+    bias = get.flag("attention_bias")
+    return replace(base_shape(get, dtype), qkv_bias=bias, o_bias=bias,
+                   mlp_bias=get.flag("mlp_bias"))
+
+
+def mistral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Mistral's config: a window, if there is one, is that of all layers."""
+    get = Fields(raw, where)
+    shape = base_shape(get, dtype)
+    if raw.get("sliding_window") is None:
+        return shape
+    return replace(shape, windows=(get.int("sliding_window"),) * shape.layers)
+
+
+def qwen2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Qwen2's config."""
+    get = Fields(raw, where)
+    return replace(_windowed(get, base_shape(get, dtype)), qkv_bias=True)
+
+
+def qwen3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Qwen3's config."""
+    get, bias = Fields(raw, where), bool(raw.get("attention_bias", False))
+    return replace(_windowed(get, base_shape(get, dtype, head_dim=128)), qkv_bias=bias,
+                   o_bias=bias, qk_norm=True)
+
+
+def layer_windows(get: Fields, layers: int, window: int) -> tuple[int, ...] | None:
+    """Of each layer, as `layer_types` say; None where there are none. Raises `BadModel`."""
+    kinds = get.raw.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {SLIDING, FULL}:
+        raise get.bad("layer_types", f"must be {layers} times {SLIDING} or {FULL}")
+    return tuple(window if kind == SLIDING else 0 for kind in kinds)
+
+
+def _windowed(get: Fields, shape: ModelShape) -> ModelShape:
+    """Qwen's windows, where they are switched on: by default from a layer on."""
+    if get.raw.get("sliding_window") is None or not get.flag("use_sliding_window"):
+        return shape
+    window = get.int("sliding_window")
+    first = get.raw.get("max_window_layers", 28) and get.int("max_window_layers", 28)
+    return replace(shape, windows=layer_windows(get, shape.layers, window) or tuple(
+        window if i >= first else 0 for i in range(shape.layers)))
