@@ -20,7 +20,8 @@ COMMANDS = {
     "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),
     "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),
     "eval": ("evaluate", "demo [MODEL]: exact match on the demo tasks"),
-    "bench": ("bench", "offline [MODEL]: throughput, beside transformers if asked"),
+    "bench": ("bench", "offline [MODEL]: throughput, beside transformers if asked; "
+              "serve [MODEL]: latency under load"),
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
     "version": ("version", "the version"),
 }

@@ -1,4 +1,5 @@
-"""`actorium bench offline`: W1, W2 and W3 on any shape, beside transformers if asked."""
+"""`actorium bench offline`: W1, W2 and W3 on any shape, beside transformers if asked.
+(`actorium bench serve` is in `bench_serve`.)"""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from msgspec import Struct
 from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig
 from actorium.tools.bench import offline, peer, report, works
+from actorium.tools.cli import bench_serve
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
 
@@ -45,10 +47,13 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
 
 def run(_command: str, argv: list[str]) -> int:
     """Entry of the command."""
+    if argv and argv[0] == "serve":
+        return bench_serve.run(argv[1:])
     if not argv or argv[0] != "offline":
         if {"-h", "--help"} & set(argv):
             parse("actorium bench offline [MODEL]", ["--help"], BenchOptions, ABOUT)
-        raise BadConfig("bench: `actorium bench offline` is the one benchmark there is", "bench")
+        raise BadConfig("bench: `actorium bench offline` and `actorium bench serve` are the "
+                        "benchmarks there are", "bench")
     parsed = parse("actorium bench offline [MODEL]", argv[1:], BenchOptions, ABOUT)
     chosen = _check(parsed)
     with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:

@@ -1,0 +1,73 @@
+"""Serving under load, with speculative decoding off, adaptive and fixed, one after the other.
+
+    python benchmarks/serve.py [--modes "off;auto;mtp:1,fixed"] [--json FILE] [flags of the command]
+
+Runs `actorium bench serve` once a mode and round (the modes take turns, so that a machine whose
+speed wanders treats them alike) and prints the tables of the median round by output throughput,
+then one line a mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+COLUMNS = (("output_throughput", "out tok/s", "{:.1f}"), ("median_ttft_ms", "TTFT ms", "{:.2f}"),
+           ("median_tpot_ms", "TPOT ms", "{:.3f}"), ("p99_itl_ms", "p99 ITL ms", "{:.2f}"),
+           ("median_e2el_ms", "E2EL ms", "{:.1f}"))
+
+
+def measure(mode: str, flags: list[str]) -> tuple[dict[str, Any], str]:
+    """(figures, table) of one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        done = subprocess.run([sys.executable, "-m", "actorium.tools.cli", "bench", "serve",
+                               "--speculative", mode, "--json", str(path), *flags],
+                              check=True, stdout=subprocess.PIPE, text=True)
+        return json.loads(path.read_text()), done.stdout
+
+
+def line(mode: str, result: dict[str, Any]) -> str:
+    """A mode's figures, and its acceptance."""
+    cells = [f"{mode:<14}"] + [form.format(result[key]).rjust(11) for key, _, form in COLUMNS]
+    found = result["speculation"]
+    if found:
+        places = " ".join(f"{share:.2f}" for share in found["acceptance_per_position"])
+        cells.append(f"  length {found['acceptance_length']:.2f}, by position {places}")
+    return " ".join(cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--modes", default="off;auto;mtp:1,fixed;mtp:2,fixed")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json")
+    args, flags = parser.parse_known_args()
+    modes = re.split(r"[; ]+", args.modes)
+    found: dict[str, list[tuple[dict[str, Any], str]]] = {mode: [] for mode in modes}
+    for _ in range(args.rounds):
+        for mode in modes:
+            found[mode].append(measure(mode, flags))
+    middle = {mode: sorted(runs, key=lambda run: run[0]["output_throughput"])[len(runs) // 2]
+              for mode, runs in found.items()}
+    for mode in modes:
+        print(f"--speculative {mode}\n{middle[mode][1]}")
+    print(" ".join(["speculative".ljust(14)] + [name.rjust(11) for _, name, _ in COLUMNS]))
+    for mode in modes:
+        print(line(mode, middle[mode][0]))
+    if args.json:
+        rounds = {mode: [run[0]["output_throughput"] for run in runs]
+                  for mode, runs in found.items()}
+        Path(args.json).write_text(json.dumps(
+            {"flags": flags, "modes": {mode: middle[mode][0] for mode in modes},
+             "output_throughput_of_rounds": rounds}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
