@@ -159,7 +159,8 @@ class Client:
 
     def server_info(self, timeout: float | None = None) -> dict[str, Any]:
         """Model, limits, defaults and configuration of the engine; `memory`: its pages, prefix
-        cache and preemptions as of its last heartbeat (`client_calls.MEMORY_GAUGES`)."""
+        cache and preemptions as of its last heartbeat (`client_calls.MEMORY_GAUGES`), and as
+        `bytes` what the worker holds, measured beside planned (`client_calls.bytes_of`)."""
         info = calls.info_of(self._ask(TOKENIZER, calls.server_info, timeout))
         return info | {"memory": calls.memory_of(self.status(timeout or calls.STATUS_TIMEOUT))}
 

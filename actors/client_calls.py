@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,6 +33,7 @@ from actorium.actors.runtime import rundir
 Prompt: TypeAlias = str | list[int]
 Prompts: TypeAlias = str | list[int] | list[str] | list[list[int]] | list[str | list[int]]
 
+WORKER = "worker-0"
 LIVENESS = 0.25
 """Seconds of silence after which the engine's lock is looked at."""
 REATTACH = 5.0
@@ -45,6 +46,8 @@ MEMORY_GAUGES = (
     "preemptions_memory", "preemptions_priority", "preemptions_forced")
 """What the scheduler's heartbeat tells of pages, prefix cache and preemptions. Pages are those of
 the moment; tokens, evictions and preemptions are counted since the start."""
+BYTES, PLANNED = "_bytes", "_bytes_planned"
+"""How the worker's heartbeat calls bytes of something: measured, and as the plan has them."""
 POLL = 0.02
 
 
@@ -146,10 +149,28 @@ def flushed_of(answer: Any) -> dict[str, int]:
     return msgspec.json.decode(answer.json, type=dict[str, int])
 
 
-def memory_of(status: Status) -> dict[str, int]:
-    """The scheduler's `MEMORY_GAUGES`, those that it tells."""
-    told = {k: v for a in status.actors if a.role == "scheduler" for k, v in a.gauges.items()}
-    return {name: int(told[name]) for name in MEMORY_GAUGES if name in told}
+def memory_of(status: Status) -> dict[str, Any]:
+    """The scheduler's `MEMORY_GAUGES`, those that it tells, and as `bytes` the worker's."""
+    told: dict[str, Any] = {}
+    for actor in status.actors:
+        if actor.role == "scheduler":
+            told |= {name: int(actor.gauges[name]) for name in MEMORY_GAUGES
+                     if name in actor.gauges}
+        elif actor.role == WORKER and (found := bytes_of(actor.gauges)):
+            told["bytes"] = found
+    return told
+
+
+def bytes_of(gauges: Mapping[str, float]) -> dict[str, dict[str, int]]:
+    """What a worker's heartbeat tells of bytes: name -> {"planned", "measured"}. The workspace also
+    has "tokens" and "rows" of the largest step it was measured at, 0 while there was none."""
+    names = [key.removesuffix(PLANNED) for key in gauges if key.endswith(PLANNED)]
+    found = {name: {"planned": int(gauges[name + PLANNED]), "measured": int(gauges[name + BYTES])}
+             for name in names if name + BYTES in gauges}
+    if "workspace" in found:
+        found["workspace"] |= {part: int(gauges.get(f"workspace_{part}", 0))
+                               for part in ("tokens", "rows")}
+    return found
 
 
 # --- readiness ------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from actorium.actors.core import Context
 from actorium.actors.messages import Ready, Reset, StepPlan, StepResult
 
 if TYPE_CHECKING:
+    from actorium.gpu.measure import Meter
     from actorium.gpu.runner import Runner
     from actorium.gpu.timing import Timed
 
@@ -41,6 +42,8 @@ class Compute:
         self.results: deque[Ready | StepResult] = deque()
         self.failure: BaseException | None = None
         self.phase, self.detail = "starting", "importing torch"
+        self.memory: dict[str, float] = {}
+        """Bytes measured and planned (`Footprint.gauges`)."""
         self.steps = 0
         """Steps finished."""
         self.given = 0
@@ -68,7 +71,7 @@ class Compute:
             self._post()
 
     def _compute(self) -> None:
-        runner = self._open()
+        runner, meter = self._open()
         from actorium.gpu.timing import clock
 
         timer = clock(runner.moves.device)
@@ -87,8 +90,10 @@ class Compute:
                 self._harvest.put(timer.launch(runner, message))
             else:
                 self._finish(timer.launch(runner, message))
+                if meter is not None and meter.after(message):
+                    self.memory = meter.footprint.gauges()
 
-    def _open(self) -> Runner:
+    def _open(self) -> tuple[Runner, Meter | None]:
         start = perf_counter()
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
         from actorium.gpu.device import open_device
@@ -96,9 +101,10 @@ class Compute:
         opened = open_device(self._ctx.config, self._ctx.epoch, self._say,
                              {"import": perf_counter() - start})
         gc.freeze()  # torch's objects live to the end: not worth a collector's look
+        self.memory = opened.footprint.gauges()
         self.results.append(opened.ready)
         self._say("ready", opened.ready.device)
-        return opened.runner
+        return opened.runner, opened.meter
 
     def _collect(self) -> None:
         while True:

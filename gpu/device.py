@@ -16,8 +16,10 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
 from actorium.actors.models import resolve
 from actorium.actors.params import Resolved
+from actorium.gpu.measure import Footprint, Meter, caches, held_bytes, profile, taken
 from actorium.gpu.memory import device_budget, page_table_width
 from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.plan.beside import Step, planned_bytes
 from actorium.gpu.plan.memory import MemoryPlan, demand_of, make_plan
 from actorium.gpu.plan.shape import read_plan_shape
 from actorium.gpu.pools import make_pools
@@ -31,6 +33,10 @@ MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
            "M_MMAP_THRESHOLD": (-3, 32 << 20)}
 """glibc's mallopt options: (number, bytes). 32 MiB is the largest threshold it takes."""
 
+STATE_BYTES = 64 << 20
+"""Most of the state pool that the steps before the first request may touch on a CPU, where memory
+is taken when it is first written."""
+
 Say = Callable[[str, str], None]
 """Told of each phase: (phase, detail)."""
 
@@ -40,6 +46,9 @@ class Opened(NamedTuple):
 
     runner: Runner
     ready: Ready
+    footprint: Footprint
+    meter: Meter | None
+    """Of a CPU: it goes on with the steps of requests."""
 
 
 def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float]) -> Opened:
@@ -50,16 +59,19 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     device = pick_device(config.device)
     start = perf_counter()
     say("loading", "")
+    before = taken(device)
     model = load_model(resolve(config.model.model), config, device,
                        lambda what, done, of: say("loading", f"{what} {done}/{of}"))
     seconds["load"] = perf_counter() - start
+    weights = taken(device) - before
     start = perf_counter()
     say("warming", "allocating")
-    runner = _allocate(config, model, device)
+    runner, footprint = _allocate(config, model, device)
+    footprint.measured |= {"weights": weights, **held_bytes(runner)}
     seconds["allocate"] = perf_counter() - start
     start = perf_counter()
-    say("warming", "first step")
-    rehearse(runner, min(2, config.scheduler.max_num_batched_tokens))
+    say("warming", "first steps")
+    meter = _warm_up(config, runner, footprint)
     seconds["warm up"] = perf_counter() - start
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     ready = Ready(
@@ -70,7 +82,7 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
         vocab_size=model.shape.vocab_size, device=f"{device.type} {name}".strip(),
         checkpoints=runner.states.checkpoints if runner.states else 0,
         recurrent=runner.states is not None, load_seconds=seconds)
-    return Opened(runner, ready)
+    return Opened(runner, ready, footprint, meter)
 
 
 def pick_device(config: DeviceConfig) -> torch.device:
@@ -113,8 +125,22 @@ def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
                      DTYPES[config.memory.state_dtype], shape.dtype, device)
 
 
-def _allocate(config: Config, model: Model, device: torch.device) -> Runner:
-    """A runner with what the memory plan gives it."""
+def _warm_up(config: Config, runner: Runner, footprint: Footprint) -> Meter | None:
+    """One small step; on a CPU then larger ones, of which the temporaries are measured."""
+    most = config.scheduler.max_num_batched_tokens
+    rehearse(runner, min(2, most))
+    if runner.moves.device.type != "cpu":
+        return None
+    meter = Meter(footprint, caches(runner))
+    rows = runner.tables.slots
+    if runner.states is not None:
+        rows = max(1, STATE_BYTES * (rows + runner.states.checkpoints) // runner.states.bytes)
+    profile(meter, most, lambda tokens: rehearse(runner, tokens, rows))
+    return meter
+
+
+def _allocate(config: Config, model: Model, device: torch.device) -> tuple[Runner, Footprint]:
+    """A runner with what the memory plan gives it, and what the plan and CUDA say of its bytes."""
     shape = model.shape
     size, dtype = config.memory.page_size, kv_dtype(config, shape)
     slots = config.scheduler.max_num_seqs + 1
@@ -122,8 +148,11 @@ def _allocate(config: Config, model: Model, device: torch.device) -> Runner:
                     shape.vocab_size, shape.max_model_len, len(shape.groups))
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = Runner(model, sinks, tables, make_states(config, shape, slots, 0, device))
+    workspace, step = 0, Step(0, 0)
     if device.type == "cuda":
-        plan = plan_caches(config, _cuda_budget(config, runner, device), "memory_fraction")
+        workspace, step = _cuda_workspace(config, runner, device)
+        budget = _cuda_budget(config, runner, device, workspace)
+        plan = plan_caches(config, budget, "memory_fraction")
     else:
         plan = plan_caches(config, config.memory.kv_cache_bytes, "kv_cache_bytes")
     if plan.checkpoints:
@@ -132,7 +161,7 @@ def _allocate(config: Config, model: Model, device: torch.device) -> Runner:
             torch.cuda.empty_cache()
         runner.states = make_states(config, shape, slots, plan.checkpoints, device)
     runner.pools = make_pools(shape, [pool.pages for pool in plan.pools], size, dtype, device)
-    return runner
+    return runner, Footprint(planned_bytes(plan), {"workspace": workspace}, step)
 
 
 def plan_caches(config: Config, budget: int, name: str) -> MemoryPlan:
@@ -146,29 +175,35 @@ def plan_caches(config: Config, budget: int, name: str) -> MemoryPlan:
     return make_plan(shape, demand_of(config), budget, name)
 
 
-def _cuda_budget(config: Config, runner: Runner, device: torch.device) -> int:
-    """Bytes for states and pages: the largest step is run, on the sink page, to see what it takes.
-    The live states are there already."""
+def _cuda_workspace(config: Config, runner: Runner, device: torch.device) -> tuple[int, Step]:
+    """Bytes of the largest step's temporaries, and its size: it is run, over the sink page."""
     rehearse(runner, config.scheduler.max_num_batched_tokens)
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    rehearse(runner, config.scheduler.max_num_batched_tokens)
+    step = rehearse(runner, config.scheduler.max_num_batched_tokens)
     torch.cuda.synchronize(device)
-    workspace = torch.cuda.max_memory_allocated(device) - before
+    return torch.cuda.max_memory_allocated(device) - before, step
+
+
+def _cuda_budget(config: Config, runner: Runner, device: torch.device, workspace: int) -> int:
+    """Bytes for states and pages, beside the largest step's temporaries. The live states are there
+    already."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     held = runner.states.bytes if runner.states else 0
     return device_budget(config.memory.memory_fraction, total, total - free - held, workspace)
 
 
-def rehearse(runner: Runner, tokens: int) -> None:
-    """Run an extend step of `tokens` tokens in all and a decode step, over the sink page.
+def rehearse(runner: Runner, tokens: int, rows: int = 1 << 16) -> Step:
+    """Run an extend step of `tokens` tokens in all and a decode step, over the sink page; the size
+    of the larger one.
 
-    As many sequences as there are slots, if there are enough tokens. The tables are left empty.
+    As many sequences as there are slots, if there are enough tokens, but at most `rows`. The tables
+    are left empty.
     """
     t = runner.tables
-    rows = max(1, min(t.slots - 1, tokens))
+    rows = max(1, min(t.slots - 1, tokens, rows))
     each = np.full(rows, tokens // rows)
     each[:tokens % rows] += 1
     each = np.clip(each, 1, max(1, t.max_len - 1))
@@ -181,3 +216,4 @@ def rehearse(runner: Runner, tokens: int) -> None:
     runner.run(StepPlan(0, 0, admit=admits, extend=extend))
     runner.run(StepPlan(0, 0, decode=slots.tobytes()))
     runner.run(StepPlan(0, 0, release=slots.tobytes()))
+    return Step(int(each.sum()), rows)

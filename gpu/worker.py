@@ -73,7 +73,7 @@ class WorkerCore:
             elif compute.steps:
                 phase = "idle"
         return Health("draining" if self._draining else phase, compute.steps, budget,
-                      {"steps": float(compute.steps)}, compute.detail)
+                      {"steps": float(compute.steps), **compute.memory}, compute.detail)
 
 
 def build(ctx: Context) -> WorkerCore:

@@ -85,3 +85,17 @@ def test_pages_fill_the_share_of_memory_that_was_asked_for(path: Path) -> None:
     assert opened.ready.device.startswith("cuda")
     # Every slot's longest sequence: less than half.
     assert opened.ready.groups[0].pages == 1 + 8 * 17
+
+
+def test_the_largest_step_is_measured_before_pages_are_shared_out(path: Path) -> None:
+    config = Config(model=ModelConfig(model=str(path)),
+                    memory=MemoryConfig(memory_fraction=0.5),
+                    scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256))
+    opened = open_device(config, 1, lambda *_: None, {})
+    told = opened.footprint
+    assert opened.meter is None and told.step == (256, 8)
+    assert told.measured["workspace"] > 0
+    for name in ("tables", "states", "pages"):
+        assert told.measured[name] == told.planned[name]
+    # torch rounds each tensor up to 512 bytes.
+    assert told.planned["weights"] <= told.measured["weights"] < 1.2 * told.planned["weights"]

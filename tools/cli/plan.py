@@ -16,6 +16,7 @@ from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.gpu.memory import device_budget
 from actorium.gpu.plan import checkpoint, weights
+from actorium.gpu.plan.beside import largest_step, tables_estimate, workspace_estimate
 from actorium.gpu.plan.memory import Demand, MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.shape import BYTES, PlanShape, read_plan_shape
 from actorium.tools.cli import plan_report
@@ -153,13 +154,12 @@ def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any], where: 
 
 def _outside(part: PlanShape, demand: Demand, config: Config, own: Outside) -> list[Outside]:
     """What a GPU holds beside the caches."""
-    slots, drafts = demand.max_num_seqs + 1, demand.drafts
-    tables = weights.table_bytes(slots, part.max_model_len, demand.page_size, len(part.groups))
-    rows = demand.max_num_seqs * (drafts + 1)
-    step = weights.workspace_bytes(part, max(demand.chunk, rows), rows)
-    return [own, Outside("resident tables", tables, f"{slots} slots"),
-            Outside("workspace and graphs", step,
-                    "an estimate: the worker measures it when it starts")]
+    step = largest_step(demand)
+    return [own, Outside("resident tables", tables_estimate(part, demand),
+                         f"{demand.max_num_seqs + 1} slots"),
+            Outside("workspace and graphs", workspace_estimate(part, demand),
+                    f"an estimate for a step of {step.tokens:,} tokens, {step.rows:,} rows: the "
+                    "worker measures it (actorium ps)")]
 
 
 def _budget(parsed: Parsed[PlanOptions], outside: list[Outside]) -> tuple[int, str]:

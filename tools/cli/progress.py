@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorium.actors.config import Config
 from actorium.actors.messages import ActorStatus, Status
-from actorium.tools.cli.status import READY_PHASES, Asker
+from actorium.tools.cli.status import READY_PHASES, Asker, device_memory
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -37,6 +37,8 @@ class StartUp:
         """Role -> seconds from the start of this process to its readiness."""
         self.spans: dict[str, list[tuple[str, float]]] = {}
         """Role -> (what it was doing, since when), in seconds from the start of this process."""
+        self.memory = ""
+        """What the worker says of its bytes, measured and planned."""
         self._said: dict[str, str] = {}
         self._bars: Progress | None = None
         self._tasks: dict[str, Any] = {}
@@ -52,6 +54,7 @@ class StartUp:
             spans = self.spans.setdefault(actor.role, [])
             if not spans or spans[-1][0] != doing:
                 spans.append((doing, now))
+            self.memory = device_memory(actor.gauges) or self.memory
             self._tell(actor)
 
     def _tell(self, actor: ActorStatus) -> None:
@@ -94,7 +97,7 @@ class StartUp:
         for role, seconds in sorted(self.ready_at.items(), key=lambda item: item[1]):
             phases = ", ".join(f"{doing} {took:.2f}" for doing, took in self.phases(role))
             lines.append(f"  {role:<12} {seconds:6.2f} s" + (f"  ({phases})" if phases else ""))
-        return "\n".join(lines)
+        return "\n".join([*lines, f"  {self.memory}"] if self.memory else lines)
 
     def phases(self, role: str) -> list[tuple[str, float]]:
         """(what the actor was doing, seconds) until it was ready, as far as it was seen."""

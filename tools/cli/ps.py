@@ -76,10 +76,16 @@ def table(rows: list[dict[str, Any]]) -> str:
     widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
              for line in cells]
-    details = [""] + [f"  {text}" if (text := row["detail"] or memory(row["gauges"])) else ""
-                      for row in rows]
+    details = [""] + [f"  {text}" if (text := detail(row)) else "" for row in rows]
     return "\n".join((line + detail).rstrip()
                      for line, detail in zip(lines, details, strict=True))
+
+
+def detail(row: dict[str, Any]) -> str:
+    """What an actor says of itself, and of its memory."""
+    gauges = row["gauges"]
+    told = (row["detail"], memory(gauges), status.device_memory(gauges))
+    return "; ".join(part for part in told if part)
 
 
 def memory(gauges: dict[str, float]) -> str:

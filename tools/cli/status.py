@@ -1,14 +1,16 @@
-"""Asking an engine's watchdog how its actors are."""
+"""Asking an engine's watchdog how its actors are, and saying it."""
 
 from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from actorium.actors.client_calls import bytes_of
 from actorium.actors.messages import GetStatus, Status
 from actorium.actors.runtime.rundir import address
 
@@ -76,3 +78,25 @@ def about(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def device_memory(gauges: Mapping[str, float]) -> str:
+    """Bytes measured beside planned, in a line; nothing for an actor that tells of none.
+
+    The workspace is planned for the largest step; it is shown once a step was measured.
+    """
+    found = bytes_of(gauges)
+    step = found.get("workspace", {})
+    parts = [f"{name} {_mib(count['measured'])} ({_mib(count['planned'])})"
+             for name, count in found.items()
+             if count["planned"] and (name != "workspace" or count["tokens"])]
+    if not parts:
+        return ""
+    seen = ""
+    if step.get("tokens"):
+        seen = f" in a step of {step['tokens']:,} tokens, {step['rows']} rows"
+    return f"MiB (planned): {', '.join(parts)}{seen}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.0f}" if count >= 10 << 20 else f"{count / 2**20:.1f}"

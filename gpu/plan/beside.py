@@ -1,0 +1,45 @@
+"""What a GPU holds beside its caches, estimated; the worker tells what it measures by these names.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from actorium.gpu.plan.memory import Demand, MemoryPlan
+from actorium.gpu.plan.shape import PlanShape
+from actorium.gpu.plan.weights import table_bytes, weight_bytes, workspace_bytes
+
+
+class Step(NamedTuple):
+    """The size of a step."""
+
+    tokens: int
+    """Computed in it."""
+    rows: int
+    """Sampled in it."""
+
+
+def largest_step(demand: Demand) -> Step:
+    """The most that one step computes and samples."""
+    rows = demand.max_num_seqs * (demand.drafts + 1)
+    return Step(max(demand.chunk, rows), rows)
+
+
+def tables_estimate(shape: PlanShape, demand: Demand) -> int:
+    """Bytes of the resident tables."""
+    return table_bytes(demand.max_num_seqs + 1, shape.max_model_len, demand.page_size,
+                       len(shape.groups))
+
+
+def workspace_estimate(shape: PlanShape, demand: Demand) -> int:
+    """Bytes of the largest step's temporaries."""
+    return workspace_bytes(shape, *largest_step(demand))
+
+
+def planned_bytes(plan: MemoryPlan) -> dict[str, int]:
+    """Bytes by name, of all that the worker of this plan allocates."""
+    pages = sum(pool.bytes for pool in plan.pools)
+    shape, demand = plan.shape, plan.demand
+    return {"weights": weight_bytes(shape, mtp=shape.mtp > 0),
+            "tables": tables_estimate(shape, demand), "states": plan.used - pages, "pages": pages,
+            "workspace": workspace_estimate(shape, demand)}
