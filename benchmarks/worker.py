@@ -73,7 +73,7 @@ def median_us(run: Callable[[], Any], times: int) -> float:
 def step_us(rows: int, params: dict[str, Any], times: int) -> float:
     """One steady decode step of `rows` sequences, from plan to result."""
     host = torch.device("cpu")
-    shape: Any = SimpleNamespace(kv_size=8, kv_heads=1, head_dim=8, layers=1)
+    shape: Any = SimpleNamespace(kv_row=(2, 8), layers=1)
     tables = Tables(Host(host), rows + 1, 64, 16, VOCAB, 1024)
     runner = Runner(ReadyModel(rows), [PagePool(shape, 1, 16, torch.float32, host)], tables)
     slots = np.arange(1, rows + 1, dtype=np.int32)

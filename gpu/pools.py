@@ -15,17 +15,17 @@ from actorium.kernels.linear import HUGE_PAGE, huge
 
 def page_bytes(shape: ModelShape, page_size: int, dtype: torch.dtype,
                layers: int | None = None) -> int:
-    """Bytes one page takes over so many layers (None: all of them), keys and values."""
+    """Bytes one page takes over so many layers (None: all of them)."""
     count = shape.layers if layers is None else layers
-    return 2 * shape.kv_size * count * page_size * dtype.itemsize
+    return math.prod(shape.kv_row) * count * page_size * dtype.itemsize
 
 
 class PagePool:
     """`pages` pages of `page_size` tokens for each of `layers` layers, those of one group (None:
     all of the model's); page 0 is the padding sink.
 
-    `layers[i]`, of the group's i-th layer: [pages * page_size, 2 * kv_heads, head_dim]. A token's
-    keys of all heads lie next to its values, so that one copy writes and one gather reads both.
+    `layers[i]`, of the group's i-th layer: [pages * page_size, *ModelShape.kv_row]. A token's keys
+    of all heads lie next to its values, so that one copy writes and one gather reads both.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class PagePool:
         device: torch.device, layers: int | None = None,
     ) -> None:
         self.pages, self.page_size, self.dtype = pages, page_size, dtype
-        size = (pages * page_size, 2 * shape.kv_heads, shape.head_dim)
+        size = (pages * page_size, *shape.kv_row)
         count = shape.layers if layers is None else layers
         self.layers = [zeros(size, dtype, device) for _ in range(count)]
 

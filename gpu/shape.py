@@ -11,9 +11,11 @@ import torch
 
 from actorium.actors.errors import BadModel
 from actorium.gpu.hybrid_shape import DeltaShape, ExpertShape, StateShape
+from actorium.gpu.mamba_shape import MambaShape
+from actorium.gpu.mla_shape import LatentShape, Routing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-RecurrentShape = DeltaShape
+RecurrentShape = DeltaShape | MambaShape
 """Of the layers with a recurrent state: every kind has a `width`, of its convolution, and a
 `state`, what a layer keeps of a sequence."""
 
@@ -76,6 +78,7 @@ class ModelShape:
     """Queries and keys are normed, head by head."""
     embed_scale: float = 1.0
     """On the embeddings."""
+    logit_scale: float = 1.0
     activation: str = "silu"
     """silu or gelu (its tanh form): what gates the MLP."""
     norm_plus_one: bool = False
@@ -94,6 +97,12 @@ class ModelShape:
     """Layers whose MLP is a mixture of experts."""
     experts: ExpertShape | None = None
     """Of the sparse layers."""
+    routing: Routing | None = None
+    """How they are chosen; None: by the highest probabilities."""
+    latent: LatentShape | None = None
+    """Attention over latents instead of keys and values."""
+    mtp_layers: int = 0
+    """Layers of the checkpoint, behind all others, that predict further tokens (MTP)."""
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -108,6 +117,14 @@ class ModelShape:
     def state(self) -> StateShape | None:
         """What a recurrent layer keeps of a sequence; None where no layer is recurrent."""
         return self.recurrence.state if self.recurrence else None
+
+    @property
+    def kv_row(self) -> tuple[int, int]:
+        """What a token leaves in the pages of an attention layer: (parts, width of each). The keys
+        of all heads and then their values; or one part, its latent."""
+        if self.latent is not None:
+            return 1, self.latent.row
+        return 2 * self.kv_heads, self.head_dim
 
     @property
     def q_size(self) -> int:

@@ -7,7 +7,7 @@ Query heads share key heads in groups (grouped-query attention, arXiv 2305.13245
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -28,6 +28,21 @@ class Attend(Protocol):
     layer's pages, in which the step's own keys and values are) -> [N, H, D], in `out` if given."""
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor: ...
+
+
+class AttentionOps(Protocol):
+    """Kernels of paged attention."""
+
+    def decode(
+        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
+        scale: float,
+    ) -> Attend:
+        """See `torch_decode`."""
+
+    def extend(
+        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+    ) -> Attend:
+        """See `torch_extend`."""
 
 
 def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int) -> Tensor:
@@ -108,8 +123,15 @@ def causal_extend(q: Tensor, kv: Tensor, index: Tensor, scale: float) -> Tensor:
     return out.transpose(1, 2)
 
 
+Masked = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+"""What `paged_decode` computes, of whatever the rows of the pages are."""
+Causal = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""What `causal_extend` computes."""
+
+
 def torch_decode(
-    pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int, scale: float
+    pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int, scale: float,
+    masked: Masked = paged_decode,
 ) -> Attend:
     """The last q_len tokens of B sequences, each seeing those up to itself.
 
@@ -122,13 +144,16 @@ def torch_decode(
     mask = decode_mask(lens, q_len, span, window)
 
     def run(q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
-        done = paged_decode(q.view(-1, q_len, *q.shape[1:]), layer, index, mask, scale)
+        done = masked(q.view(-1, q_len, *q.shape[1:]), layer, index, mask, scale)
         return _into(out, done.reshape(q.shape))
 
     return run
 
 
-def torch_extend(rows: Sequence[Chunk], page_size: int, window: int, scale: float) -> Attend:
+def torch_extend(
+    rows: Sequence[Chunk], page_size: int, window: int, scale: float,
+    masked: Masked = paged_decode, causal: Causal = causal_extend,
+) -> Attend:
     """Chunks of several sequences: whole prompts of one length in one call, others one by one."""
     parts: list[tuple[int, Attend]] = []
     at = 0
@@ -138,9 +163,9 @@ def torch_extend(rows: Sequence[Chunk], page_size: int, window: int, scale: floa
             while (at + same < len(rows) and rows[at + same].count == row.count
                    and _whole(rows[at + same], window)):
                 same += 1
-            parts.append((same * row.count, _prompts(rows[at:at + same], page_size, scale)))
+            parts.append((same * row.count, _prompts(rows[at:at + same], page_size, scale, causal)))
         else:
-            parts.append((row.count, _prefixed(row, page_size, window, scale)))
+            parts.append((row.count, _prefixed(row, page_size, window, scale, masked)))
         at += same
     if len(parts) == 1:
         return parts[0][1]
@@ -158,20 +183,22 @@ def _whole(row: Chunk, window: int) -> bool:
     return row.start == 0 and not 0 < window < row.count
 
 
-def _prompts(rows: Sequence[Chunk], page_size: int, scale: float) -> Attend:
+def _prompts(rows: Sequence[Chunk], page_size: int, scale: float, causal: Causal) -> Attend:
     count = rows[0].count
     pages = torch.stack([row.pages[:-(-count // page_size)] for row in rows])
     lens = torch.full((len(rows),), count, device=pages.device, dtype=torch.int32)
     index = token_index(pages, lens, page_size, count)
 
     def run(q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
-        done = causal_extend(q.view(-1, count, *q.shape[1:]), layer, index, scale)
+        done = causal(q.view(-1, count, *q.shape[1:]), layer, index, scale)
         return _into(out, done.reshape(q.shape))
 
     return run
 
 
-def _prefixed(row: Chunk, page_size: int, window: int, scale: float) -> Attend:
+def _prefixed(
+    row: Chunk, page_size: int, window: int, scale: float, masked: Masked
+) -> Attend:
     behind = max(0, row.start - window + 1) // page_size if window else 0
     start, pages = row.start - behind * page_size, row.pages[behind:]
     length, device = start + row.count, row.pages.device
@@ -179,7 +206,7 @@ def _prefixed(row: Chunk, page_size: int, window: int, scale: float) -> Attend:
     index = token_index(pages[None], lens, page_size, length)
     mask = extend_mask(start, row.count, window, device)[None, None]
     return lambda q, layer, out=None: _into(
-        out, paged_decode(q[None], layer, index, mask, scale)[0])
+        out, masked(q[None], layer, index, mask, scale)[0])
 
 
 def _into(out: Tensor | None, done: Tensor) -> Tensor:

@@ -19,6 +19,24 @@ def route(logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor
     return weights.to(logits.dtype), experts
 
 
+def route_groups(
+    scores: Tensor, bias: Tensor, groups: int, chosen_groups: int, chosen: int
+) -> tuple[Tensor, Tensor]:
+    """(scores, experts): [T, chosen] each, of the highest of scores + bias among the experts of the
+    best groups, a group being as good as its two best (DeepSeek-V3, arXiv 2412.19437).
+
+    scores: f32[T, E], above 0; bias: f32[E]. E is a multiple of groups.
+    """
+    biased = (scores + bias).view(len(scores), groups, -1)
+    if chosen_groups < groups:
+        best = biased.topk(2, -1).values.sum(-1).topk(chosen_groups, -1).indices
+        closed = torch.ones(biased.shape[:2], dtype=torch.bool, device=scores.device)
+        closed.scatter_(1, best, False)
+        biased = biased.masked_fill(closed.unsqueeze(-1), -torch.inf)
+    experts = biased.flatten(1).topk(chosen, -1).indices
+    return scores.gather(1, experts), experts
+
+
 def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,
                 run: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
     """sum over each row's experts of weight * expert(row).

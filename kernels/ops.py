@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .activation import gelu_mul, silu_mul
-from .attention import Attend, Chunk, torch_decode, torch_extend
+from .attention import Attend, AttentionOps, Chunk, torch_decode, torch_extend
 from .attention_native import NativeDecode, NativeExtend, chunk_rows, window_rows
 from .kv import write_kv
 from .linear import (
@@ -24,6 +24,7 @@ from .linear import (
     can_tile,
     huge,
 )
+from .mla import Latent
 from .native import library
 from .norm import rms_norm
 from .rope import apply_rope
@@ -87,6 +88,11 @@ class TorchOps:
     ) -> Attend:
         """Attention of a step's chunks of prompts, for every layer with this window."""
         return torch_extend(rows, page_size, window, scale)
+
+    @property
+    def latent(self) -> AttentionOps:
+        """Attention over latents."""
+        return Latent()
 
 
 class NativeOps(TorchOps):

@@ -47,6 +47,10 @@ DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_hea
          "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
            "shared_expert_intermediate_size": 40}
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+          "v_head_dim": 10, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
+          "topk_group": 2, "n_shared_experts": 2, "moe_intermediate_size": 24,
+          "first_k_dense_replace": 1}
 CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
     {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, "dtype": "float32"},
@@ -68,6 +72,10 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Qwen3_5MoeForConditionalGeneration"],
      "text_config": {**SMALL, **DELTA, **EXPERTS, "attention_bias": True}},
     {"architectures": ["Qwen3MoeForCausalLM"], **EXPERTS, "decoder_sparse_step": 2},
+    {"architectures": ["DeepseekV3ForCausalLM"], **LATENT},
+    {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, "q_lora_rank": None,
+     "attention_bias": True, "first_k_dense_replace": 0, "dtype": "float32"},
+    {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, "attention_bias": True},
 ]
 
 
@@ -116,6 +124,29 @@ def test_weights_of_the_27b_shape() -> None:
     assert parameters(ours, mtp=True) - wants == layer + 2 * 5120**2 + 3 * 5120
     half = weight_bytes(ours.split(2), mtp=True)
     assert weight_bytes(ours, mtp=True) / 2 < half < weight_bytes(ours, mtp=True) / 2 + (4 << 20)
+
+
+def test_weights_of_layers_that_draft() -> None:
+    config = {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, "num_nextn_predict_layers": 2}
+    ours, theirs = both(config)
+    wants = wanted_tensors(theirs)
+    assert ours.mtp == theirs.mtp_layers == 2
+    assert parameters(ours, mtp=True) == sum(math.prod(want.shape) for want in wants)
+    assert weight_bytes(ours, mtp=True) == sum(
+        math.prod(want.shape) * (4 if want.wide else 2) for want in wants)
+    without = wanted_tensors(replace(theirs, mtp_layers=0))
+    assert wants[:len(without)] == without
+    assert {want.name.split(".")[2] for want in wants[len(without):]} == {"4", "5"}
+
+
+def test_a_latent_is_all_that_a_token_leaves() -> None:
+    raw = {"architectures": ["DeepseekV3ForCausalLM"], "dtype": "bfloat16"}
+    ours = read_plan_shape(raw, HERE)
+    assert ours.kv_row == 512 + 64 and ours.split(8).kv_row == 512 + 64
+    plan = make_plan(ours, Demand(4, checkpoints=0), 1 << 33)
+    assert plan.token_bytes == 61 * 576 * 2
+    billions = parameters(ours) / 1e9
+    assert 671 < billions < 671.1
 
 
 def test_tables_take_what_they_say() -> None:

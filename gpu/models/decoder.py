@@ -121,7 +121,8 @@ class Decoder(ABC):
               recurrent: Recurrent | None) -> Step:
         s = self.shape
         groups = [GroupStep(own.kv_index, pool.layers, plan_attention(
-                      own, pool.page_size, group.window, s.attention_scale, self.ops))
+                      own, pool.page_size, group.window, s.attention_scale,
+                      self.ops.latent if s.latent else self.ops))
                   for own, pool, group in zip(batches, pools, s.groups, strict=True)]
         ropes = [rope_rows(table, batches[0].positions) for table in self.ropes]
         if recurrent is None or s.recurrence is None:
@@ -132,7 +133,8 @@ class Decoder(ABC):
     @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
         """Final norm and head. rows: [R, hidden] -> f32[R, vocab]."""
-        return self.head.wide(self.ops.rms_norm(rows, self.norm, self.shape.norm_eps))
+        wide = self.head.wide(self.ops.rms_norm(rows, self.norm, self.shape.norm_eps))
+        return wide if self.shape.logit_scale == 1 else wide.mul_(self.shape.logit_scale)
 
 
 def _at(i: int) -> str:

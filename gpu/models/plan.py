@@ -12,9 +12,8 @@ from torch import Tensor
 
 from actorium.gpu.batch import ForwardBatch, StateRows
 from actorium.gpu.states import LayerStates
-from actorium.kernels.attention import Attend
+from actorium.kernels.attention import Attend, AttentionOps
 from actorium.kernels.delta_native import Runs, plan_runs
-from actorium.kernels.ops import TorchOps
 from actorium.kernels.ragged import Ragged, plan_ragged
 
 
@@ -75,6 +74,7 @@ class StatePlan:
     def __init__(self, rows: StateRows, width: int, device: torch.device) -> None:
         """width: of the convolution."""
         self.extends, self.decodes = rows.extends, rows.decodes
+        self.q_len, self.accepted = rows.q_len, rows.accepted
         self.extend_tokens = sum(run.length for run in rows.extends)
         self._width, self._device = width, device
 
@@ -90,7 +90,7 @@ class StatePlan:
 
 
 def plan_attention(
-    batch: ForwardBatch, page_size: int, window: int, scale: float, ops: TorchOps
+    batch: ForwardBatch, page_size: int, window: int, scale: float, ops: AttentionOps
 ) -> AttentionPlan:
     """The plan of a step for layers with this window (0 = none)."""
     plan = AttentionPlan(batch.extend_tokens, None, None, None)
@@ -109,7 +109,7 @@ def plan_attention(
 
 
 def _few(
-    batch: ForwardBatch, page_size: int, window: int, scale: float, ops: TorchOps
+    batch: ForwardBatch, page_size: int, window: int, scale: float, ops: AttentionOps
 ) -> Attend | None:
     """The wanted rows as decode rows: each sees its own sequence up to its own position."""
     ends: list[int] = []

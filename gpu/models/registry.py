@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,12 +11,16 @@ import torch
 from actorium.actors.config import Config
 from actorium.actors.errors import BadModel
 from actorium.gpu.families.base import Reader, limited
+from actorium.gpu.families.deepseek import deepseek
 from actorium.gpu.families.gemma3 import gemma3
+from actorium.gpu.families.granite import granite
 from actorium.gpu.families.llama import llama, mistral, qwen2, qwen3
 from actorium.gpu.families.qwen_hybrid import qwen_hybrid
 from actorium.gpu.hybrid_shape import HYBRIDS
 from actorium.gpu.loader import Progress, Want, random_tensors, read_tensors
 from actorium.gpu.models.decoder import Decoder as Model
+from actorium.gpu.models.deepseek import DeepseekLM
+from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.hybrid import HybridLM
 from actorium.gpu.models.llama import CausalLM
 from actorium.gpu.shape import ModelShape, architecture_of, read_json
@@ -38,7 +43,9 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family(qwen3, CausalLM),
     "Gemma3ForCausalLM": Family(gemma3, CausalLM),
     "Gemma3ForConditionalGeneration": Family(gemma3, CausalLM),
+    "DeepseekV3ForCausalLM": Family(deepseek, DeepseekLM),
     **{name: Family(qwen_hybrid, HybridLM) for name in HYBRIDS},
+    "GraniteMoeHybridForCausalLM": Family(granite, GraniteLM),
 }
 """By the model class that a config names. Of those with images (ConditionalGeneration) the text
 part alone is served."""
@@ -76,13 +83,16 @@ def wanted_tensors(shape: ModelShape) -> list[Want]:
     return FAMILIES[shape.architecture].model.wants(shape)
 
 
-def load_model(path: Path, config: Config, device: torch.device, progress: Progress) -> Model:
+def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
+               mtp: bool = False) -> Model:
     """The model at `path`, ready on the device.
 
-    progress(what, done, of) is called once per shard. Raises `BadModel` with one line that names
-    the file, field or tensor at fault.
+    progress(what, done, of) is called once per shard. mtp: with the layers that draft, which must
+    be there. Raises `BadModel` with one line that names the file, field or tensor at fault.
     """
     shape = read_shape(path, config)
+    if not mtp:
+        shape = replace(shape, mtp_layers=0)
     kind = FAMILIES[shape.architecture].model
     wants = kind.wants(shape)
     if config.model.load_format == "dummy":

@@ -66,9 +66,8 @@ class StateBytes(NamedTuple):
     columns: int
     """The last width - 1 inputs of the convolutions, in the weights' dtype."""
     window: int
-    """Only a slot's row: what delayed commit keeps of a verify window of k + 1 tokens. Their keys
-    and values in the weights' dtype, float32 gates (g and beta; dt), and k more columns of the
-    convolution: after at least one token is accepted the oldest is never needed."""
+    """Only a slot's row: what delayed commit keeps of the k drafts of a verify window, the inputs
+    of convolution and gates in the weights' dtype."""
 
     @property
     def checkpoint(self) -> int:
@@ -156,7 +155,7 @@ class MemoryPlan:
                       f"{r.channels} channels x {r.width - 1} {self.shape.dtype}")]
         if s.window:
             lines.append(Line("speculation windows", count * s.window, count, s.window,
-                              f"inputs of {self.demand.drafts + 1} tokens not yet committed"))
+                              f"inputs of {self.demand.drafts} drafts not yet committed"))
         lines.append(Line("slot 0, the padding sink", sum(s), 1, sum(s), "what padded rows write"))
         if self.checkpoints:
             lines.append(Line("checkpoints", self.checkpoints * s.checkpoint, self.checkpoints,
@@ -293,11 +292,9 @@ def state_bytes(shape: PlanShape, demand: Demand) -> StateBytes:
     r = shape.recurrent
     if r is None:
         return StateBytes(0, 0, 0)
-    tokens, column = demand.drafts + 1, r.channels * shape.itemsize
-    each = r.inputs * shape.itemsize + r.scalars * r.heads * BYTES["float32"]
-    window = tokens * each + demand.drafts * column if demand.drafts else 0
     return StateBytes(r.layers * r.state * BYTES[demand.state_dtype],
-                      r.layers * (r.width - 1) * column, r.layers * window)
+                      r.layers * (r.width - 1) * r.channels * shape.itemsize,
+                      r.layers * demand.drafts * r.inputs * shape.itemsize)
 
 
 def token_bytes(shape: PlanShape, demand: Demand) -> int:
@@ -307,7 +304,7 @@ def token_bytes(shape: PlanShape, demand: Demand) -> int:
 
 def _layer_bytes(shape: PlanShape, demand: Demand) -> int:
     dtype = shape.dtype if demand.kv_dtype == "auto" else demand.kv_dtype
-    return 2 * shape.kv_heads * shape.head_dim * BYTES[dtype]
+    return shape.kv_row * BYTES[dtype]
 
 
 def _groups(shape: PlanShape, demand: Demand) -> list[Pool]:

@@ -19,7 +19,23 @@ from actorium.gpu.hybrid_shape import (
     sparse_layers,
     text_part,
 )
+from actorium.gpu.mamba_shape import (
+    granite_experts,
+    granite_fields,
+    mamba_layers,
+    mamba_shape,
+)
+from actorium.gpu.mla_shape import (
+    LatentShape,
+    Routing,
+    complete,
+    deepseek_experts,
+    latent_shape,
+    mtp_layers,
+    sparse_from,
+)
 
+GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 """Bytes of one element."""
 
@@ -42,7 +58,11 @@ class Recurrent(NamedTuple):
     width: int
     """Of the convolution."""
     scalars: int
-    """float32 numbers a token and head brings to the state's update: g and beta, or dt."""
+    """Inputs of gates that a token and head has: b and a, or dt."""
+    wide: int = 2
+    """Numbers of a head that are kept in float32: A_log, dt_bias, and D of Mamba-2."""
+    conv_bias: bool = False
+    proj_bias: bool = False
 
     @property
     def state(self) -> int:
@@ -56,8 +76,8 @@ class Recurrent(NamedTuple):
 
     @property
     def inputs(self) -> int:
-        """Elements of a token's key and value, as the state's update takes them."""
-        return self.key_heads * self.columns + self.heads * self.rows
+        """Elements that a token brings to state and convolution."""
+        return self.channels + self.scalars * self.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,10 @@ class PlanShape:
     qk_norm: bool = False
     output_gate: bool = False
     sandwich_norms: bool = False
+    latent: LatentShape | None = None
+    """Attention over latents, which every GPU has whole."""
+    routing: Routing | None = None
+    """Experts are chosen by groups."""
     tp: int = 1
     """GPUs that share the layers; the sizes here are those of one of them."""
 
@@ -97,6 +121,11 @@ class PlanShape:
     def itemsize(self) -> int:
         """Bytes of a weight."""
         return BYTES[self.dtype]
+
+    @property
+    def kv_row(self) -> int:
+        """Numbers that a token leaves in the pages of an attention layer."""
+        return self.latent.row if self.latent else 2 * self.kv_heads * self.head_dim
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
@@ -170,6 +199,10 @@ def read_plan_shape(raw: dict[str, Any], where: Path, dtype: str = "auto",
 
 def _text(raw: dict[str, Any], arch: str) -> dict[str, Any]:
     """The config of the language model, complete."""
+    if arch == DEEPSEEK_V3:
+        return complete(raw)
+    if arch == GRANITE_HYBRID:
+        return granite_fields(raw)
     if arch in HYBRIDS:
         defaults = HYBRIDS[arch].defaults
     else:
@@ -259,6 +292,27 @@ def _qwen_hybrid(get: Fields, shape: PlanShape) -> PlanShape:
                             delta.value_dim, delta.key_dim, 2, delta.width, 2))
 
 
+def _deepseek(get: Fields, shape: PlanShape) -> PlanShape:
+    """DeepSeek-V3."""
+    bias, (experts, routing) = get.flag("attention_bias"), deepseek_experts(get)
+    return replace(shape, latent=latent_shape(get), experts=experts, routing=routing,
+                   sparse=len(sparse_from(get, shape.layers)), qkv_bias=bias, o_bias=bias,
+                   mtp=mtp_layers(get))
+
+
+def _granite(get: Fields, shape: PlanShape) -> PlanShape:
+    """Granite-4 hybrid: Mamba-2."""
+    bias, experts = get.flag("attention_bias"), granite_experts(get)
+    mamba, count = mamba_shape(get), len(mamba_layers(get, shape.layers))
+    recurrent = Recurrent(
+        "Mamba-2", count, mamba.heads, mamba.groups, mamba.head_dim, mamba.state_dim, 2,
+        mamba.width, 1, 3, mamba.conv_bias, mamba.proj_bias)
+    return replace(
+        shape, intermediate=get.int("shared_intermediate_size"), qkv_bias=bias, o_bias=bias,
+        experts=experts, sparse=shape.layers if experts else 0,
+        windows=(0,) * (shape.layers - count), recurrent=recurrent if count else None)
+
+
 def _mtp(get: Fields) -> int:
     """MTP layers; Qwen3-Next's checkpoints hold one that their config does not tell of."""
     for name in MTP_FIELDS:
@@ -267,10 +321,13 @@ def _mtp(get: Fields) -> int:
     return int(get.raw.get("model_type") == "qwen3_next" and MTP_FIELDS[0] not in get.raw)
 
 
+DEEPSEEK_V3 = "DeepseekV3ForCausalLM"
 Reader = Callable[[Fields, PlanShape], PlanShape]
 READERS: dict[str, Reader] = {
     "LlamaForCausalLM": _llama, "MistralForCausalLM": _mistral, "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3, "Gemma3ForCausalLM": _gemma3,
-    "Gemma3ForConditionalGeneration": _gemma3, **{name: _qwen_hybrid for name in HYBRIDS},
+    "Gemma3ForConditionalGeneration": _gemma3, DEEPSEEK_V3: _deepseek,
+    **{name: _qwen_hybrid for name in HYBRIDS},
+    GRANITE_HYBRID: _granite,
 }
 """Architecture -> what its config says beyond the fields all share."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actorium.gpu.memory import page_table_width
+from actorium.gpu.mla_shape import LatentShape
 from actorium.gpu.plan.shape import PlanShape, Recurrent
 
 RECORD_BYTES = 8 + 4 + 1 + 12 * 4 + 4
@@ -12,10 +13,14 @@ RECORD_BYTES = 8 + 4 + 1 + 12 * 4 + 4
 def weight_bytes(shape: PlanShape, mtp: bool = False) -> int:
     """Bytes of one GPU's weights; mtp: with the MTP layers.
 
-    shape: that GPU's part. What is not divided (norms, router, gates) counts on every GPU. A_log
-    and dt_bias are kept in float32.
+    shape: that GPU's part. What is not divided (norms, router, gates, projections to latents)
+    counts on every GPU. A_log, dt_bias and routers that choose by groups are kept in float32.
     """
-    wide = 2 * shape.recurrent.heads * shape.recurrent.layers if shape.recurrent else 0
+    r = shape.recurrent
+    wide = r.wide * r.heads * r.layers if r else 0
+    if shape.routing and shape.experts:
+        layers = shape.sparse + shape.mtp * mtp
+        wide += layers * shape.experts.number * (shape.hidden + 1)
     return parameters(shape, mtp) * shape.itemsize + wide * (4 - shape.itemsize)
 
 
@@ -25,27 +30,43 @@ def parameters(shape: PlanShape, mtp: bool = False) -> int:
     total = shape.vocab * h * (1 if shape.tied else 2) + h
     total += len(shape.windows) * _attention(shape)
     if recurrent is not None:
-        total += recurrent.layers * _gated_delta(h, recurrent)
+        total += recurrent.layers * _recurrent(h, recurrent)
     total += shape.layers * _norms(shape)
     total += (shape.layers - shape.sparse) * _mlp(shape) + shape.sparse * _experts(shape)
     if mtp and shape.mtp:
         block = _attention(shape) + _norms(shape)
-        block += _experts(shape) if shape.sparse else _mlp(shape)
-        total += shape.mtp * block + -(-2 * h * h // shape.tp) + 3 * h
+        block += _experts(shape) if shape.sparse or shape.latent else _mlp(shape)
+        join = -(-2 * h * h // shape.tp) + 3 * h
+        total += shape.mtp * block + join * (shape.mtp if shape.latent else 1)
     return total
 
 
 def _attention(s: PlanShape) -> int:
+    if s.latent:
+        return _latent_attention(s, s.latent)
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     total = s.hidden * (q * (2 if s.output_gate else 1) + 2 * kv) + q * s.hidden
     total += (q * (2 if s.output_gate else 1) + 2 * kv) * s.qkv_bias + s.hidden * s.o_bias
     return total + 2 * s.head_dim * s.qk_norm
 
 
-def _gated_delta(hidden: int, r: Recurrent) -> int:
+def _latent_attention(s: PlanShape, m: LatentShape) -> int:
+    queries, values = s.heads * m.query, s.heads * m.value
+    total = s.hidden * m.row + m.rank + m.rank * s.heads * (m.plain + m.value)
+    if m.query_rank:
+        total += (s.hidden + 1 + queries) * m.query_rank
+    else:
+        total += s.hidden * queries
+    total += (m.query_rank + m.row) * s.qkv_bias + s.hidden * s.o_bias
+    return total + values * s.hidden
+
+
+def _recurrent(hidden: int, r: Recurrent) -> int:
+    """GatedDeltaNet norms each head with the same weights, Mamba-2 all of them at once."""
     values = r.heads * r.rows
-    into = hidden * (r.channels + values + 2 * r.heads)
-    return into + r.channels * r.width + 2 * r.heads + r.rows + values * hidden
+    into, norm = r.channels + values + r.scalars * r.heads, r.rows if r.scalars == 2 else values
+    return (into * (hidden + r.proj_bias) + r.channels * (r.width + r.conv_bias)
+            + r.wide * r.heads + norm + hidden * (values + r.proj_bias))
 
 
 def _norms(s: PlanShape) -> int:
@@ -59,9 +80,11 @@ def _mlp(s: PlanShape) -> int:
 def _experts(s: PlanShape) -> int:
     if s.experts is None:
         return 0
-    experts, _, size, shared, _ = s.experts
+    experts, _, size, shared, _, gate = s.experts
     total = experts * (s.hidden + 3 * s.hidden * size)
-    return total + (3 * s.hidden * shared + s.hidden if shared else 0)
+    if s.routing:
+        return total + experts + 3 * s.hidden * shared
+    return total + (3 * s.hidden * shared + s.hidden * gate if shared else 0)
 
 
 def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int) -> int:
@@ -78,6 +101,8 @@ def workspace_bytes(shape: PlanShape, tokens: int, rows: int) -> int:
     """
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     widths = [q * (3 if shape.output_gate else 2) + 2 * kv]
+    if (m := shape.latent) is not None:
+        widths = [m.query_rank + m.row + shape.heads * (m.query + 2 * m.row + m.value)]
     if shape.layers > shape.sparse:
         widths.append(3 * shape.intermediate)
     if shape.sparse and (e := shape.experts) is not None:

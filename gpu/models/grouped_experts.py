@@ -1,0 +1,64 @@
+"""DeepSeek-V3's mixture of experts: sigmoid scores, chosen by groups, beside a shared expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from actorium.gpu.hybrid_shape import ExpertShape
+from actorium.gpu.loader import Want
+from actorium.gpu.mla_shape import Routing
+from actorium.gpu.models.mlp import Dense, dense, dense_wants
+from actorium.gpu.models.weights import Weights
+from actorium.kernels.experts import mix_experts, route_groups
+
+SMALLEST = 1e-20
+"""Added to the sum that weights are divided by."""
+
+
+def grouped_wants(at: str, hidden: int, s: ExpertShape) -> list[Want]:
+    """Tensors of a mixture, each expert's apart; scores are computed in float32."""
+    wants = [Want(f"{at}gate.weight", (s.number, hidden), wide=True),
+             Want(f"{at}gate.e_score_correction_bias", (s.number,), wide=True)]
+    for e in range(s.number):
+        wants += dense_wants(f"{at}experts.{e}.", hidden, s.size)
+    return wants + dense_wants(f"{at}shared_experts.", hidden, s.shared)
+
+
+@dataclass(slots=True)
+class GroupedMixture:
+    """Experts behind a router that looks at groups of them first."""
+
+    shape: ExpertShape
+    routing: Routing
+    router: Tensor
+    """f32[E, hidden]"""
+    bias: Tensor
+    """f32[E]: on the scores, when experts are chosen."""
+    experts: list[Dense]
+    shared: Dense
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + the mixture's output for x."""
+        weights, chosen = self.choose(x)
+        out = mix_experts(x, weights.to(x.dtype), chosen, self.experts)
+        return out.add_(self.shared(x)).add_(residual)
+
+    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""
+        s, r = self.shape, self.routing
+        scores = F.linear(x.float(), self.router).sigmoid()
+        weights, chosen = route_groups(scores, self.bias, r.groups, r.chosen_groups, s.chosen)
+        if s.normalised:
+            weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST)
+        return weights * r.factor, chosen
+
+
+def grouped_mixture(w: Weights, s: ExpertShape, routing: Routing) -> GroupedMixture:
+    """The mixture of these weights."""
+    return GroupedMixture(
+        s, routing, w.take("gate.weight"), w.take("gate.e_score_correction_bias"),
+        [dense(w.under(f"experts.{e}.")) for e in range(s.number)],
+        dense(w.under("shared_experts.")))

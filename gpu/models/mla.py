@@ -1,0 +1,131 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over pages of latents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actorium.gpu.loader import Want
+from actorium.gpu.mla_shape import LatentShape
+from actorium.gpu.models.plan import Step
+from actorium.gpu.models.weights import Weights, linear_wants
+from actorium.gpu.shape import ModelShape
+from actorium.kernels.linear import Linear
+from actorium.kernels.mla import absorb, expand, write_latent
+from actorium.kernels.ops import TorchOps
+from actorium.kernels.rope import apply_rope
+
+LATENT_EPS = 1e-6
+"""Of the norms of latents, whatever the config says of the others."""
+
+
+def latent_wants(at: str, s: ModelShape) -> list[Want]:
+    """Tensors of the layer's attention."""
+    m = shape_of(s)
+    queries = s.heads * m.query
+    if m.query_rank:
+        wants = [*linear_wants(f"{at}q_a_proj", m.query_rank, s.hidden, s.qkv_bias),
+                 Want(f"{at}q_a_layernorm.weight", (m.query_rank,)),
+                 *linear_wants(f"{at}q_b_proj", queries, m.query_rank)]
+    else:
+        wants = linear_wants(f"{at}q_proj", queries, s.hidden)
+    return [
+        *wants, *linear_wants(f"{at}kv_a_proj_with_mqa", m.row, s.hidden, s.qkv_bias),
+        Want(f"{at}kv_a_layernorm.weight", (m.rank,)),
+        *linear_wants(f"{at}kv_b_proj", s.heads * (m.plain + m.value), m.rank),
+        *linear_wants(f"{at}o_proj", s.hidden, s.heads * m.value, s.o_bias),
+    ]
+
+
+def shape_of(s: ModelShape) -> LatentShape:
+    """The latent attention of a model that has it."""
+    assert s.latent is not None
+    return s.latent
+
+
+@dataclass(slots=True)
+class LatentAttention:
+    """Weights of one layer's attention."""
+
+    shape: ModelShape
+    ops: TorchOps
+    down: Linear
+    """To the latent of the queries (or to them), then to the row of the pages."""
+    q_norm: Tensor | None
+    q_up: Linear | None
+    kv_norm: Tensor
+    to_keys: Tensor
+    """[heads, plain, rank]"""
+    to_values: Tensor
+    """[heads, rank, value]"""
+    o: Linear
+    place: int
+    """Its place among the layers that share a pool."""
+
+    def __call__(self, x: Tensor, hidden: Tensor, step: Step, rows: Tensor | None) -> Tensor:
+        """hidden + attention of x, both [T, hidden]; with `rows`, those rows of it."""
+        m, (kv_index, layers, plan) = shape_of(self.shape), step.groups[0]
+        pages, rope = layers[self.place], step.ropes[0]
+        first = self.down(x)
+        q, latent, key = first.split([first.shape[1] - m.row, m.rank, m.rope], -1)
+        latent = self.ops.rms_norm(latent.contiguous(), self.kv_norm, LATENT_EPS)
+        write_latent(pages, latent, apply_rope(key.unsqueeze(1), rope), kv_index)
+        if rows is not None and plan.few is not None:
+            # Only these rows attend: nothing need be made of the other queries.
+            q, rope = q.index_select(0, rows), rope.index_select(0, rows)
+            out, hidden = plan.few(self._queries(q, rope), pages), hidden.index_select(0, rows)
+        else:
+            out = plan.attend(self._queries(q, rope), pages)
+            if rows is not None:
+                out, hidden = out.index_select(0, rows), hidden.index_select(0, rows)
+        values = expand(out[..., :m.rank], self.to_values)
+        return self.o.add(values.reshape(-1, self.shape.heads * m.value), hidden)
+
+    def _queries(self, q: Tensor, rope: Tensor) -> Tensor:
+        """q: [N, query_rank], or the queries -> [N, heads, rank + rope], to meet latents."""
+        m = shape_of(self.shape)
+        if self.q_up is not None and self.q_norm is not None:
+            q = self.q_up(self.ops.rms_norm(q.contiguous(), self.q_norm, LATENT_EPS))
+        plain, turned = q.view(len(q), self.shape.heads, m.query).split([m.plain, m.rope], -1)
+        return torch.cat((absorb(plain, self.to_keys), apply_rope(turned, rope)), -1)
+
+
+def latent_attention(w: Weights, s: ModelShape, place: int) -> LatentAttention:
+    """The attention of these weights, the place-th among layers that share a pool."""
+    m = shape_of(s)
+    weight, bias = w.both(s.qkv_bias, "kv_a_proj_with_mqa")
+    order = rope_order(m).to(weight.device)
+    weight = _turned(weight, 1, m, order)
+    bias = None if bias is None else _turned(bias, 1, m, order)
+    q_norm, q_up = None, None
+    if m.query_rank:
+        q, q_bias = w.both(s.qkv_bias, "q_a_proj")
+        q_norm = w.norm("q_a_layernorm")
+        q_up = w.ops.linear(_turned(w.take("q_b_proj.weight"), s.heads, m, order))
+    else:
+        q = _turned(w.take("q_proj.weight"), s.heads, m, order)
+        q_bias = None if bias is None else bias.new_zeros(len(q))
+    if bias is not None and q_bias is not None:
+        bias = torch.cat((q_bias, bias))
+    keys, values = w.take("kv_b_proj.weight").view(s.heads, m.plain + m.value, m.rank).split(
+        [m.plain, m.value], 1)
+    return LatentAttention(
+        s, w.ops, w.ops.linear(torch.cat((q, weight)), bias), q_norm, q_up,
+        w.norm("kv_a_layernorm"), keys.contiguous(), values.transpose(1, 2).contiguous(),
+        w.linear(s.o_bias, "o_proj"), place)
+
+
+def rope_order(m: LatentShape) -> Tensor:
+    """i64[rope]: where the rotated part's dimensions lie in a checkpoint whose pairs are adjacent;
+    here pairs lie half the part apart."""
+    a = torch.arange(m.rope)
+    return torch.cat((a[::2], a[1::2])) if m.interleaved else a
+
+
+def _turned(rows: Tensor, heads: int, m: LatentShape, order: Tensor) -> Tensor:
+    """Each head's rows with the last `rope` of them in this order."""
+    each = len(rows) // heads
+    still, turned = rows.view(heads, each, *rows.shape[1:]).split([each - m.rope, m.rope], 1)
+    return torch.cat((still, turned[:, order]), 1).flatten(0, 1)
