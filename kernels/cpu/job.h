@@ -21,11 +21,8 @@ INLINE __m512 wide16(__m256i x) {
 
 /* g * sigmoid(g), 1e-4 off: far below what rounding to bf16 takes. */
 INLINE __m512 silu16(__m512 g) {
-    __m512 e = exp2_16(_mm512_mul_ps(_mm512_abs_ps(g), _mm512_set1_ps(-1.44269504f)));
-    __m512 one = _mm512_set1_ps(1.0f);
-    __mmask16 below = _mm512_cmp_ps_mask(g, _mm512_setzero_ps(), _CMP_LT_OQ);
-    __m512 part = _mm512_mul_ps(g, _mm512_rcp14_ps(_mm512_add_ps(one, e)));
-    return _mm512_mask_mul_ps(part, below, part, e);
+    __m512 e = exp2_16(_mm512_mul_ps(g, _mm512_set1_ps(-1.44269504f)));
+    return _mm512_mul_ps(g, _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), e)));
 }
 
 /* Bias, residual and rounding of one row of a panel's sums, and the store. */
