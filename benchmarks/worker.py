@@ -53,7 +53,8 @@ class ReadyModel:
     def __init__(self, rows: int) -> None:
         self.hidden, self.ready = torch.zeros(rows, 8), torch.randn(rows, VOCAB)
 
-    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool]) -> Tensor:
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
+                recurrent: None = None) -> Tensor:
         return self.hidden[:len(batches[0].logit_rows)]
 
     def logits(self, rows: Tensor) -> Tensor:

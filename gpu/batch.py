@@ -55,6 +55,9 @@ class ForwardBatch:
     logit_rows: Tensor
     """i64[R]: rows of T whose logits are wanted."""
     decode_q_len: int = 1
+    """Rows of each decode: the last token and the drafts that follow on it."""
+    all_rows: bool = False
+    """The model gives every row, not only `logit_rows`: a drafter reads them all."""
 
 
 @dataclass(slots=True)
@@ -65,3 +68,8 @@ class StateRows:
     """Of the extend rows, in their order."""
     decodes: Tensor
     """i64[decode_rows]: of the decode rows. A sequence that has ended still writes its own."""
+    q_len: int = 1
+    """Tokens of each decode row: the last one, which is certain, and drafts."""
+    accepted: Tensor | None = None
+    """i64[decode_rows]: how many drafts of its last window each row's sequence has accepted; what
+    is below 0 counts as 0. None where nothing is ever drafted."""
