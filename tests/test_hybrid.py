@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,19 +88,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    architecture, options = CASES[request.param]
-    path = tmp_path_factory.mktemp("model")
-    oracle = write_hybrid(path, architecture, seed=3, **options)
-    return Case(load(path), oracle, path)
-
-
 @pytest.fixture(scope="module")
-def recurrent(case: Case) -> Case:
-    if case.model.shape.state is None:
-        pytest.skip("no recurrent layers")
-    return case
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    @functools.cache
+    def made(name: str) -> Case:
+        architecture, options = CASES[name]
+        path = tmp_path_factory.mktemp("model")
+        oracle = write_hybrid(path, architecture, seed=3, **options)
+        return Case(load(path), oracle, path)
+
+    return made
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
+
+
+@pytest.fixture(scope="module", params=[name for name in CASES if CASES[name][0] != MOE])
+def recurrent(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
 def tokens(count: int, seed: int = 1) -> list[int]:
