@@ -34,10 +34,13 @@ from .train_demo_data import (
     save_tokenizer,
     token_id,
 )
-from .train_demo_model import DemoModel, Shape, load, save
+from .train_demo_files import load, save, take_over
+from .train_demo_model import DemoModel, Shape
 
 _MATRIX_RATE = 1e-2
 _VECTOR_RATE = 4e-3
+_GENTLE_STEPS = 20
+"""Steps over which the rate rises, also after a restart: the optimizers' moments start anew."""
 _EVAL_SECONDS = 300.0
 _MAX_STORY = 160
 
@@ -65,6 +68,7 @@ class Trainer:
             ),
         ]
         self.peaks = [group["lr"] for o in self.optimizers for group in o.param_groups]
+        self.steps = 0
 
     def step(self, progress: float) -> tuple[float, int]:
         """Takes one optimizer step; returns its loss per weighted token, and its tokens."""
@@ -73,8 +77,10 @@ class Trainer:
         loss = sum(self._gradients(batch, total) for batch in batches)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         groups = [group for o in self.optimizers for group in o.param_groups]
+        self.steps += 1
+        gently = min(1.0, self.steps / _GENTLE_STEPS)
         for group, peak in zip(groups, self.peaks, strict=True):
-            group["lr"] = peak * rate(progress)
+            group["lr"] = peak * gently * rate(progress)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -140,17 +146,21 @@ def show(shares: dict[str, float]) -> str:
 
 
 def train(
-    out: Path, minutes: float, seed: int, begin: float = 0.0
+    out: Path, minutes: float, seed: int, begin: float = 0.0, dense: Path | None = None
 ) -> None:
     """Trains for `minutes` of wall time and keeps the best checkpoint in `out`.
 
-    begin: with a checkpoint in `out` already, the point of the schedule to go on from, 0 to 1.
+    begin: the point of the schedule to begin at, 0 to 1; above 0 it goes on from the checkpoint in
+    `out`, or else from `dense`, a Qwen3 of the same sizes (see `take_over`).
     """
     torch.manual_seed(seed)
-    tokenizer = Tokenizer.from_file(f"{out}/tokenizer.json") if begin else build_tokenizer(seed)
+    source = dense or out
+    tokenizer = Tokenizer.from_file(f"{source}/tokenizer.json") if begin else build_tokenizer(seed)
     eos = [token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)]
     shape = Shape(vocab=-(-tokenizer.get_vocab_size() // 64) * 64)
-    model = load(out) if begin else DemoModel(shape)
+    model = load(out) if begin and dense is None else DemoModel(shape)
+    if dense is not None:
+        take_over(model, dense)
     save_tokenizer(tokenizer, out, shape.context)
     trainer = Trainer(model, Source(tokenizer, seed + int(1000 * begin)))
     parameters = sum(p.numel() for p in model.parameters())
@@ -197,10 +207,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25.0, help="wall time of training")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=2700, help="tokens in a step, about")
     parser.add_argument("--count", type=int, default=100, help="items per task with --evaluate")
     parser.add_argument("--begin", type=float, default=0.0, help="go on from the checkpoint in "
                         "--out, at this point of the schedule (0 to 1)")  # fmt: skip
+    parser.add_argument("--dense", type=Path, help="with --begin: start from this Qwen3 of the "
+                        "same sizes")  # fmt: skip
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.evaluate:
@@ -210,7 +221,7 @@ def main() -> None:
             print(f"{item.task}: {item.prompt[-70:]!r} -> {text!r}, not {item.answer[:90]!r}")
         print(show(shares))
     elif args.out:
-        train(args.out, args.minutes, args.seed, args.begin)
+        train(args.out, args.minutes, args.seed, args.begin, args.dense)
     else:
         parser.error("one of --out and --evaluate is needed")
 

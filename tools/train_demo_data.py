@@ -50,7 +50,7 @@ _SPLIT = r"""\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"""
 _SHORT_TASKS = ("add",) * 4 + ("sort",) * 3 + ("reverse",) * 2 + ("copy",) * 2 + ("json",)
 _WEIGHTS = {"add": 2.0}
 _STORY_WEIGHT = 1.0
-_TEXTS = 0.5
+_TEXTS = 0.8
 """Share of the steps with a batch of stories and dialogues."""
 
 BATCH_TOKENS = 2048
