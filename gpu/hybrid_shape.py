@@ -57,9 +57,11 @@ class ExpertShape(NamedTuple):
     size: int
     """Inner width of each."""
     shared: int
-    """Inner width of the expert all tokens go through, gated; 0 = there is none."""
+    """Inner width of the expert all tokens go through; 0 = there is none."""
     normalised: bool
     """The weights of the chosen ones add up to 1."""
+    shared_gate: bool = True
+    """A sigmoid gates what the shared expert gives."""
 
 
 class Family(NamedTuple):

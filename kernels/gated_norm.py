@@ -1,4 +1,4 @@
-"""RMS norm of the heads of a recurrent layer, gated by SiLU."""
+"""RMS norm in a recurrent layer, of what SiLU gates or will gate."""
 
 from __future__ import annotations
 
@@ -14,3 +14,14 @@ def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
     """
     normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return normed.mul_(weight).mul_(F.silu(gate.float())).to(gate.dtype)
+
+
+def norm_gated(x: Tensor, weight: Tensor, gate: Tensor, eps: float, groups: int) -> Tensor:
+    """x * silu(gate), each of the groups of the last dimension divided by its rms, * weight; in
+    gate's dtype (Mamba-2's, gated before it is normed).
+
+    x: f32[T, D]; weight: f32[D]; gate: [T, D], of any row stride.
+    """
+    gated = (x * F.silu(gate.float())).unflatten(-1, (groups, -1))
+    normed = gated.mul_(torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps))
+    return normed.flatten(-2).mul_(weight).to(gate.dtype)

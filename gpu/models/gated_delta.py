@@ -11,14 +11,14 @@ from torch import Tensor
 
 from actorium.gpu.hybrid_shape import DeltaShape
 from actorium.gpu.loader import Fused, Want
-from actorium.gpu.models.plan import StatePlan, Step
+from actorium.gpu.models.plan import StatePlan
+from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.states import LayerStates
 from actorium.kernels.causal_conv import conv_extend, conv_step
 from actorium.kernels.delta_native import NativeDelta, can_run
 from actorium.kernels.gated_delta import Heads, delta_extend, delta_gates, delta_step
 from actorium.kernels.gated_norm import gated_norm
-from actorium.kernels.linear import Linear
 from actorium.kernels.ops import NativeOps
 
 
@@ -60,15 +60,12 @@ def _cut_ba(at: str, s: DeltaShape, stacked: Tensor) -> Iterator[tuple[str, Tens
 
 
 @dataclass(slots=True)
-class GatedDelta:
-    """Weights of one layer."""
+class GatedDelta(RecurrentLayer):
+    """Weights of one layer; the first projection gives queries, keys and values (the convolution's
+    channels), z, b and a."""
 
-    place: int
-    """Its place among the recurrent layers."""
     heads: Heads
     eps: float
-    project: Linear
-    """To queries, keys and values (the convolution's channels), z, b and a."""
     conv: Tensor
     """f32[W, channels]"""
     decay: Tensor
@@ -77,35 +74,19 @@ class GatedDelta:
     """f32[HV]: of a."""
     norm: Tensor
     """f32[V]"""
-    out: Linear
     native: NativeDelta | None
     """All between the projections, in C."""
 
-    def __call__(self, x: Tensor, hidden: Tensor, step: Step, rows: Tensor | None) -> Tensor:
-        """hidden + the layer's output for x, both [T, hidden]; with `rows`, those rows of it."""
-        plan, states = step.states, step.recurrent[self.place]
-        assert plan is not None
-        p, n = self.project(x), plan.extend_tokens
-        parts = []
-        if plan.extends:
-            parts.append(self._extend(p[:n], states, plan))
-        if len(plan.decodes):
-            parts.append(self._step(p[n:], states, plan.decodes))
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if rows is not None:
-            y, hidden = y.index_select(0, rows), hidden.index_select(0, rows)
-        return self.out.add(y, hidden)
-
-    def _extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:
-        """[T, HV * V], normed and gated."""
+    def extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:
+        """See `RecurrentLayer`: [T, HV * V], normed and gated."""
         if self.native is not None:
             return self.native.extend(p, states.columns, states.state, plan.runs)
         qkv = conv_extend(p[:, :self.heads.channels], states.columns, self.conv, plan.ragged)
         g, beta = self._gates(p)
         return self._gated(delta_extend(qkv, g, beta, states.state, plan.ragged, self.heads), p)
 
-    def _step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
-        """[B, HV * V], normed and gated."""
+    def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
+        """See `RecurrentLayer`: [B, HV * V], normed and gated."""
         if self.native is not None:
             return self.native.step(p, states.columns, states.state, rows)
         qkv = conv_step(p[:, :self.heads.channels], states.columns, rows, self.conv)
@@ -131,5 +112,5 @@ def gated_delta(w: Weights, s: DeltaShape, eps: float, place: int) -> GatedDelta
     if isinstance(w.ops, NativeOps) and can_run(heads, s.width):
         native = NativeDelta(w.ops.lib, w.ops.threads, heads, conv, decay, bias, norm, eps)
     project = w.linear(False, *(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))
-    return GatedDelta(place, heads, eps, project, conv, decay, bias, norm,
-                      w.linear(False, "out_proj"), native)
+    return GatedDelta(place, project, w.linear(False, "out_proj"), heads, eps, conv, decay, bias,
+                      norm, native)

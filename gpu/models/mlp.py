@@ -37,12 +37,15 @@ def mixture_wants(at: str, hidden: int, s: ExpertShape) -> list[Want]:
 def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
     """How Qwen3.5 checkpoints stack all experts of a layer."""
     return [Fused(f"{at}experts.gate_up_proj", (s.number, 2 * s.size, hidden),
-                  partial(_cut, f"{at}experts.", ("gate_proj", "up_proj"))),
+                  partial(cut_experts, f"{at}experts.", ("gate_proj", "up_proj"))),
             Fused(f"{at}experts.down_proj", (s.number, hidden, s.size),
-                  partial(_cut, f"{at}experts.", ("down_proj",)))]
+                  partial(cut_experts, f"{at}experts.", ("down_proj",)))]
 
 
-def _cut(at: str, names: tuple[str, ...], stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+def cut_experts(at: str, names: tuple[str, ...],
+                stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Each expert's tensors of all experts' stacked. stacked: [E, rows, columns]; its rows are
+    shared out to `names`."""
     for e, expert in enumerate(stacked):
         for name, part in zip(names, expert.chunk(len(names)), strict=True):
             yield f"{at}{e}.{name}.weight", part

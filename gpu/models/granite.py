@@ -1,0 +1,95 @@
+"""Granite-4 hybrid: Mamba-2 and attention layers, an MLP for all tokens, and experts beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from actorium.gpu.hybrid_shape import ExpertShape
+from actorium.gpu.loader import Fused, Want
+from actorium.gpu.mamba_shape import MambaShape
+from actorium.gpu.models.attention import attention, attention_wants
+from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
+from actorium.gpu.models.mamba2 import mamba2, mamba_wants
+from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture, mixture_wants
+from actorium.gpu.models.weights import Weights, linear_wants
+from actorium.gpu.shape import ModelShape
+
+NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+class GraniteLM(Decoder):
+    """Attention or Mamba-2, and an MLP with or without experts, in each layer."""
+
+    @staticmethod
+    def layer_wants(s: ModelShape, i: int, at: str) -> list[Want]:
+        """See `Decoder`."""
+        wants = [Want(f"{at}{name}.weight", (s.hidden,)) for name in NORMS]
+        if i in s.recurrent:
+            wants += mamba_wants(f"{at}mamba.", _mamba(s), s.hidden)
+        else:
+            wants += attention_wants(f"{at}self_attn.", s)
+        if s.experts:
+            wants += mixture_wants(f"{at}block_sparse_moe.", s.hidden, _alone(s.experts))
+        return [*wants,
+                *linear_wants(f"{at}shared_mlp.input_linear", 2 * s.intermediate, s.hidden),
+                *linear_wants(f"{at}shared_mlp.output_linear", s.hidden, s.intermediate)]
+
+    @staticmethod
+    def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
+        """See `Decoder`."""
+        return _experts_fused(f"{at}block_sparse_moe.", s.hidden, s.experts) if s.experts else []
+
+    def load_layer(self, w: Weights, i: int) -> Layer:
+        """See `Decoder`."""
+        s, inner = self.shape, w.under("shared_mlp.")
+        mixer: Mixer
+        if i in s.recurrent:
+            mixer = mamba2(w.under("mamba."), _mamba(s), s.recurrent.index(i))
+        else:
+            mixer = attention(w.under("self_attn."), s, i)
+        mlp: Mlp = Dense(inner.gated(False, "silu", "input_linear"),
+                         inner.linear(False, "output_linear"))
+        if s.experts:
+            mlp = Beside(mixture(w.under("block_sparse_moe."), _alone(s.experts)), mlp)
+        return Layer(mixer, mlp, *(w.norm(name) for name in NORMS))
+
+
+@dataclass(slots=True)
+class Beside:
+    """Experts, and an MLP that all tokens go through."""
+
+    experts: Mixture
+    shared: Mlp
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + what both give for x."""
+        return self.shared.add(x, self.experts.add(x, residual))
+
+
+def _mamba(s: ModelShape) -> MambaShape:
+    assert isinstance(s.recurrence, MambaShape)
+    return s.recurrence
+
+
+def _alone(s: ExpertShape) -> ExpertShape:
+    """The mixture without the expert that all tokens share: that one is the MLP beside it."""
+    return s._replace(shared=0)
+
+
+def _experts_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
+    """How checkpoints stack a layer's experts, and what they call its router."""
+    return [
+        Fused(f"{at}router.layer.weight", (s.number, hidden),
+              partial(_renamed, f"{at}gate.weight")),
+        Fused(f"{at}input_linear.weight", (s.number, 2 * s.size, hidden),
+              partial(cut_experts, f"{at}experts.", ("gate_proj", "up_proj"))),
+        Fused(f"{at}output_linear.weight", (s.number, hidden, s.size),
+              partial(cut_experts, f"{at}experts.", ("down_proj",)))]
+
+
+def _renamed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield name, tensor

@@ -1,0 +1,80 @@
+"""Mamba-2: a layer with a recurrent state instead of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from actorium.gpu.loader import Want
+from actorium.gpu.mamba_shape import MambaShape
+from actorium.gpu.models.plan import StatePlan
+from actorium.gpu.models.recurrent import RecurrentLayer
+from actorium.gpu.models.weights import Weights, linear_wants
+from actorium.gpu.states import LayerStates
+from actorium.kernels.causal_conv import conv_extend, conv_step
+from actorium.kernels.gated_norm import norm_gated
+from actorium.kernels.mamba2 import Sizes, split_inputs, ssd_extend, ssd_step, time_steps
+
+
+def mamba_wants(at: str, s: MambaShape, hidden: int) -> list[Want]:
+    """Tensors of the layer."""
+    wants = [
+        *linear_wants(f"{at}in_proj", s.inner + s.channels + s.heads, hidden, s.proj_bias),
+        Want(f"{at}conv1d.weight", (s.channels, 1, s.width)),
+        *(Want(f"{at}{name}", (s.heads,), wide=True) for name in ("dt_bias", "A_log", "D")),
+        Want(f"{at}norm.weight", (s.inner,)),
+        *linear_wants(f"{at}out_proj", hidden, s.inner, s.proj_bias),
+    ]
+    return [*wants, Want(f"{at}conv1d.bias", (s.channels,))] if s.conv_bias else wants
+
+
+@dataclass(slots=True)
+class Mamba2(RecurrentLayer):
+    """Weights of one layer; the first projection gives z, the convolution's channels, and dt."""
+
+    sizes: Sizes
+    eps: float
+    time_limit: tuple[float, float]
+    conv: Tensor
+    """f32[W, channels]"""
+    conv_bias: Tensor | None
+    """f32[channels]"""
+    a: Tensor
+    """f32[H]: -exp(A_log)"""
+    dt_bias: Tensor
+    """f32[H]"""
+    skip: Tensor
+    """f32[H]: D"""
+    norm: Tensor
+    """f32[H * P]"""
+
+    def extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:
+        """See `RecurrentLayer`."""
+        z, xbc, dt = self._parts(p)
+        xbc = conv_extend(xbc, states.columns, self.conv, plan.ragged, self.conv_bias)
+        y = ssd_extend(xbc, dt, states.state, plan.ragged, self.sizes, self.a, self.skip)
+        return norm_gated(y.flatten(1), self.norm, z, self.eps, self.sizes.groups)
+
+    def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
+        """See `RecurrentLayer`."""
+        z, xbc, dt = self._parts(p)
+        xbc = conv_step(xbc, states.columns, rows, self.conv, self.conv_bias)
+        y = ssd_step(split_inputs(xbc, dt, self.sizes), states.state, rows, self.a, self.skip)
+        return norm_gated(y.flatten(1), self.norm, z, self.eps, self.sizes.groups)
+
+    def _parts(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s = self.sizes
+        z, xbc, dt = p.split((s.inner, s.channels, s.heads), 1)
+        return z, xbc, time_steps(dt, self.dt_bias, self.time_limit)
+
+
+def mamba2(w: Weights, s: MambaShape, place: int) -> Mamba2:
+    """The layer of these weights; place: among the recurrent ones."""
+    return Mamba2(
+        place, w.linear(s.proj_bias, "in_proj"), w.linear(s.proj_bias, "out_proj"),
+        Sizes(s.heads, s.groups, s.head_dim, s.state_dim), s.norm_eps, s.time_limit,
+        w.take("conv1d.weight")[:, 0].t().float().contiguous(),
+        w.take("conv1d.bias").float() if s.conv_bias else None,
+        -w.take("A_log").float().exp(), w.take("dt_bias").float(), w.take("D").float(),
+        w.take("norm.weight").float())
