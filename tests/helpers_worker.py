@@ -13,6 +13,7 @@ import torch
 from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import (
+    Cancel,
     Open,
     PageGroup,
     Ready,
@@ -53,6 +54,8 @@ class Output:
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
     error: str | None = None
+    cached: int = 0
+    """Prompt tokens found in the prefix cache."""
     logprobs: list[RowLogprobs] = field(default_factory=list)
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
 
@@ -72,28 +75,41 @@ class Ring:
         shape = runner.tables
         groups = [PageGroup(pool.pages, group.window)
                   for pool, group in zip(runner.pools, runner.model.shape.groups, strict=True)]
+        states = runner.states
         self.core.on_message(Ready(1, groups, shape.page_size, shape.slots, shape.max_len,
-                                   shape.vocab, "test"), 0.0)
+                                   shape.vocab, "test", states.checkpoints if states else 0,
+                                   states is not None), 0.0)
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, Output] = {}
         self.most_in_flight = 0
-        self._requests = 0
+        self.submitted = 0
+        """Requests so far."""
 
     def submit(self, prompt: list[int], params: Resolved, seed: int = 1, n: int = 1) -> None:
         """Queue a request."""
-        self._requests += 1
+        self.submitted += 1
         self.core.on_message(
-            Submit(rid=f"r{self._requests}", client=b"test", n=n, params=params,
+            Submit(rid=f"r{self.submitted}", client=b"test", n=n, params=params,
                    prompt=np.array(prompt, np.int32).tobytes(), text=TextParams(), seed=seed), 0.0)
+
+    def cancel(self, request: int) -> None:
+        """The client gives up a request; they are numbered from 1 as they are submitted."""
+        self.core.on_message(Cancel(f"r{request}", b"test"), 0.0)
+
+    def step(self) -> bool:
+        """One plan and its result; False when there is nothing to do."""
+        self._deliver()
+        if not self.plans:
+            return False
+        self.most_in_flight = max(self.most_in_flight, len(self.plans))
+        self.core.on_message(self.runner.run(self.plans.popleft()), 0.0)
+        return True
 
     def run(self) -> list[Output]:
         """Everything to its end; outputs in the order of submission and choice."""
         for _ in range(100_000):
-            self._deliver()
-            if not self.plans:
+            if not self.step():
                 break
-            self.most_in_flight = max(self.most_in_flight, len(self.plans))
-            self.core.on_message(self.runner.run(self.plans.popleft()), 0.0)
         assert all(o.finish for o in self.outputs.values())
         return [self.outputs[sid] for sid in sorted(self.outputs)]
 
@@ -123,6 +139,7 @@ class Ring:
             out = self.outputs[event.sid]
             out.finish = event.finish_reason or out.finish
             out.error = event.error or out.error
+            out.cached = event.cached_tokens or out.cached
             if event.logprobs:
                 out.logprobs.append(event.logprobs)
             if event.prompt_logprobs:
