@@ -51,6 +51,8 @@ LATENT = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rop
           "v_head_dim": 10, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
           "topk_group": 2, "n_shared_experts": 2, "moe_intermediate_size": 24,
           "first_k_dense_replace": 1}
+MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
+         "shared_intermediate_size": 56, "layer_types": ["mamba", "attention", "mamba", "mamba"]}
 CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
     {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, "dtype": "float32"},
@@ -72,6 +74,10 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Qwen3_5MoeForConditionalGeneration"],
      "text_config": {**SMALL, **DELTA, **EXPERTS, "attention_bias": True}},
     {"architectures": ["Qwen3MoeForCausalLM"], **EXPERTS, "decoder_sparse_step": 2},
+    {"architectures": ["GraniteMoeHybridForCausalLM"], **MAMBA, "num_local_experts": 0,
+     "position_embedding_type": "rope", "dtype": "float32", "tie_word_embeddings": True},
+    {"architectures": ["GraniteMoeHybridForCausalLM"], **MAMBA, "num_local_experts": 6,
+     "mamba_proj_bias": True, "mamba_conv_bias": False, "attention_bias": True},
     {"architectures": ["DeepseekV3ForCausalLM"], **LATENT},
     {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, "q_lora_rank": None,
      "attention_bias": True, "first_k_dense_replace": 0, "dtype": "float32"},
