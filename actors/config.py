@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.errors import BadConfig
+from actorium.actors.messages import Tenant
 from actorium.actors.speculation import parse_acceptance, parse_speculative
 
 
@@ -163,6 +164,7 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
     dtypes = ("auto", "float32", "bfloat16", "float16")
     name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
                and all(ch.isalnum() or ch in "-_." for ch in r.name))
+    strange = [name for name in s.tenant_weights if not _is_tenant(name)]
     return [
         ("model.dtype", m.dtype in dtypes, f"must be one of {', '.join(dtypes)}"),
         ("model.load_format", m.load_format in ("auto", "safetensors", "dummy"),
@@ -190,6 +192,8 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
         ("memory.audit_every", mem.audit_every >= 1, "must be at least 1"),
         ("scheduler.schedule_policy", s.schedule_policy in ("fcfs", "lpm", "priority", "fair"),
          "must be fcfs, lpm, priority or fair"),
+        ("scheduler.tenant_weights", not strange,
+         f"{''.join(strange[:1])!r} is no tenant's name (at most 64 ASCII characters, no space)"),
         ("scheduler.tenant_weights", all(0 < w < math.inf for w in s.tenant_weights.values()),
          "every weight must be above 0 and finite"),
         ("scheduler.max_num_seqs", 1 <= s.max_num_seqs <= 32768, "must be between 1 and 32768"),
@@ -209,6 +213,14 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
         ("runtime.log_level", r.log_level in ("debug", "info", "warning", "error"),
          "must be debug, info, warning or error"),
     ]
+
+
+def _is_tenant(name: str) -> bool:
+    try:
+        msgspec.convert(name, Tenant)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def dump(config: Config) -> bytes:

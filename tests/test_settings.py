@@ -221,6 +221,10 @@ BAD_TABLES = [
     ("a=0", "every weight must be above 0 and finite, got {'a': 0.0}"),
     ("a=nan", "every weight must be above 0"),
     ("a=1e400", "every weight must be above 0"),
+    ("a=1,b c=2", "'b c' is no tenant's name (at most 64 ASCII characters, no space), got {'a'"),
+    (f"{'x' * 65}=1", f"'{'x' * 65}' is no tenant's name"),
+    ('{"caf\u00e9": 1}', "'caf\u00e9' is no tenant's name"),
+    ('{"a\\n": 1}', "'a\\n' is no tenant's name"),
 ]
 
 
@@ -242,8 +246,8 @@ def test_a_bad_table_is_named_in_every_source(tmp_path: Path, text: str, why: st
 
 def test_tables_as_tables(tmp_path: Path) -> None:
     file = tmp_path / "engine.toml"
-    file.write_text("[scheduler.tenant_weights]\na = 2\n'b c' = 0.5\n")
-    want = {"a": 2.0, "b c": 0.5}
+    file.write_text("[scheduler.tenant_weights]\na = 2\n'b=c' = 0.5\n")
+    want = {"a": 2.0, "b=c": 0.5}
     assert settings.resolve({}, str(file), {}).scheduler.tenant_weights == want
     assert settings.from_kwargs(tenant_weights=want).scheduler.tenant_weights == want
     assert settings.resolve({}, str(file), {"ACTORIUM_TENANT_WEIGHTS": "x=1"}
