@@ -44,6 +44,18 @@ class Aborted(ActoriumError):
     code = "aborted"
 
 
+class Quarantined(ActoriumError):
+    """The worker died each time it ran this request alone; it is not tried again."""
+
+    code = "quarantined"
+
+
+class UnknownRequest(ActoriumError):
+    """The engine knows no request of this id (any more)."""
+
+    code = "unknown_request"
+
+
 class EngineUnavailable(ActoriumError):
     """No engine of that name, or it is stopping, or it died."""
 
@@ -71,7 +83,8 @@ class BadConfig(ActoriumError):
 CODES: dict[str, type[ActoriumError]] = {
     cls.code: cls
     for cls in (ActoriumError, InvalidRequest, ContextOverflow, QueueFull, DeadlineExceeded,
-                Aborted, EngineUnavailable, EngineFailed, BadModel, BadConfig)
+                Aborted, Quarantined, UnknownRequest, EngineUnavailable, EngineFailed, BadModel,
+                BadConfig)
 }
 
 

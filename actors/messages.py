@@ -86,6 +86,14 @@ class Abort(Message):
     rid: Rid
 
 
+class Resume(Message):
+    """Tell everything about this request once more, from its first token: the client has lost its
+    stream. Also sent by itself when an actor of the ring was replaced. Unknown rids are answered on
+    the stream by an error, `unknown_request`."""
+
+    rid: Rid
+
+
 class Tokenize(Message):
     rid: Rid
     text: str
@@ -109,13 +117,14 @@ class FlushCache(Message):
     rid: Rid
 
 
-ToTokenizerFront = Generate | Abort | Tokenize | Detokenize | ServerInfo | FlushCache
+ToTokenizerFront = Generate | Abort | Resume | Tokenize | Detokenize | ServerInfo | FlushCache
 
 
 # --- tokenizer (front) -> client -----------------------------------------------------------------
 
 class Accepted(Message):
-    """The request is on the ring; everything more comes on the stream."""
+    """The request was checked and sent on. The first delta on its stream, which is empty, says that
+    it is in the ledger: until then the client sends it again now and then."""
 
     rid: Rid
     prompt_tokens: Count
@@ -255,6 +264,20 @@ class Cancel(Message):
     client: ClientId
 
 
+class Recall(Message):
+    """See `Resume`."""
+
+    rid: Rid
+    client: ClientId
+
+
+class Hello(Message):
+    """A new incarnation of an actor knows nothing: tell it what it needs."""
+
+    role: Short
+    epoch: Epoch
+
+
 class Stop(Message):
     """A stop string matched after `tokens` tokens of the sequence. Idempotent."""
 
@@ -337,7 +360,7 @@ class StepResult(Message):
     the next masks depend on it."""
 
 
-ToScheduler = Submit | Cancel | Stop | Flush | Ready | StepResult
+ToScheduler = Submit | Cancel | Recall | Hello | Stop | Flush | Ready | StepResult
 
 
 # --- scheduler -> worker -------------------------------------------------------------------------
@@ -408,28 +431,22 @@ class StepPlan(Message):
 
 
 class Reset(Message):
-    """Forget every slot; the next plan carries this epoch."""
+    """Forget every slot; the next plan carries this epoch.
+
+    A scheduler sends it when it starts, and the worker answers with its `Ready`; and, with the
+    worker's own epoch, when it has taken that `Ready` up: a worker ignores all plans before that,
+    since they were made for the one before it.
+    """
 
     epoch: Epoch
+    worker: Epoch = 0
+    """Epoch of the `Ready` that was taken up; 0 = none yet."""
 
 
 ToWorker = StepPlan | Reset
 
 
 # --- scheduler -> detokenizer --------------------------------------------------------------------
-
-class Open(Message):
-    """A sequence exists. Also rebuilds a restarted detokenizer: `emitted` is then not empty."""
-
-    sid: Sid
-    rid: Rid
-    index: int
-    client: ClientId
-    prompt: Column
-    text: TextParams
-    logprobs: int = -1
-    emitted: Column = b""
-
 
 class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
     """Rare things about one sequence, told with the step in which they happened."""
@@ -449,6 +466,30 @@ class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
     accepted_tokens: int | None = None
 
 
+class Open(Message):
+    """A sequence exists. Told once more to a new detokenizer, by a new scheduler, and when its
+    client asks: `emitted` then holds what it has said so far. Who knows the sequence takes what is
+    missing, and says again to the scheduler if it has ended it (`Stop`, `Cancel`)."""
+
+    sid: Sid
+    rid: Rid
+    index: int
+    client: ClientId
+    prompt: Column
+    text: TextParams
+    logprobs: int = -1
+    emitted: Column = b""
+    emitted_logprobs: list[RowLogprobs] = []
+    """In order; together of all of `emitted`, where they are wanted."""
+    prompt_logprobs: list[RowLogprobs] = []
+    end: SequenceEvent | None = None
+    """The sequence is over: how."""
+    epoch: Epoch = 0
+    """The scheduler's: older ones are fenced off."""
+    again: bool = False
+    """Tell the client everything from the first token, also what was told before."""
+
+
 class TokenBatch(Message):
     """The tokens of one step: columns over sequences, then events."""
 
@@ -461,6 +502,19 @@ class TokenBatch(Message):
     tokens: Column
     """i4[sum(counts)]"""
     events: list[SequenceEvent] = []
+    epoch: Epoch = 0
+    """The scheduler's: older ones are fenced off."""
+    drafts: Drafts = 0
+    """Drafts that were verified for each sequence but the first `firsts`."""
+    firsts: Count = 0
+    """How many of the sequences, leading ones, have the token after their prompt here."""
+
+
+class Unknown(Message):
+    """Answer to a `Recall` of a request that the scheduler does not know (any more)."""
+
+    rid: Rid
+    client: ClientId
 
 
 class Reply(Message):
@@ -471,7 +525,7 @@ class Reply(Message):
     json: bytes
 
 
-ToDetokenizer = Open | TokenBatch | Reply
+ToDetokenizer = Open | TokenBatch | Unknown | Reply
 
 
 # --- everyone -> watchdog, watchdog <-> launcher -------------------------------------------------
@@ -491,6 +545,9 @@ class Beat(Message):
     gauges: dict[str, float] = {}
     detail: str = ""
     """What the phase is doing, for people ("loading 3/5 shards")."""
+    loop_age: Seconds = 0.0
+    """Seconds since the actor's loop last turned; its beats come from a thread of their own, which
+    tells a stuck loop from a stopped process."""
 
 
 class Fatal(Message):

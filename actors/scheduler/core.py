@@ -9,7 +9,7 @@ end of a sequence is the worker's to decide.
 Where things live: `books` (who is where), `slots` (numpy columns of the running), `memory` (all
 page pools and the prefix tree), `pages` (one pool), `radix`, `eviction`, `nodes` (the tree),
 `checkpoints` (of recurrent states), `queue` (the waiting), `policy` (every choice, as a pure
-function), `plans` (making a plan), `results` (reading its result).
+function), `speculation` (how many drafts), `plans` (making a plan), `results` (reading its result).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from actorium.actors.scheduler.plans import Planner, PlanRecord
 from actorium.actors.scheduler.policy import cannot_meet
 from actorium.actors.scheduler.queue import Deadlines
 from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
-from actorium.actors.scheduler.results import resolve
+from actorium.actors.scheduler.results import drafts_of, resolve
 from actorium.actors.scheduler.slots import SlotTable
+from actorium.actors.scheduler.speculation import Drafting, Verified
+from actorium.actors.speculation import parse_speculative
 
 WORKER = "worker-0"
 DETOKENIZER = "detokenizer"
-DECODE_WINDOW = 1
-"""Most tokens that a decode may emit."""
 STEP_BUDGET_S = 60.0
 """Seconds after which a step without progress counts as hung."""
 
@@ -63,6 +63,7 @@ class SchedulerCore:
         self.books = Books(self._config, self._memory)
         self._planner = Planner(self.books, context.epoch, self._config.max_num_batched_tokens,
                                 self._config.force_preempt_every)
+        self._fixed = parse_speculative(context.config.speculation.speculative).fixed
         self._depth = 2 if self._config.overlap else 1
         self._unresolved: deque[PlanRecord] = deque()
         self._deadlines = Deadlines()
@@ -95,7 +96,7 @@ class SchedulerCore:
             self._on_cancel(message)
         elif isinstance(message, Ready):
             self._on_ready(message)
-        else:
+        elif isinstance(message, Flush):
             self._on_flush(message)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
@@ -143,7 +144,8 @@ class SchedulerCore:
         """Phase, step and gauges; tokens and microseconds are sums since the start."""
         books = self.books
         gauges = {"running": books.table.running, "waiting": len(books.queue),
-                  "steps": self._step, **memory_gauges(books), **self._sums}
+                  "steps": self._step, **memory_gauges(books), **self._sums,
+                  **self._planner.drafting.gauges()}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
         return Health(self._phase(), self._step, budget, {k: float(v) for k, v in gauges.items()},
                       self._notice)
@@ -198,20 +200,23 @@ class SchedulerCore:
     def _fit(self, request: Request, worker: Ready) -> None:
         """Refuse a prompt that can never run; cap max_tokens so that the rest can, alone.
 
-        Alone in the pool a sequence of length n needs pages for n-1 tokens. Where max_tokens would
-        go past that or past max_model_len, the completion ends earlier, with `length`: at once, if
-        it has got so far already (on a worker that had more room).
+        Alone in the pool a sequence of length n needs pages for n-1 tokens, for n where drafts are
+        made. Where max_tokens would go past that or past max_model_len, the completion ends
+        earlier, with `length`: at once, if it has got so far already (on a worker that had more
+        room).
         """
         length, memory = len(request.prompt), self.books.memory
-        capacity = memory.capacity(DECODE_WINDOW)
+        window = 1 + worker.drafts
+        capacity = memory.capacity(window)
         if length + 1 > worker.max_model_len:
             self._refuse(request, "context_overflow",
                          f"prompt: {length} tokens and one to generate exceed "
                          f"max_model_len={worker.max_model_len}")
         elif length > capacity:
             self._refuse(request, "context_overflow",
-                         f"prompt: {length} tokens need {memory.pages_for(length)} pages of "
-                         f"{memory.page_size}, the pool has {memory.pages_for(capacity)}")
+                         f"prompt: {length} tokens need {memory.pages_for(length + (window > 1))} "
+                         f"pages of {memory.page_size}, the pool has "
+                         f"{memory.pages_for(capacity)}")
         else:
             request.cap(min(worker.max_model_len, capacity + 1))
             for sequence in list(request.live.values()):
@@ -250,6 +255,8 @@ class SchedulerCore:
 
     def _end(self, sequence: Sequence, event: SequenceEvent) -> None:
         self.books.end(sequence)
+        if drafts := drafts_of(sequence):
+            event = msgspec.structs.replace(event, **drafts)
         self._events.append(event)
 
     # --- the books -------------------------------------------------------------------------------
@@ -282,11 +289,13 @@ class SchedulerCore:
         self._unresolved.clear()
         while (sequence := books.table.latest()) is not None:
             books.preempt(sequence, "worker")
+        window = 1 + ready.drafts
         slots = min(self._config.max_num_seqs, ready.slots - 1,
-                    max(self._config.max_num_batched_tokens // DECODE_WINDOW, 1))
+                    max(self._config.max_num_batched_tokens // window, 1))
         windows = tuple(group.window for group in ready.groups)
-        books.furnish(SlotTable(slots + 1, ready.page_size, DECODE_WINDOW, windows),
+        books.furnish(SlotTable(slots + 1, ready.page_size, window, windows),
                       ready.groups, ready.page_size, ready.recurrent, ready.checkpoints)
+        self._planner.start_over(Drafting(ready.drafts, self._fixed))
         self._worker = ready
         self._orders.append(Send(WORKER, Reset(epoch=self._epoch)))
         self._fit_all()
@@ -300,11 +309,21 @@ class SchedulerCore:
         if result.busy_us:
             self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
         credited = resolve(self.books, record, result)
+        self._learn(record, result, credited.verified)
         self._sums["tokens"] += credited.tokens
         self._sums["busy_us"] += result.busy_us
         self._sums["idle_us"] += result.idle_us
         if credited.batch is not None:
             self._news.append(Send(DETOKENIZER, credited.batch))
+
+
+    def _learn(self, record: PlanRecord, result: StepResult, verified: Verified | None) -> None:
+        """What a step tells of drafts: how many were right, and what making them cost."""
+        drafting = self._planner.drafting
+        if verified is not None:
+            drafting.verified(verified)
+        if drafting.most and record.window == 1 + record.drafts and not record.extends:
+            drafting.timed(record.decodes, record.drafts, result.busy_us)
 
 
 def memory_gauges(books: Books) -> dict[str, float]:
