@@ -13,15 +13,20 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import subprocess
+import sys
+import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, distributed
 
 from .demo_tasks import TASKS, Item, held_out, score
 from .train_demo_data import (
@@ -30,6 +35,7 @@ from .train_demo_data import (
     Batch,
     Source,
     build_tokenizer,
+    part_of,
     question_text,
     save_tokenizer,
     token_id,
@@ -41,7 +47,7 @@ _MATRIX_RATE = 1e-2
 _VECTOR_RATE = 4e-3
 _GENTLE_STEPS = 20
 """Steps over which the rate rises, also after a restart: the optimizers' moments start anew."""
-_EVAL_SECONDS = 300.0
+_SAVE_SECONDS = 150.0
 _MAX_STORY = 160
 
 
@@ -52,11 +58,22 @@ def rate(progress: float) -> float:
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.02) / 0.98)))
 
 
+class Team(NamedTuple):
+    """Which of how many processes this is; each takes its share of the rows of every batch.
+
+    Processes of one thread wait for one another once a step; threads do at every operation, which
+    on a machine with other work costs most of the time.
+    """
+
+    rank: int
+    size: int
+
+
 class Trainer:
     """Optimizers and the step; matrices go to Muon, embeddings and norms to AdamW."""
 
-    def __init__(self, model: DemoModel, source: Source) -> None:
-        self.model, self.source = model, source
+    def __init__(self, model: DemoModel, source: Source, team: Team | None = None) -> None:
+        self.model, self.source, self.team = model, source, team or Team(0, 1)
         named = list(model.named_parameters())
         self.parameters = [p for _, p in named]
         matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n]
@@ -74,7 +91,8 @@ class Trainer:
         """Takes one optimizer step; returns its loss per weighted token, and its tokens."""
         batches = self.source.step(progress)
         total = sum(float(batch.weights.sum()) for batch in batches)
-        loss = sum(self._gradients(batch, total) for batch in batches)
+        loss = sum(self._gradients(part_of(batch, *self.team), total) for batch in batches)
+        loss = self._together(loss)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         groups = [group for o in self.optimizers for group in o.param_groups]
         self.steps += 1
@@ -85,6 +103,20 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad()
         return loss, sum(batch.ids.numel() for batch in batches)
+
+    def _together(self, loss: float) -> float:
+        """Adds up the gradients, and the loss, of all processes."""
+        if self.team.size == 1:
+            return loss
+        flat = torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None]
+                         + [torch.tensor([loss])])  # fmt: skip
+        distributed.all_reduce(flat)
+        at = 0
+        for p in self.parameters:
+            if p.grad is not None:
+                p.grad.copy_(flat[at : at + p.numel()].view_as(p))
+                at += p.numel()
+        return float(flat[-1])
 
     def _gradients(self, batch: Batch, total: float) -> float:
         logits = self.model(batch.ids, batch.where)
@@ -145,58 +177,85 @@ def show(shares: dict[str, float]) -> str:
     return f"mean {mean:.3f}  " + "  ".join(f"{k} {v:.3f}" for k, v in shares.items())
 
 
-def train(
-    out: Path, minutes: float, seed: int, begin: float = 0.0, dense: Path | None = None
-) -> None:
-    """Trains for `minutes` of wall time and keeps the best checkpoint in `out`.
+@dataclass(frozen=True)
+class Options:
+    """What a run of training is told."""
 
-    begin: the point of the schedule to begin at, 0 to 1; above 0 it goes on from the checkpoint in
-    `out`, or else from `dense`, a Qwen3 of the same sizes (see `take_over`).
-    """
-    torch.manual_seed(seed)
-    source = dense or out
-    tokenizer = Tokenizer.from_file(f"{source}/tokenizer.json") if begin else build_tokenizer(seed)
+    out: Path
+    minutes: float
+    """Wall time."""
+    seed: int
+    begin: float = 0.0
+    """The point of the schedule to begin at, 0 to 1; above 0 it goes on from the checkpoint in
+    `out`, or else from `dense`."""
+    dense: Path | None = None
+    """A Qwen3 of the same sizes, see `take_over`."""
+
+
+def train(o: Options, team: Team) -> None:
+    """Trains, and writes a checkpoint to `out` now and then and at the end."""
+    torch.manual_seed(o.seed)
+    model, tokenizer = _begin(o)
     eos = [token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)]
-    shape = Shape(vocab=-(-tokenizer.get_vocab_size() // 64) * 64)
-    model = load(out) if begin and dense is None else DemoModel(shape)
-    if dense is not None:
-        take_over(model, dense)
-    save_tokenizer(tokenizer, out, shape.context)
-    trainer = Trainer(model, Source(tokenizer, seed + int(1000 * begin)))
+    trainer = Trainer(model, Source(tokenizer, o.seed + int(1000 * o.begin)), team)
+    say = print if team.rank == 0 else lambda *_, **__: None
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"{parameters} parameters, vocabulary {shape.vocab}", flush=True)
+    say(f"{parameters} parameters, vocabulary {model.shape.vocab}", flush=True)
     start = time.monotonic()
-    best, steps, seen, loss = -1.0, 0, 0, 0.0
-    next_eval, quick = _EVAL_SECONDS, [task for task in TASKS if task != "story"]
-    while (share := (time.monotonic() - start) / (60 * minutes)) < 1:
-        now, used = trainer.step(begin + (1 - begin) * share)
+    steps, seen, loss, next_save = 0, 0, 0.0, _SAVE_SECONDS
+    while (share := _agreed((time.monotonic() - start) / (60 * o.minutes), team)) < 1:
+        now, used = trainer.step(o.begin + (1 - o.begin) * share)
         steps, seen, loss = steps + 1, seen + used, now if not loss else 0.95 * loss + 0.05 * now
         elapsed = time.monotonic() - start
-        if steps % 100 == 0:
+        if steps % 50 == 0:
             pace = seen / elapsed
-            print(f"{elapsed:6.0f} s  step {steps}  loss {loss:.4f}  {pace:.0f} tok/s", flush=True)
-        if elapsed > next_eval:
-            next_eval = time.monotonic() - start + _EVAL_SECONDS
-            best = _keep(model, tokenizer, out, eos, best, 10, quick)
-    _keep(model, tokenizer, out, eos, best, 64, quick)
-    print(f"{steps} steps, {seen} tokens, {time.monotonic() - start:.0f} s", flush=True)
+            say(f"{elapsed:6.0f} s  step {steps}  loss {loss:.4f}  {pace:.0f} tok/s", flush=True)
+        if team.rank == 0 and elapsed > next_save:
+            next_save = elapsed + _SAVE_SECONDS
+            save(model, o.out, eos)
+    say(f"{steps} steps, {seen} tokens, {time.monotonic() - start:.0f} s", flush=True)
+    if team.rank == 0:
+        save(model, o.out, eos)
 
 
-def _keep(
-    model: DemoModel,
-    tokenizer: Tokenizer,
-    out: Path,
-    eos: list[int],
-    best: float,
-    count: int,
-    tasks: list[str],
-) -> float:
-    shares, _ = evaluate(model, tokenizer, count, tasks)
-    mean = sum(shares.values()) / len(shares)
-    print(f"        held out: {show(shares)}", flush=True)
-    if mean >= best:
-        save(model, out, eos)
-    return max(mean, best)
+def _begin(o: Options) -> tuple[DemoModel, Tokenizer]:
+    source = o.dense or o.out
+    fresh = build_tokenizer(o.seed) if not o.begin else None
+    tokenizer = fresh or Tokenizer.from_file(f"{source}/tokenizer.json")
+    shape = Shape(vocab=-(-tokenizer.get_vocab_size() // 64) * 64)
+    model = load(o.out) if o.begin and o.dense is None else DemoModel(shape)
+    if o.dense is not None:
+        take_over(model, o.dense)
+    save_tokenizer(tokenizer, o.out, shape.context)
+    return model, tokenizer
+
+
+def _agreed(share: float, team: Team) -> float:
+    """The first process's share of the time."""
+    if team.size == 1:
+        return share
+    told = torch.tensor([share])
+    distributed.broadcast(told, 0)
+    return float(told)
+
+
+def _in_team(o: Options, size: int, meet: str | None, rank: int) -> None:
+    """Trains in `size` processes of this command line; meet: where they find one another."""
+    if size == 1:
+        return train(o, Team(0, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        address, others = meet or f"file://{folder}/meet", []
+        if rank == 0:
+            command = [sys.executable, "-m", "actorium.tools.train_demo", *sys.argv[1:]]
+            others = [subprocess.Popen([*command, "--meet", address, "--rank", str(i)])
+                      for i in range(1, size)]  # fmt: skip
+        distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
+        try:
+            train(o, Team(rank, size))
+        finally:
+            distributed.destroy_process_group()
+            for other in others:
+                other.wait()
 
 
 def main() -> None:
@@ -205,7 +264,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for the checkpoint")
     parser.add_argument("--evaluate", type=Path, help="score this checkpoint instead")
     parser.add_argument("--minutes", type=float, default=25.0, help="wall time of training")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="of one thread each")
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--meet", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100, help="items per task with --evaluate")
     parser.add_argument("--begin", type=float, default=0.0, help="go on from the checkpoint in "
@@ -213,7 +274,7 @@ def main() -> None:
     parser.add_argument("--dense", type=Path, help="with --begin: start from this Qwen3 of the "
                         "same sizes")  # fmt: skip
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1 if args.out else args.processes)
     if args.evaluate:
         tokenizer = Tokenizer.from_file(str(args.evaluate / "tokenizer.json"))
         shares, misses = evaluate(load(args.evaluate), tokenizer, args.count, list(TASKS))
@@ -221,7 +282,8 @@ def main() -> None:
             print(f"{item.task}: {item.prompt[-70:]!r} -> {text!r}, not {item.answer[:90]!r}")
         print(show(shares))
     elif args.out:
-        train(args.out, args.minutes, args.seed, args.begin, args.dense)
+        options = Options(args.out, args.minutes, args.seed, args.begin, args.dense)
+        _in_team(options, args.processes, args.meet, args.rank)
     else:
         parser.error("one of --out and --evaluate is needed")
 

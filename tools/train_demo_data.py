@@ -141,6 +141,15 @@ class Batch(NamedTuple):
     weights: Tensor
 
 
+def part_of(batch: Batch, rank: int, size: int) -> Batch:
+    """This one of `size` parts of a batch, by rows; their positions together are the batch's."""
+    ids = batch.ids.chunk(size)[rank]
+    rows, t = len(batch.ids.chunk(size)[0]), batch.ids.shape[1]
+    mine = batch.where // (rows * t) == rank
+    return Batch(ids, batch.where[mine] - rank * rows * t, batch.targets[mine],
+                 batch.weights[mine])  # fmt: skip
+
+
 def question_text(prompt: str, system: str | None = None) -> str:
     """Returns a conversation of one user message, open for the assistant's answer."""
     head = f"{TURN}system\n{system}{END_OF_TURN}\n" if system else ""
