@@ -25,7 +25,8 @@ _WHERE = {
     "SamplingParams": "actorium.actors.params",
 }
 _ERRORS = ("ActoriumError", "InvalidRequest", "ContextOverflow", "QueueFull", "DeadlineExceeded",
-           "Aborted", "EngineUnavailable", "EngineFailed", "BadModel", "BadConfig")
+           "Aborted", "Quarantined", "UnknownRequest", "EngineUnavailable", "EngineFailed",
+           "BadModel", "BadConfig")
 _WHERE |= dict.fromkeys(_ERRORS, "actorium.actors.errors")
 
 __all__ = ["__version__", *sorted(_WHERE)]
