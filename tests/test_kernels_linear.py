@@ -156,6 +156,15 @@ def test_results_too_large_for_caches(lib: ctypes.CDLL) -> None:
     check(tiled(lib, weight), weight, None, 1100)
 
 
+@pytest.mark.parametrize("rows", [500, 1100])  # threads share columns, or rows
+def test_a_gated_result_too_large_for_caches(lib: ctypes.CDLL, rows: int) -> None:
+    """Rows written past the caches, two panels to a line, are those written through them."""
+    product = NativeOps(lib, 2).gated(rand(2 * 1184, 64) * 0.1, rand(2 * 1184), "silu")
+    assert isinstance(product, TileGated)
+    x = rand(rows, 64, seed=3)
+    assert torch.equal(product(x), torch.cat([product(part) for part in x.split(100)]))
+
+
 @pytest.mark.parametrize("kind", ["plain", "gated"])
 def test_no_rows_give_no_rows(lib: ctypes.CDLL, kind: str) -> None:
     """A step of unfinished prompts alone wants no row of the last layer."""

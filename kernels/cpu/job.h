@@ -11,7 +11,7 @@ struct job {
                                    that alternate by 16 */
     int64_t rows;
     int kind;
-    int stream; /* OUT_BF16: write past the caches */
+    int stream; /* not OUT_FLOAT: write whole lines past the caches */
 };
 
 #ifdef __AMX_BF16__
@@ -25,8 +25,10 @@ INLINE __m512 silu16(__m512 g) {
     return _mm512_mul_ps(g, _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), e)));
 }
 
-/* Bias, residual and rounding of one row of a panel's sums, and the store. */
-INLINE void finish_row(const struct job *j, __m512 a, __m512 b, int64_t row, int64_t panel) {
+/* Bias, residual and rounding of one row of a panel's sums, and the store. half: with OUT_SILU and
+ * `stream`, where the half of a line that an even panel gives waits for that of the next. */
+INLINE void finish_row(const struct job *j, __m512 a, __m512 b, int64_t row, int64_t panel,
+                       __m256i *half) {
     int64_t n = panel * PANEL, outs = j->w->outs, left = outs - n;
     __mmask32 mask = left >= PANEL ? 0xffffffff : (1u << left) - 1;
     if (j->bias) {
@@ -35,9 +37,13 @@ INLINE void finish_row(const struct job *j, __m512 a, __m512 b, int64_t row, int
         b = _mm512_add_ps(b, wide16(_mm512_extracti64x4_epi64(v, 1)));
     }
     if (j->kind == OUT_SILU) {
-        __m512 out = _mm512_mul_ps(silu16(a), b);
+        __m256i out = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(silu16(a), b));
         bf16 *y = (bf16 *)j->y + row * (outs / 2) + n / 2;
-        _mm256_storeu_si256((__m256i *)y, (__m256i)_mm512_cvtneps_pbh(out));
+        if (!j->stream) _mm256_storeu_si256((__m256i *)y, out);
+        else if (panel % 2 == 0) _mm256_store_si256(half, out);
+        else
+            _mm512_stream_si512((__m512i *)(y - 16), _mm512_inserti64x4(
+                _mm512_castsi256_si512(_mm256_load_si256(half)), out, 1));
         return;
     }
     if (j->add) {

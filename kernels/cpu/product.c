@@ -24,11 +24,13 @@ static void few(const struct job *j, int threads) {
 /* Many rows: each thread a share of the rows, or, where they are not so many, of the panels. */
 static void many(const struct job *j, int64_t part, int64_t parts) {
     int64_t panels = (j->w->outs + PANEL - 1) / PANEL;
-    int64_t from = panels * part / parts, to = panels * (part + 1) / parts;
+    int64_t pairs = (panels + 1) / 2; /* two panels of OUT_SILU fill a line */
+    int64_t from = pairs * part / parts * 2, to = pairs * (part + 1) / parts * 2;
+    if (to > panels) to = panels;
     uint8_t *scratch = j->w->scratch + part * many_scratch();
     if (j->rows >= ROWS_EACH * parts) {
-        int64_t pairs = (j->rows + 31) / 32;
-        int64_t row0 = pairs * part / parts * 32, row1 = pairs * (part + 1) / parts * 32;
+        int64_t runs = (j->rows + 31) / 32;
+        int64_t row0 = runs * part / parts * 32, row1 = runs * (part + 1) / parts * 32;
         product_many(j, row0, row1 < j->rows ? row1 : j->rows, 0, panels, scratch);
     } else {
         product_many(j, 0, j->rows, from, to, scratch);
@@ -38,9 +40,10 @@ static void many(const struct job *j, int64_t part, int64_t parts) {
 /* y = x w^T (+ bias) (+ add), w packed; kind: see job.h. */
 void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add, void *y,
                    int64_t rows, int kind, int threads) {
-    int whole = w->outs % PANEL == 0 && (uintptr_t)y % 64 == 0;
+    int64_t line = kind == OUT_SILU ? 2 * PANEL : PANEL;
+    int whole = w->outs % line == 0 && (uintptr_t)y % 64 == 0 && rows > MAX_FEW;
     struct job j = {w, x, bias, add, y, rows, kind,
-                    kind == OUT_BF16 && whole && rows * w->outs >= STREAM_FROM};
+                    kind != OUT_FLOAT && whole && rows * w->outs >= STREAM_FROM};
     if (w->outs * w->ins * rows <= 65536) threads = 1;
     if (rows <= MAX_FEW) {
         few(&j, threads);

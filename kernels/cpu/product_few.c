@@ -62,7 +62,7 @@ INLINE void finish_tiles(const struct job *j, const int two, int64_t p) {
     }
     for (int t = 0; t < j->rows; t++)
         finish_row(j, _mm512_load_ps(sums[t / 16 * 2][t % 16]),
-                   _mm512_load_ps(sums[t / 16 * 2 + 1][t % 16]), t, p);
+                   _mm512_load_ps(sums[t / 16 * 2 + 1][t % 16]), t, p, 0);
 }
 
 INLINE void tiles(const struct job *j, const int two, const int coded, int64_t p0, int64_t p1) {

@@ -19,13 +19,17 @@
 #define SUMS (WIDE * 2 * 256)   /* floats of a group's sums */
 #define AHEAD 2                 /* blocks decoded ahead of their use */
 
-int64_t many_scratch(void) { return X_BYTES + B_BYTES + MAX_ROWS * PANEL * 4; }
+int64_t many_scratch(void) {
+    int64_t bytes = X_BYTES + B_BYTES + MAX_ROWS * PANEL * 4 + MAX_ROWS * sizeof(__m256i);
+    return (bytes + 4095) & ~4095;
+}
 
 /* Sums that still have to be written; held: where those still in tiles belong, 0 for none. */
 struct pending {
     float *held;
     int held_width;
     const float *sums;
+    __m256i *halves; /* of the rows: see `finish_row` */
     int64_t row, panel;
     int next, rows;
 };
@@ -73,7 +77,8 @@ INLINE void decode_next(struct panel *b, __m512i table) {
 INLINE void finish_some(const struct job *j, struct pending *p, int count) {
     for (; count > 0 && p->next < p->rows; count--, p->next++) {
         const float *at = p->sums + p->next / 16 * 512 + p->next % 16 * 16;
-        finish_row(j, _mm512_load_ps(at), _mm512_load_ps(at + 256), p->row + p->next, p->panel);
+        finish_row(j, _mm512_load_ps(at), _mm512_load_ps(at + 256), p->row + p->next, p->panel,
+                   p->halves + p->next);
     }
 }
 
@@ -163,6 +168,7 @@ static void panel_rows(const struct job *j, int64_t panel, int64_t row0, int64_t
     const struct packed *w = j->w;
     bf16 *scratch = (bf16 *)(x + X_BYTES);
     float *sums = (float *)(x + X_BYTES + B_BYTES);
+    __m256i *halves = (__m256i *)(sums + MAX_ROWS * PANEL);
     int64_t tiles = (rows + 15) / 16, steps = w->ins / STEP;
     struct panel b = {0};
     if (w->coded) {
@@ -188,7 +194,7 @@ static void panel_rows(const struct job *j, int64_t panel, int64_t row0, int64_t
             else group_rows(j, width, 0, from, &b, at, first > 0, last);
             finish_some(j, last, GROUP);
             if (first + chunk >= steps)
-                *last = (struct pending){at, (int)width, at, row0 + 16 * t, panel, 0,
+                *last = (struct pending){at, (int)width, at, halves + 16 * t, row0 + 16 * t, panel, 0,
                                          (int)(left < GROUP ? left : GROUP)};
         }
     }
