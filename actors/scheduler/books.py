@@ -47,7 +47,8 @@ class Books:
         """Start over with an empty table and empty pools: nothing may be running."""
         self.table = table
         self.memory = Memory(groups, page_size, self._memory_config, recurrent, checkpoints)
-        self.reserve = Reserve(growth=max(GROWTH_TOKENS, page_size))
+        growth = GROWTH_TOKENS * table.most_window
+        self.reserve = Reserve(growth=max(growth, page_size))
         self.released.clear()
         for sequence in self.sequences.values():
             sequence.match_version = -1
@@ -185,7 +186,8 @@ class Books:
         match = self._match(sequence)
         if sequence.pending:
             return False
-        return self._room(sequence.prompt_len + len(sequence.emitted), match)
+        length = sequence.prompt_len + len(sequence.emitted)
+        return self._room(self.table.reach(length, sequence.end), match)
 
     def admit(self, sequence: Sequence) -> Admit:
         """Give a waiting sequence, which `fits`, a slot and its cached pages."""
@@ -219,7 +221,7 @@ class Books:
             self.queue.fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
 
     def _room(self, length: int, match: Match | None) -> bool:
-        """Whether all pools have pages for a sequence of `length` tokens beside what the running
+        """Whether all pools have pages for `length` tokens of a sequence beside what the running
         ones were promised and are expected to want."""
         left = [self._left(group, length, match) for group in range(len(self.memory.pools))]
         running = self.table.running
@@ -242,12 +244,14 @@ class Books:
 
     def most_held(self, group: int, length: int) -> int:
         """Pages of a group that a sequence of `length` tokens may hold while it extends."""
-        return self.memory.most_held(group, length, self._config.max_num_batched_tokens)
+        chunk = self._config.max_num_batched_tokens + self.table.ahead
+        return self.memory.most_held(group, length, chunk)
 
     def _promised(self, group: int) -> int:
         """Pages that sequences which still extend were admitted for and do not hold yet."""
-        return sum(max(self.most_held(group, s.total) - self.table.holds(group, s.slot), 0)
-                   for s in self.extending)
+        table = self.table
+        return sum(max(self.most_held(group, table.reach(s.total, s.end))
+                       - table.holds(group, s.slot), 0) for s in self.extending)
 
     def promised(self) -> int:
         """The most pages of any group that extending sequences will still want."""

@@ -66,9 +66,9 @@ class Memory:
         return free if self.tree is None else free + self.tree.evictable[group]
 
     def most_held(self, group: int, tokens: int, chunk: int) -> int:
-        """Pages of a group that a sequence of `tokens` tokens holds at the most, when its prompt is
-        extended up to `chunk` tokens at a time (fewer where the pool of a windowed group is so
-        small that they would not fit)."""
+        """Pages of a group that the first `tokens` tokens of a sequence hold at the most, when its
+        prompt is extended up to `chunk` tokens at a time (fewer where the pool of a windowed group
+        is so small that they would not fit)."""
         pages = self.pages_for(tokens)
         window = self.windows[group]
         if not window:
@@ -77,13 +77,19 @@ class Memory:
                    self.pools[group].usable)
 
     def capacity(self, window: int) -> int:
-        """Tokens of the longest sequence that the pools hold, alone, decoding `window` tokens a
-        step."""
+        """Tokens of the longest prompt that the pools hold, alone, with what a decode of `window`
+        tokens a step writes after it. One token more is the longest sequence.
+
+        A windowed pool that is large enough is endless. A sequence may hold what its oldest
+        possible query sees, and from there what a plan in flight and the next one may emit, and
+        drafts beyond that.
+        """
         tokens = []
         for pool, seen in zip(self.pools, self.windows, strict=True):
-            endless = seen and pool.usable >= pool.pages_for(seen + window) + 2
+            endless = seen and pool.usable >= pool.pages_for(seen + 3 * window - 2) + 2
             tokens.append(2**31 - 2 if endless else pool.tokens)
-        return min(tokens)
+        # With drafts, all positions of a sequence are written, its last one too.
+        return min(tokens) - (window > 1)
 
     # --- pages in and out ----------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.pages import Ints
 from actorium.actors.scheduler.requests import Sequence
 from actorium.actors.scheduler.slots import Rows
+from actorium.actors.scheduler.speculation import Drafting
 
 
 class PlanRecord(NamedTuple):
@@ -28,12 +29,23 @@ class PlanRecord(NamedTuple):
     """slot -> sid of every extend, finished or not."""
     computed: int
     """Tokens that the step computes."""
+    window: int = 1
+    """Most tokens that each of its decodes emits: the drafts that it verifies, and one."""
+    drafts: int = 0
+    """Drafts that it makes for each sampled row."""
+
+    @property
+    def decodes(self) -> int:
+        """How many of the rows are decodes."""
+        return len(self.slots) - self.firsts
 
 
 class Planner:
     """Makes plans out of the books. `budget`: tokens a step may compute."""
 
     def __init__(self, books: Books, epoch: int, budget: int, preempt_every: int = 0) -> None:
+        self.drafting = Drafting(0)
+        """How many drafts each plan makes."""
         self._books = books
         self._epoch = epoch
         self._budget = budget
@@ -68,6 +80,11 @@ class Planner:
         books.table.plan_decode(rows)
         return self._assemble(step, rows, draft)
 
+    def start_over(self, drafting: Drafting) -> None:
+        """A fresh worker is there: nothing runs, and nothing is drafted yet."""
+        self.drafting = drafting
+        self._books.table.window = 1
+
     def _assemble(self, step: int, rows: Rows, draft: Draft) -> tuple[StepPlan, PlanRecord]:
         extends = draft.extends
         column, slots, sids, sids_column = b"", rows.slots, rows.sids, rows.sids_column
@@ -80,11 +97,14 @@ class Planner:
             sids_column = sids.tobytes()
         record = PlanRecord(step, slots, sids, sids_column, len(firsts),
                             {s.slot: s.sid for s, _ in extends},
-                            self._budget - draft.budget)
+                            self._budget - draft.budget, self._books.table.window,
+                            self.drafting.next(len(slots)))
+        # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
+        self._books.table.window = 1 + record.drafts
         return StepPlan(
             epoch=self._epoch, step=step, release=self._releases(), admit=draft.admits,
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
-            checkpoints=_column(draft.checkpoints)), record
+            checkpoints=_column(draft.checkpoints), drafts=record.drafts), record
 
     def _finish_extends(self, extends: list[tuple[Sequence, int]]) -> list[Sequence]:
         """Those whose prompt this plan completes; they decode from the next plan on."""
@@ -148,12 +168,14 @@ class Planner:
         if chunk <= 0:
             return
         table.give_back(np.array([slot]), np.array([sequence.computed]), memory)
-        appends = table.grow_to(slot, sequence.computed + chunk, memory)
+        appends = table.grow_to(slot, self._written(sequence, chunk), memory)
         if appends is None:
             room = min(memory.available(g) for g in range(len(memory.pools)))
             most = (int(table.held[slot]) + room) * memory.page_size - sequence.computed
-            chunk = min(chunk, most)
-            appends = table.grow_to(slot, sequence.computed + chunk, memory) if chunk > 0 else None
+            # The end of the prompt may lack a page for the drafts alone: then it ends later.
+            chunk = min(chunk, most, sequence.total - sequence.computed - 1)
+            if chunk > 0:
+                appends = table.grow_to(slot, sequence.computed + chunk, memory)
         if appends is None:
             return
         draft.appends.append(appends)
@@ -161,6 +183,13 @@ class Planner:
         draft.extends.append((sequence, chunk))
         draft.budget -= chunk
         draft.checkpoints += books.extended(sequence, chunk)
+
+    def _written(self, sequence: Sequence, chunk: int) -> int:
+        """Tokens of the sequence that have K and V somewhere after its next `chunk` ones."""
+        tokens = sequence.computed + chunk
+        if tokens < sequence.total:
+            return tokens
+        return self._books.table.reach(tokens, sequence.end)
 
     def _next(self, unresolved: tuple[PlanRecord, ...]) -> Sequence | None:
         """Whom the policy admits next, unless tokens of it are still on their way.

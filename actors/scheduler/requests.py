@@ -68,6 +68,10 @@ class Sequence:
     lock: Lock | None = None
     """On its cached prefix, while it holds a slot."""
     first_told: bool = False
+    drafted: int = 0
+    """Drafts verified for it (while it holds a slot: in the slot table)."""
+    accepted: int = 0
+    """Those of them that were accepted."""
     prompt_told: int = 1
     """Prompt positions whose logprobs went out (position 0 has none)."""
 

@@ -14,6 +14,7 @@ from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.pages import Ints
 from actorium.actors.scheduler.plans import PlanRecord
 from actorium.actors.scheduler.requests import Sequence
+from actorium.actors.scheduler.speculation import Verified
 
 FINISH_REASONS = {1: "stop", 2: "length"}
 
@@ -41,6 +42,8 @@ class Credited:
 
     tokens: int
     batch: TokenBatch | None
+    verified: Verified | None = None
+    """None where no draft was verified."""
 
 
 def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
@@ -53,7 +56,9 @@ def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
     table, slots = books.table, record.slots
     starts = table.emitted[slots]
     if _is_plain(record, result) and table.sid[slots].tobytes() == record.sids_column:
-        table.credit(slots, starts, np.frombuffer(result.tokens, np.int32), None, table.window)
+        if record.window > 1:
+            return _credit_windows(books, record, result, starts)
+        table.credit_one(slots, starts, np.frombuffer(result.tokens, np.int32))
         books.served(record.sids, None)
         return Credited(len(slots), TokenBatch(
             step=result.step, sids=record.sids_column, starts=starts.tobytes(),
@@ -61,15 +66,43 @@ def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
     rows = _unpack(record, result)
     known = _credit_apart(books, record, rows, starts)
     books.served(record.sids[known], rows.counts[known])
-    return _batch(record, rows, known, starts, _events(books, record, rows, result, known))
+    credited = _batch(record, rows, known, starts, _events(books, record, rows, result, known))
+    credited.verified = _verified(record, rows)
+    return credited
 
 
 def _is_plain(record: PlanRecord, result: StepResult) -> bool:
-    """One token for every row, none ended or just begun, no logprobs: the steady step."""
+    """Decodes alone, none ended, no logprobs: the steady step. Without drafts, a token for each."""
     rows = len(record.slots)
-    return (not record.firsts and rows > 0 and result.counts == b"\1" * rows
-            and result.finish == bytes(rows) and len(result.tokens) == 4 * rows
-            and not (result.logprobs or result.prompt_logprobs))
+    if (record.firsts or not rows or result.finish != bytes(rows)
+            or result.logprobs or result.prompt_logprobs):
+        return False
+    return (record.window > 1 and len(result.counts) == rows and 0 not in result.counts
+            or result.counts == b"\1" * rows and len(result.tokens) == 4 * rows)
+
+
+def _credit_windows(books: Books, record: PlanRecord, result: StepResult,
+                    starts: Ints) -> Credited:
+    """The steady step with drafts: one to `window` tokens for every row."""
+    rows = _unpack(record, result)
+    books.table.credit(record.slots, starts, rows.tokens, rows.counts, record.window)
+    books.served(record.sids, rows.counts)
+    batch = TokenBatch(step=result.step, sids=record.sids_column, starts=starts.tobytes(),
+                       counts=result.counts, tokens=result.tokens, drafts=record.window - 1)
+    return Credited(len(rows.tokens), batch, _verified(record, rows))
+
+
+def _verified(record: PlanRecord, rows: Rows) -> Verified | None:
+    """How far the step's decodes got with their drafts; None if they had none."""
+    if record.window == 1 or not record.decodes:
+        return None
+    counts = rows.counts[record.firsts:]
+    if not rows.finish.any():
+        return Verified(np.bincount(counts, minlength=record.window + 1).tolist(),
+                        [0] * (record.window + 1))
+    ended = rows.finish[record.firsts:] > 0
+    return Verified(*(np.bincount(counts[which], minlength=record.window + 1).tolist()
+                      for which in (~ended, ended)))
 
 
 def _unpack(record: PlanRecord, result: StepResult) -> Rows:
@@ -79,6 +112,9 @@ def _unpack(record: PlanRecord, result: StepResult) -> Rows:
     if got != (want, want) or int(rows.counts.sum()) != len(rows.tokens):
         raise BadResult(f"step {result.step}: {want} rows planned; the result has {got[0]} counts, "
                         f"{got[1]} finishes and {len(rows.tokens)} tokens")
+    if want and int(rows.counts.max()) > record.window:
+        raise BadResult(f"step {result.step}: a row has {rows.counts.max()} tokens, planned were "
+                        f"{record.window} at the most")
     return rows
 
 
@@ -98,11 +134,13 @@ def _credit_apart(books: Books, record: PlanRecord, rows: Rows,
             starts[row] = len(sequence.emitted)
             mine = rows.tokens[ends[row] - rows.counts[row]:ends[row]]
             sequence.emitted = np.concatenate((sequence.emitted, mine))
+            if row >= record.firsts and len(mine):
+                sequence.drafted += record.window - 1
+                sequence.accepted += len(mine) - 1
     first = np.arange(len(settled)) < record.firsts
-    window = np.where(first, 1, table.window).astype(np.int32)
-    table.credit(record.slots[settled], starts[settled],
-                 rows.tokens[np.repeat(settled, rows.counts)], rows.counts[settled],
-                 window[settled])
+    for among, window in ((settled & first, 1), (settled & ~first, record.window)):
+        table.credit(record.slots[among], starts[among],
+                     rows.tokens[np.repeat(among, rows.counts)], rows.counts[among], window)
     return known
 
 
@@ -115,7 +153,8 @@ def _batch(record: PlanRecord, rows: Rows, known: NDArray[np.bool_], starts: Int
     batch = TokenBatch(step=record.step, sids=record.sids[keep].tobytes(),
                        starts=starts[keep].tobytes(),
                        counts=rows.counts[keep].astype(np.uint8).tobytes(),
-                       tokens=tokens.tobytes(), events=events)
+                       tokens=tokens.tobytes(), events=events, drafts=record.window - 1,
+                       firsts=int(np.count_nonzero(keep[:record.firsts])))
     return Credited(len(tokens), batch)
 
 
@@ -152,7 +191,16 @@ def _finish(books: Books, record: PlanRecord, rows: Rows, known: NDArray[np.bool
         fields["finish_reason"] = FINISH_REASONS[code]
         if code == 1:
             fields["stop_token"] = int(rows.tokens[ends[row] - 1])
-        books.end(books.sequences[sid])
+        sequence = books.sequences[sid]
+        books.end(sequence)
+        fields |= drafts_of(sequence)
+
+
+def drafts_of(sequence: Sequence) -> dict[str, int]:
+    """What the event of an ended sequence says of its drafts: nothing where there were none."""
+    if not sequence.drafted:
+        return {}
+    return {"draft_tokens": sequence.drafted, "accepted_tokens": sequence.accepted}
 
 
 def _untold(sequence: Sequence, logprobs: RowLogprobs) -> RowLogprobs | None:

@@ -35,8 +35,9 @@ class SlotTable:
 
     Lengths count the tokens of a sequence, prompt and completion. `len_lo` <= length <= `len_hi`
     as the worker will know it when all plans sent so far have run: an unresolved decode adds
-    between 1 and `window` tokens, its result says how many. The last token's K and V are only
-    written by the next decode, so a sequence of length n holds pages for n-1 tokens.
+    between 1 and its `window` tokens, its result says how many. The last token's K and V are only
+    written by the next decode, so a sequence of length n holds pages for n-1 tokens, and for those
+    at which drafts are made after them (`ahead`), up to its end.
 
     Page tables: one a group, all of the same length; what lies behind a group's attention window
     has been given back and reads 0.
@@ -44,8 +45,13 @@ class SlotTable:
 
     def __init__(self, slots: int, page_size: int, window: int = 1,
                  attention_windows: tuple[int, ...] = (0,)) -> None:
-        """window: most tokens that a decode may emit; attention_windows: of each group, 0 = all."""
+        """window: most tokens that a decode may ever emit, 1 + drafts; attention_windows: of each
+        group, 0 = all."""
+        self.most_window = window
         self.window = window
+        """Most tokens that the decodes of the next plan emit: set from plan to plan."""
+        self.ahead = max(window - 2, 0)
+        """Positions past the last token at which drafts are made: the first comes from before."""
         self.attention_windows = attention_windows
         self.sid = np.zeros(slots, np.int32)
         self.len_lo = np.zeros(slots, np.int32)
@@ -54,6 +60,10 @@ class SlotTable:
         """Length at which the sequence ends with `length`."""
         self.emitted = np.zeros(slots, np.int32)
         """Tokens of the completion, as far as results tell."""
+        self.drafted = np.zeros(slots, np.int32)
+        """Drafts verified for the sequence, as far as results tell."""
+        self.accepted = np.zeros(slots, np.int32)
+        """Those of them that were accepted."""
         self.decoding = np.zeros(slots, np.bool_)
         """The whole prompt is extended, and the length may still grow."""
         self.held = np.zeros(slots, np.int32)
@@ -63,7 +73,9 @@ class SlotTable:
         self.sequences: list[Sequence | None] = [None] * slots
         self._full_at = np.zeros(slots, np.int32)
         """Length less one past which the next page is asked for."""
-        self._ahead = (np.arange(slots) % STAGGER * (page_size // STAGGER)).astype(np.int32)
+        self._early = (np.arange(slots) % STAGGER * (page_size // STAGGER)).astype(np.int32)
+        self._unwritten = 0 if window > 1 else 1
+        """Tokens at its end that a sequence needs no page for: without drafts, the last one."""
         self._page_size = page_size
         self._tokens = np.zeros((slots, 64), np.int32)
         self._pages = [np.zeros((slots, 16), np.int32) for _ in attention_windows]
@@ -104,6 +116,7 @@ class SlotTable:
         self._most = max(self._most, emitted)
         self._tokens = _widen(self._tokens, emitted)
         self._tokens[slot, :emitted] = sequence.emitted
+        self.drafted[slot], self.accepted[slot] = sequence.drafted, sequence.accepted
         for group, own in enumerate(pages):
             self._pages[group] = _widen(self._pages[group], len(own))
             self._pages[group][slot, :len(own)] = own
@@ -116,6 +129,7 @@ class SlotTable:
         """Take the slot back; the sequence keeps its emitted tokens. Returns the pages by group."""
         slot = sequence.slot
         sequence.emitted = self.emitted_tokens(slot)
+        sequence.drafted, sequence.accepted = int(self.drafted[slot]), int(self.accepted[slot])
         pages = self.pages_of(slot)
         sequence.slot = 0
         self.sequences[slot] = None
@@ -190,7 +204,7 @@ class SlotTable:
             rows = self._gather()
         if len(rows.slots):
             left = self.end[rows.slots] - self.len_hi[rows.slots]
-            self._calm = (int(left.min()) - 1) // self.window
+            self._calm = (int(left.min()) - 1) // self.most_window
         return rows
 
     def _gather(self) -> Rows:
@@ -204,26 +218,35 @@ class SlotTable:
         self.len_lo[rows.slots] += 1
         self.len_hi[rows.slots] += self.window
 
-    def credit(self, slots: Ints, starts: Ints, tokens: Ints, counts: NDArray[np.integer] | None,
-               window: int | NDArray[np.integer]) -> None:
-        """Enter a result: `counts[i]` tokens (None = one each) of `slots[i]`.
+    def credit_one(self, slots: Ints, starts: Ints, tokens: Ints) -> None:
+        """Enter a result of one token for each slot, of a plan that counted on that: starts: i4[n],
+        `emitted` of the slots; tokens: i4[n]."""
+        self._make_room(1)
+        self._tokens[slots, starts] = tokens
+        self.emitted[slots] = starts + 1
+
+    def credit(self, slots: Ints, starts: Ints, tokens: Ints, counts: Ints, window: int) -> None:
+        """Enter a result: `counts[i]` tokens of `slots[i]`.
 
         starts: i4[n], `emitted` of the slots; tokens: i4[sum(counts)]; window: how many tokens
         at the most (and one at least) the plan counted on.
         """
-        if counts is None:
-            self._make_room(1)
-            self._tokens[slots, starts] = tokens
-            self.emitted[slots] = starts + 1
-            if self.window > 1:
-                self.len_hi[slots] -= window - 1
-        elif len(slots):
-            self._make_room(int(counts.max()))
-            self._tokens[np.repeat(slots, counts),
-                         np.repeat(starts, counts) + within(counts)] = tokens
-            self.emitted[slots] = starts + counts
-            self.len_lo[slots] += counts - 1
-            self.len_hi[slots] += counts - window
+        if not len(slots):
+            return
+        self._make_room(int(counts.max()))
+        ends = np.cumsum(counts)
+        # A row's places in the flat table, less its places in `tokens`.
+        shift = slots * np.int64(self._tokens.shape[1]) + starts - (ends - counts)
+        places = np.repeat(shift, counts)
+        places += np.arange(len(tokens))
+        self._tokens.reshape(-1)[places] = tokens
+        self.emitted[slots] = starts + counts
+        more = counts - 1
+        self.len_lo[slots] += more
+        self.len_hi[slots] += counts - window
+        if window > 1:
+            self.accepted[slots] += np.maximum(more, 0)
+            self.drafted[slots] += (counts > 0) * np.int32(window - 1)
 
     def _make_room(self, more: int) -> None:
         """Room in the token table for `more` tokens of everybody."""
@@ -236,7 +259,7 @@ class SlotTable:
 
     def growing(self, rows: Rows) -> Ints:
         """Slots that want pages before they decode once more (some of them a little early)."""
-        after = self.len_hi[rows.slots] + (self.window - 1)
+        after = self.len_hi[rows.slots] + (self.window - 1 + self.ahead)
         return rows.slots[after > self._full_at[rows.slots]]
 
     def grow(self, slots: Ints, memory: Memory, early: bool, spared: int) -> bytes | None:
@@ -245,10 +268,14 @@ class SlotTable:
         spared: pages to leave for others. Returns the plan's `page_appends`, or None (and takes
         nothing) if too few can be had.
         """
-        held, end, ahead = self.held[slots], self.end[slots], self._ahead[slots]
-        length = self.len_hi[slots] + self.window
-        length = np.minimum(length + ahead if early else length, end)
-        return self._append(slots, -((1 - length) // self._page_size) - held, memory, spared)
+        held, most = self.held[slots], self.end[slots] - self._unwritten
+        tokens = self.len_hi[slots] + (self.window - 1 + self.ahead)
+        tokens = np.minimum(tokens + self._early[slots] if early else tokens, most)
+        return self._append(slots, -(-tokens // self._page_size) - held, memory, spared)
+
+    def reach(self, tokens: int, end: int) -> int:
+        """Tokens to have pages for when the last of so many is extended: drafts follow them."""
+        return max(tokens, min(tokens + self.ahead, end - self._unwritten))
 
     def grow_to(self, slot: int, tokens: int, memory: Memory) -> bytes | None:
         """Take the pages that the first `tokens` tokens of a slot lack; as `grow`."""
@@ -311,12 +338,13 @@ class SlotTable:
         """Note that a slot's page tables have so many entries."""
         self.held[slot] = entries
         full = entries * self._page_size
-        self._full_at[slot] = NEVER if full >= self.end[slot] - 1 else full - self._ahead[slot]
+        enough = full >= self.end[slot] - self._unwritten
+        self._full_at[slot] = NEVER if enough else full - self._early[slot]
 
     def _mark(self, slots: NDArray[np.integer]) -> None:
         full = self.held[slots] * self._page_size
-        self._full_at[slots] = np.where(full >= self.end[slots] - 1, NEVER,
-                                        full - self._ahead[slots])
+        self._full_at[slots] = np.where(full >= self.end[slots] - self._unwritten, NEVER,
+                                        full - self._early[slots])
 
 
 def within(counts: NDArray[np.integer]) -> NDArray[np.int64]:

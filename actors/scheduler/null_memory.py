@@ -1,0 +1,149 @@
+"""The null worker's fake pages and states: what a position holds is a hash of all tokens up to it.
+
+Whatever a query sees must be its own prefix, whoever wrote it: a page given to two sequences,
+shared too early or matched wrongly shows at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actorium.actors.messages import Admit, Ready
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.uint64]
+State = tuple[int, int]
+"""A fake recurrent state: how many tokens it has seen, and the hash of them."""
+RUBBISH = np.uint64(0xBAD)
+"""What is written for drafts that are not accepted."""
+
+
+class BadPlan(RuntimeError):
+    """A plan breaks the protocol; the message names slot and page."""
+
+
+class PageMemory:
+    """Fake pages: what a position holds is a hash of all tokens up to it."""
+
+    def __init__(self, ready: Ready) -> None:
+        groups, page_size = ready.groups, ready.page_size
+        self._page_size = page_size
+        self._slots = ready.slots
+        self._recurrent = ready.recurrent
+        self._kept: list[State] = [(0, 0)] * (ready.checkpoints + 1)
+        """Checkpoints."""
+        self._windows = [group.window for group in groups]
+        self._content = [np.zeros((group.pages, page_size), np.uint64) for group in groups]
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all tables (not what the pages hold)."""
+        self._tables: list[list[list[int]]] = [[[] for _ in self._windows]
+                                               for _ in range(self._slots)]
+        self._prefix: list[Longs] = [np.zeros(0, np.uint64)] * self._slots
+        self._queries: list[tuple[int, int, int]] = []
+        self._states: list[State] = [(0, 0)] * self._slots
+
+    def release(self, slot: int) -> None:
+        """The slot's tenant is gone."""
+        self._tables[slot] = [[] for _ in self._windows]
+        self._prefix[slot] = np.zeros(0, np.uint64)
+
+    def admit(self, admit: Admit) -> None:
+        """Enter a sequence with its cached pages. Raises `BadPlan`."""
+        pages = ints_of(admit.pages).reshape(len(self._windows), -1)
+        if pages.shape[1] * self._page_size != admit.cached_len:
+            raise BadPlan(f"slot {admit.slot}: {pages.shape[1]} cached pages for "
+                          f"{admit.cached_len} cached tokens")
+        self._tables[admit.slot] = pages.tolist()
+        self.learn(admit.slot, ints_of(admit.tokens).tolist())
+        self._states[admit.slot] = self._kept[admit.checkpoint] if admit.checkpoint else (0, 0)
+        want = self._state(admit.slot, admit.cached_len)
+        if self._recurrent and self._states[admit.slot] != want:
+            raise BadPlan(f"slot {admit.slot}: checkpoint {admit.checkpoint} is not the state "
+                          f"after its first {admit.cached_len} tokens")
+
+    def _state(self, slot: int, tokens: int) -> State:
+        """The state after so many tokens of a slot's sequence."""
+        return tokens, int(self._prefix[slot][tokens - 1]) if tokens else 0
+
+    def save(self, column: bytes) -> None:
+        """Keep states of this step's extends as checkpoints; after `check`. Raises `BadPlan`."""
+        for slot, checkpoint, tokens in ints_of(column).reshape(-1, 3).tolist():
+            start, count = self._last[slot]
+            if not 0 < tokens <= count or not 0 < checkpoint < len(self._kept):
+                raise BadPlan(f"checkpoint {checkpoint} of slot {slot} after {tokens} tokens of a "
+                              f"chunk of {count}")
+            self._kept[checkpoint] = self._state(slot, start + tokens)
+
+    def append(self, column: bytes) -> None:
+        """Apply a plan's page_appends. Raises `BadPlan` on a gap or on the sink page."""
+        for slot, index, *pages in ints_of(column).reshape(-1, 2 + len(self._windows)).tolist():
+            for table, page in zip(self._tables[slot], pages, strict=True):
+                if index != len(table):
+                    raise BadPlan(f"page {page} goes to place {index} of slot {slot}, "
+                                  f"which has {len(table)}")
+                if page == 0:
+                    raise BadPlan(f"slot {slot} is given the sink page")
+                table.append(page)
+
+    def learn(self, slot: int, tokens: list[int]) -> None:
+        """The next tokens of the slot's sequence."""
+        before = self._prefix[slot]
+        places = np.arange(len(before), len(before) + len(tokens), dtype=np.uint64)
+        words = hash_words(np.array(tokens, np.uint64), places)
+        if len(before):
+            words[:1] += before[-1]
+        self._prefix[slot] = np.concatenate((before, np.cumsum(words, dtype=np.uint64)))
+
+    def write(self, slot: int, start: int, count: int) -> None:
+        """Write positions start..start+count of a slot; `check` reads what they see."""
+        for group, table in enumerate(self._tables[slot]):
+            pages, places = self._where(slot, table, start, start + count)
+            self._content[group][pages, places] = self._prefix[slot][start:start + count]
+        self._queries.append((slot, start, count))
+        if self._recurrent and self._states[slot] != self._state(slot, start):
+            raise BadPlan(f"slot {slot}: its state is that after {self._states[slot][0]} tokens, "
+                          f"not {start}")
+        self._states[slot] = self._state(slot, start + count)
+
+    def check(self) -> None:
+        """After all writes of a step: every query sees its own prefix. Raises `BadPlan`."""
+        self._last = {slot: (start, count) for slot, start, count in self._queries}
+        for slot, start, count in self._queries:
+            for group, window in enumerate(self._windows):
+                first = max(start - window + 1, 0) if window else 0
+                pages, places = self._where(slot, self._tables[slot][group], first, start + count)
+                wrong = self._content[group][pages, places] != \
+                    self._prefix[slot][first:start + count]
+                for at in np.flatnonzero(wrong)[:1].tolist():
+                    raise BadPlan(f"slot {slot}, group {group}: page {pages[at]} does not hold "
+                                  f"position {first + at} of its sequence")
+        self._queries.clear()
+
+    def _where(self, slot: int, table: list[int], first: int,
+               last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        positions = np.arange(first, last)
+        index = positions // self._page_size
+        if len(index) and index[-1] >= len(table):
+            raise BadPlan(f"slot {slot} has {len(table)} pages, position {last - 1} "
+                          "needs one more")
+        pages = np.array(table, np.int64)[index]
+        for at in np.flatnonzero(pages == 0)[:1].tolist():
+            raise BadPlan(f"slot {slot} has no page for position {first + at}")
+        return pages, positions % self._page_size
+
+
+def hash_words(tokens: Longs, places: Longs) -> Longs:
+    """A word for each (token, place), to be summed into the hash of a prefix."""
+    with np.errstate(over="ignore"):
+        z = (tokens + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
+        z += (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(29))
+
+
+def ints_of(column: bytes) -> Ints:
+    """A message's column as an array."""
+    return np.frombuffer(column, np.int32)
