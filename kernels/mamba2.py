@@ -76,10 +76,10 @@ def ssd_step(inputs: Inputs, states: Tensor, rows: Tensor, a: Tensor, skip: Tens
     """
     x, b, c, dt = inputs
     count, groups = len(x), b.shape[1]
-    state = states.index_select(0, rows).float() * (dt * a).exp()[..., None, None]
+    state = states.index_select(0, rows).float().mul_((dt * a).exp()[..., None, None])
     by_group = state.view(count * groups, -1, b.shape[-1])
     new = (x * dt.unsqueeze(-1)).reshape(count * groups, -1, 1)
-    by_group.baddbmm_(new, b.reshape(count * groups, 1, -1))
+    by_group.addcmul_(new, b.reshape(count * groups, 1, -1))
     states.index_copy_(0, rows, state.to(states.dtype))
     out = by_group @ c.reshape(count * groups, -1, 1)
     return out.view_as(x).addcmul_(x, skip.unsqueeze(-1))
