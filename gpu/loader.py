@@ -68,6 +68,21 @@ def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
     return dict(sorted(shards.items()))
 
 
+def holds(path: Path, name: str) -> bool:
+    """Whether the checkpoint at `path` has a tensor of this name. Raises `BadModel`."""
+    for file, placed in checkpoint_files(path).items():
+        names = placed
+        if names is None:
+            try:
+                with safe_open(str(path / file), framework="pt") as shard:
+                    names = list(shard.keys())
+            except (SafetensorError, OSError) as e:
+                raise BadModel(f"{path / file}: not a readable safetensors file: {e}") from None
+        if any(_plain(stored) == name for stored in names):
+            return True
+    return False
+
+
 def read_tensors(
     path: Path, wants: list[Want], dtype: torch.dtype, device: torch.device, progress: Progress,
     fused: Sequence[Fused] = (),

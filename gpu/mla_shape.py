@@ -118,8 +118,3 @@ def sparse_from(get: Fields, layers: int) -> tuple[int, ...]:
     if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
         raise get.bad("first_k_dense_replace", f"must be a number of layers, got {dense!r}")
     return tuple(range(dense, layers))
-
-
-def mtp_layers(get: Fields) -> int:
-    """Layers behind the last one that predict further tokens."""
-    return get.int("num_nextn_predict_layers") if get.raw.get("num_nextn_predict_layers") else 0

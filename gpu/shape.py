@@ -102,7 +102,7 @@ class ModelShape:
     latent: LatentShape | None = None
     """Attention over latents instead of keys and values."""
     mtp_layers: int = 0
-    """Layers of the checkpoint, behind all others, that predict further tokens (MTP)."""
+    """1 where a layer of the checkpoint, beside all others, predicts further tokens (MTP)."""
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -112,6 +112,19 @@ class ModelShape:
             if i not in self.recurrent:
                 by_window.setdefault(window, []).append(i)
         return tuple(LayerGroup(window, tuple(own)) for window, own in by_window.items())
+
+    def has_experts(self, i: int) -> bool:
+        """Whether the i-th layer's MLP is a mixture; that of a layer that drafts, behind all
+        others, is one where the model has any."""
+        return i in self.sparse or (i >= self.layers and self.experts is not None)
+
+    def place(self, i: int) -> tuple[int, int]:
+        """Of the i-th layer, which has attention: its place in `groups`, and in that group. A layer
+        that drafts, behind all others, has a pool of its own, and so both are 0."""
+        for g, group in enumerate(self.groups):
+            if i in group.layers:
+                return g, group.layers.index(i)
+        return 0, 0
 
     @property
     def state(self) -> StateShape | None:

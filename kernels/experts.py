@@ -27,7 +27,7 @@ def route_groups(
 
     scores: f32[T, E], above 0; bias: f32[E]. E is a multiple of groups.
     """
-    biased = (scores + bias).view(len(scores), groups, -1)
+    biased = (scores + bias).unflatten(1, (groups, -1))
     if chosen_groups < groups:
         best = biased.topk(2, -1).values.sum(-1).topk(chosen_groups, -1).indices
         closed = torch.ones(biased.shape[:2], dtype=torch.bool, device=scores.device)

@@ -15,8 +15,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("actors", "gpu", "kernels", "tools")
 HEAVY = {"torch", "triton", "transformers"}
-GPU_MAY_USE = {"messages", "params", "config", "errors", "core", "runtime", "models"}
-"""`models` finds a model's directory: tokenizer and worker must agree on it."""
+GPU_MAY_USE = {"messages", "params", "config", "errors", "core", "runtime", "models",
+               "speculation"}
+"""`models` finds a model's directory: tokenizer and worker must agree on it. `speculation` reads a
+field of the configuration."""
 
 
 def files(package: str) -> list[Path]:

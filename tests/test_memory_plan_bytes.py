@@ -123,6 +123,7 @@ def test_weights_are_those_the_worker_reads(config: dict[str, Any]) -> None:
 def test_weights_of_the_27b_shape() -> None:
     raw = json.loads(BIG.read_text())
     ours, theirs = read_plan_shape(raw, BIG), shape_from_config(raw, BIG)
+    theirs = replace(theirs, mtp_layers=0)
     wants = sum(math.prod(want.shape) for want in wanted_tensors(theirs))
     assert parameters(ours) == wants
     layer = (5120 * (2 * 24 + 2 * 4) * 256 + 24 * 256 * 5120 + 2 * 256 + 2 * 5120
@@ -132,17 +133,21 @@ def test_weights_of_the_27b_shape() -> None:
     assert weight_bytes(ours, mtp=True) / 2 < half < weight_bytes(ours, mtp=True) / 2 + (4 << 20)
 
 
-def test_weights_of_layers_that_draft() -> None:
-    config = {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, "num_nextn_predict_layers": 2}
+@pytest.mark.parametrize("config", [
+    {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, "num_nextn_predict_layers": 2},
+    {"architectures": ["Qwen3_5ForCausalLM"], **DELTA, "mtp_num_hidden_layers": 1},
+    {"architectures": ["Qwen3NextForCausalLM"], **DELTA, **EXPERTS, "model_type": "qwen3_next"},
+], ids=name_of)
+def test_weights_of_a_layer_that_drafts(config: dict[str, Any]) -> None:
     ours, theirs = both(config)
     wants = wanted_tensors(theirs)
-    assert ours.mtp == theirs.mtp_layers == 2
+    assert ours.mtp == theirs.mtp_layers == 1
     assert parameters(ours, mtp=True) == sum(math.prod(want.shape) for want in wants)
     assert weight_bytes(ours, mtp=True) == sum(
         math.prod(want.shape) * (4 if want.wide else 2) for want in wants)
     without = wanted_tensors(replace(theirs, mtp_layers=0))
     assert wants[:len(without)] == without
-    assert {want.name.split(".")[2] for want in wants[len(without):]} == {"4", "5"}
+    assert all(want.name.startswith(("mtp.", "model.layers.4.")) for want in wants[len(without):])
 
 
 def test_a_latent_is_all_that_a_token_leaves() -> None:

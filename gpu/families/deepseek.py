@@ -13,9 +13,9 @@ from actorium.gpu.mla_shape import (
     complete,
     deepseek_experts,
     latent_shape,
-    mtp_layers,
     sparse_from,
 )
+from actorium.gpu.mtp_shape import mtp_layers
 from actorium.gpu.shape import ModelShape
 
 

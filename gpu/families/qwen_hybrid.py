@@ -16,6 +16,7 @@ from actorium.gpu.hybrid_shape import (
     sparse_layers,
     text_part,
 )
+from actorium.gpu.mtp_shape import mtp_layers
 from actorium.gpu.shape import ModelShape
 
 
@@ -29,7 +30,8 @@ def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
         raise get.bad("use_sliding_window", "is not supported for this architecture")
     bias = get.flag("attention_bias")
     shape = replace(shape, qkv_bias=bias, o_bias=bias, qk_norm=True,
-                    sparse=sparse_layers(get, shape.layers), experts=expert_shape(get, family))
+                    sparse=sparse_layers(get, shape.layers), experts=expert_shape(get, family),
+                    mtp_layers=mtp_layers(get))
     if not family.recurrent:
         return shape
     return replace(shape, norm_plus_one=True, output_gate=True,

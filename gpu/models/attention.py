@@ -115,13 +115,12 @@ def attention(w: Weights, s: ModelShape, i: int) -> Attention:
     if s.qk_norm:
         qn, kn = (w.norm(f"{name}_norm")[order] for name in ("q", "k"))
         norm = torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1)))
-    group, place = next((g, own.layers.index(i)) for g, own in enumerate(s.groups)
-                        if i in own.layers)
+    group, place = s.place(i)
     return Attention(
         s, w.ops, w.ops.linear(qkv, qkv_bias),
         w.ops.linear(gate, gate_bias) if gate is not None else None,
         w.linear(s.o_bias, "o_proj"), norm, group, place,
-        len(s.ropes) - 1 if s.windows[i] else 0)
+        len(s.ropes) - 1 if i < s.layers and s.windows[i] else 0)
 
 
 def _split_gate(stacked: Tensor, s: ModelShape) -> tuple[Tensor, Tensor | None]:

@@ -13,11 +13,19 @@ from torch import Tensor
 from actorium.gpu.batch import ForwardBatch
 from actorium.gpu.loader import Fused, Want
 from actorium.gpu.models.attention import rope_tables
+from actorium.gpu.models.mtp import (
+    Drafter,
+    DraftNames,
+    draft_fused,
+    draft_wants,
+    load_drafter,
+)
 from actorium.gpu.models.plan import GroupStep, StatePlan, Step, plan_attention
 from actorium.gpu.models.weights import Weights
 from actorium.gpu.pools import PagePool
 from actorium.gpu.shape import ModelShape
 from actorium.gpu.states import Recurrent
+from actorium.kernels.attention import AttentionOps
 from actorium.kernels.ops import select_ops
 from actorium.kernels.rope import rope_rows
 
@@ -65,6 +73,12 @@ class Decoder(ABC):
         """Other forms in which checkpoints have some of them."""
         return []
 
+    @staticmethod
+    def draft_names(s: ModelShape) -> DraftNames | None:
+        """Where checkpoints have the layer that drafts; None where the family has none. As a
+        decoder layer its number is `s.layers`."""
+        return None
+
     @abstractmethod
     def load_layer(self, w: Weights, i: int) -> Layer:
         """The i-th layer of these weights."""
@@ -75,12 +89,14 @@ class Decoder(ABC):
         wants = [Want(EMBED, (s.vocab_size, s.hidden)), Want(NORM, (s.hidden,))]
         if not s.tied:
             wants.append(Want(HEAD, (s.vocab_size, s.hidden)))
-        return wants + [want for i in range(s.layers) for want in cls.layer_wants(s, i, _at(i))]
+        wants += [want for i in range(s.layers) for want in cls.layer_wants(s, i, _at(i))]
+        return wants + draft_wants(cls, s)
 
     @classmethod
     def fused(cls, s: ModelShape) -> list[Fused]:
         """Other forms in which checkpoints have some of them."""
-        return [fused for i in range(s.layers) for fused in cls.layer_fused(s, i, _at(i))]
+        fused = [own for i in range(s.layers) for own in cls.layer_fused(s, i, _at(i))]
+        return fused + draft_fused(cls, s)
 
     def __init__(
         self, shape: ModelShape, tensors: dict[str, Tensor], device: torch.device,
@@ -96,6 +112,12 @@ class Decoder(ABC):
         self.embed = tensors.pop(EMBED)
         self.head = self.ops.linear(self.embed if shape.tied else tensors.pop(HEAD))
         self.ropes = [table.to(device) for table in rope_tables(shape)]
+        self.drafter: Drafter | None = load_drafter(self, whole)
+
+    @property
+    def attention_ops(self) -> AttentionOps:
+        """Kernels of attention over what the pages of this model hold."""
+        return self.ops.latent if self.shape.latent else self.ops
 
     @torch.inference_mode()
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
@@ -103,7 +125,8 @@ class Decoder(ABC):
         """Run a step. batches and pools: of each group of attention layers; recurrent: None where
         no layer is.
 
-        Returns [R, hidden], the rows `logit_rows` (in that order) before the final norm.
+        Returns [R, hidden], the rows `logit_rows` (in that order) before the final norm; with
+        `all_rows`, all T of them.
         """
         s, ops, batch = self.shape, self.ops, batches[0]
         hidden = self.embed.index_select(0, batch.tokens)
@@ -111,7 +134,8 @@ class Decoder(ABC):
             hidden = hidden * s.embed_scale
         step = self._step(batches, pools, recurrent)
         for i, layer in enumerate(self.layers):
-            rows = batch.logit_rows if i == len(self.layers) - 1 else None
+            last = i == len(self.layers) - 1 and not batch.all_rows
+            rows = batch.logit_rows if last else None
             hidden = layer.mixer(ops.rms_norm(hidden, layer.mixer_norm, s.norm_eps), hidden, step,
                                  rows)
             hidden = layer.mlp.add(ops.rms_norm(hidden, layer.mlp_norm, s.norm_eps), hidden)
@@ -121,8 +145,7 @@ class Decoder(ABC):
               recurrent: Recurrent | None) -> Step:
         s = self.shape
         groups = [GroupStep(own.kv_index, pool.layers, plan_attention(
-                      own, pool.page_size, group.window, s.attention_scale,
-                      self.ops.latent if s.latent else self.ops))
+                      own, pool.page_size, group.window, s.attention_scale, self.attention_ops))
                   for own, pool, group in zip(batches, pools, s.groups, strict=True)]
         ropes = [rope_rows(table, batches[0].positions) for table in self.ropes]
         if recurrent is None or s.recurrence is None:
@@ -130,10 +153,19 @@ class Decoder(ABC):
         states = StatePlan(recurrent.rows, s.recurrence.width, self.device)
         return Step(ropes, groups, states, recurrent.pool.layers)
 
-    @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
         """Final norm and head. rows: [R, hidden] -> f32[R, vocab]."""
-        wide = self.head.wide(self.ops.rms_norm(rows, self.norm, self.shape.norm_eps))
+        return self.head_logits(self.norm_rows(rows))
+
+    @torch.inference_mode()
+    def norm_rows(self, rows: Tensor) -> Tensor:
+        """The final norm alone: [R, hidden]."""
+        return self.ops.rms_norm(rows, self.norm, self.shape.norm_eps)
+
+    @torch.inference_mode()
+    def head_logits(self, normed: Tensor) -> Tensor:
+        """The head alone. normed: [R, hidden] -> f32[R, vocab]."""
+        wide = self.head.wide(normed)
         return wide if self.shape.logit_scale == 1 else wide.mul_(self.shape.logit_scale)
 
 

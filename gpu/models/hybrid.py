@@ -9,6 +9,7 @@ from actorium.gpu.models.attention import attention, attention_wants
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.gated_delta import delta_fused, delta_wants, gated_delta
 from actorium.gpu.models.mlp import dense, dense_wants, mixture, mixture_fused, mixture_wants
+from actorium.gpu.models.mtp import DraftNames, qwen_names
 from actorium.gpu.models.weights import Weights
 from actorium.gpu.shape import ModelShape
 
@@ -26,7 +27,7 @@ class HybridLM(Decoder):
             wants += delta_wants(f"{at}linear_attn.", _delta(s), s.hidden)
         else:
             wants += attention_wants(f"{at}self_attn.", s)
-        if i in s.sparse and s.experts:
+        if s.has_experts(i) and s.experts:
             return wants + mixture_wants(f"{at}mlp.", s.hidden, s.experts)
         return wants + dense_wants(f"{at}mlp.", s.hidden, s.intermediate)
 
@@ -36,9 +37,14 @@ class HybridLM(Decoder):
         fused: list[Fused] = []
         if i in s.recurrent:
             fused += delta_fused(f"{at}linear_attn.", _delta(s), s.hidden)
-        if i in s.sparse and s.experts:
+        if s.has_experts(i) and s.experts:
             fused += mixture_fused(f"{at}mlp.", s.hidden, s.experts)
         return fused
+
+    @staticmethod
+    def draft_names(s: ModelShape) -> DraftNames | None:
+        """See `Decoder`."""
+        return qwen_names(s)
 
     def load_layer(self, w: Weights, i: int) -> Layer:
         """See `Decoder`."""
@@ -49,7 +55,7 @@ class HybridLM(Decoder):
                                 s.recurrent.index(i))
         else:
             mixer = attention(w.under("self_attn."), s, i)
-        mlp: Mlp = mixture(inner, s.experts) if i in s.sparse and s.experts else dense(inner)
+        mlp: Mlp = mixture(inner, s.experts) if s.has_experts(i) and s.experts else dense(inner)
         return Layer(mixer, mlp, *(w.norm(name) for name in NORMS))
 
 

@@ -92,8 +92,8 @@ class LatentAttention:
         return torch.cat((absorb(plain, self.to_keys), apply_rope(turned, rope)), -1)
 
 
-def latent_attention(w: Weights, s: ModelShape, place: int) -> LatentAttention:
-    """The attention of these weights, the place-th among layers that share a pool."""
+def latent_attention(w: Weights, s: ModelShape, i: int) -> LatentAttention:
+    """The attention of these weights, in the i-th layer."""
     m = shape_of(s)
     weight, bias = w.both(s.qkv_bias, "kv_a_proj_with_mqa")
     order = rope_order(m).to(weight.device)
@@ -114,7 +114,7 @@ def latent_attention(w: Weights, s: ModelShape, place: int) -> LatentAttention:
     return LatentAttention(
         s, w.ops, w.ops.linear(torch.cat((q, weight)), bias), q_norm, q_up,
         w.norm("kv_a_layernorm"), keys.contiguous(), values.transpose(1, 2).contiguous(),
-        w.linear(s.o_bias, "o_proj"), place)
+        w.linear(s.o_bias, "o_proj"), s.place(i)[1])
 
 
 def rope_order(m: LatentShape) -> Tensor:

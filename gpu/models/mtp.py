@@ -1,69 +1,135 @@
-"""Layers that draft: multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
+"""Drafting: the layer of a checkpoint that predicts the token after the next (multi-token
+prediction, DeepSeek-V3, arXiv 2412.19437, section 2.2), in DeepSeek's and in Qwen's form."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from actorium.gpu.loader import Want
-from actorium.gpu.models.decoder import Layer
-from actorium.gpu.models.plan import AttentionPlan, GroupStep, Step
+from actorium.gpu.batch import ForwardBatch
+from actorium.gpu.loader import Fused, Want
+from actorium.gpu.models.plan import GroupStep, Step, plan_attention
 from actorium.gpu.models.weights import Weights
+from actorium.gpu.pools import PagePool
 from actorium.gpu.shape import ModelShape
 from actorium.kernels.linear import Linear
-from actorium.kernels.ops import TorchOps
+from actorium.kernels.rope import rope_rows
 
-JOIN, NORMS = "eh_proj", ("enorm", "hnorm", "shared_head.norm")
+if TYPE_CHECKING:
+    from actorium.gpu.models.decoder import Decoder, Layer
 
 
-def draft_wants(s: ModelShape, at: str) -> list[Want]:
-    """Tensors that such a layer has beside those of a decoder layer. Embedding and head are the
-    model's: the copies that checkpoints may have of them are not read."""
-    return [Want(f"{at}{JOIN}.weight", (s.hidden, 2 * s.hidden)),
-            *(Want(f"{at}{name}.weight", (s.hidden,)) for name in NORMS)]
+class Drafter(Protocol):
+    """The MTP layer of a model, chained for more than one draft."""
+
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: PagePool,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """[R, hidden], after the layer's norm, of `rows` (i64[R] of the T rows; None = all); keys
+        and values of all T rows are written.
+
+        hidden: [T, hidden], of each row after the model's final norm, or what this gave for it,
+        further on in a chain. tokens: i64[T], the token after each row's. batch: positions,
+        kv_index, extends and decodes as for a layer of full attention whose pages are `pool`'s;
+        its tokens and logit_rows are not read.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What `forward` gave, [R, hidden] -> f32[R, vocab], by the model's head."""
+
+
+class DraftNames(NamedTuple):
+    """Where checkpoints have the layer; one whose config tells of several has the first there."""
+
+    layer: str
+    """What the names of its decoder layer's tensors begin with."""
+    join: str
+    """The projection of token and hidden together."""
+    token_norm: str
+    hidden_norm: str
+    norm: str
+    """Of what the layer gives."""
+
+
+def deepseek_names(s: ModelShape) -> DraftNames:
+    """DeepSeek-V3: a layer behind the others. The copies of embedding and head that it may have are
+    not read."""
+    at = f"model.layers.{s.layers}."
+    return DraftNames(at, f"{at}eh_proj", f"{at}enorm", f"{at}hnorm", f"{at}shared_head.norm")
+
+
+def qwen_names(_: ModelShape) -> DraftNames:
+    """Qwen3-Next and Qwen3.5."""
+    return DraftNames("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding",
+                      "mtp.pre_fc_norm_hidden", "mtp.norm")
+
+
+def draft_wants(kind: type[Decoder], s: ModelShape) -> list[Want]:
+    """Tensors of the layer; none where the shape has none."""
+    names = kind.draft_names(s) if s.mtp_layers else None
+    if names is None:
+        return []
+    return [*kind.layer_wants(s, s.layers, names.layer),
+            Want(f"{names.join}.weight", (s.hidden, 2 * s.hidden)),
+            *(Want(f"{name}.weight", (s.hidden,)) for name in names[2:])]
+
+
+def draft_fused(kind: type[Decoder], s: ModelShape) -> list[Fused]:
+    """Other forms in which checkpoints have some of them."""
+    names = kind.draft_names(s) if s.mtp_layers else None
+    return kind.layer_fused(s, s.layers, names.layer) if names else []
 
 
 @dataclass(slots=True)
-class DeepseekDraft:
-    """One such layer."""
+class MtpDrafter:
+    """A `Drafter`: its own weights, beside the model's embedding, ropes and head."""
 
-    ops: TorchOps
-    eps: float
-    embed: Tensor
-    """The model's."""
+    model: Decoder
     token_norm: Tensor
     hidden_norm: Tensor
     join: Linear
     layer: Layer
-    """Its mixer takes the pages at place 0 of group 0."""
     norm: Tensor
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Tensor, hiddens: Tensor, rope: Tensor, kv_index: Tensor,
-        plan: AttentionPlan, pages: Tensor, rows: Tensor | None = None,
+        self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: PagePool,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """[R, hidden] after the layer's norm: for the model's head, and for the next of a chain.
+        """See `Drafter`."""
+        m, layer = self.model, self.layer
+        ops, eps = m.ops, m.shape.norm_eps
+        token = ops.rms_norm(m.embed.index_select(0, tokens), self.token_norm, eps)
+        hidden = self.join(torch.cat((token, ops.rms_norm(hidden, self.hidden_norm, eps)), -1))
+        step = self._step(batch, pool, rows)
+        hidden = layer.mixer(ops.rms_norm(hidden, layer.mixer_norm, eps), hidden, step, rows)
+        hidden = layer.mlp.add(ops.rms_norm(hidden, layer.mlp_norm, eps), hidden)
+        return ops.rms_norm(hidden, self.norm, eps)
 
-        hiddens: [T, hidden], after the model's final norm, or what this gave, further on in a
-        chain. tokens: i64[T], each the one that follows on the token of its hidden. rope:
-        [T, 2, 1, head_dim]; kv_index: i64[T]; plan: as of the hiddens' positions; pages: the
-        layer's. rows: i64[R] of the T rows; None = all.
-        """
-        ops, layer = self.ops, self.layer
-        token = ops.rms_norm(self.embed.index_select(0, tokens), self.token_norm, self.eps)
-        hidden = self.join(torch.cat((token, ops.rms_norm(hiddens, self.hidden_norm, self.eps)),
-                                     -1))
-        step = Step([rope], [GroupStep(kv_index, [pages], plan)], None, [])
-        x = ops.rms_norm(hidden, layer.mixer_norm, self.eps)
-        hidden = layer.mixer(x, hidden, step, rows)
-        x = ops.rms_norm(hidden, layer.mlp_norm, self.eps)
-        return ops.rms_norm(layer.mlp.add(x, hidden), self.norm, self.eps)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Drafter`."""
+        return self.model.head_logits(hidden)
+
+    def _step(self, batch: ForwardBatch, pool: PagePool, rows: Tensor | None) -> Step:
+        m = self.model
+        batch = replace(batch, all_rows=rows is None,
+                        logit_rows=batch.logit_rows if rows is None else rows)
+        plan = plan_attention(batch, pool.page_size, 0, m.shape.attention_scale, m.attention_ops)
+        return Step([rope_rows(m.ropes[0], batch.positions)],
+                    [GroupStep(batch.kv_index, pool.layers, plan)], None, [])
 
 
-def deepseek_draft(w: Weights, s: ModelShape, embed: Tensor, layer: Layer) -> DeepseekDraft:
-    """The draft layer of these weights, of which `layer` has taken its own."""
-    return DeepseekDraft(w.ops, s.norm_eps, embed, w.norm(NORMS[0]), w.norm(NORMS[1]),
-                         w.linear(False, JOIN), layer, w.norm(NORMS[2]))
+def load_drafter(model: Decoder, whole: Weights) -> MtpDrafter | None:
+    """The drafter of these weights; None where the shape has none."""
+    s = model.shape
+    names = model.draft_names(s) if s.mtp_layers else None
+    if names is None:
+        return None
+    return MtpDrafter(
+        model, whole.norm(names.token_norm), whole.norm(names.hidden_norm),
+        whole.linear(False, names.join), model.load_layer(whole.under(names.layer), s.layers),
+        whole.norm(names.norm))

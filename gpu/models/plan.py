@@ -102,7 +102,8 @@ def plan_attention(
         plan.decode = ops.decode(pages, lens, batch.max_kv_len, batch.decode_q_len, page_size,
                                  window, scale)
     wanted, sequences = batch.logit_rows.shape[0], len(batch.extends) + batch.decode_rows
-    if batch.tokens.device.type == "cpu" and batch.extends and wanted <= sequences:
+    if batch.tokens.device.type == "cpu" and batch.extends and wanted <= sequences \
+            and not batch.all_rows:
         # Whatever else is in the step: rounding must not depend on neighbours.
         plan.few = _few(batch, page_size, window, scale, ops)
     return plan

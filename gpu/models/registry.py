@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import torch
 
 from actorium.actors.config import Config
 from actorium.actors.errors import BadModel
+from actorium.actors.speculation import parse_speculative
 from actorium.gpu.families.base import Reader, limited
 from actorium.gpu.families.deepseek import deepseek
 from actorium.gpu.families.gemma3 import gemma3
@@ -17,7 +19,7 @@ from actorium.gpu.families.granite import granite
 from actorium.gpu.families.llama import llama, mistral, qwen2, qwen3
 from actorium.gpu.families.qwen_hybrid import qwen_hybrid
 from actorium.gpu.hybrid_shape import HYBRIDS
-from actorium.gpu.loader import Progress, Want, random_tensors, read_tensors
+from actorium.gpu.loader import Progress, Want, holds, random_tensors, read_tensors
 from actorium.gpu.models.decoder import Decoder as Model
 from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
@@ -27,6 +29,8 @@ from actorium.gpu.shape import ModelShape, architecture_of, read_json
 
 __all__ = ["ARCHITECTURES", "FAMILIES", "Family", "Model", "load_model", "read_shape",
            "shape_from_config", "wanted_tensors"]
+
+LOG = logging.getLogger("actorium.model")
 
 
 class Family(NamedTuple):
@@ -83,20 +87,35 @@ def wanted_tensors(shape: ModelShape) -> list[Want]:
     return FAMILIES[shape.architecture].model.wants(shape)
 
 
-def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
-               mtp: bool = False) -> Model:
-    """The model at `path`, ready on the device.
+def load_model(path: Path, config: Config, device: torch.device, progress: Progress) -> Model:
+    """The model at `path`, ready on the device; with the layer that drafts where it is asked for,
+    or, by `auto`, where the checkpoint has it.
 
-    progress(what, done, of) is called once per shard. mtp: with the layers that draft, which must
-    be there. Raises `BadModel` with one line that names the file, field or tensor at fault.
+    progress(what, done, of) is called once per shard. Raises `BadModel` with one line that names
+    the file, field or tensor at fault.
     """
     shape = read_shape(path, config)
-    if not mtp:
-        shape = replace(shape, mtp_layers=0)
     kind = FAMILIES[shape.architecture].model
+    if shape.mtp_layers and not _drafts(path, shape, kind, config):
+        shape = replace(shape, mtp_layers=0)
     wants = kind.wants(shape)
     if config.model.load_format == "dummy":
         tensors = random_tensors(wants, shape.dtype, device, config.model.seed, progress)
     else:
         tensors = read_tensors(path, wants, shape.dtype, device, progress, kind.fused(shape))
     return kind(shape, tensors, device, native=config.device.native_kernels)
+
+
+def _drafts(path: Path, shape: ModelShape, kind: type[Model], config: Config) -> bool:
+    """Whether to load the layer that drafts, of which the config tells."""
+    asked, names = parse_speculative(config.speculation.speculative), kind.draft_names(shape)
+    if not asked.drafts or names is None:
+        return False
+    if not asked.auto:
+        return True
+    if config.model.load_format == "dummy":
+        return False
+    found = holds(path, f"{names.join}.weight")
+    if not found:
+        LOG.info("%s: no tensor %s.weight, so nothing is drafted", path, names.join)
+    return found

@@ -31,9 +31,9 @@ from actorium.gpu.mla_shape import (
     complete,
     deepseek_experts,
     latent_shape,
-    mtp_layers,
     sparse_from,
 )
+from actorium.gpu.mtp_shape import mtp_layers
 
 GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
@@ -103,7 +103,7 @@ class PlanShape:
     sparse: int = 0
     """Layers with experts."""
     mtp: int = 0
-    """MTP layers of the checkpoint."""
+    """MTP layers that are used of the checkpoint."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -170,8 +170,6 @@ _GEMMA3: dict[str, Any] = {
     "max_position_embeddings": 131_072, "tie_word_embeddings": True, "sliding_window": 4096,
 }
 """What a config leaves out (transformers' `Gemma3TextConfig`)."""
-
-MTP_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
 
 
 def read_plan_shape(raw: dict[str, Any], where: Path, dtype: str = "auto",
@@ -282,7 +280,7 @@ def _qwen_hybrid(get: Fields, shape: PlanShape) -> PlanShape:
     bias = get.flag("attention_bias")
     shape = replace(shape, qk_norm=True, qkv_bias=bias, o_bias=bias,
                     experts=expert_shape(get, family),
-                    sparse=len(sparse_layers(get, shape.layers)), mtp=_mtp(get))
+                    sparse=len(sparse_layers(get, shape.layers)), mtp=mtp_layers(get))
     if not family.recurrent:
         return shape
     delta, count = delta_shape(get), len(linear_layers(get, shape.layers))
@@ -311,14 +309,6 @@ def _granite(get: Fields, shape: PlanShape) -> PlanShape:
         shape, intermediate=get.int("shared_intermediate_size"), qkv_bias=bias, o_bias=bias,
         experts=experts, sparse=shape.layers if experts else 0,
         windows=(0,) * (shape.layers - count), recurrent=recurrent if count else None)
-
-
-def _mtp(get: Fields) -> int:
-    """MTP layers; Qwen3-Next's checkpoints hold one that their config does not tell of."""
-    for name in MTP_FIELDS:
-        if get.raw.get(name):
-            return get.int(name)
-    return int(get.raw.get("model_type") == "qwen3_next" and MTP_FIELDS[0] not in get.raw)
 
 
 DEEPSEEK_V3 = "DeepseekV3ForCausalLM"

@@ -35,9 +35,8 @@ def parameters(shape: PlanShape, mtp: bool = False) -> int:
     total += (shape.layers - shape.sparse) * _mlp(shape) + shape.sparse * _experts(shape)
     if mtp and shape.mtp:
         block = _attention(shape) + _norms(shape)
-        block += _experts(shape) if shape.sparse or shape.latent else _mlp(shape)
-        join = -(-2 * h * h // shape.tp) + 3 * h
-        total += shape.mtp * block + join * (shape.mtp if shape.latent else 1)
+        block += _experts(shape) if shape.experts else _mlp(shape)
+        total += shape.mtp * block + -(-2 * h * h // shape.tp) + 3 * h
     return total
 
 
