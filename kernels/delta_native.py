@@ -65,6 +65,19 @@ class NativeDelta:
             self.eps, self.threads)
         return out
 
+    def window(self, p: Tensor, columns: Tensor, states: Tensor, pending: Tensor, rows: Tensor,
+               accepted: Tensor) -> Tensor:
+        """Delayed commit (see `kernels/window.py`) of T / B tokens a sequence. pending: bf16
+        [rows, K, channels + 2 HV], in place; rows, accepted: i64[B]."""
+        count, held = len(p) // len(rows), pending.shape[1]
+        out = p.new_empty((len(p), self.width))
+        sizes = self.sizes[states.dtype is torch.bfloat16]
+        self.lib.delta_window(
+            p.data_ptr(), p.stride(0), len(rows), rows.data_ptr(), columns.data_ptr(), self.conv,
+            states.data_ptr(), self.decay, self.bias, self.norm, out.data_ptr(), sizes.data_ptr(),
+            pending.data_ptr(), accepted.data_ptr(), count, held, self.eps, self.threads)
+        return out
+
     def extend(self, p: Tensor, columns: Tensor, states: Tensor, plan: Runs) -> Tensor:
         """Many tokens a sequence; states and columns are kept where the plan says."""
         out = p.new_empty((len(p), self.width))

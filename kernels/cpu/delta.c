@@ -1,130 +1,9 @@
-/* Gated delta rule, with all that is around it in a GatedDeltaNet layer: convolution, SiLU, lengths
- * of queries and keys, gates, norm and output gate.
- *
- * A key head and the value heads it serves touch no other channel, so each is a task of its own.
- * For one token a sequence, its state is read and written once. Many tokens go in blocks: with the
- * state as [key, value], 32 values at a time are a product with the block's keys and queries, a
- * forward substitution, and a product back. */
-#include "common.h"
+/* Many tokens a sequence through a GatedDeltaNet layer, in blocks: with the state as [key, value], 32
+ * values at a time are a product with the block's keys and queries, a forward substitution, and a
+ * product back. */
+#include "delta.h"
 #include <stdlib.h>
 #define BLOCK 32
-#define MAX_WIDTH 8
-
-typedef struct {
-    const bf16 *p;        /* [rows, stride]: queries, keys, values, z, b, a */
-    int64_t stride;
-    const int64_t *slots; /* [rows]: rows of columns and states */
-    bf16 *columns;        /* [slots, width - 1, channels] */
-    const float *conv;    /* [width, channels] */
-    void *states;         /* [slots, values, value_dim, key_dim] */
-    const float *decay, *bias, *norm;
-    bf16 *out;            /* [rows, values * value_dim] */
-    int width, keys, values, key_dim, value_dim, narrow_states;
-    float eps;
-} Delta;
-
-INLINE float silu(float x) {
-    float e = exp_neg(-fabsf(x));
-    return x * (x >= 0 ? 1.0f : e) / (1.0f + e);
-}
-
-/* The convolution of `count` channels from `first` on, whose columns move on by the new token. */
-INLINE void convolve(const Delta *d, const bf16 *x, bf16 *columns, int first, int count, float *y) {
-    int channels = 2 * d->keys * d->key_dim + d->values * d->value_dim, last = d->width - 1;
-    const float *taps = d->conv + first;
-    x += first;
-    columns += first;
-    for (int i = 0; i < count; i++) y[i] = wide(x[i]) * taps[(int64_t)last * channels + i];
-    for (int t = 0; t < last; t++) {
-        bf16 *own = columns + (int64_t)t * channels;
-        const bf16 *next = t + 1 < last ? own + channels : x;
-        for (int i = 0; i < count; i++) {
-            y[i] += wide(own[i]) * taps[(int64_t)t * channels + i];
-            own[i] = next[i];
-        }
-    }
-    for (int i = 0; i < count; i++) y[i] = silu(y[i]);
-}
-
-INLINE void to_length(float *x, int n, float length) {
-    float sum = 0;
-    for (int i = 0; i < n; i++) sum += x[i] * x[i];
-    float scale = length / sqrtf(sum + 1e-6f);
-    for (int i = 0; i < n; i++) x[i] *= scale;
-}
-
-/* S = decay S + beta (v - decay S k) k^T; y = S q. */
-#define RECUR(TYPE, LOAD, STORE)                                                                  \
-    for (int r = 0; r < rows; r++) {                                                              \
-        TYPE *s = (TYPE *)state + (int64_t)r * n;                                                 \
-        float mem = 0, seen = 0;                                                                  \
-        for (int i = 0; i < n; i++) {                                                             \
-            float x = LOAD(s[i]);                                                                 \
-            mem += x * k[i];                                                                      \
-            seen += x * q[i];                                                                     \
-        }                                                                                         \
-        float change = beta * (v[r] - decay * mem);                                               \
-        y[r] = decay * seen + change * kq;                                                        \
-        for (int i = 0; i < n; i++) s[i] = STORE(decay * LOAD(s[i]) + change * k[i]);             \
-    }
-#define SAME(x) (x)
-
-static void recur(void *state, int narrow_state, int rows, int n, const float *q, const float *k,
-                  const float *v, float decay, float beta, float *y) {
-    float kq = 0;
-    for (int i = 0; i < n; i++) kq += k[i] * q[i];
-    if (narrow_state) {
-        RECUR(bf16, wide, narrow)
-    } else {
-        RECUR(float, SAME, SAME)
-    }
-}
-
-INLINE void gates(const Delta *d, const bf16 *b, int h, float *decay, float *beta) {
-    float a = wide(b[d->values + h]) + d->bias[h];
-    *decay = expf(-d->decay[h] * (a > 20.0f ? a : log1pf(expf(a))));
-    *beta = 1.0f / (1.0f + expf(-wide(b[h])));
-}
-
-INLINE void gated_norm(const Delta *d, const float *y, const bf16 *z, bf16 *out) {
-    int m = d->value_dim;
-    float sum = 0;
-    for (int i = 0; i < m; i++) sum += y[i] * y[i];
-    float scale = 1.0f / sqrtf(sum / m + d->eps);
-    for (int i = 0; i < m; i++) out[i] = narrow(y[i] * scale * d->norm[i] * silu(wide(z[i])));
-}
-
-static void one(const Delta *d, int64_t row, int head) {
-    float q[MAX_DIM], k[MAX_DIM], v[MAX_DIM], y[MAX_DIM], decay, beta;
-    int n = d->key_dim, m = d->value_dim, shared = d->values / d->keys;
-    int edge = 2 * d->keys * n, channels = edge + d->values * m;
-    const bf16 *p = d->p + row * d->stride, *z = p + channels, *b = z + d->values * m;
-    int64_t slot = d->slots[row];
-    bf16 *columns = d->columns + slot * (d->width - 1) * channels;
-    convolve(d, p, columns, head * n, n, q);
-    convolve(d, p, columns, (d->keys + head) * n, n, k);
-    to_length(q, n, 1.0f / sqrtf(n));
-    to_length(k, n, 1.0f);
-    for (int h = head * shared; h < (head + 1) * shared; h++) {
-        convolve(d, p, columns, edge + h * m, m, v);
-        gates(d, b, h, &decay, &beta);
-        int64_t at = (slot * d->values + h) * m * n * (d->narrow_states ? 2 : 4);
-        recur((char *)d->states + at, d->narrow_states, m, n, q, k, v, decay, beta, y);
-        gated_norm(d, y, z + h * m, d->out + (row * d->values + h) * m);
-    }
-}
-
-void delta_step(const bf16 *p, int64_t stride, int64_t rows, const int64_t *slots, bf16 *columns,
-                const float *conv, void *states, const float *decay, const float *bias,
-                const float *norm, bf16 *out, const int *sizes, float eps, int threads) {
-    Delta d = {p, stride, slots, columns, conv, states, decay, bias, norm, out,
-               sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps};
-    int64_t tasks = rows * d.keys;
-#pragma omp parallel for num_threads(threads) if (tasks > 1)
-    for (int64_t t = 0; t < tasks; t++) one(&d, t / d.keys, (int)(t % d.keys));
-}
-
-/* --- many tokens a sequence ------------------------------------------------------------------- */
 
 typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
 #define WIDTH 32 /* values at once */
@@ -276,11 +155,6 @@ INLINE void keep_columns(const Delta *d, const Run *run, int64_t tokens, int64_t
     for (int j = 0; j < last; j++)
         memcpy(d->columns + (slot * last + j) * channels + first,
                input(d, run, tokens - last + j, channels) + first, count * sizeof(bf16));
-}
-
-INLINE void *state_at(const Delta *d, int64_t slot, int head) {
-    int64_t size = (int64_t)d->value_dim * d->key_dim * (d->narrow_states ? 2 : 4);
-    return (char *)d->states + (slot * d->values + head) * size;
 }
 
 /* The states of `shared` heads between the pool, [value, key], and the block, [key, value]. */
