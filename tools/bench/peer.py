@@ -6,12 +6,14 @@ the checkpoint's. Prints a JSON list of `Measured`.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +21,11 @@ from msgspec import Struct
 from actorium.actors.config import Config
 from actorium.actors.runtime.process import python, tied
 from actorium.tools.bench.works import Measured, Work, prompts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from actorium.gpu.loader import Fused
 
 
 class Job(Struct):
@@ -68,7 +75,7 @@ def _model(config: Config) -> tuple[Any, str]:
 
     from actorium.actors.models import resolve
     from actorium.gpu.loader import random_tensors
-    from actorium.gpu.models.registry import read_shape, wanted_tensors
+    from actorium.gpu.models.registry import FAMILIES, read_shape, wanted_tensors
 
     path: Path = resolve(config.model.model)
     device = config.device.device
@@ -79,15 +86,38 @@ def _model(config: Config) -> tuple[Any, str]:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=shape.dtype,
                                                      attn_implementation="sdpa")
         return model.eval().to(device), device
-    made = AutoConfig.from_pretrained(path)
-    model = AutoModelForCausalLM.from_config(made, dtype=shape.dtype, attn_implementation="sdpa")
+    shape = replace(shape, mtp_layers=0)  # which transformers does not have
     weights = random_tensors(wanted_tensors(shape), shape.dtype, torch.device("cpu"),
                              config.model.seed, lambda *_: None)
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    tied = {"lm_head.weight"} if made.tie_word_embeddings else set()
-    if unexpected or set(missing) - tied:
-        raise RuntimeError(f"weights differ: {sorted(set(missing) - tied)[:3]} {unexpected[:3]}")
+    made = AutoConfig.from_pretrained(path)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(made)
+    names = set(empty.state_dict())
+    fuse(weights, [own for own in FAMILIES[shape.architecture].model.fused(shape)
+                   if own.name in names])
+    model, told = type(empty).from_pretrained(
+        None, config=made, state_dict=weights, dtype=shape.dtype, attn_implementation="sdpa",
+        output_loading_info=True)
+    wrong = {what: sorted(map(str, names))[:3] for what, names in told.items() if names}
+    if wrong:
+        raise RuntimeError(f"weights differ: {wrong}")
     return model.eval().to(device), device
+
+
+def fuse(weights: dict[str, Tensor], fused: Sequence[Fused]) -> None:
+    """Put the tensors that checkpoints have in one together again, in place: what `Fused.cut` does
+    to numbered elements tells where each one goes."""
+    import torch
+
+    for own in fused:
+        count = math.prod(own.shape)
+        parts = list(own.cut(torch.arange(count).view(own.shape)))
+        if not all(name in weights for name, _ in parts):
+            continue
+        whole = torch.empty(count, dtype=weights[parts[0][0]].dtype)
+        for name, places in parts:
+            whole[places.reshape(-1)] = weights.pop(name).reshape(-1)
+        weights[own.name] = whole.view(own.shape)
 
 
 def _measure(model: Any, device: str, work: Work, job: Job) -> Measured:
