@@ -118,6 +118,26 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Testing: a worker without a model, whose tokens are a hash of (seed, position)."""
 
 
+class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What survives the death of an actor, and when one counts as hung."""
+
+    restart: bool = False
+    """Start a dead or hung actor again and go on with every request; off = the engine ends."""
+    ledger: bool = True
+    """Write down what was admitted and emitted before anyone is told (with `restart`)."""
+    ledger_dir: str | None = None
+    """Directory of the ledger; default: in the run directory, forgotten at a clean stop. With a
+    directory of its own an engine resumes what was unfinished when it ended, however it ended."""
+    retain: float = 60.0
+    """Seconds for which a finished request is kept for clients that have lost their stream."""
+    silence: float = 3.0
+    """Seconds without a sign of life after which an actor is killed (60 while it loads)."""
+    max_restarts: int = 5
+    """Restarts of one actor within `restart_window`; one more ends the engine."""
+    restart_window: float = 60.0
+    """Seconds."""
+
+
 class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Processes, sockets, heartbeats."""
 
@@ -145,6 +165,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     device: DeviceConfig = DeviceConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
     def check(self) -> Config:
@@ -160,7 +181,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _rules(c: Config) -> list[tuple[str, bool, str]]:
-    m, mem, s, d, r = c.model, c.memory, c.scheduler, c.device, c.runtime
+    m, mem, s, d, r, v = c.model, c.memory, c.scheduler, c.device, c.runtime, c.recovery
     dtypes = ("auto", "float32", "bfloat16", "float16")
     name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
                and all(ch.isalnum() or ch in "-_." for ch in r.name))
@@ -204,6 +225,10 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
         ("scheduler.force_preempt_every", s.force_preempt_every >= 0, "must not be negative"),
         ("device.device", d.device in ("auto", "cpu", "cuda"), "must be auto, cpu or cuda"),
         ("device.threads", 0 <= d.threads <= 1024, "must be between 0 and 1024"),
+        ("recovery.retain", v.retain >= 0, "must not be negative"),
+        ("recovery.silence", v.silence >= 0.5, "must be at least 0.5 seconds"),
+        ("recovery.max_restarts", v.max_restarts >= 0, "must not be negative"),
+        ("recovery.restart_window", v.restart_window > 0, "must be above 0 seconds"),
         ("runtime.name", name_ok, "must be 1 to 40 letters, digits, '-', '_' or '.', "
          "a letter or digit first"),
         ("runtime.heartbeat", 0.01 <= r.heartbeat <= 60, "must be between 0.01 and 60 seconds"),
