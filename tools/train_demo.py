@@ -17,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +28,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 from .demo_tasks import TASKS, Item, held_out, score
 from .train_demo_data import (
@@ -42,6 +44,7 @@ from .train_demo_data import (
 )
 from .train_demo_files import load, save, take_over
 from .train_demo_model import DemoModel, Shape
+from .train_demo_mtp import Mtp, draft_loss
 
 _MATRIX_RATE = 1e-2
 _VECTOR_RATE = 4e-3
@@ -72,12 +75,19 @@ class Team(NamedTuple):
 class Trainer:
     """Optimizers and the step; matrices go to Muon, embeddings and norms to AdamW."""
 
-    def __init__(self, model: DemoModel, source: Source, team: Team | None = None) -> None:
-        self.model, self.source, self.team = model, source, team or Team(0, 1)
-        named = list(model.named_parameters())
+    def __init__(
+        self,
+        trained: nn.Module,
+        loss: Callable[[Batch], Tensor],
+        draw: Callable[[float], list[Batch]],
+        team: Team | None = None,
+    ) -> None:
+        """loss: of a batch, added up over its weights; draw: a step's batches, see `Source`."""
+        self.loss, self.draw, self.team = loss, draw, team or Team(0, 1)
+        named = list(trained.named_parameters())
         self.parameters = [p for _, p in named]
-        matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n]
-        rest = [p for n, p in named if p.ndim != 2 or "embed" in n]
+        matrices = [p for n, p in named if p.ndim == 2 and "embed_tokens" not in n]
+        rest = [p for n, p in named if p.ndim != 2 or "embed_tokens" in n]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(rest, lr=_VECTOR_RATE, betas=(0.9, 0.98), weight_decay=0.0),
             torch.optim.Muon(
@@ -89,9 +99,13 @@ class Trainer:
 
     def step(self, progress: float) -> tuple[float, int]:
         """Takes one optimizer step; returns its loss per weighted token, and its tokens."""
-        batches = self.source.step(progress)
+        batches = self.draw(progress)
         total = sum(float(batch.weights.sum()) for batch in batches)
-        loss = sum(self._gradients(part_of(batch, *self.team), total) for batch in batches)
+        loss = 0.0
+        for batch in batches:
+            part = self.loss(part_of(batch, *self.team)) / total
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += float(part.detach())
         loss = self._together(loss)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         groups = [group for o in self.optimizers for group in o.param_groups]
@@ -108,27 +122,26 @@ class Trainer:
         """Adds up the gradients, and the loss, of all processes."""
         if self.team.size == 1:
             return loss
-        flat = torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None]
-                         + [torch.tensor([loss])])  # fmt: skip
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        flat = torch.cat([*(g.flatten() for g in gradients), torch.tensor([loss])])
         distributed.all_reduce(flat)
-        at = 0
-        for p in self.parameters:
-            if p.grad is not None:
-                p.grad.copy_(flat[at : at + p.numel()].view_as(p))
-                at += p.numel()
+        parts = flat[:-1].split([g.numel() for g in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
         return float(flat[-1])
 
-    def _gradients(self, batch: Batch, total: float) -> float:
-        logits = self.model(batch.ids, batch.where)
-        losses = F.cross_entropy(logits, batch.targets, reduction="none")
-        loss = (losses * batch.weights).sum() / total
-        loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach())
+
+def model_loss(model: DemoModel, batch: Batch) -> Tensor:
+    """Cross-entropy with the batch's targets, added up over its weights."""
+    losses = F.cross_entropy(model(batch.ids, batch.where), batch.targets, reduction="none")
+    return (losses * batch.weights).sum()
 
 
 @torch.inference_mode()
-def greedy(model: DemoModel, tokenizer: Tokenizer, prompts: list[str], limit: int) -> list[str]:
-    """Continues each prompt greedily for at most `limit` tokens; returns the texts added."""
+def greedy(
+    model: DemoModel, tokenizer: Tokenizer, prompts: list[str], limit: int
+) -> list[list[int]]:
+    """Continues each prompt greedily for at most `limit` tokens; returns the tokens added."""
     stops = {token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)}
     rows = [tokenizer.encode(prompt).ids for prompt in prompts]
     made: list[list[int]] = [[] for _ in rows]
@@ -146,7 +159,7 @@ def greedy(model: DemoModel, tokenizer: Tokenizer, prompts: list[str], limit: in
             if token not in stops:
                 made[i].append(token)
         live = [i for i, token in zip(live, chosen, strict=True) if token not in stops]
-    return [tokenizer.decode(ids) for ids in made]
+    return made
 
 
 def evaluate(
@@ -163,7 +176,8 @@ def evaluate(
             # Whatever goes on for longer than the right answer is wrong in any case.
             longest = max(len(tokenizer.encode(i.answer).ids) for i in part) + 2
             limit = _MAX_STORY if task == "story" else longest
-            texts = greedy(model, tokenizer, [question_text(i.prompt) for i in part], limit)
+            made = greedy(model, tokenizer, [question_text(i.prompt) for i in part], limit)
+            texts = [tokenizer.decode(ids) for ids in made]
             wrong = [(i, t) for i, t in zip(part, texts, strict=True) if not score(i, t)]
             right += len(part) - len(wrong)
             misses += wrong
@@ -190,44 +204,54 @@ class Options:
     `out`, or else from `dense`."""
     dense: Path | None = None
     """A Qwen3 of the same sizes, see `take_over`."""
+    drafts: bool = False
+    """Train the MTP layer of the checkpoint in `out`, and leave the rest as it is."""
 
 
 def train(o: Options, team: Team) -> None:
     """Trains, and writes a checkpoint to `out` now and then and at the end."""
     torch.manual_seed(o.seed)
-    model, tokenizer = _begin(o)
+    tokenizer, model, mtp = _begin(o)
     eos = [token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)]
-    trainer = Trainer(model, Source(tokenizer, o.seed + int(1000 * o.begin)), team)
+    source = Source(tokenizer, o.seed + int(1000 * o.begin))
+    if o.drafts:
+        mtp = mtp or Mtp(model.shape)
+        loss = partial(draft_loss, model.requires_grad_(False), mtp)
+        trainer = Trainer(mtp, loss, source.drafts, team)
+    else:
+        trainer = Trainer(model, partial(model_loss, model), source.step, team)
     say = print if team.rank == 0 else lambda *_, **__: None
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = sum(p.numel() for p in trainer.parameters)
     say(f"{parameters} parameters, vocabulary {model.shape.vocab}", flush=True)
     start = time.monotonic()
-    steps, seen, loss, next_save = 0, 0, 0.0, _SAVE_SECONDS
+    steps, seen, average, next_save = 0, 0, 0.0, _SAVE_SECONDS
     while (share := _agreed((time.monotonic() - start) / (60 * o.minutes), team)) < 1:
         now, used = trainer.step(o.begin + (1 - o.begin) * share)
-        steps, seen, loss = steps + 1, seen + used, now if not loss else 0.95 * loss + 0.05 * now
+        steps, seen = steps + 1, seen + used
+        average = 0.95 * average + 0.05 * now if average else now
         elapsed = time.monotonic() - start
         if steps % 50 == 0:
             pace = seen / elapsed
-            say(f"{elapsed:6.0f} s  step {steps}  loss {loss:.4f}  {pace:.0f} tok/s", flush=True)
+            say(f"{elapsed:6.0f} s  step {steps}  loss {average:.4f}  {pace:.0f} tok/s", flush=True)
         if team.rank == 0 and elapsed > next_save:
             next_save = elapsed + _SAVE_SECONDS
-            save(model, o.out, eos)
+            save(model, mtp, o.out, eos)
     say(f"{steps} steps, {seen} tokens, {time.monotonic() - start:.0f} s", flush=True)
     if team.rank == 0:
-        save(model, o.out, eos)
+        save(model, mtp, o.out, eos)
 
 
-def _begin(o: Options) -> tuple[DemoModel, Tokenizer]:
-    source = o.dense or o.out
-    fresh = build_tokenizer(o.seed) if not o.begin else None
-    tokenizer = fresh or Tokenizer.from_file(f"{source}/tokenizer.json")
-    shape = Shape(vocab=-(-tokenizer.get_vocab_size() // 64) * 64)
-    model = load(o.out) if o.begin and o.dense is None else DemoModel(shape)
+def _begin(o: Options) -> tuple[Tokenizer, DemoModel, Mtp | None]:
+    """What is trained, anew or as it is on disk, and its tokenizer, which is written to `out`."""
+    if o.dense is None and (o.begin or o.drafts):
+        return Tokenizer.from_file(f"{o.out}/tokenizer.json"), *load(o.out)
+    tokenizer = (Tokenizer.from_file(f"{o.dense}/tokenizer.json") if o.dense
+                 else build_tokenizer(o.seed))  # fmt: skip
+    model = DemoModel(Shape(vocab=-(-tokenizer.get_vocab_size() // 64) * 64))
     if o.dense is not None:
         take_over(model, o.dense)
-    save_tokenizer(tokenizer, o.out, shape.context)
-    return model, tokenizer
+    save_tokenizer(tokenizer, o.out, model.shape.context)
+    return tokenizer, model, None
 
 
 def _agreed(share: float, team: Team) -> float:
@@ -273,16 +297,19 @@ def main() -> None:
                         "--out, at this point of the schedule (0 to 1)")  # fmt: skip
     parser.add_argument("--dense", type=Path, help="with --begin: start from this Qwen3 of the "
                         "same sizes")  # fmt: skip
+    parser.add_argument("--drafts", action="store_true", help="train the MTP layer of the "
+                        "checkpoint in --out alone")  # fmt: skip
     args = parser.parse_args()
     torch.set_num_threads(1 if args.out else args.processes)
     if args.evaluate:
         tokenizer = Tokenizer.from_file(str(args.evaluate / "tokenizer.json"))
-        shares, misses = evaluate(load(args.evaluate), tokenizer, args.count, list(TASKS))
+        shares, misses = evaluate(load(args.evaluate)[0], tokenizer, args.count, list(TASKS))
         for item, text in misses[:40]:
             print(f"{item.task}: {item.prompt[-70:]!r} -> {text!r}, not {item.answer[:90]!r}")
         print(show(shares))
     elif args.out:
-        options = Options(args.out, args.minutes, args.seed, args.begin, args.dense)
+        options = Options(args.out, args.minutes, args.seed, args.begin, args.dense,
+                          args.drafts)  # fmt: skip
         _in_team(options, args.processes, args.meet, args.rank)
     else:
         parser.error("one of --out and --evaluate is needed")

@@ -179,6 +179,12 @@ class Source:
             batches.append(self._packed(256, self._text))
         return batches
 
+    def drafts(self, progress: float) -> list[Batch]:
+        """The same for the MTP layer: mostly running text, which is what there is to draft."""
+        texts = [self._packed(256, self._text) for _ in range(3)]
+        other = self._packed(256, self._short) if self.rng.random() < 0.7 else self._recalls(1.0)
+        return [*texts, other]
+
     def _text(self) -> Sample:
         draw = (self._dialogue, self._story, self._raw_story)
         return self.rng.choices(draw, (3, 4, 1))[0]()

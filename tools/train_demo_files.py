@@ -10,10 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .train_demo_model import ATTENTION, DemoModel, Shape
+from .train_demo_mtp import Mtp
+
+_MTP = "mtp."
 
 
-def config_of(s: Shape, eos: list[int]) -> dict[str, Any]:
-    """config.json. eos: the token that ends a turn, then the one that ends a text."""
+def config_of(s: Shape, eos: list[int], drafts: bool) -> dict[str, Any]:
+    """config.json. eos: the token that ends a turn, then the one that ends a text; drafts: whether
+    there is an MTP layer."""
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
         "attention_bias": False,
@@ -34,6 +38,8 @@ def config_of(s: Shape, eos: list[int]) -> dict[str, Any]:
         "linear_value_head_dim": s.delta_value_dim,
         "max_position_embeddings": s.context,
         "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": int(drafts),
+        "mtp_use_dedicated_embeddings": False,
         "num_attention_heads": s.heads,
         "num_hidden_layers": len(s.kinds),
         "num_key_value_heads": s.kv_heads,
@@ -61,19 +67,23 @@ def _generation(eos: list[int]) -> dict[str, Any]:
     }
 
 
-def save(model: DemoModel, folder: Path, eos: list[int]) -> None:
+def save(model: DemoModel, mtp: Mtp | None, folder: Path, eos: list[int]) -> None:
     """Writes weights in bf16 and both config files."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: p.detach().bfloat16().contiguous() for name, p in model.named_parameters()}
+    named = dict(model.named_parameters())
+    if mtp is not None:
+        named |= {_MTP + name: p for name, p in mtp.named_parameters()}
+    state = {name: p.detach().bfloat16().contiguous() for name, p in named.items()}
     partial = folder / "model.safetensors.partial"
     save_file(state, str(partial), metadata={"format": "pt"})
     partial.replace(folder / "model.safetensors")
-    files = {"config.json": config_of(model.shape, eos), "generation_config.json": _generation(eos)}
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    config = config_of(model.shape, eos, mtp is not None)
+    for name, content in (("config", config), ("generation_config", _generation(eos))):
+        text = json.dumps(content, indent=2) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> DemoModel:
+def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[DemoModel, Mtp | None]:
     """Reads a folder written by `save`. dtype: of the computation."""
     c = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     shape = Shape(
@@ -93,9 +103,13 @@ def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> DemoModel:
         theta=c["rope_parameters"]["rope_theta"],
         eps=c["rms_norm_eps"],
     )
-    model = DemoModel(shape, dtype)
-    model.load_state_dict(load_file(str(folder / "model.safetensors")))
-    return model
+    model, state = DemoModel(shape, dtype), load_file(str(folder / "model.safetensors"))
+    model.load_state_dict({name: t for name, t in state.items() if not name.startswith(_MTP)})
+    if not c.get("mtp_num_hidden_layers"):
+        return model, None
+    mtp = Mtp(shape)
+    mtp.load_state_dict({n.removeprefix(_MTP): t for n, t in state.items() if n.startswith(_MTP)})
+    return model, mtp
 
 
 @torch.no_grad()

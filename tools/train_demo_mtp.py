@@ -18,7 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .train_demo_data import Batch
 from .train_demo_model import ATTENTION, DemoModel, Layer, Norm, Shape, linear, times
+
+TRAINED_DRAFTS = 2
+"""Streams that a training step makes."""
 
 
 class Entries(NamedTuple):
@@ -113,22 +117,16 @@ def drafts(model: DemoModel, mtp: Mtp, ids: Tensor, hidden: Tensor, count: int) 
     return outputs
 
 
-def draft_loss(
-    model: DemoModel, mtp: Mtp, ids: Tensor, where: Tensor, weights: Tensor, count: int
-) -> Tensor:
-    """Cross-entropy of `count` streams with what the model itself says, per weight, summed.
-
-    ids: [B, T]; where, weights: [N], flat positions and what predicting the token after each of
-    them counts for. The model is not trained by it.
-    """
+def draft_loss(model: DemoModel, mtp: Mtp, batch: Batch) -> Tensor:
+    """Cross-entropy of the first and the second draft of the batch's tokens with what the model
+    itself says, added up over the batch's weights. The model is not trained by it."""
     with torch.no_grad():
-        hidden = model.hidden(ids)
-        said = F.linear(hidden.flatten(0, 1)[where], model.table).float().softmax(-1)
-    loss = torch.zeros(())
-    table = model.table.detach()
-    for i, output in enumerate(drafts(model, mtp, ids, hidden, count)):
-        # Stream i + 1 of an engine drafts nothing in the first i + 1 positions.
-        counted = weights * (where % ids.shape[1] > i + 1)
-        logits = F.linear(output.flatten(0, 1)[(where - 1).clamp_min(0)], table).float()
+        hidden = model.hidden(batch.ids)
+        said = F.linear(hidden.flatten(0, 1)[batch.where], model.table).float().softmax(-1)
+    loss, table = torch.zeros(()), model.table.detach()
+    for i, output in enumerate(drafts(model, mtp, batch.ids, hidden, TRAINED_DRAFTS)):
+        # The first i + 1 positions of a row are no place for this draft.
+        counted = batch.weights * (batch.where % batch.ids.shape[1] > i + 1)
+        logits = F.linear(output.flatten(0, 1)[(batch.where - 1).clamp_min(0)], table).float()
         loss = loss - ((said * logits.log_softmax(-1)).sum(-1) * counted).sum()
-    return loss / count
+    return loss / TRAINED_DRAFTS

@@ -1,0 +1,265 @@
+"""The training model of the demo: its mathematics, its files, and that it learns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actorium.actors.config import Config
+from actorium.gpu.models.registry import read_shape
+from actorium.tools.measure_acceptance import Acceptance, drafted, walk
+from actorium.tools.train_demo import Team, Trainer, model_loss
+from actorium.tools.train_demo_data import Batch, part_of
+from actorium.tools.train_demo_delta import delta_rule
+from actorium.tools.train_demo_files import load, save, take_over
+from actorium.tools.train_demo_model import ATTENTION, DELTA, DemoModel, Shape
+from actorium.tools.train_demo_mtp import Mtp, draft_loss, drafts
+
+EOS = [2, 0]
+TINY = Shape(vocab=96, hidden=64, kinds=(DELTA, ATTENTION), heads=4, kv_heads=2, head_dim=16,
+             inner=96, delta_keys=2, delta_values=4, delta_key_dim=16, delta_value_dim=8,
+             context=512, eps=1e-4)  # fmt: skip
+SHAPES = {
+    "shared key heads": {},
+    "own key heads": {"delta_keys": 4, "kinds": (DELTA, DELTA, DELTA, ATTENTION)},
+    "wide values": {"delta_value_dim": 32, "width": 2, "kinds": (ATTENTION, DELTA, ATTENTION)},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads wait for one another at every one of these small operations."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def shape_with(**options: Any) -> Shape:
+    return Shape(**{**TINY.__dict__, **options})
+
+
+def random_model(shape: Shape, seed: int = 0) -> tuple[DemoModel, Mtp]:
+    """Both in fp32, every parameter random, norms near their working point."""
+    torch.manual_seed(seed)
+    model, mtp = DemoModel(shape, torch.float32), Mtp(shape)
+    with torch.no_grad():
+        for name, p in [*model.named_parameters(), *mtp.named_parameters()]:
+            if name.endswith("A_log"):
+                p.uniform_(-4.0, 0.5)
+            elif "norm" in name:
+                p.normal_(float("linear_attn.norm" in name), 0.15)
+            elif "conv1d" not in name:
+                p.normal_(0.0, 0.08)
+    return model, mtp
+
+
+def rounded(folder: Path, shape: Shape) -> tuple[DemoModel, Mtp]:
+    """The same, as a checkpoint in `folder` has it."""
+    model, mtp = random_model(shape)
+    save(model, mtp, folder, EOS)
+    model, again = load(folder, torch.float32)
+    assert again is not None
+    return model, again
+
+
+def tokens(rows: int, length: int, seed: int = 1) -> Tensor:
+    made = torch.Generator().manual_seed(seed)
+    return torch.randint(TINY.vocab, (rows, length), generator=made)
+
+
+def batch_of(ids: Tensor) -> Batch:
+    rows, length = ids.shape
+    where = torch.arange(ids.numel()).view(rows, length)[:, :-1].flatten()
+    return Batch(ids, where, ids[:, 1:].flatten(), torch.ones(len(where)))
+
+
+def transformers_of(folder: Path) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.Qwen3_5ForCausalLM.from_pretrained(
+        str(folder), dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES)
+def test_logits_equal_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
+    model, _ = rounded(tmp_path, shape_with(**options))
+    oracle = transformers_of(tmp_path)
+    for length in (1, 5, 64, 100, 200):
+        ids = tokens(2, length)
+        with torch.no_grad():
+            got = model(ids, torch.arange(ids.numel()))
+            want = oracle(ids).logits.flatten(0, 1)
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
+def test_attention_of_long_rows_is_the_same(tmp_path: Path) -> None:
+    model, _ = rounded(tmp_path, shape_with(context=1024))
+    ids = tokens(1, 576)
+    with torch.no_grad():
+        want = transformers_of(tmp_path)(ids).logits[0]
+        torch.testing.assert_close(model(ids, torch.arange(576)), want, atol=1e-4, rtol=0)
+
+
+def test_chunks_equal_the_definition() -> None:
+    """S = exp(g) S; S += beta (v - S k) k^T; out = S q."""
+    torch.manual_seed(3)
+    b, t, keys, values, k_dim, v_dim = 2, 150, 2, 4, 8, 6
+    q, k = (F.normalize(torch.randn(b, t, keys, k_dim, dtype=torch.double), dim=-1)
+            for _ in range(2))
+    v = torch.randn(b, t, values, v_dim, dtype=torch.double)
+    g, beta = (torch.rand(b, t, values, dtype=torch.double) for _ in range(2))
+    out = delta_rule(q, k, v, -g, beta)
+    state = torch.zeros(b, values, v_dim, k_dim, dtype=torch.double)
+    wide_q, wide_k = (x.repeat_interleave(2, 2) for x in (q, k))
+    for i in range(t):
+        state = state * torch.exp(-g[:, i])[..., None, None]
+        change = (v[:, i] - (state @ wide_k[:, i, :, :, None])[..., 0]) * beta[:, i, :, None]
+        state = state + change[..., None] * wide_k[:, i, :, None]
+        want = (state @ wide_q[:, i, :, :, None])[..., 0]
+        torch.testing.assert_close(out[:, i], want)
+
+
+def oracle_of(mtp: Mtp, folder: Path) -> Any:
+    """transformers' MTP layer with these weights."""
+    layers = pytest.importorskip("transformers.modeling_layers")
+    main = transformers_of(folder)
+    main.config.num_mtp_layers, main.config.mtp_layer_types = 1, [ATTENTION]
+    oracle = layers.MtpModel(main, 1).eval()
+    names = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj",
+             "norm": "post_norm", "layers.0": "mtp_block"}
+    state = {}
+    for name, p in mtp.named_parameters():
+        head = next(n for n in names if name.startswith(n + "."))
+        state[f"layers.0.{names[head]}{name.removeprefix(head)}"] = p.detach()
+    missing, unexpected = oracle.load_state_dict(state, strict=False)
+    assert not unexpected and not any(name.startswith("layers.") for name in missing)
+    return oracle
+
+
+def test_drafts_equal_transformers(tmp_path: Path) -> None:
+    """First drafts of all positions at once; second and third ones from the cache that an engine
+    has by then."""
+    cache_utils = pytest.importorskip("transformers.cache_utils")
+    model, mtp = rounded(tmp_path, TINY)
+    oracle = oracle_of(mtp, tmp_path)
+    t = 12
+    ids = tokens(1, t)
+    with torch.no_grad():
+        hidden = model.hidden(ids)
+        outputs = drafts(model, mtp, ids, hidden, 3)
+        first = oracle.forward_layer(0, hidden[:, :-1], torch.arange(t - 1)[None], None,
+                                     input_ids=ids[:, 1:])
+        torch.testing.assert_close(outputs[0][:, :-1], first, atol=1e-4, rtol=0)
+        for start in range(t - 3):
+            cache = cache_utils.MtpCache()
+            at = torch.arange(start + 1)[None]
+            chained = oracle.forward_layer(0, hidden[:, :start + 1], at, cache,
+                                           input_ids=ids[:, 1:start + 2])[:, -1:]
+            for i, output in enumerate(outputs[1:], 1):
+                chained = oracle.forward_layer(0, chained, torch.tensor([[start + i]]), cache,
+                                               input_ids=ids[:, start + i + 1:start + i + 2])
+                torch.testing.assert_close(output[:, start + i], chained[:, 0], atol=1e-4, rtol=0)
+
+
+def test_a_checkpoint_is_read_by_the_engine(tmp_path: Path) -> None:
+    rounded(tmp_path, TINY)
+    shape = read_shape(tmp_path, Config())
+    assert shape.architecture == "Qwen3_5ForCausalLM"
+    assert shape.recurrent == (0,) and shape.tied and shape.head_dim == TINY.head_dim
+
+
+def test_save_and_load_give_the_same(tmp_path: Path) -> None:
+    model, mtp = rounded(tmp_path, TINY)
+    save(model, mtp, tmp_path / "again", EOS)
+    for name in ("model.safetensors", "config.json", "generation_config.json"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    save(model, None, tmp_path / "alone", EOS)
+    assert load(tmp_path / "alone")[1] is None
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["mtp_num_hidden_layers"] == 1
+
+
+def test_a_dense_checkpoint_is_taken_over(tmp_path: Path) -> None:
+    """With attention everywhere the model is the dense one to begin with."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    config = transformers.Qwen3Config(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+        rms_norm_eps=1e-4, rope_theta=10000.0)  # fmt: skip
+    dense = transformers.Qwen3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for p in dense.parameters():
+            p.add_(torch.randn_like(p) * 0.05)
+    dense.save_pretrained(str(tmp_path))
+    model = DemoModel(shape_with(kinds=(ATTENTION, ATTENTION)), torch.float32)
+    take_over(model, tmp_path)
+    ids = tokens(2, 40)
+    with torch.no_grad():
+        got, want = model(ids, torch.arange(80)), dense(ids).logits.flatten(0, 1)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
+def test_twenty_steps_lower_both_losses() -> None:
+    torch.manual_seed(2)
+    batch = batch_of(tokens(2, 64))
+    model, mtp = DemoModel(TINY), Mtp(TINY)
+    trainer = Trainer(model, lambda b: model_loss(model, b), lambda _: [batch])
+    losses = [trainer.step(0.1)[0] for _ in range(20)]
+    assert losses[-1] < 0.6 * losses[0]
+    model.requires_grad_(False)
+    before = [p.clone() for p in model.parameters()]
+    trainer = Trainer(mtp, lambda b: draft_loss(model, mtp, b), lambda _: [batch])
+    losses = [trainer.step(0.1)[0] for _ in range(20)]
+    assert losses[-1] < 0.97 * losses[0]  # the model itself is still unsure: no draft can be sure
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_the_parts_of_a_batch_are_the_batch() -> None:
+    model, mtp = random_model(TINY)
+    batch = batch_of(tokens(4, 32))
+    for loss in (lambda b: model_loss(model, b), lambda b: draft_loss(model, mtp, b)):
+        with torch.no_grad():
+            parts = [float(loss(part_of(batch, rank, 2))) for rank in range(2)]
+            assert sum(parts) == pytest.approx(float(loss(batch)), rel=1e-5)
+    assert part_of(batch, *Team(0, 1)).where.equal(batch.where)
+
+
+def test_a_draft_in_the_text_counts_as_right() -> None:
+    """Greedy drafts put where the drafted tokens belong are found to be right there alone."""
+    model, mtp = random_model(TINY)
+    ids = tokens(1, 10)[0]
+    with torch.no_grad():
+        output = drafts(model, mtp, ids[None], model.hidden(ids[None]), 1)[0][0]
+        ids[7] = int(F.linear(output[5], model.table).argmax())
+    right = drafted(model, mtp, ids, 2)
+    assert [len(tokens) for tokens in right] == [10, 10] and right[0][7]
+
+
+@pytest.mark.parametrize(("right", "made", "accepted"), [
+    ("1111111", (3, 2), (3, 2)),  # windows of tokens 1, 2; 4, 5; 7
+    ("0000000", (7, 6), (0, 0)),
+    ("0101010", (4, 4), (3, 0)),
+])  # fmt: skip
+def test_windows_follow_one_another(
+    right: str, made: tuple[int, ...], accepted: tuple[int, ...]
+) -> None:
+    tokens = [False, *(c == "1" for c in right)]
+    if right == "0101010":
+        found = walk([tokens, [False] * len(tokens)], 0, 7)
+    else:
+        found = walk([tokens, tokens], 0, 7)
+    assert found == Acceptance(made, accepted)
+
+
+def test_a_wrong_draft_ends_its_window() -> None:
+    found = walk([[False] * 4, [True] * 4], 0, 3)
+    assert found == Acceptance((3, 2), (0, 0)) and found.shares == (0.0, 0.0)
+    assert found + Acceptance((1, 1), (1, 1)) == Acceptance((4, 3), (1, 1))
