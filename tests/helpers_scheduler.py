@@ -11,7 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from actorium.actors.config import Config, MemoryConfig, ModelConfig, SchedulerConfig
+from actorium.actors.config import (
+    Config,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from actorium.actors.core import Context
 from actorium.actors.messages import (
     Cancel,
@@ -48,8 +54,9 @@ def config(page_size: int = 16, pool_tokens: int = 4096, seqs: int = 8, chunk: i
            queued: int = 4096, overlap: bool = True, force_preempt: int = 0,
            max_model_len: int | None = None, policy: str = "fcfs", cache: bool = True,
            eviction: str = "lru", weights: dict[str, float] | None = None,
-           save: str = "auto") -> Config:
+           save: str = "auto", speculative: str = "off") -> Config:
     return Config(
+        speculation=SpeculationConfig(speculative=speculative),
         model=ModelConfig(max_model_len=max_model_len),
         memory=MemoryConfig(page_size=page_size, max_total_tokens=pool_tokens, debug_memory=True,
                             audit_every=1, prefix_cache=cache, eviction_policy=eviction,
@@ -83,12 +90,14 @@ class Ring:
     """Every message goes through msgpack, so bounds and types are checked on the way."""
 
     def __init__(self, settings: Config, start: bool = True,
-                 windows: tuple[int, ...] = (0,), checkpoints: int | None = None) -> None:
+                 windows: tuple[int, ...] = (0,), checkpoints: int | None = None,
+                 acceptance: tuple[float, ...] = (), cost: null_worker.Cost | None = None) -> None:
         self.now = 100.0
         self.depth = 2 if settings.scheduler.overlap else 1
         self.scheduler = core.build(Context(settings, Path("/nowhere"), "scheduler", 3, 0))
         self.worker = null_worker.NullWorker(
-            Context(settings, Path("/nowhere"), "worker-0", 3, 0), windows, checkpoints)
+            Context(settings, Path("/nowhere"), "worker-0", 3, 0), windows, checkpoints,
+            acceptance, cost)
         self.plans: deque[StepPlan] = deque()
         self.results: deque[StepResult] = deque()
         self.sent: list[StepPlan] = []

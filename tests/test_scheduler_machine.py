@@ -16,6 +16,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 MAX_MODEL_LEN = 70
 
 
+def speculative(drafts: int, fixed: bool) -> str:
+    return f"mtp:{drafts}" + (",fixed" if fixed else "") if drafts else "off"
+
+
+def dear(decodes: int, window: int, drafts: int, extended: int) -> int:
+    """A cost that makes the number of drafts wander."""
+    return 100 + decodes * decodes * window * 7
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     worked = 0
     """Steps that workers have run, in all examples."""
@@ -29,19 +38,24 @@ class SchedulerMachine(RuleBasedStateMachine):
                 eviction=st.sampled_from(["lru", "lfu", "priority"]),
                 windows=st.sampled_from([(0,), (0,), (0, 9), (16,), (0, 4, 33), (12, 0)]),
                 checkpoints=st.sampled_from([None, None, 0, 1, 2, 5, 40]),
-                save=st.sampled_from(["auto", "auto", "chunks", "end", "none"]))
+                save=st.sampled_from(["auto", "auto", "chunks", "end", "none"]),
+                drafts=st.integers(0, 4), fixed=st.booleans(),
+                acceptance=st.sampled_from([(0.0,), (1.0,), (0.5,), (0.8, 0.6), (0.9, 0.0, 1.0)]))
     def begin(self, page_size: int, pages: int, chunk: int, seqs: int, overlap: bool, queued: int,
               force: int, policy: str, cache: bool, eviction: str,
-              windows: tuple[int, ...], checkpoints: int | None, save: str) -> None:
+              windows: tuple[int, ...], checkpoints: int | None, save: str, drafts: int,
+              fixed: bool, acceptance: tuple[float, ...]) -> None:
         force = force if chunk > 1 else 0  # else each token costs a whole prompt of steps
         tokens = max(page_size * pages, 24)
         self.ring = Ring(config(page_size=page_size, pool_tokens=tokens, seqs=seqs, chunk=chunk,
                                 queued=queued, overlap=overlap, force_preempt=force,
                                 max_model_len=MAX_MODEL_LEN, policy=policy, cache=cache,
-                                eviction=eviction, weights={"a": 2.0}, save=save),
-                         windows=windows, checkpoints=checkpoints)
+                                eviction=eviction, weights={"a": 2.0}, save=save,
+                                speculative=speculative(drafts, fixed)),
+                         windows=windows, checkpoints=checkpoints, acceptance=acceptance,
+                         cost=None if fixed else dear)
         memory = self.ring.scheduler.books.memory
-        self.limit = min(MAX_MODEL_LEN, memory.capacity(1) + 1)
+        self.limit = min(MAX_MODEL_LEN, memory.capacity(1 + drafts) + 1)
 
     @rule(parts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=3),
           max_tokens=st.integers(1, 60), n=st.integers(1, 3), picky=st.booleans(),

@@ -7,76 +7,21 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from helpers_scheduler import Ring, assert_whole, config, ints
+from helpers_scheduler import Ring, assert_whole, config
 
 from actorium.actors.config import MemoryConfig
-from actorium.actors.messages import PageGroup, RowLogprobs, StepPlan, StepResult
-from actorium.actors.scheduler import core
+from actorium.actors.messages import PageGroup, RowLogprobs
 from actorium.actors.scheduler.memory import Memory
-from actorium.actors.scheduler.null_worker import VOCAB, BadPlan, NullWorker, hash_tokens
 from actorium.actors.scheduler.slots import SlotTable
 
 WINDOW = 3
 
 
-class Speculator(NullWorker):
-    """Emits 1 to WINDOW tokens a decode, by its own dice; ends by max_tokens alone."""
-
-    dice = random.Random(5)
-
-    def run(self, plan: StepPlan) -> StepResult:
-        assert self._memory is not None
-        self._release(np.frombuffer(plan.release, np.int32))
-        for admit in plan.admit:
-            self._admit(admit)
-        self._memory.append(plan.page_appends)
-        extends = np.frombuffer(plan.extend, np.int32).reshape(-1, 2).tolist()
-        rows = [(slot, 1) for slot, count in extends if self._extend(slot, count)]
-        rows += [(slot, self._verify(slot)) for slot in ints(plan.decode)]
-        self._memory.check()
-        counts, tokens, finish = [], [], []
-        for slot, count in rows:
-            length, end = int(self._length[slot]), int(self._end[slot])
-            count = min(count, end - length) if self._alive[slot] else 0
-            positions = np.arange(length, length + count, dtype=np.uint64)
-            tokens += hash_tokens(np.full(count, self._seed[slot]), positions, VOCAB).tolist()
-            self._length[slot] += count
-            ended = count > 0 and length + count == end
-            self._alive[slot] &= not ended
-            counts.append(count)
-            finish.append(2 if ended else 0)
-        return StepResult(epoch=plan.epoch, step=plan.step, counts=bytes(counts),
-                          tokens=np.array(tokens, np.int32).tobytes(), finish=bytes(finish))
-
-    def _verify(self, slot: int) -> int:
-        """Write the window's K and V, as far as the sequence can ever get."""
-        assert self._memory is not None
-        if not self._alive[slot]:
-            return 0
-        kv = int(self._length[slot]) - 1
-        if kv < self._target[slot]:
-            raise BadPlan("decode before the prompt is extended")
-        count = min(WINDOW, int(self._end[slot]) - 1 - kv)
-        known = len(self._memory._prefix[slot])
-        ahead = np.arange(known, kv + count, dtype=np.uint64)
-        self._memory.learn(slot, hash_tokens(np.full(len(ahead), self._seed[slot]), ahead,
-                                             VOCAB).tolist())
-        self._memory.write(slot, kv, count)
-        return self.dice.randint(1, WINDOW)
-
-
-def speculating(ring: Ring) -> Ring:
-    ring.worker.__class__ = Speculator
-    return ring
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("page_size", "tokens"), [(1, 4096), (1, 100), (2, 100), (16, 128)])
-def test_windows_of_several_tokens(monkeypatch: pytest.MonkeyPatch, overlap: bool, page_size: int,
-                                   tokens: int) -> None:
-    monkeypatch.setattr(core, "DECODE_WINDOW", WINDOW)
-    ring = speculating(Ring(config(page_size=page_size, pool_tokens=tokens, chunk=30,
-                                   overlap=overlap)))
+def test_windows_of_several_tokens(overlap: bool, page_size: int, tokens: int) -> None:
+    ring = Ring(config(page_size=page_size, pool_tokens=tokens, chunk=30, overlap=overlap,
+                       speculative="mtp:2,fixed"), acceptance=(0.7, 0.5))
     for i in range(16):
         ring.submit(1 + 5 * i % 23, max_tokens=1 + 11 * i % 70)
     ring.run(random.Random(tokens))
@@ -85,10 +30,10 @@ def test_windows_of_several_tokens(monkeypatch: pytest.MonkeyPatch, overlap: boo
         assert ring.scheduler.health().gauges["preemptions"] > 0
 
 
+@pytest.mark.parametrize("acceptance", [(0.0,), (0.5,), (1.0,)])
 def test_the_interval_opens_with_each_plan_and_closes_with_its_result(
-        monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "DECODE_WINDOW", WINDOW)
-    ring = speculating(Ring(config()))
+        acceptance: tuple[float, ...]) -> None:
+    ring = Ring(config(speculative="mtp:2,fixed"), acceptance=acceptance)
     ring.submit(4, max_tokens=40)
     ring.wake()
     table = ring.scheduler.books.table
@@ -118,9 +63,9 @@ def test_pages_are_reserved_for_the_upper_end() -> None:
 def test_pages_go_to_those_who_lack_them() -> None:
     """One slot lacks two pages, the other (which only asked early) none: two pages, not one each.
     """
-    table = SlotTable(3, 4, 6)
+    table = SlotTable(3, 4, WINDOW)
     memory = Memory([PageGroup(3)], 4, MemoryConfig(debug_memory=True))
-    for slot, length in ((1, 8), (2, 3)):
+    for slot, length in ((1, 13), (2, 5)):
         table.sid[slot], table.end[slot] = 10 + slot, 100
         table.len_lo[slot] = table.len_hi[slot] = length
         table.held[slot] = 2

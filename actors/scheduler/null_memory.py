@@ -44,6 +44,11 @@ class PageMemory:
         self._prefix: list[Longs] = [np.zeros(0, np.uint64)] * self._slots
         self._queries: list[tuple[int, int, int]] = []
         self._states: list[State] = [(0, 0)] * self._slots
+        """Of tokens that are certain: those of the last window, but its first, are not in it."""
+        self._pending = [0] * self._slots
+        """Accepted drafts of each slot's last window: the next one begins with them."""
+        self._chunks: dict[int, tuple[int, int]] = {}
+        """Slot -> where its extend in this step starts, and how many tokens it has."""
 
     def release(self, slot: int) -> None:
         """The slot's tenant is gone."""
@@ -58,6 +63,7 @@ class PageMemory:
                           f"{admit.cached_len} cached tokens")
         self._tables[admit.slot] = pages.tolist()
         self.learn(admit.slot, ints_of(admit.tokens).tolist())
+        self._pending[admit.slot] = 0
         self._states[admit.slot] = self._kept[admit.checkpoint] if admit.checkpoint else (0, 0)
         want = self._state(admit.slot, admit.cached_len)
         if self._recurrent and self._states[admit.slot] != want:
@@ -71,11 +77,12 @@ class PageMemory:
     def save(self, column: bytes) -> None:
         """Keep states of this step's extends as checkpoints; after `check`. Raises `BadPlan`."""
         for slot, checkpoint, tokens in ints_of(column).reshape(-1, 3).tolist():
-            start, count = self._last[slot]
+            start, count = self._chunks.get(slot, (0, 0))
             if not 0 < tokens <= count or not 0 < checkpoint < len(self._kept):
                 raise BadPlan(f"checkpoint {checkpoint} of slot {slot} after {tokens} tokens of a "
                               f"chunk of {count}")
             self._kept[checkpoint] = self._state(slot, start + tokens)
+        self._chunks.clear()
 
     def append(self, column: bytes) -> None:
         """Apply a plan's page_appends. Raises `BadPlan` on a gap or on the sink page."""
@@ -99,18 +106,42 @@ class PageMemory:
 
     def write(self, slot: int, start: int, count: int) -> None:
         """Write positions start..start+count of a slot; `check` reads what they see."""
+        self._chunks[slot] = start, count
+        self._write(slot, start, count)
+        if self._pending[slot]:
+            raise BadPlan(f"slot {slot} extends while {self._pending[slot]} drafts are pending")
+        self._advance(slot, start, start + count)
+
+    def verify(self, slot: int, start: int, count: int, window: int) -> None:
+        """Write a window at start..start+window of a slot, of which `count` positions hold tokens
+        of its sequence. A state takes in what is certain: the drafts accepted by the window before,
+        and the first token of this one."""
+        self._write(slot, start, count)
+        self.scribble(slot, start + count, start + window)
+        self._advance(slot, start - self._pending[slot], start + 1)
+        self._pending[slot] = count - 1
+
+    def scribble(self, slot: int, first: int, last: int) -> None:
+        """Write rubbish at first..last of a slot."""
+        for group, table in enumerate(self._tables[slot] if first < last else ()):
+            pages, places = self._where(slot, table, first, last)
+            self._content[group][pages, places] = RUBBISH
+
+    def _write(self, slot: int, start: int, count: int) -> None:
         for group, table in enumerate(self._tables[slot]):
             pages, places = self._where(slot, table, start, start + count)
             self._content[group][pages, places] = self._prefix[slot][start:start + count]
         self._queries.append((slot, start, count))
+
+    def _advance(self, slot: int, start: int, end: int) -> None:
+        """A slot's state goes from `start` tokens to `end`."""
         if self._recurrent and self._states[slot] != self._state(slot, start):
             raise BadPlan(f"slot {slot}: its state is that after {self._states[slot][0]} tokens, "
                           f"not {start}")
-        self._states[slot] = self._state(slot, start + count)
+        self._states[slot] = self._state(slot, end)
 
     def check(self) -> None:
         """After all writes of a step: every query sees its own prefix. Raises `BadPlan`."""
-        self._last = {slot: (start, count) for slot, start, count in self._queries}
         for slot, start, count in self._queries:
             for group, window in enumerate(self._windows):
                 first = max(start - window + 1, 0) if window else 0

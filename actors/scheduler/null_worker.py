@@ -4,15 +4,19 @@ It applies plans as a real worker does, at once, and so makes every token of the
 With `debug_memory` it also writes a hash of each token's whole prefix into its pages and, at each
 step of a sequence, checks that all that its queries see is its own prefix, whoever wrote it: a page
 given to two sequences, shared too early or matched wrongly shows at once.
+
+With drafts, a decode emits 1 to 1 + drafts tokens, the same ones as without: which drafts were
+right is decided by dice of (seed, position) against given acceptances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from actorium.actors.config import Config
 from actorium.actors.core import Context, Health, Send
 from actorium.actors.messages import (
     Admit,
@@ -24,10 +28,17 @@ from actorium.actors.messages import (
     ToWorker,
 )
 from actorium.actors.scheduler.null_memory import BadPlan, Ints, Longs, PageMemory, ints_of
+from actorium.actors.scheduler.slots import within
+from actorium.actors.speculation import parse_acceptance, parse_speculative
 
 VOCAB = 512
 MAX_MODEL_LEN = 131_072
 POOL_TOKENS = 1 << 20
+ACCEPTANCE = (0.8, 0.6)
+DICE = np.uint64(0x5851F42D4C957F2D)
+SIDES = 1 << 20
+Cost = Callable[[int, int, int, int], int]
+"""(decoded sequences, window, drafts, extended tokens) -> microseconds of the step."""
 
 
 def hash_tokens(seeds: Longs, positions: Longs, vocab: int) -> Ints:
@@ -53,10 +64,15 @@ class NullWorker:
     front = None
 
     def __init__(self, context: Context, windows: Sequence[int] = (0,),
-                 checkpoints: int | None = None) -> None:
+                 checkpoints: int | None = None, acceptance: Sequence[float] = (),
+                 cost: Cost | None = None) -> None:
         """windows: attention window of each page group, 0 = all; checkpoints: of a recurrent model,
-        None = it is none."""
+        None = it is none; acceptance: probability that a draft is right, by position (the last one
+        goes on), empty = the configuration's; cost: what a step pretends to take."""
         config = context.config
+        drafts, acceptance = _speculation(config, tuple(acceptance))
+        self._acceptance = [*acceptance, *acceptance[-1:] * drafts][:drafts]
+        self._cost = cost
         self.page_size = config.memory.page_size
         tokens = config.memory.max_total_tokens or POOL_TOKENS
         pages = 1 + max(tokens // self.page_size, 1)
@@ -66,7 +82,7 @@ class NullWorker:
                            slots=slots,
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
-                           checkpoints=checkpoints or 0)
+                           checkpoints=checkpoints or 0, drafts=drafts)
         self._epoch = context.epoch
         self._steps = 0
         self._out: list[Send] = [Send("scheduler", self.ready)]
@@ -85,6 +101,10 @@ class NullWorker:
         """Tokens known: kv, and the last one sampled."""
         self._end = np.zeros(slots, np.int64)
         self._alive = np.zeros(slots, np.bool_)
+        self._drafts = 0
+        """What the last plan made for each sampled row."""
+        self._drafted = np.zeros(slots, np.bool_)
+        """Sampled by the last plan."""
         self._picky = np.zeros(slots, np.bool_)
         """Has eos_ids, to be looked at one by one."""
 
@@ -131,43 +151,86 @@ class NullWorker:
             self._admit(admit)
         if self._memory is not None:
             self._memory.append(plan.page_appends)
-        firsts = [slot for slot, count in ints_of(plan.extend).reshape(-1, 2).tolist()
-                  if self._extend(slot, count)]
-        decode = ints_of(plan.decode)
-        self._before_decode(decode)
+        window, self._drafts = 1 + self._drafts, plan.drafts
+        extend, decode = ints_of(plan.extend).reshape(-1, 2), ints_of(plan.decode)
+        self._check(plan, window)
+        firsts = [slot for slot, count in extend.tolist() if self._extend(slot, count)]
+        rows, reach = decode, self._reach(decode, window)
+        if firsts:
+            rows = np.concatenate((np.array(firsts, np.int32), rows))
+            reach = np.concatenate((np.ones(len(firsts), np.int32), reach))
+        tokens, counts, finish = self._sample(rows, np.where(self._alive[rows], reach, 0))
+        self._kv[decode] = self._length[decode] - 1
+        self._drafted[:] = False
+        self._drafted[rows] = True
         if self._memory is not None:
-            self._memory.check()
+            self._remember(self._memory, rows, len(firsts), window, tokens, counts)
             self._memory.save(plan.checkpoints)
-        rows = np.concatenate((np.array(firsts, np.int32), decode)) if firsts else decode
-        alive = self._alive[rows]
-        tokens, finish = self._sample(rows, alive)
-        return StepResult(epoch=plan.epoch, step=plan.step, counts=alive.tobytes(),
-                          tokens=tokens.tobytes(), finish=finish.tobytes())
+        busy = self._cost(len(decode), window, plan.drafts, int(extend[:, 1].sum())) \
+            if self._cost is not None else 0
+        return StepResult(epoch=plan.epoch, step=plan.step, tokens=tokens.tobytes(),
+                          counts=counts.astype(np.uint8).tobytes(), finish=finish.tobytes(),
+                          busy_us=busy)
 
-    def _sample(self, rows: Ints, alive: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.uint8]]:
-        going = rows if alive.all() else rows[alive]
-        tokens = hash_tokens(self._seed[going], self._length[going].astype(np.uint64), VOCAB)
-        ended = np.where(self._length[going] + 1 >= self._end[going], 2, 0).astype(np.uint8)
-        for at in np.flatnonzero(self._picky[going]):
-            tokens[at], by_eos = self._pick(int(going[at]))
-            if by_eos:
-                ended[at] = 1
-        if self._memory is not None:
-            for slot, token in zip(going.tolist(), tokens.tolist(), strict=True):
-                self._memory.learn(slot, [token])
-        self._length[going] += 1
-        self._alive[going[ended > 0]] = False
-        finish = np.zeros(len(rows), np.uint8)
-        finish[alive] = ended
-        return tokens, finish
+    def _remember(self, memory: PageMemory, rows: Ints, firsts: int, window: int, tokens: Ints,
+                  counts: Ints) -> None:
+        """Write what the step's windows write, check what its queries see, then draft: chained
+        drafts are written past the last token."""
+        at = 0
+        for row, (slot, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
+            memory.learn(slot, tokens[at:at + count].tolist())
+            at += count
+            if row >= firsts and count:
+                start = int(self._length[slot]) - count - 1
+                memory.verify(slot, start, count, min(window, int(self._end[slot]) - start))
+        memory.check()
+        for slot in rows[self._alive[rows]].tolist():
+            start = int(self._length[slot]) - 1
+            memory.scribble(slot, start, min(start + self._drafts - 1, int(self._end[slot])))
 
-    def _pick(self, slot: int) -> tuple[int, bool]:
-        admit, position = self._admits[slot], int(self._length[slot])
+    def _reach(self, slots: Ints, window: int) -> Ints:
+        """How many tokens a window of each slot would emit, its end left aside: a draft is right
+        with its position's probability, by dice of (seed, position)."""
+        reach, right = np.ones(len(slots), np.int32), np.ones(len(slots), np.bool_)
+        seeds, lengths = self._seed[slots] ^ DICE, self._length[slots]
+        for draft in range(window - 1):
+            dice = hash_tokens(seeds, (lengths + draft).astype(np.uint64), SIDES)
+            right &= dice < self._acceptance[draft] * SIDES
+            reach += right
+        return reach
+
+    def _sample(self, rows: Ints, reach: Ints) -> tuple[Ints, Ints, NDArray[np.uint8]]:
+        """The next tokens of each row, `reach` of them (0 = it has ended) unless it ends earlier.
+        Returns tokens, counts, finish."""
+        length, end = self._length[rows], self._end[rows]
+        counts = np.minimum(reach, end - length).astype(np.int32)
+        positions = np.repeat(length, counts) + within(counts)
+        tokens = hash_tokens(np.repeat(self._seed[rows], counts), positions.astype(np.uint64),
+                             VOCAB)
+        finish = np.where((length + counts >= end) & (counts > 0), 2, 0).astype(np.uint8)
+        picky = np.flatnonzero(self._picky[rows] & (counts > 0))
+        if len(picky):
+            parts = np.split(tokens, np.cumsum(counts)[:-1])
+            for at in picky.tolist():
+                parts[at], by_eos = self._pick(int(rows[at]), int(counts[at]))
+                if by_eos:
+                    counts[at], finish[at] = len(parts[at]), 1
+            tokens = np.concatenate(parts)
+        self._length[rows] += counts
+        self._alive[rows[finish > 0]] = False
+        return tokens, counts, finish
+
+    def _pick(self, slot: int, count: int) -> tuple[Ints, bool]:
+        """The next `count` tokens of a slot with eos_ids, fewer if one of those is among them."""
+        admit, length = self._admits[slot], int(self._length[slot])
         assert admit is not None
-        eos = admit.params.eos_ids
-        early = position - admit.prompt_len < admit.params.min_tokens
-        token = next_token(admit.seed, position, VOCAB, eos if early else ())
-        return token, token in eos
+        eos, tokens = admit.params.eos_ids, []
+        for position in range(length, length + count):
+            early = position - admit.prompt_len < admit.params.min_tokens
+            tokens.append(next_token(admit.seed, position, VOCAB, eos if early else ()))
+            if tokens[-1] in eos:
+                return np.array(tokens, np.int32), True
+        return np.array(tokens, np.int32), False
 
     def _release(self, slots: Ints) -> None:
         for slot in slots.tolist():
@@ -213,15 +276,28 @@ class NullWorker:
         self._kv[slot] += count
         return bool(self._kv[slot] == self._target[slot])
 
-    def _before_decode(self, slots: Ints) -> None:
-        if (self._kv[slots] < self._target[slots]).any():
+    def _check(self, plan: StepPlan, window: int) -> None:
+        """Before a step: raises `BadPlan` where it cannot be computed."""
+        decode = ints_of(plan.decode)
+        if (self._kv[decode] < self._target[decode]).any():
             raise BadPlan("decode of a slot whose prompt is not extended yet")
-        if self._memory is not None:
-            for slot in slots[self._alive[slots]].tolist():
-                if self._admits[slot] is None:
-                    raise BadPlan(f"decode of the empty slot {slot}")
-                self._memory.write(slot, int(self._kv[slot]), 1)
-        self._kv[slots] += self._alive[slots]
+        if plan.drafts > self.ready.drafts:
+            raise BadPlan(f"{plan.drafts} drafts wanted, {self.ready.drafts} can be made")
+        if window > 1 and not self._drafted[decode].all():
+            raise BadPlan("decode of a slot for which the last plan made no drafts")
+        for slot in decode.tolist() if self._memory is not None else ():
+            if self._admits[slot] is None:
+                raise BadPlan(f"decode of the empty slot {slot}")
+
+
+def _speculation(config: Config, acceptance: tuple[float, ...]) -> tuple[int, tuple[float, ...]]:
+    """Drafts that can be made, and how good they are. There are no weights for `auto` to find: only
+    acceptances that are given make it draft."""
+    asked = parse_speculative(config.speculation.speculative)
+    acceptance = acceptance or parse_acceptance(config.speculation.force_acceptance)
+    if asked.auto and not acceptance:
+        return 0, ()
+    return asked.drafts, acceptance or ACCEPTANCE
 
 
 def build(context: Context) -> NullWorker:
