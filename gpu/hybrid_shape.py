@@ -14,6 +14,9 @@ class StateShape(NamedTuple):
     """The state proper, in the state dtype."""
     columns: tuple[int, int]
     """(W - 1, channels): the last inputs of a convolution of width W, in the model's dtype."""
+    inputs: int
+    """What a token brings to both, of the layer's first projection: the convolution's channels and
+    the gates' inputs (dt). Kept, in the model's dtype, of drafts that may be accepted."""
 
 
 class DeltaShape(NamedTuple):
@@ -43,9 +46,9 @@ class DeltaShape(NamedTuple):
 
     @property
     def state(self) -> StateShape:
-        """What the layer keeps: [HV, V, K], and columns."""
+        """What the layer keeps: [HV, V, K], and columns; its inputs are those and b and a."""
         return StateShape((self.value_heads, self.value_dim, self.key_dim),
-                          (self.width - 1, self.channels))
+                          (self.width - 1, self.channels), self.channels + 2 * self.value_heads)
 
 
 class ExpertShape(NamedTuple):

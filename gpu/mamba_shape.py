@@ -51,9 +51,9 @@ class MambaShape(NamedTuple):
 
     @property
     def state(self) -> StateShape:
-        """What the layer keeps: [H, P, N], and columns."""
+        """What the layer keeps: [H, P, N], and columns; its inputs are those and dt."""
         return StateShape((self.heads, self.head_dim, self.state_dim),
-                          (self.width - 1, self.channels))
+                          (self.width - 1, self.channels), self.channels + self.heads)
 
 
 def granite_fields(raw: dict[str, Any]) -> dict[str, Any]:

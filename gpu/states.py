@@ -18,12 +18,25 @@ from actorium.kernels.ragged import Run
 
 
 class LayerStates(NamedTuple):
-    """Of one layer; a row is a sequence's or a checkpoint's."""
+    """Of one layer; a row is a sequence's or a checkpoint's.
+
+    With speculation a commit is delayed: state and columns are those after every token known to be
+    certain when the sequence's last step was made. That step's drafts wait in `pending`, as inputs;
+    the next step takes in those that were accepted. After a step without drafts nothing waits.
+    """
 
     state: Tensor
     """[rows, *StateShape.state]"""
     columns: Tensor
     """[rows, W - 1, channels]: last inputs of the convolution, the newest last."""
+    pending: Tensor
+    """[slots, K, inputs]: what the layer's first projection gave for the last step's drafts, K at
+    most; 0 where nothing is ever drafted. Rows that no draft has filled hold rubbish."""
+
+    @property
+    def committed(self) -> tuple[Tensor, Tensor]:
+        """All that there is of a sequence without drafts, and of a checkpoint."""
+        return self.state, self.columns
 
 
 def row_bytes(shape: StateShape, layers: int, state_dtype: torch.dtype,
@@ -33,18 +46,26 @@ def row_bytes(shape: StateShape, layers: int, state_dtype: torch.dtype,
                      + math.prod(shape.columns) * dtype.itemsize)
 
 
+def window_bytes(shape: StateShape, layers: int, drafts: int, dtype: torch.dtype) -> int:
+    """Bytes a slot's row takes on top, over so many layers, for so many drafts."""
+    return layers * drafts * shape.inputs * dtype.itemsize
+
+
 class StatePool:
     """Rows for the live states, one for each slot (row = slot; 0 is the padding sink), then one for
     each checkpoint, numbered from 1."""
 
     def __init__(
         self, shape: StateShape, layers: int, slots: int, checkpoints: int,
-        state_dtype: torch.dtype, dtype: torch.dtype, device: torch.device,
+        state_dtype: torch.dtype, dtype: torch.dtype, device: torch.device, drafts: int = 0,
     ) -> None:
-        self.slots, self.checkpoints = slots, checkpoints
-        rows = slots + checkpoints
+        """drafts: most that a sequence has in a step (K)."""
+        self.slots, self.checkpoints, self.drafts = slots, checkpoints, drafts
+        rows, waiting = slots + checkpoints, (slots, drafts, shape.inputs)
         self.layers = [LayerStates(zeros((rows, *shape.state), state_dtype, device),
-                                   zeros((rows, *shape.columns), dtype, device))
+                                   zeros((rows, *shape.columns), dtype, device),
+                                   zeros(waiting, dtype, device) if drafts
+                                   else torch.empty(waiting, dtype=dtype, device=device))
                        for _ in range(layers)]
 
     @property
@@ -53,7 +74,8 @@ class StatePool:
         return sum(part.numel() * part.element_size() for layer in self.layers for part in layer)
 
     def admit(self, admits: Sequence[Admit]) -> None:
-        """Live states begin at zero, or as copies of their checkpoints. Raises `ValueError`."""
+        """Live states begin at zero, or as copies of their checkpoints; whoever counts accepted
+        drafts must begin at none. Raises `ValueError`."""
         fresh, copies = [], []
         for a in admits:
             if (a.checkpoint > 0) != (a.cached_len > 0):
@@ -67,17 +89,25 @@ class StatePool:
         if fresh:
             rows = torch.tensor(fresh, device=device)
             for layer in self.layers:
-                for part in layer:
+                for part in layer.committed:
                     part.index_fill_(0, rows, 0)
         if copies:
             to, source = torch.tensor(copies, device=device).unbind(1)
             for layer in self.layers:
-                for part in layer:
+                for part in layer.committed:
                     part.index_copy_(0, to, part.index_select(0, source))
 
-    def rows(self, plan: StepPlan, extends: Sequence[ExtendRow], decodes: Tensor) -> StateRows:
-        """Rows of a step. decodes: i64[decode rows], the slots. Raises `ValueError` on checkpoints
-        that do not fit its extends."""
+    def rows(self, plan: StepPlan, extends: Sequence[ExtendRow], decodes: Tensor,
+             q_len: int = 1, accepted: Tensor | None = None) -> StateRows:
+        """Rows of a step. decodes: i64[decode rows], the slots; q_len and accepted: see
+        `StateRows`. Raises `ValueError` on checkpoints that do not fit its extends, and on windows
+        larger than there is room for."""
+        if q_len > self.drafts + 1:
+            raise ValueError(f"drafts: {q_len - 1} are more than the {self.drafts} that the states "
+                             "have room for")
+        if self.drafts and accepted is None and len(decodes):
+            raise ValueError("decode: the drafts that wait in the states were accepted or not, and "
+                             "the step does not tell")
         counts = {row.slot: row.count for row in extends}
         saves: dict[int, list[tuple[int, int]]] = {slot: [] for slot in counts}
         for slot, checkpoint, tokens in np.frombuffer(
@@ -87,7 +117,7 @@ class StatePool:
                                  f"tokens, not to {tokens}")
             saves[slot].append((tokens, self._row(slot, checkpoint)))
         return StateRows([Run(row.slot, row.count, tuple(saves[row.slot])) for row in extends],
-                         decodes)
+                         decodes, q_len, accepted)
 
     def _row(self, slot: int, checkpoint: int) -> int:
         if not 0 < checkpoint <= self.checkpoints:

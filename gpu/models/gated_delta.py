@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,9 +15,10 @@ from actorium.gpu.models.plan import StatePlan
 from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.states import LayerStates
-from actorium.kernels.causal_conv import conv_extend, conv_step
+from actorium.kernels.causal_conv import conv_extend
 from actorium.kernels.delta_native import NativeDelta, can_run
-from actorium.kernels.gated_delta import Heads, delta_extend, delta_gates, delta_step
+from actorium.kernels.delta_window import Delta
+from actorium.kernels.gated_delta import Heads, delta_extend
 from actorium.kernels.gated_norm import gated_norm
 from actorium.kernels.ops import NativeOps
 
@@ -64,43 +65,47 @@ class GatedDelta(RecurrentLayer):
     """Weights of one layer; the first projection gives queries, keys and values (the convolution's
     channels), z, b and a."""
 
-    heads: Heads
+    rule: Delta
     eps: float
-    conv: Tensor
-    """f32[W, channels]"""
-    decay: Tensor
-    """f32[HV]: exp(A_log)"""
-    bias: Tensor
-    """f32[HV]: of a."""
     norm: Tensor
     """f32[V]"""
     native: NativeDelta | None
     """All between the projections, in C."""
 
     def extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:
-        """See `RecurrentLayer`: [T, HV * V], normed and gated."""
+        """See `RecurrentLayer`: [T, HV * V]."""
         if self.native is not None:
             return self.native.extend(p, states.columns, states.state, plan.runs)
-        qkv = conv_extend(p[:, :self.heads.channels], states.columns, self.conv, plan.ragged)
-        g, beta = self._gates(p)
-        return self._gated(delta_extend(qkv, g, beta, states.state, plan.ragged, self.heads), p)
+        h = self.rule.heads
+        qkv = conv_extend(p[:, :h.channels], states.columns, self.rule.conv, plan.ragged)
+        return self.gate(delta_extend(qkv, *self.rule.gates(p), states.state, plan.ragged, h), p)
 
     def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
-        """See `RecurrentLayer`: [B, HV * V], normed and gated."""
+        """See `RecurrentLayer`: [B, HV * V]."""
         if self.native is not None:
             return self.native.step(p, states.columns, states.state, rows)
-        qkv = conv_step(p[:, :self.heads.channels], states.columns, rows, self.conv)
-        g, beta = self._gates(p)
-        return self._gated(delta_step(qkv, g, beta, states.state, rows, self.heads), p)
+        return RecurrentLayer.step(self, p, states, rows)
 
-    def _gated(self, out: Tensor, p: Tensor) -> Tensor:
-        h = self.heads
+    def window(self, p: Tensor, states: LayerStates, rows: Tensor, accepted: Tensor) -> Tensor:
+        """See `RecurrentLayer`: [B * q, HV * V]."""
+        if self.native is not None:
+            return self.native.window(p, states.columns, states.state, states.pending, rows,
+                                      accepted)
+        return RecurrentLayer.window(self, p, states, rows, accepted)
+
+    def inputs(self, p: Tensor) -> Tensor:
+        """See `RecurrentLayer`: the convolution's channels, b and a."""
+        return self.rule.inputs(p)
+
+    def advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """See `RecurrentLayer`: f32[B, HV, V]."""
+        return self.rule.advance(x, pools, rows)
+
+    def gate(self, y: Tensor, p: Tensor) -> Tensor:
+        """See `RecurrentLayer`: [T, HV * V]. y: f32[T, HV, V]."""
+        h = self.rule.heads
         z = p[:, h.channels:-2 * h.values].unflatten(-1, (h.values, h.value_dim))
-        return gated_norm(out, self.norm, z, self.eps).flatten(1)
-
-    def _gates(self, p: Tensor) -> tuple[Tensor, Tensor]:
-        n = self.heads.values
-        return delta_gates(p[:, -2 * n:-n], p[:, -n:], self.decay, self.bias)
+        return gated_norm(y, self.norm, z, self.eps).flatten(1)
 
 
 def gated_delta(w: Weights, s: DeltaShape, eps: float, place: int) -> GatedDelta:
@@ -112,5 +117,5 @@ def gated_delta(w: Weights, s: DeltaShape, eps: float, place: int) -> GatedDelta
     if isinstance(w.ops, NativeOps) and can_run(heads, s.width):
         native = NativeDelta(w.ops.lib, w.ops.threads, heads, conv, decay, bias, norm, eps)
     project = w.linear(False, *(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))
-    return GatedDelta(place, project, w.linear(False, "out_proj"), heads, eps, conv, decay, bias,
-                      norm, native)
+    return GatedDelta(place, project, w.linear(False, "out_proj"),
+                      Delta(heads, conv, decay, bias), eps, norm, native)

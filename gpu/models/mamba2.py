@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -51,22 +52,30 @@ class Mamba2(RecurrentLayer):
 
     def extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:
         """See `RecurrentLayer`."""
-        z, xbc, dt = self._parts(p)
+        xbc, dt = self._parts(self.inputs(p))
         xbc = conv_extend(xbc, states.columns, self.conv, plan.ragged, self.conv_bias)
         y = ssd_extend(xbc, dt, states.state, plan.ragged, self.sizes, self.a, self.skip)
-        return norm_gated(y.flatten(1), self.norm, z, self.eps, self.sizes.groups)
+        return self.gate(y, p)
 
-    def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
-        """See `RecurrentLayer`."""
-        z, xbc, dt = self._parts(p)
-        xbc = conv_step(xbc, states.columns, rows, self.conv, self.conv_bias)
-        y = ssd_step(split_inputs(xbc, dt, self.sizes), states.state, rows, self.a, self.skip)
-        return norm_gated(y.flatten(1), self.norm, z, self.eps, self.sizes.groups)
+    def inputs(self, p: Tensor) -> Tensor:
+        """See `RecurrentLayer`: the convolution's channels, and dt."""
+        return p[:, self.sizes.inner:]
 
-    def _parts(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """See `RecurrentLayer`: f32[B, H, P]."""
+        states, columns = pools
+        xbc, dt = self._parts(x)
+        xbc = conv_step(xbc, columns, rows, self.conv, self.conv_bias)
+        return ssd_step(split_inputs(xbc, dt, self.sizes), states, rows, self.a, self.skip)
+
+    def gate(self, y: Tensor, p: Tensor) -> Tensor:
+        """See `RecurrentLayer`. y: f32[T, H, P]."""
         s = self.sizes
-        z, xbc, dt = p.split((s.inner, s.channels, s.heads), 1)
-        return z, xbc, time_steps(dt, self.dt_bias, self.time_limit)
+        return norm_gated(y.flatten(1), self.norm, p[:, :s.inner], self.eps, s.groups)
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        xbc, dt = x.split((self.sizes.channels, self.sizes.heads), 1)
+        return xbc, time_steps(dt, self.dt_bias, self.time_limit)
 
 
 def mamba2(w: Weights, s: MambaShape, place: int) -> Mamba2:

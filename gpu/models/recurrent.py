@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from actorium.gpu.models.plan import StatePlan, Step
 from actorium.gpu.states import LayerStates
 from actorium.kernels.linear import Linear
+from actorium.kernels.window import run_window
 
 
 @dataclass(slots=True)
@@ -31,7 +33,8 @@ class RecurrentLayer(ABC):
         if plan.extends:
             parts.append(self.extend(p[:n], states, plan))
         if len(plan.decodes):
-            parts.append(self.step(p[n:], states, plan.decodes))
+            parts.append(self.step(p[n:], states, plan.decodes) if plan.accepted is None
+                         else self.window(p[n:], states, plan.decodes, plan.accepted))
         y = parts[0] if len(parts) == 1 else torch.cat(parts)
         if rows is not None:
             y, hidden = y.index_select(0, rows), hidden.index_select(0, rows)
@@ -42,6 +45,27 @@ class RecurrentLayer(ABC):
         """Many tokens a sequence; states are kept where the plan says. p: [T, projected]; returns
         [T, inner], what the second projection takes."""
 
-    @abstractmethod
     def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
         """One token a sequence. p: [B, projected]; rows: i64[B] -> [B, inner]."""
+        return self.gate(self.advance(self.inputs(p), states.committed, rows), p)
+
+    def window(self, p: Tensor, states: LayerStates, rows: Tensor, accepted: Tensor) -> Tensor:
+        """The last token and drafts of each sequence, once the drafts accepted of its last window
+        are taken in (see `LayerStates`). p: [B * q, projected]; rows, accepted: i64[B].
+        Returns [B * q, inner]."""
+        x = self.inputs(p).view(len(rows), len(p) // len(rows), -1)
+        y = run_window(self.advance, x, states.committed, states.pending, rows, accepted)
+        return self.gate(y, p)
+
+    @abstractmethod
+    def inputs(self, p: Tensor) -> Tensor:
+        """[T, `StateShape.inputs`]: all that a token brings to its state. p: [T, projected]."""
+
+    @abstractmethod
+    def advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """One more token a row. x: [B, `StateShape.inputs`]; pools: `LayerStates.committed`, or
+        tensors like these, in place; rows: i64[B] -> [B, ...], what `gate` takes."""
+
+    @abstractmethod
+    def gate(self, y: Tensor, p: Tensor) -> Tensor:
+        """[T, inner]: normed and gated. y: [T, ...]; p: [T, projected]."""
