@@ -23,8 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from .demo_tasks import TASKS, held_out, small_talk
-from .train_demo import greedy
-from .train_demo_data import END_OF_TURN, question_text, token_id
+from .train_demo_data import END_OF_TEXT, END_OF_TURN, question_text, token_id
 from .train_demo_files import load
 from .train_demo_model import DemoModel
 from .train_demo_mtp import Mtp, drafts
@@ -73,6 +72,31 @@ def walk(right: Sequence[Sequence[bool]], first: int, last: int) -> Acceptance:
             accepted[place] += good
         at += kept + 1
     return Acceptance(tuple(made), tuple(accepted))
+
+
+@torch.inference_mode()
+def greedy(
+    model: DemoModel, tokenizer: Tokenizer, prompts: list[str], limit: int
+) -> list[list[int]]:
+    """Continues each prompt greedily for at most `limit` tokens; returns the tokens added."""
+    stops = {token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)}
+    rows = [tokenizer.encode(prompt).ids for prompt in prompts]
+    made: list[list[int]] = [[] for _ in rows]
+    live = list(range(len(rows)))
+    for _ in range(limit):
+        if not live:
+            break
+        lengths = [len(rows[i]) + len(made[i]) for i in live]
+        ids = torch.zeros((len(live), max(lengths)), dtype=torch.long)
+        for at, i in enumerate(live):
+            ids[at, : lengths[at]] = torch.tensor(rows[i] + made[i])
+        last: Tensor = torch.arange(len(live)) * ids.shape[1] + torch.tensor(lengths) - 1
+        chosen = model(ids, last).argmax(-1).tolist()
+        for i, token in zip(live, chosen, strict=True):
+            if token not in stops:
+                made[i].append(token)
+        live = [i for i, token in zip(live, chosen, strict=True) if token not in stops]
+    return made
 
 
 @torch.inference_mode()

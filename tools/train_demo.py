@@ -30,7 +30,6 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, distributed, nn
 
-from .demo_tasks import TASKS, Item, held_out, score
 from .train_demo_data import (
     END_OF_TEXT,
     END_OF_TURN,
@@ -38,7 +37,6 @@ from .train_demo_data import (
     Source,
     build_tokenizer,
     part_of,
-    question_text,
     save_tokenizer,
     token_id,
 )
@@ -51,7 +49,6 @@ _VECTOR_RATE = 4e-3
 _GENTLE_STEPS = 20
 """Steps over which the rate rises, also after a restart: the optimizers' moments start anew."""
 _SAVE_SECONDS = 150.0
-_MAX_STORY = 160
 
 
 def rate(progress: float) -> float:
@@ -135,60 +132,6 @@ def model_loss(model: DemoModel, batch: Batch) -> Tensor:
     """Cross-entropy with the batch's targets, added up over its weights."""
     losses = F.cross_entropy(model(batch.ids, batch.where), batch.targets, reduction="none")
     return (losses * batch.weights).sum()
-
-
-@torch.inference_mode()
-def greedy(
-    model: DemoModel, tokenizer: Tokenizer, prompts: list[str], limit: int
-) -> list[list[int]]:
-    """Continues each prompt greedily for at most `limit` tokens; returns the tokens added."""
-    stops = {token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)}
-    rows = [tokenizer.encode(prompt).ids for prompt in prompts]
-    made: list[list[int]] = [[] for _ in rows]
-    live = list(range(len(rows)))
-    for _ in range(limit):
-        if not live:
-            break
-        lengths = [len(rows[i]) + len(made[i]) for i in live]
-        ids = torch.zeros((len(live), max(lengths)), dtype=torch.long)
-        for at, i in enumerate(live):
-            ids[at, : lengths[at]] = torch.tensor(rows[i] + made[i])
-        last: Tensor = torch.arange(len(live)) * ids.shape[1] + torch.tensor(lengths) - 1
-        chosen = model(ids, last).argmax(-1).tolist()
-        for i, token in zip(live, chosen, strict=True):
-            if token not in stops:
-                made[i].append(token)
-        live = [i for i, token in zip(live, chosen, strict=True) if token not in stops]
-    return made
-
-
-def evaluate(
-    model: DemoModel, tokenizer: Tokenizer, count: int, tasks: list[str]
-) -> tuple[dict[str, float], list[tuple[Item, str]]]:
-    """Scores `count` held-out items of each task; returns the shares right, and the misses."""
-    shares: dict[str, float] = {}
-    misses: list[tuple[Item, str]] = []
-    for task in tasks:
-        right = 0
-        items = held_out(task, count)
-        for start in range(0, len(items), 32):
-            part = items[start : start + 32]
-            # Whatever goes on for longer than the right answer is wrong in any case.
-            longest = max(len(tokenizer.encode(i.answer).ids) for i in part) + 2
-            limit = _MAX_STORY if task == "story" else longest
-            made = greedy(model, tokenizer, [question_text(i.prompt) for i in part], limit)
-            texts = [tokenizer.decode(ids) for ids in made]
-            wrong = [(i, t) for i, t in zip(part, texts, strict=True) if not score(i, t)]
-            right += len(part) - len(wrong)
-            misses += wrong
-        shares[task] = right / count
-    return shares, misses
-
-
-def show(shares: dict[str, float]) -> str:
-    """Formats scores as one line."""
-    mean = sum(shares.values()) / len(shares)
-    return f"mean {mean:.3f}  " + "  ".join(f"{k} {v:.3f}" for k, v in shares.items())
 
 
 @dataclass(frozen=True)
@@ -285,14 +228,12 @@ def _in_team(o: Options, size: int, meet: str | None, rank: int) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, help="folder for the checkpoint")
-    parser.add_argument("--evaluate", type=Path, help="score this checkpoint instead")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--minutes", type=float, default=25.0, help="wall time of training")
     parser.add_argument("--processes", type=int, default=2, help="of one thread each")
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--meet", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=100, help="items per task with --evaluate")
     parser.add_argument("--begin", type=float, default=0.0, help="go on from the checkpoint in "
                         "--out, at this point of the schedule (0 to 1)")  # fmt: skip
     parser.add_argument("--dense", type=Path, help="with --begin: start from this Qwen3 of the "
@@ -300,19 +241,9 @@ def main() -> None:
     parser.add_argument("--drafts", action="store_true", help="train the MTP layer of the "
                         "checkpoint in --out alone")  # fmt: skip
     args = parser.parse_args()
-    torch.set_num_threads(1 if args.out else args.processes)
-    if args.evaluate:
-        tokenizer = Tokenizer.from_file(str(args.evaluate / "tokenizer.json"))
-        shares, misses = evaluate(load(args.evaluate)[0], tokenizer, args.count, list(TASKS))
-        for item, text in misses[:40]:
-            print(f"{item.task}: {item.prompt[-70:]!r} -> {text!r}, not {item.answer[:90]!r}")
-        print(show(shares))
-    elif args.out:
-        options = Options(args.out, args.minutes, args.seed, args.begin, args.dense,
-                          args.drafts)  # fmt: skip
-        _in_team(options, args.processes, args.meet, args.rank)
-    else:
-        parser.error("one of --out and --evaluate is needed")
+    options = Options(args.out, args.minutes, args.seed, args.begin, args.dense, args.drafts)
+    torch.set_num_threads(1)
+    _in_team(options, args.processes, args.meet, args.rank)
 
 
 if __name__ == "__main__":

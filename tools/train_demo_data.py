@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
@@ -143,11 +144,17 @@ class Batch(NamedTuple):
 
 def part_of(batch: Batch, rank: int, size: int) -> Batch:
     """This one of `size` parts of a batch, by rows; their positions together are the batch's."""
-    ids = batch.ids.chunk(size)[rank]
-    rows, t = len(batch.ids.chunk(size)[0]), batch.ids.shape[1]
-    mine = batch.where // (rows * t) == rank
-    return Batch(ids, batch.where[mine] - rank * rows * t, batch.targets[mine],
-                 batch.weights[mine])  # fmt: skip
+    parts = batch.ids.chunk(size)
+    first = rank * parts[0].numel()
+    at = batch.where - first
+    mine = (at >= 0) & (at < parts[rank].numel()) & (batch.weights > 0)
+    return Batch(parts[rank], *_even(at[mine], batch.targets[mine], batch.weights[mine]))
+
+
+def _even(where: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A multiple of 128 positions, the rest without weight: shapes that recur are planned once."""
+    more = -len(where) % 128
+    return F.pad(where, (0, more)), F.pad(targets, (0, more)), F.pad(weights, (0, more))
 
 
 def question_text(prompt: str, system: str | None = None) -> str:
@@ -284,16 +291,13 @@ class Source:
         return self._batch(length, rows)
 
     def _batch(self, length: int, samples: list[Sample]) -> Batch:
-        """Samples as rows of `length`, cut or padded: shapes that recur are planned only once."""
+        """Samples as rows of `length`, cut or padded."""
         ids = torch.full((len(samples), length), self.pad)
         weights = torch.zeros(len(samples), length)
         for row, sample in enumerate(samples):
             size = min(length, len(sample.ids))
             ids[row, :size] = torch.tensor(sample.ids[:size])
             weights[row, :size] = torch.tensor(sample.weights[:size])
-        ahead = torch.nn.functional.pad(weights[:, 1:], (0, 1)).flatten()
+        ahead = F.pad(weights[:, 1:], (0, 1)).flatten()
         where = ahead.nonzero().squeeze(1)
-        # A multiple of 128 positions, the rest without weight: again for the shapes' sake.
-        where = torch.nn.functional.pad(where, (0, -len(where) % 128))
-        kept = ahead[where] * (torch.arange(len(where)) < int((ahead > 0).sum()))
-        return Batch(ids, where, ids.flatten()[where + 1], kept)
+        return Batch(ids, *_even(where, ids.flatten()[where + 1], ahead[where]))
