@@ -134,6 +134,7 @@ def _credit_apart(books: Books, record: PlanRecord, rows: Rows,
             starts[row] = len(sequence.emitted)
             mine = rows.tokens[ends[row] - rows.counts[row]:ends[row]]
             sequence.emitted = np.concatenate((sequence.emitted, mine))
+            sequence.key, sequence.match_version = None, -1
             if row >= record.firsts and len(mine):
                 sequence.drafted += record.window - 1
                 sequence.accepted += len(mine) - 1
