@@ -57,13 +57,14 @@ def _through(
     fresh: Tensor, correction: Tensor, attend: Tensor, read: Tensor, write: Tensor, decay: Tensor
 ) -> Tensor:
     """The state from chunk to chunk."""
-    state = write[0] @ fresh[0]
-    outputs = [attend[0] @ fresh[0]]
-    for i in range(1, len(fresh)):
-        new = fresh[i] - correction[i] @ state
-        outputs.append(attend[i] @ new + read[i] @ state)
-        if i + 1 < len(fresh):
-            state = state * decay[i] + write[i] @ new
+    # Unbound at once: the gradient of each index alone would be as large as the whole.
+    first, *chunks = zip(*(x.unbind(0) for x in (fresh, correction, attend, read, write, decay)),
+                         strict=True)  # fmt: skip
+    state, outputs = first[4] @ first[0], [first[2] @ first[0]]
+    for new, taken, seen, asks, kept, left in chunks:
+        new = new - taken @ state
+        outputs.append(seen @ new + asks @ state)
+        state = state * left + kept @ new
     return torch.stack(outputs)
 
 
