@@ -13,8 +13,12 @@ through the scheduler core with the null worker (pages enough for everything, ch
   answers of 200 that go on from it;
 - few-shot: an instruction of 500 tokens, 10 tasks of 1,500 tokens of examples, 60 questions each.
 
-Told for each policy: prompt tokens computed, as a share of all (the rest was reused; "pages" is
-what a model without recurrent layers computes), and how many states were saved.
+Told for each policy: prompt tokens computed again or for the first time, and as a share of all
+("pages" is what a model without recurrent layers computes); the hit ratio, tokens that were found
+of all that were asked for, and requests that found any; states saved, evicted, and the most bytes
+that they took, for Qwen3.5-27B on one of two GPUs with float32 states.
+
+The figures of the policy "auto" are those that `actorium plan` shows (gpu/plan/reuse.py).
 """
 
 from __future__ import annotations
@@ -33,8 +37,10 @@ from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.params import Resolved
 
 POLICIES = ("none", "end", "chunks", "auto")
-COUNTS = (16, 64, 256)
+COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
 RUNNING = 16
+STATE_BYTES = 48 * (24 * 128 * 128 * 4 + 3 * 5120 * 2)
+"""Of a checkpoint: 48 GatedDeltaNet layers with 24 heads each, and their convolutions."""
 Ask = Callable[[list[list[int]], int], list[list[int]]]
 """Runs prompts, each to so many tokens, and gives the answers."""
 
@@ -86,7 +92,7 @@ def run(work: str, policy: str, count: int | None) -> dict[str, Any]:
     loop = Loop(Config(
         memory=MemoryConfig(max_total_tokens=1 << 22, checkpoint_policy=policy),
         scheduler=SchedulerConfig(max_num_seqs=RUNNING)), checkpoints=count)
-    numbers = iter(range(1 << 30))
+    numbers, found, held = iter(range(1 << 30)), [0], [0.0]
 
     def ask(prompts: list[list[int]], tokens: int) -> list[list[int]]:
         rids = [f"r{next(numbers)}" for _ in prompts]
@@ -95,7 +101,10 @@ def run(work: str, policy: str, count: int | None) -> dict[str, Any]:
         for rid, prompt in zip(rids, prompts, strict=True):
             loop.submit(rid, np.array(prompt, np.int32).tobytes(), params, seed=int(rid[1:]))
         while not loop.idle:
-            answers.update((heard.rid, heard.tokens) for heard in loop.step())
+            for heard in loop.step():
+                answers[heard.rid] = heard.tokens
+                found[0] += bool(heard.cached)
+        held[0] = max(held[0], loop.gauges()["checkpoints"])
         return [answers[rid] for rid in rids]
 
     WORKLOADS[work](random.Random(work), ask)
@@ -103,8 +112,10 @@ def run(work: str, policy: str, count: int | None) -> dict[str, Any]:
     asked, hit = told["cache_lookup_tokens"], told["cache_hit_tokens"]
     return {"workload": work, "policy": policy if count is not None else "pages",
             "checkpoints": count, "prompt_tokens": int(asked), "computed": int(asked - hit),
-            "computed_share": round(1 - hit / asked, 4), "saved": int(told["checkpoints_saved"]),
-            "evicted": int(told["checkpoints_evicted"])}
+            "computed_share": round(1 - hit / asked, 4), "hit_ratio": round(hit / asked, 4),
+            "requests_hit": round(found[0] / next(numbers), 4),
+            "saved": int(told["checkpoints_saved"]), "evicted": int(told["checkpoints_evicted"]),
+            "bytes": int(held[0]) * STATE_BYTES}
 
 
 def rows(counts: tuple[int, ...]) -> Iterator[dict[str, Any]]:
@@ -112,7 +123,7 @@ def rows(counts: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     for work in WORKLOADS:
         yield run(work, "auto", None)
         for policy in POLICIES:
-            for count in counts if policy != "none" else counts[:1]:
+            for count in counts if policy != "none" else (0,):
                 yield run(work, policy, count)
 
 
@@ -122,14 +133,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
     options = parser.parse_args()
-    print(f"{'workload':9} {'policy':7} {'checkpoints':>11} {'prompt tokens':>13} "
-          f"{'computed':>9} {'saved':>6} {'evicted':>7}")
+    print(f"{'workload':9} {'policy':7} {'checkpoints':>11} {'computed tokens':>15} {'share':>7} "
+          f"{'hit ratio':>9} {'requests':>8} {'saved':>6} {'evicted':>7} {'GB':>6}")
     found = []
     for row in rows(tuple(options.counts)):
         found.append(row)
-        print(f"{row['workload']:9} {row['policy']:7} {row['checkpoints'] or '-':>11} "
-              f"{row['prompt_tokens']:>13,} {row['computed_share']:>9.1%} {row['saved']:>6} "
-              f"{row['evicted']:>7}", flush=True)
+        number = "-" if row["checkpoints"] is None else row["checkpoints"]
+        print(f"{row['workload']:9} {row['policy']:7} {number:>11} "
+              f"{row['computed']:>15,} {row['computed_share']:>7.1%} {row['hit_ratio']:>9.1%} "
+              f"{row['requests_hit']:>8.1%} {row['saved']:>6} {row['evicted']:>7} "
+              f"{row['bytes'] / 1e9:>6.2f}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

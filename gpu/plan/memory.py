@@ -17,10 +17,12 @@ from actorium.actors.speculation import parse_speculative
 from actorium.gpu.memory import GroupSize, Sizes, pool_pages
 from actorium.gpu.plan.shape import BYTES, PlanShape
 
-CHECKPOINT_SHARE = 16
+CHECKPOINT_SHARE = 64
 """By default checkpoints take at most one part in so many of the budget."""
+FEWEST_CHECKPOINTS, FEWEST_SHARE = 2, 16
+"""But there are so many, if they take no more than one part in so many."""
 CHECKPOINT_TOKENS = 256
-"""And there is at most one for so many tokens that the whole budget could hold."""
+"""And there is at most one for so many tokens that the pages can hold."""
 
 
 class Demand(NamedTuple):
@@ -240,21 +242,33 @@ def make_plan(shape: PlanShape, demand: Demand, budget: int, name: str = "memory
     shape = as_served(shape, demand)
     if not shape.mtp:
         demand = demand._replace(drafts=0)
-    state = state_bytes(shape, demand)
-    checkpoints = demand.checkpoints
-    if shape.recurrent is None:
-        checkpoints = 0
-    elif checkpoints is None:
-        checkpoints = default_checkpoints(state, token_bytes(shape, demand), budget)
-    fixed = 0
-    if shape.recurrent is not None:
-        fixed = (demand.max_num_seqs + 1) * sum(state) + checkpoints * state.checkpoint
-    groups = _groups(shape, demand)
-    _check(shape, demand, budget, name, fixed, checkpoints * state.checkpoint, groups)
+    state, groups = state_bytes(shape, demand), _groups(shape, demand)
+    chosen = _checkpoints(shape, demand, budget)
+    live = (demand.max_num_seqs + 1) * sum(state) if shape.recurrent else 0
+    kept = chosen * state.checkpoint
+    _check(shape, demand, budget, name, live + kept, kept, groups)
     pages = pool_pages([GroupSize(pool.window, pool.page_bytes) for pool in groups],
-                       sizes(shape, demand), budget - fixed, demand.max_total_tokens)
+                       sizes(shape, demand), budget - live - kept, demand.max_total_tokens)
     pools = tuple(pool._replace(pages=own) for pool, own in zip(groups, pages, strict=True))
-    return MemoryPlan(shape, demand, budget, checkpoints, pools)
+    plan = MemoryPlan(shape, demand, budget, chosen, pools)
+    return plan if demand.checkpoints is not None else _filled(plan)
+
+
+def _checkpoints(shape: PlanShape, demand: Demand, budget: int) -> int:
+    if shape.recurrent is None:
+        return 0
+    if demand.checkpoints is not None:
+        return demand.checkpoints
+    return default_checkpoints(state_bytes(shape, demand), token_bytes(shape, demand), budget)
+
+
+def _filled(plan: MemoryPlan) -> MemoryPlan:
+    """With checkpoints in what the pages have left over, as many as pages can have a use for."""
+    if not plan.state.checkpoint:
+        return plan
+    spare = (plan.budget - plan.used) // plan.state.checkpoint
+    useful = plan.page_tokens // CHECKPOINT_TOKENS
+    return replace(plan, checkpoints=max(plan.checkpoints, min(plan.checkpoints + spare, useful)))
 
 
 def as_served(shape: PlanShape, demand: Demand) -> PlanShape:
@@ -266,20 +280,24 @@ def as_served(shape: PlanShape, demand: Demand) -> PlanShape:
 
 
 def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
-    """Checkpoints when nobody says how many: what 1/16 of the budget holds.
+    """Checkpoints when nobody says how many: what 1/64 of the budget holds, or two in 1/16.
 
     A hybrid model can reuse a prefix only where a checkpoint of its state lies, so none would mean
     no reuse at all, and cached pages that nobody can use. But each one takes the place of tokens
-    (Qwen3.5-27B, fp32: 2,211 of them), and for a batch as large as memory allows these are worth
-    more. 1/16 bounds what a full engine loses, about 6 % of its tokens, while a hit saves a prompt
-    of thousands of tokens from being computed again. Where states are small beside pages 1/16 would
-    be more checkpoints than there are prefixes to keep; one for 256 tokens of the whole budget is
-    then enough, since prompts shorter than that are cheap to compute.
+    (Qwen3.5-27B, fp32: 2,224 of them), for good, whereas what it saves depends on how many prefixes
+    are shared, and that only the user knows. Measured (`gpu/plan/reuse.py`): the first ones, which
+    hold what everybody shares, save most where there is one such prefix; where there are twenty,
+    nothing much is saved before there are about as many checkpoints. So the default buys the
+    first ones only and keeps the capacity within 2 % of what arithmetic allows; the plan tells what
+    more of them would cost and save, and `make_plan` adds those that cost nothing. Where states are
+    small beside pages, even 1/64 would be more checkpoints than there are prefixes to keep; one for
+    256 tokens of the whole budget is then enough: shorter prompts are cheap to compute.
     """
     if not state.checkpoint:
         return 0
-    return min(budget // CHECKPOINT_SHARE // state.checkpoint,
-               budget // (token * CHECKPOINT_TOKENS))
+    share = budget // CHECKPOINT_SHARE // state.checkpoint
+    fewest = min(FEWEST_CHECKPOINTS, budget // FEWEST_SHARE // state.checkpoint)
+    return min(max(share, fewest), budget // (token * CHECKPOINT_TOKENS))
 
 
 def sizes(shape: PlanShape, demand: Demand) -> Sizes:

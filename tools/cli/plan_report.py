@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import BadConfig
 from actorium.gpu.plan.memory import Change, MemoryPlan, changes
+from actorium.gpu.plan.reuse import choices
 
 PLOT_KINDS = (".png", ".svg", ".pdf")
 
@@ -39,7 +40,8 @@ def text(report: Report) -> str:
     head = (f"{report.model}: {plan.shape.architecture}, {plan.shape.layers} layers, "
             f"tp {plan.shape.tp}, {d.max_num_seqs} requests, pages of {d.page_size} tokens, "
             + (f"{d.drafts} drafts a step (mtp)" if d.drafts else "no speculation"))
-    parts = [head, "", *_byte_table(report), "", *_tokens(plan), "", *_changes(plan)]
+    parts = [head, "", *_byte_table(report), "", *_tokens(plan), "", *_changes(plan),
+             *_reuse(plan)]
     parts += [f"note: {note}" for note in report.notes]
     return "\n".join(parts)
 
@@ -86,6 +88,21 @@ def _changes(plan: MemoryPlan) -> list[str]:
     return lines
 
 
+def _reuse(plan: MemoryPlan) -> list[str]:
+    """What checkpoints cost and save; nothing for a model without recurrent layers."""
+    rows = [(choice.token_capacity, *choice.reuse) for choice in choices(plan)]
+    if not rows:
+        return []
+    lines = ["", "checkpoints: tokens guaranteed, and prompt tokens computed in recorded workloads "
+             "(benchmarks/checkpoints.py)",
+             f"{'':>12}  {'checkpoints':>11}  {'chat':>7}  {'agents':>7}  {'few-shot':>8}"]
+    for tokens, number, chat, agents, few_shot in rows:
+        here = "  as planned" if number == plan.checkpoints else ""
+        lines.append(f"{tokens:>12,}  {number:>11}  {chat:>7.0%}  {agents:>7.0%}  {few_shot:>8.0%}"
+                     + here)
+    return lines
+
+
 def _capacity(change: Change) -> str:
     return "does not fit" if change.token_capacity is None else f"{change.token_capacity:,}"
 
@@ -112,6 +129,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "changes": [{**change._asdict(), "delta": None if change.token_capacity is None
                      else change.token_capacity - plan.token_capacity}
                     for change in changes(plan)],
+        "reuse": [{"token_capacity": choice.token_capacity, **choice.reuse._asdict()}
+                  for choice in choices(plan)],
         "notes": list(report.notes),
     }
 
