@@ -44,15 +44,19 @@ def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,
     x: [T, H]; weights, experts: [T, chosen]; run: each expert, [n, H] -> [n, H].
     """
     chosen = experts.shape[1]
+    if len(x) == 1:
+        alone = torch.cat([run[expert](x) for expert in experts[0].tolist()])
+        return torch.bmm(weights.unsqueeze(1), alone.unsqueeze(0)).squeeze(1)
     sorted_experts, order = experts.flatten().sort(stable=True)
     counts = torch.bincount(sorted_experts, minlength=len(run)).tolist()
-    rows = order // chosen
-    grouped = x.index_select(0, rows)
+    grouped = x.index_select(0, order // chosen)
     out = torch.empty_like(grouped)
     at = 0
     for expert, count in zip(run, counts, strict=True):
         if count:
             out[at:at + count] = expert(grouped[at:at + count])
             at += count
-    scaled = out * weights.flatten().index_select(0, order).unsqueeze(-1)
-    return torch.zeros_like(x).index_add_(0, rows, scaled)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    parts = out.index_select(0, back).view(-1, chosen, x.shape[1])
+    return torch.bmm(weights.unsqueeze(1), parts).squeeze(1)
