@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -14,24 +15,39 @@ from torch import Tensor
 from actorium.actors.messages import RowLogprobs, StepPlan, StepResult
 from actorium.gpu.batch import ForwardBatch
 from actorium.gpu.pools import PagePool
-from actorium.gpu.sampler import commit, sample
+from actorium.gpu.sampler import Emitted, commit, sample
+from actorium.gpu.shape import ModelShape
+from actorium.gpu.speculation import Drafting, Propose, propose_by
 from actorium.gpu.staging import Fetched
 from actorium.gpu.states import Recurrent, StatePool
 from actorium.gpu.steps import PromptRows, Step, build
-from actorium.gpu.tables import I32, LOGPROBS, Tables
+from actorium.gpu.tables import I32, LOGPROBS, MASKED, Tables
 from actorium.kernels.logprobs import Logprobs, join, logprobs
+
+if TYPE_CHECKING:
+    from actorium.gpu.models.mtp import Drafter
 
 LOGITS_BYTES = 256 << 20
 """Most that the logits of prompt positions may take at once."""
 
 
+ToLogits = Callable[[Tensor], Tensor]
+
+
 class Model(Protocol):
     """What the runner needs of a model."""
+
+    shape: ModelShape
+    drafter: Drafter | None
 
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
                 recurrent: Recurrent | None = None) -> Tensor: ...
 
     def logits(self, rows: Tensor) -> Tensor: ...
+
+    def norm_rows(self, rows: Tensor) -> Tensor: ...
+
+    def head_logits(self, normed: Tensor) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -40,37 +56,66 @@ class Launched:
 
     plan: StepPlan
     slots: I32
-    """Of the sampled rows."""
-    rows: Fetched | None
-    """token, finish, count: [rows] each; None when nothing was sampled."""
-    ranked: list[tuple[int, int]]
-    """(sampled row, alternatives) of the rows that want log-probabilities."""
-    ranked_values: Fetched | None
-    prompts: list[PromptRows]
-    prompt_values: Fetched | None
+    """Of the sampled sequences."""
+    rows: Fetched | None = None
+    """count, finish, then q_len times a token: [sequences] each; None when nothing was sampled."""
+    ranked: list[tuple[int, int, int]] = field(default_factory=list)
+    """(sampled sequence, its rows, alternatives) of those that want log-probabilities."""
+    ranked_values: Fetched | None = None
+    """Of all their rows."""
+    prompts: list[PromptRows] = field(default_factory=list)
+    prompt_values: Fetched | None = None
+    drafts: Fetched | None = None
+    """What was drafted for sequences with masks."""
+    learn: Callable[[I32], None] | None = None
+    """Told how many tokens each sequence has emitted, where the host cannot know."""
 
     def result(self, busy_us: int = 0, idle_us: int = 0) -> StepResult:
         """Wait for the step and tell what it produced."""
-        counts, tokens, finish = b"", b"", b""
+        counts = np.zeros(0, np.uint8)
+        tokens, finish, drafts = b"", b"", b""
         if self.rows is not None:
-            token, end, emitted = self.rows.wait()
-            counts = emitted.astype(np.uint8).tobytes()
+            emitted, end, *columns = self.rows.wait()
+            counts = emitted.astype(np.uint8)
             finish = end.astype(np.uint8).tobytes()
-            tokens = token[emitted > 0].astype(np.int32).tobytes()
+            if len(columns) == 1:
+                emitted_tokens = columns[0][emitted > 0]
+            else:
+                grid = np.stack(columns, axis=1)
+                emitted_tokens = grid[np.arange(len(columns)) < emitted[:, None]]
+            tokens = emitted_tokens.astype(np.int32).tobytes()
+            if self.learn is not None:
+                self.learn(emitted.astype(np.int32))
+        if self.drafts is not None:
+            drafts = self.drafts.wait()[0].astype(np.int32).tobytes()
         return StepResult(
-            self.plan.epoch, self.plan.step, counts, tokens, finish,
-            _row_logprobs(self.ranked, self.ranked_values),
-            _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us)
+            self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
+            _row_logprobs(self.ranked, self.ranked_values, counts),
+            _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts)
 
 
 class Runner:
     """Runs plans, in order, on one device."""
 
     def __init__(self, model: Model, pools: list[PagePool], tables: Tables,
-                 states: StatePool | None = None) -> None:
-        """pools: of each group of the model's layers; states: of its recurrent layers."""
+                 states: StatePool | None = None, draft_pool: PagePool | None = None,
+                 propose: Propose | None = None, force: tuple[float, ...] = ()) -> None:
+        """pools: of each group of the model's layers; states: of its recurrent layers; draft_pool:
+        of its MTP layer, which is not run without. propose: makes the drafts instead; force: accept
+        drafts with these probabilities, by place in the window, whatever was sampled."""
         self.model, self.pools, self.tables, self.states = model, pools, tables, states
         self.moves = tables.moves
+        self._propose, self._force = propose, force
+        self._drafting: Drafting | None = None
+        if draft_pool is not None:
+            self.draft_with(draft_pool)
+
+    def draft_with(self, pool: PagePool) -> None:
+        """Draft with the model's MTP layer, whose pages are these."""
+        model = self.model
+        assert model.drafter is not None
+        full = [group.window for group in model.shape.groups].index(0)
+        self._drafting = Drafting(model.drafter, pool, self.tables, full)
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step, to its end."""
@@ -93,16 +138,39 @@ class Runner:
         """
         step = build(self.tables, plan)
         recurrent = self._recurrent(plan, step)
-        out = Launched(plan, step.slots, None, [], None, step.prompts, None)
+        out = Launched(plan, step.slots, prompts=step.prompts)
         if not len(step.batches[0].tokens):
             return out
-        hidden = self.model.forward(step.batches, self.pools, recurrent)
-        rows = len(step.slots)
-        if rows:
-            self._sample(step, hidden[:rows], out)
-        if step.prompts:
-            out.prompt_values = self._prompts(step.prompts, hidden[rows:])
+        drafting = self._drafting
+        if drafting is not None and drafting.wants(step, plan.drafts):
+            normed = self._forward_all(step, recurrent)
+            emitted = self._tell(step, normed.index_select(0, step.batches[0].logit_rows),
+                                 self.model.head_logits, out)
+            drafting.follow(step, plan.drafts, emitted, normed)
+        else:
+            self._tell(step, self.model.forward(step.batches, self.pools, recurrent),
+                       self.model.logits, out)
+            if plan.drafts and self._propose is not None and len(step.slots):
+                propose_by(self._propose, self.tables, step, plan.drafts)
+        if plan.drafts and step.needs & MASKED:
+            out.drafts = self._drafted(step, plan.drafts)
         return out
+
+    def _forward_all(self, step: Step, recurrent: Recurrent | None) -> Tensor:
+        """[T, hidden]: of every row, after the final norm."""
+        for batch in step.batches:
+            batch.all_rows = True
+        return self.model.norm_rows(self.model.forward(step.batches, self.pools, recurrent))
+
+    def _tell(self, step: Step, wanted: Tensor, to_logits: ToLogits, out: Launched
+              ) -> Emitted | None:
+        """Sample, and what else the result tells. wanted: [R, hidden], the rows `logit_rows`."""
+        rows, emitted = len(step.row_slots), None
+        if rows:
+            emitted = self._sample(step, to_logits(wanted[:rows]), out)
+        if step.prompts:
+            out.prompt_values = self._prompts(step.prompts, wanted[rows:], to_logits)
+        return emitted
 
     def _recurrent(self, plan: StepPlan, step: Step) -> Recurrent | None:
         """Admit the plan's sequences to the states, and find the step's rows of them."""
@@ -110,29 +178,50 @@ class Runner:
             return None
         if plan.admit:
             self.states.admit(plan.admit)
-        decodes = step.slots_d[len(step.slots) - len(plan.decode) // 4:]
-        return Recurrent(self.states, self.states.rows(
-            plan, step.batches[0].extends, self.moves.tensor(self.moves.long(decodes))))
+        slots, drafts, tensor = step.slots_d[step.ending:], self.tables.drafts, self.moves.tensor
+        decodes, extends = tensor(self.moves.long(slots)), step.batches[0].extends
+        if not drafts.most:
+            return Recurrent(self.states, self.states.rows(plan, extends, decodes))
+        return Recurrent(self.states, self.states.rows(plan, extends, decodes, step.q_len,
+                                                       tensor(drafts.accepted[slots])))
 
-    def _sample(self, step: Step, hidden: Tensor, out: Launched) -> None:
-        logits = self.model.logits(hidden)
+    def _sample(self, step: Step, logits: Tensor, out: Launched) -> Emitted:
         raw = None
         if step.needs & LOGPROBS:
             wanted = np.flatnonzero(step.flags & LOGPROBS)
             (index,) = self.moves.stage(wanted.astype(np.int32))
             index = self.moves.long(index)
             raw = logits[self.moves.tensor(index)]
-        tokens = sample(self.tables, step, logits)
+        tokens = sample(self.tables, step, logits, out.plan.masks)
         if raw is not None:
-            seqs = self.tables.sequences
-            out.ranked = [(row, min(seqs[int(step.slots[row])].params.logprobs, raw.shape[1]))
-                          for row in wanted.tolist()]
-            most = max(k for _, k in out.ranked)
+            out.ranked = self._ranked(step, raw.shape[1])
+            most = max(k for _, _, k in out.ranked)
             chosen = self.moves.tensor(tokens[index])
             out.ranked_values = self.moves.fetch(*logprobs(raw, chosen, most))
-        out.rows = self.moves.fetch_rows(*commit(self.tables, step, tokens))
+        emitted = commit(self.tables, step, tokens, self._force)
+        out.rows = self.moves.fetch_rows(emitted.counts, emitted.finish, *emitted.columns)
+        if step.q_len > 1:
+            out.learn = self._learn(step)
+        return emitted
 
-    def _prompts(self, prompts: list[PromptRows], hidden: Tensor) -> Fetched:
+    def _ranked(self, step: Step, vocab: int) -> list[tuple[int, int, int]]:
+        t = self.tables
+        return [(i, 1 if i < step.ending else step.q_len,
+                 min(t.sequences[int(step.slots[i])].params.logprobs, vocab))
+                for i in np.flatnonzero(t.flags[step.slots] & LOGPROBS).tolist()]
+
+    def _learn(self, step: Step) -> Callable[[I32], None]:
+        drafts, raised = self.tables.drafts, np.full(len(step.slots), step.q_len, np.int32)
+        raised[:step.ending] = 1
+        return partial(drafts.learn, step.slots, drafts.serials(step.slots), raised)
+
+    def _drafted(self, step: Step, drafts: int) -> Fetched:
+        masked = np.flatnonzero(self.tables.flags[step.slots] & MASKED)
+        (slots,) = self.moves.stage(step.slots[masked])
+        return self.moves.fetch(self.tables.drafts.tokens[self.moves.long(slots), :drafts])
+
+    def _prompts(self, prompts: list[PromptRows], hidden: Tensor,
+                 to_logits: ToLogits) -> Fetched:
         (tokens,) = self.moves.stage(np.concatenate([p.tokens for p in prompts]))
         targets = self.moves.tensor(self.moves.long(tokens))
         vocab = self.tables.vocab
@@ -140,20 +229,29 @@ class Runner:
         step = max(1, LOGITS_BYTES // (4 * vocab))
         parts: list[Logprobs] = []
         for at in range(0, len(hidden), step):
-            logits = self.model.logits(hidden[at:at + step])
+            logits = to_logits(hidden[at:at + step])
             parts.append(logprobs(logits, targets[at:at + step], k))
         return self.moves.fetch(*join(parts))
 
 
-def _row_logprobs(ranked: list[tuple[int, int]], values: Fetched | None) -> list[RowLogprobs]:
+def _row_logprobs(ranked: list[tuple[int, int, int]], values: Fetched | None,
+                  counts: NDArray[np.uint8]) -> list[RowLogprobs]:
     if values is None:
         return []
-    arrays = values.wait()
+    arrays, out, at = values.wait(), [], 0
     chosen, ranks, ids, top = (a.tobytes() for a in arrays)
     most = arrays[2].shape[1]
-    return [RowLogprobs(row, 0, chosen[4 * i:4 * i + 4], ranks[4 * i:4 * i + 4],
-                        ids[4 * most * i:4 * (most * i + k)], top[4 * most * i:4 * (most * i + k)])
-            for i, (row, k) in enumerate(ranked)]
+    for row, rows, k in ranked:
+        count = int(counts[row])
+        end = at + count
+        if count > 1 and k < most:
+            out.append(_pack(row, 0, arrays, at, end, k))
+        elif count:
+            first, last = 4 * most * at, 4 * (most * (end - 1) + k)
+            out.append(RowLogprobs(row, 0, chosen[4 * at:4 * end], ranks[4 * at:4 * end],
+                                   ids[first:last], top[first:last]))
+        at += rows
+    return out
 
 
 def _prompt_logprobs(prompts: list[PromptRows], values: Fetched | None) -> list[RowLogprobs]:

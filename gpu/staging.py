@@ -50,6 +50,13 @@ class Host:
     def long(self, array: Array) -> Array:
         return array.astype(np.int64)
 
+    def narrow(self, array: Array) -> Array:
+        return array.astype(np.int32)
+
+    def arange(self, start: int, end: int) -> Array:
+        """i32[end - start], on the device."""
+        return np.arange(start, end, dtype=np.int32)
+
     def fetch(self, *arrays: Array) -> Fetched:
         """Begin to bring device arrays to the host."""
         return Fetched([self.array(a) if isinstance(a, Tensor) else a for a in arrays])
@@ -132,6 +139,12 @@ class Device:
 
     def long(self, array: Array) -> Array:
         return array.long()
+
+    def narrow(self, array: Array) -> Array:
+        return array.int()
+
+    def arange(self, start: int, end: int) -> Array:
+        return torch.arange(start, end, dtype=torch.int32, device=self.device)
 
     def fetch_rows(self, *arrays: Array) -> Fetched:
         return self.fetch(torch.stack(arrays)).unstack()

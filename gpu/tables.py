@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from actorium.actors.messages import Admit
 from actorium.actors.params import Resolved
+from actorium.gpu.drafts import Drafts
 from actorium.gpu.staging import Array, Device, Host
 from actorium.kernels.philox import uniform
 from actorium.kernels.sampling import PROMPT_BIT
@@ -26,8 +27,12 @@ I32 = NDArray[np.int32]
  PRESENCE, FREQUENCY) = range(12)
 WIDTH = 12
 
+FORGOTTEN = -(1 << 30)
+"""A first position that lies before all others."""
+
 # Bits of `flags`: which paths a slot's rows need.
-SAMPLES, TRUNCATES, PENALISES, BIASES, HOLDS, LOGPROBS, PROMPT_LOGPROBS = (1 << i for i in range(7))
+SAMPLES, TRUNCATES, PENALISES, BIASES, HOLDS, LOGPROBS, PROMPT_LOGPROBS, MASKED = (
+    1 << i for i in range(8))
 
 
 @dataclass(slots=True)
@@ -47,10 +52,13 @@ class Tables:
     """All slots. Arrays are device arrays of `moves` (numpy on a CPU) unless named host."""
 
     def __init__(self, moves: Host | Device, slots: int, pages_per_seq: int, page_size: int,
-                 vocab: int, max_len: int, groups: int = 1) -> None:
+                 vocab: int, max_len: int, groups: int = 1, drafts: int = 0) -> None:
+        """drafts: the most that a sequence has in a step."""
         self.moves, self.slots, self.page_size = moves, slots, page_size
-        self.pages_per_seq, self.vocab, self.max_len = pages_per_seq, vocab, max_len
-        self.groups = groups
+        self.vocab, self.max_len, self.groups = vocab, max_len, groups
+        self.pages_per_seq = pages_per_seq = pages_per_seq + -(-drafts // page_size)
+        """Drafts are looked up behind the end of the longest sequence."""
+        self.drafts = Drafts(moves, slots, drafts)
         self.last_token = moves.full((slots,), 0, "int64")
         self.seq_len = moves.full((slots,), 1, "int32")
         """Tokens of the sequence, the last one (not yet in the pages) included; >= 1."""
@@ -64,9 +72,11 @@ class Tables:
         """i32[slots, B] and its float32 bits; made when the first request asks."""
         self.counts: Array = None
         """i32[rows, vocab]: how often each token occurs, for slots with penalties."""
-        self.draws = Draws(moves, slots)
+        self.draws = Draws(moves, slots, drafts)
         self.host_len = np.zeros(slots, np.int32)
-        """What `seq_len` is for a sequence that has not ended; an upper bound for the others."""
+        """Upper bound of `seq_len`. Without drafts: what it is for a sequence that goes on."""
+        self.host_low = np.zeros(slots, np.int32) if drafts else self.host_len
+        """Lower bound of `seq_len` for a sequence that goes on."""
         self.host_min = np.zeros(slots, np.int32)
         """No end token before this length."""
         self.flags = np.zeros(slots, np.uint8)
@@ -103,7 +113,7 @@ class Tables:
             self._forget(a.slot)
             self.sequences[a.slot] = Sequence(tokens, len(tokens), a.cached_len, a.prompt_len,
                                               a.params)
-            self.host_len[a.slot] = len(tokens)
+            self.host_len[a.slot] = self.host_low[a.slot] = len(tokens)
             self.host_min[a.slot] = min(a.prompt_len + a.params.min_tokens, self.max_len)
             self.flags[a.slot] = _flags(a.params)
             self._fill(records[i], a)
@@ -116,6 +126,8 @@ class Tables:
             slots, records, eos, flat, pages)
         self.record[slots_d] = records_d
         self.draws.forget(slots_d)
+        if self.drafts.most:
+            self.drafts.admit(slots, slots_d)
         self.eos[slots_d] = eos_d
         for table, own in zip(self.pages, pages_d, strict=True):
             table.reshape(-1)[flat_d] = own
@@ -245,30 +257,36 @@ class Draws:
 
     AHEAD = 16
 
-    def __init__(self, moves: Host | Device, slots: int) -> None:
+    def __init__(self, moves: Host | Device, slots: int, drafts: int) -> None:
+        """drafts: most that a step verifies: a sequence's rows are at most so many positions
+        apart."""
         self._kept = isinstance(moves, Host)
         self._long = moves.long
-        self._block = np.full(slots, -1, np.int32)
-        self._numbers = np.zeros((slots, self.AHEAD))
+        self._apart = drafts
+        self._first = np.full(slots, FORGOTTEN, np.int32)
+        self._numbers = np.zeros((slots, self.AHEAD + 2 * drafts))
 
     def forget(self, slots: Array) -> None:
         """These slots have new seeds."""
         if self._kept:
-            self._block[slots] = -1
+            self._first[slots] = FORGOTTEN
 
     def at(self, slots: Array, low: Array, high: Array, positions: Array) -> Array:
         """f64[R] for the seeds' words i32[R] and the positions i32[R]."""
         long = self._long
         if not self._kept:
             return uniform(long(low), long(high), long(positions))
-        block, place = np.divmod(positions, self.AHEAD)
-        stale = np.flatnonzero(self._block[slots] != block)
+        place = positions - self._first[slots]
+        stale = np.flatnonzero(place.view(np.uint32) >= self._numbers.shape[1])
         if len(stale):
             of = slots[stale]
-            ahead = long(block[stale])[:, None] * self.AHEAD + np.arange(self.AHEAD)
+            # Of a slot's rows any may be the first that is stale: the others lie around it.
+            first = np.maximum(positions[stale] - self._apart, 0)
+            ahead = long(first)[:, None] + np.arange(self._numbers.shape[1])
             self._numbers[of] = uniform(long(low[stale])[:, None], long(high[stale])[:, None],
                                         ahead)
-            self._block[of] = block[stale]
+            self._first[of] = first
+            place = positions - self._first[slots]
         return self._numbers[slots, place]
 
 
@@ -288,4 +306,6 @@ def _flags(p: Resolved) -> int:
         flags |= LOGPROBS
     if p.prompt_logprobs >= 0:
         flags |= PROMPT_LOGPROBS
+    if p.masked:
+        flags |= MASKED
     return flags
