@@ -1,0 +1,33 @@
+"""The scheduler's step costs a hybrid model what it costs a dense one."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+from helpers_benchmarks import BENCHMARKS, benchmark
+
+steps = benchmark("steps")
+MORE = 1.2
+
+
+def test_the_recorded_figures() -> None:
+    rows = json.loads((BENCHMARKS / "results" / "steps.json").read_text())["steps"]
+    assert [row["running"] for row in rows] == [1, 16, 64, 256, 1024]
+    for row in rows:
+        assert row["us_per_step_recurrent"] <= MORE * row["us_per_step"]
+
+
+@pytest.mark.parametrize("running", [16, 256])
+def test_now(running: int) -> None:
+    """Medians of runs by turns; again where a busy machine has disturbed one kind alone."""
+    found = []
+    for _ in range(4):
+        runs = [[steps.steady(running, 60, cache=True, recurrent=kind)[0] for kind in (True, False)]
+                for _ in range(3)]
+        hybrid, dense = (statistics.median(each) for each in zip(*runs, strict=True))
+        found.append(hybrid / dense)
+        if found[-1] <= MORE:
+            return
+    raise AssertionError(f"a hybrid model's step costs {min(found):.2f} times a dense one's")
