@@ -6,8 +6,9 @@ A step is everything the scheduler does for it: decode the worker's result, ente
 make and encode the next plan, encode the detokenizer's batch. The null worker's own time is not
 counted. Context 512 and more, page size 16, two plans on their way, one steady batch. Timings are
 medians over all steps of a repetition, then over repetitions. Each batch is measured with the
-prefix cache, without it, and with it for a model with recurrent layers. Prompts have nothing in
-common; at the admission of a single prompt, its first half is cached already.
+prefix cache, without it, with it for a model with recurrent layers, and for both kinds of models
+with two drafts a step, accepted with probabilities 0.8 and 0.6. Prompts have nothing in common; at
+the admission of a single prompt, its first half is cached already.
 
 --ring runs the real processes with the null worker instead: steps a second from request to last
 token as a client sees it, the scheduler process's own CPU time a step (sockets and loop included),
@@ -30,7 +31,7 @@ import msgspec
 import numpy as np
 
 from actorium.actors.client import Client, SamplingParams
-from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
+from actorium.actors.config import Config, MemoryConfig, SchedulerConfig, SpeculationConfig
 from actorium.actors.core import Context, Send
 from actorium.actors.engine import Engine
 from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
@@ -41,6 +42,7 @@ RUNNING = (1, 16, 64, 256, 1024)
 CONTEXT = 512
 TARGETS = {1: 30, 16: 40, 64: 60, 256: 150, 1024: 450}
 WARMUP = 20
+DRAFTS, ACCEPTANCE = 2, (0.8, 0.6)
 RING_TOKENS = {1: 4000, 16: 3000, 64: 2000, 256: 800, 1024: 300}
 """Tokens that each request of --ring asks for: about a second or two of steps."""
 
@@ -48,15 +50,18 @@ RING_TOKENS = {1: 4000, 16: 3000, 64: 2000, 256: 800, 1024: 300}
 class Bench:
     """A scheduler and a null worker in one process, exchanging encoded messages."""
 
-    def __init__(self, running: int, cache: bool, recurrent: bool = False) -> None:
-        config = Config(memory=MemoryConfig(max_total_tokens=(running + 1) * 8 * CONTEXT,
-                                            prefix_cache=cache),
-                        scheduler=SchedulerConfig(max_num_seqs=running + 1,
-                                                  max_num_batched_tokens=1 << 20))
+    def __init__(self, running: int, cache: bool, recurrent: bool = False,
+                 drafts: int = 0) -> None:
+        speculative = f"mtp:{drafts},fixed" if drafts else "off"
+        config = Config(
+            memory=MemoryConfig(max_total_tokens=(running + 1) * 8 * CONTEXT, prefix_cache=cache),
+            scheduler=SchedulerConfig(max_num_seqs=running + 1, max_num_batched_tokens=1 << 20),
+            speculation=SpeculationConfig(speculative=speculative))
         directory = Path("/nonexistent")
         self.scheduler = core.build(Context(config, directory, "scheduler", 1, 0))
         self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
-                                             checkpoints=64 if recurrent else None)
+                                             checkpoints=64 if recurrent else None,
+                                             acceptance=ACCEPTANCE)
         self._encoder = msgspec.msgpack.Encoder()
         self._to_scheduler = msgspec.msgpack.Decoder(ToScheduler)
         self._to_worker = msgspec.msgpack.Decoder(ToWorker)
@@ -99,9 +104,10 @@ class Bench:
         return spent
 
 
-def steady(running: int, steps: int, cache: bool, recurrent: bool = False) -> tuple[float, int]:
+def steady(running: int, steps: int, cache: bool = True, recurrent: bool = False,
+           drafts: int = 0) -> tuple[float, int]:
     """Median microseconds a step, and the longest plan in bytes."""
-    bench = Bench(running, cache, recurrent)
+    bench = Bench(running, cache, recurrent, drafts)
     bench.step()
     _, plans = bench.wake([bench.submit(i) for i in range(running)])
     bench.work(plans)
@@ -131,22 +137,28 @@ def admission(rounds: int) -> float:
     return statistics.median(extra)
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "us_per_step": {}, "us_per_step_without_cache": {"cache": False},
+    "us_per_step_recurrent": {"recurrent": True}, "us_per_step_drafts": {"drafts": DRAFTS},
+    "us_per_step_recurrent_drafts": {"recurrent": True, "drafts": DRAFTS}}
+
+
 def in_process(repeat: int) -> dict[str, Any]:
     """Measure every batch size `repeat` times; print as it goes."""
     rows = []
-    print(f"{'running':>8} {'us/step':>9} {'no cache':>9} {'recurrent':>9} {'target':>7} "
-          f"{'plan bytes (max)':>17}")
+    heads = ("us/step", "no cache", "recurrent", f"k={DRAFTS}", f"rec. k={DRAFTS}")
+    print(f"{'running':>8}" + "".join(f" {head:>9}" for head in heads)
+          + f" {'target':>7} {'plan bytes (max, k)':>20}")
     for running in RUNNING:
-        runs = [(*steady(running, 100, cache=True), steady(running, 100, cache=False)[0],
-                 steady(running, 100, cache=True, recurrent=True)[0]) for _ in range(repeat)]
-        spent, plain, states = (statistics.median(r[i] for r in runs) for i in (0, 2, 3))
-        size = max(r[1] for r in runs)
-        rows.append({"running": running, "us_per_step": round(spent, 1),
-                     "us_per_step_without_cache": round(plain, 1),
-                     "us_per_step_recurrent": round(states, 1), "plan_bytes_max": size,
-                     "target_us": TARGETS[running]})
-        print(f"{running:>8} {spent:>9.1f} {plain:>9.1f} {states:>9.1f} {TARGETS[running]:>7} "
-              f"{size:>17}")
+        runs = [{kind: steady(running, 100, **how) for kind, how in KINDS.items()}
+                for _ in range(repeat)]
+        spent = {kind: round(statistics.median(run[kind][0] for run in runs), 1) for kind in KINDS}
+        plain, windows = (max(run[kind][1] for run in runs)
+                          for kind in ("us_per_step", "us_per_step_drafts"))
+        rows.append({"running": running, **spent, "plan_bytes_max": plain,
+                     "plan_bytes_max_drafts": windows, "target_us": TARGETS[running]})
+        print(f"{running:>8}" + "".join(f" {spent[kind]:>9.1f}" for kind in KINDS)
+              + f" {TARGETS[running]:>7} {plain:>10} {windows:>9}")
     admit = statistics.median(admission(40) for _ in range(repeat))
     print(f"admission of a {CONTEXT}-token prompt, half of it cached: {admit:.1f} us")
     return {"steps": rows, "admission_us": round(admit, 1)}

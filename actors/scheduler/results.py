@@ -55,14 +55,9 @@ def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
     """
     table, slots = books.table, record.slots
     starts = table.emitted[slots]
-    if _is_plain(record, result) and table.sid[slots].tobytes() == record.sids_column:
-        if record.window > 1:
-            return _credit_windows(books, record, result, starts)
-        table.credit_one(slots, starts, np.frombuffer(result.tokens, np.int32))
-        books.served(record.sids, None)
-        return Credited(len(slots), TokenBatch(
-            step=result.step, sids=record.sids_column, starts=starts.tobytes(),
-            counts=result.counts, tokens=result.tokens))
+    going = _plain_counts(record, result)
+    if going and table.sid[slots].tobytes() == record.sids_column:
+        return _credit_plain(books, record, result, starts, going)
     rows = _unpack(record, result)
     known = _credit_apart(books, record, rows, starts)
     books.served(record.sids[known], rows.counts[known])
@@ -71,36 +66,43 @@ def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
     return credited
 
 
-def _is_plain(record: PlanRecord, result: StepResult) -> bool:
-    """Decodes alone, none ended, no logprobs: the steady step. Without drafts, a token for each."""
-    rows = len(record.slots)
-    if (record.firsts or not rows or result.finish != bytes(rows)
+def _plain_counts(record: PlanRecord, result: StepResult) -> list[int]:
+    """How many rows emitted 0, 1, 2, ... tokens, if this is the steady step: decodes alone, each
+    with a token at least, none ended, no logprobs. Else an empty list."""
+    rows, counts = len(record.slots), result.counts
+    if (record.firsts or not rows or result.finish != bytes(rows) or len(counts) != rows
             or result.logprobs or result.prompt_logprobs):
-        return False
-    return (record.window > 1 and len(result.counts) == rows and 0 not in result.counts
-            or result.counts == b"\1" * rows and len(result.tokens) == 4 * rows)
+        return []
+    going = [0, *(counts.count(count) for count in range(1, record.window + 1))]
+    tokens = sum(count * having for count, having in enumerate(going))
+    return going if sum(going) == rows and 4 * tokens == len(result.tokens) else []
 
 
-def _credit_windows(books: Books, record: PlanRecord, result: StepResult,
-                    starts: Ints) -> Credited:
-    """The steady step with drafts: one to `window` tokens for every row."""
-    rows = _unpack(record, result)
-    books.table.credit(record.slots, starts, rows.tokens, rows.counts, record.window)
-    books.served(record.sids, rows.counts)
+def _credit_plain(books: Books, record: PlanRecord, result: StepResult, starts: Ints,
+                  going: list[int]) -> Credited:
+    """The steady step."""
+    tokens = np.frombuffer(result.tokens, np.int32)
+    verified = None
+    if len(tokens) == len(starts):
+        counts = None
+        books.table.credit_one(record.slots, starts, tokens, record.window)
+    else:
+        counts = np.frombuffer(result.counts, np.uint8).astype(np.int32)
+        books.table.credit(record.slots, starts, tokens, counts, record.window)
+    if record.window > 1:
+        verified = Verified(going, [0] * len(going))
+    books.served(record.sids, counts)
     batch = TokenBatch(step=result.step, sids=record.sids_column, starts=starts.tobytes(),
                        counts=result.counts, tokens=result.tokens, drafts=record.window - 1)
-    return Credited(len(rows.tokens), batch, _verified(record, rows))
+    return Credited(len(tokens), batch, verified)
 
 
 def _verified(record: PlanRecord, rows: Rows) -> Verified | None:
     """How far the step's decodes got with their drafts; None if they had none."""
     if record.window == 1 or not record.decodes:
         return None
-    counts = rows.counts[record.firsts:]
-    if not rows.finish.any():
-        return Verified(np.bincount(counts, minlength=record.window + 1).tolist(),
-                        [0] * (record.window + 1))
     ended = rows.finish[record.firsts:] > 0
+    counts = rows.counts[record.firsts:]
     return Verified(*(np.bincount(counts[which], minlength=record.window + 1).tolist()
                       for which in (~ended, ended)))
 
@@ -139,9 +141,11 @@ def _credit_apart(books: Books, record: PlanRecord, rows: Rows,
                 sequence.drafted += record.window - 1
                 sequence.accepted += len(mine) - 1
     first = np.arange(len(settled)) < record.firsts
-    for among, window in ((settled & first, 1), (settled & ~first, record.window)):
+    for which, window in ((first, 1), (~first, record.window)):
+        among = settled & which & (rows.counts > 0)
         table.credit(record.slots[among], starts[among],
                      rows.tokens[np.repeat(among, rows.counts)], rows.counts[among], window)
+        table.retract(record.slots[settled & which & (rows.counts == 0)], window)
     return known
 
 

@@ -19,6 +19,8 @@ STAGGER = 4
 """Slots ask for their next page up to 3/4 of a page early, in four groups: sequences that started
 together do not all cross a page in the same step, and plans stay small."""
 NEVER = 2**31 - 1
+EMITTED = np.array([[1], [1], [1], [0], [1]], np.int32)
+"""How the columns of `SlotTable._credits` change with each token."""
 
 
 class Rows(NamedTuple):
@@ -54,16 +56,13 @@ class SlotTable:
         """Positions past the last token at which drafts are made: the first comes from before."""
         self.attention_windows = attention_windows
         self.sid = np.zeros(slots, np.int32)
-        self.len_lo = np.zeros(slots, np.int32)
-        self.len_hi = np.zeros(slots, np.int32)
         self.end = np.zeros(slots, np.int32)
         """Length at which the sequence ends with `length`."""
-        self.emitted = np.zeros(slots, np.int32)
-        """Tokens of the completion, as far as results tell."""
-        self.drafted = np.zeros(slots, np.int32)
-        """Drafts verified for the sequence, as far as results tell."""
-        self.accepted = np.zeros(slots, np.int32)
-        """Those of them that were accepted."""
+        self._credits = np.zeros((5, slots), np.int32)
+        """What a result changes: the five columns that follow, as one array."""
+        self.emitted, self.len_lo, self.len_hi, self.drafted, self.accepted = self._credits
+        # emitted: tokens of the completion; drafted: drafts verified for it; accepted: those of
+        # them that were right. All three as far as results tell.
         self.decoding = np.zeros(slots, np.bool_)
         """The whole prompt is extended, and the length may still grow."""
         self.held = np.zeros(slots, np.int32)
@@ -218,35 +217,33 @@ class SlotTable:
         self.len_lo[rows.slots] += 1
         self.len_hi[rows.slots] += self.window
 
-    def credit_one(self, slots: Ints, starts: Ints, tokens: Ints) -> None:
-        """Enter a result of one token for each slot, of a plan that counted on that: starts: i4[n],
-        `emitted` of the slots; tokens: i4[n]."""
+    def credit_one(self, slots: Ints, starts: Ints, tokens: Ints, window: int) -> None:
+        """Enter a result of one token for each slot: as `credit`, which it is a part of."""
         self._make_room(1)
         self._tokens[slots, starts] = tokens
         self.emitted[slots] = starts + 1
+        if window > 1:
+            self.len_hi[slots] -= window - 1
+            self.drafted[slots] += window - 1
 
     def credit(self, slots: Ints, starts: Ints, tokens: Ints, counts: Ints, window: int) -> None:
-        """Enter a result: `counts[i]` tokens of `slots[i]`.
+        """Enter a result: `counts[i]` tokens, one at least, of `slots[i]`.
 
         starts: i4[n], `emitted` of the slots; tokens: i4[sum(counts)]; window: how many tokens
         at the most (and one at least) the plan counted on.
         """
-        if not len(slots):
-            return
-        self._make_room(int(counts.max()))
-        ends = np.cumsum(counts)
+        self._make_room(window)
         # A row's places in the flat table, less its places in `tokens`.
-        shift = slots * np.int64(self._tokens.shape[1]) + starts - (ends - counts)
-        places = np.repeat(shift, counts)
+        places = (slots * self._tokens.shape[1] + starts - counts.cumsum() + counts).repeat(counts)
         places += np.arange(len(tokens))
         self._tokens.reshape(-1)[places] = tokens
-        self.emitted[slots] = starts + counts
-        more = counts - 1
-        self.len_lo[slots] += more
-        self.len_hi[slots] += counts - window
-        if window > 1:
-            self.accepted[slots] += np.maximum(more, 0)
-            self.drafted[slots] += (counts > 0) * np.int32(window - 1)
+        change = counts * EMITTED + np.array([[0], [-1], [-window], [window - 1], [-1]], np.int32)
+        self._credits[:, slots] = self._credits.take(slots, axis=1) + change
+
+    def retract(self, slots: Ints, window: int) -> None:
+        """A plan counted on 1 to `window` tokens of slots whose sequences had ended already."""
+        self.len_lo[slots] -= 1
+        self.len_hi[slots] -= window
 
     def _make_room(self, more: int) -> None:
         """Room in the token table for `more` tokens of everybody."""

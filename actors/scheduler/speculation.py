@@ -57,6 +57,10 @@ class Verified(NamedTuple):
     ended: list[int]
     """Rows that ended: drafts past the end were not tested."""
 
+    def accepted(self, position: int) -> int:
+        """Rows whose draft at `position`, counted from 0, was accepted."""
+        return sum(self.going[position + 2:]) + sum(self.ended[position + 2:])
+
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
     """E(0), E(1), ..., E(K): tokens of a step with k drafts; acceptance[i] is that of draft i + 1
@@ -98,12 +102,12 @@ class Acceptance:
         self._tested = [0.0] * most
         self._accepted = [0.0] * most
 
-    def learn(self, seen: Verified) -> None:
-        """Take a step's rows."""
+    def learn(self, seen: Verified, steps: int = 1) -> None:
+        """Take the rows of so many steps."""
         for position in range(len(seen.going) - 2):
-            accepted = sum(seen.going[position + 2:]) + sum(seen.ended[position + 2:])
+            accepted = seen.accepted(position)
             tested = accepted + seen.going[position + 1]
-            keep = 0.5 ** min(tested / MEMORY_ROWS, 1 / MEMORY_STEPS)
+            keep = 0.5 ** min(tested / MEMORY_ROWS, steps / MEMORY_STEPS)
             self._tested[position] = keep * self._tested[position] + tested
             self._accepted[position] = keep * self._accepted[position] + accepted
 
@@ -167,21 +171,37 @@ class Drafting:
         """Steps that trials may still cost: at first, each k once."""
         self._trial, self._left = 0, 0
         """What is being tried, and for how many plans more."""
+        self._seen = [Verified([0] * (d + 2), [0] * (d + 2)) for d in range(most + 1)]
+        """By the drafts of a row: what the acceptance has not learnt yet."""
+        self._steps = [0] * (most + 1)
+        """How many steps that are."""
         self._drafts = self._draft_tokens = 0
         self._accepted = [0] * most
 
     # --- what steps tell -------------------------------------------------------------------------
 
     def verified(self, seen: Verified) -> None:
-        """Take what became of a step's drafts."""
-        self.acceptance.learn(seen)
+        """Take what became of a step's drafts. Cheap: `_learn` makes something of it."""
         drafts = len(seen.going) - 2
-        rows = sum(seen.going[1:]) + sum(seen.ended[1:])
-        self._drafts += rows
-        self._draft_tokens += rows * drafts
-        for position in range(drafts):
-            self._accepted[position] += sum(seen.going[position + 2:]) \
-                + sum(seen.ended[position + 2:])
+        self._steps[drafts] += 1
+        for total, more in zip(self._seen[drafts], seen, strict=True):
+            for count, rows in enumerate(more):
+                total[count] += rows
+
+    def _learn(self) -> None:
+        for drafts, steps in enumerate(self._steps):
+            if not steps:
+                continue
+            seen = self._seen[drafts]
+            self.acceptance.learn(seen, steps)
+            rows = sum(seen.going[1:]) + sum(seen.ended[1:])
+            self._drafts += rows
+            self._draft_tokens += rows * drafts
+            for position in range(drafts):
+                self._accepted[position] += seen.accepted(position)
+            self._steps[drafts] = 0
+            for total in seen:
+                total[:] = [0] * (drafts + 2)
 
     def timed(self, batch: int, drafts: int, busy_us: int) -> None:
         """Take the time of a step that decoded `batch` sequences and nothing else, and verified as
@@ -226,6 +246,7 @@ class Drafting:
         return self._times[min(known)[1]] if known else None
 
     def _decide(self, here: Times, at: int) -> None:
+        self._learn()
         tokens, times = expected_tokens(self.acceptance.rates()), self.times(at)
         winner = best(tokens, times, here.present)
         if winner != here.present:
@@ -277,6 +298,7 @@ class Drafting:
         """Sums since the start, and what the choice rests on; nothing where nothing is drafted."""
         if not self.most:
             return {}
+        self._learn()
         total = sum(self._accepted)
         told = {"num_drafts": self._drafts, "num_draft_tokens": self._draft_tokens,
                 "num_accepted_tokens": total,
