@@ -16,13 +16,14 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
 from actorium.actors.models import resolve
 from actorium.actors.params import Resolved
+from actorium.actors.speculation import parse_acceptance, parse_speculative
 from actorium.gpu.measure import Footprint, Meter, caches, held_bytes, profile, taken
 from actorium.gpu.memory import device_budget, page_table_width
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.plan.beside import Step, planned_bytes
 from actorium.gpu.plan.memory import MemoryPlan, demand_of, make_plan
 from actorium.gpu.plan.shape import read_plan_shape
-from actorium.gpu.pools import make_pools
+from actorium.gpu.pools import make_draft_pool, make_pools
 from actorium.gpu.runner import Runner
 from actorium.gpu.shape import DTYPES, ModelShape, read_json
 from actorium.gpu.staging import transport
@@ -81,7 +82,8 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
         slots=runner.tables.slots, max_model_len=model.shape.max_model_len,
         vocab_size=model.shape.vocab_size, device=f"{device.type} {name}".strip(),
         checkpoints=runner.states.checkpoints if runner.states else 0,
-        recurrent=runner.states is not None, load_seconds=seconds)
+        recurrent=runner.states is not None, load_seconds=seconds,
+        drafts=runner.tables.drafts.most)
     return Opened(runner, ready, footprint, meter)
 
 
@@ -116,13 +118,26 @@ def kv_dtype(config: Config, shape: ModelShape) -> torch.dtype:
     return DTYPES.get(config.memory.kv_cache_dtype, shape.dtype)
 
 
+def most_drafts(config: Config, shape: ModelShape) -> int:
+    """Drafts that a sequence can have in a step. Raises `BadConfig` where they are asked for and
+    the model has no layer to make them."""
+    asked = parse_speculative(config.speculation.speculative)
+    if shape.mtp_layers:
+        return asked.drafts
+    if asked.drafts and not asked.auto:
+        raise BadConfig(f"speculative: {shape.architecture}: the checkpoint has no MTP layer",
+                        "speculation.speculative")
+    return 0
+
+
 def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
                 device: torch.device) -> StatePool | None:
     """The state pool of a model with recurrent layers."""
     if shape.state is None:
         return None
     return StatePool(shape.state, len(shape.recurrent), slots, checkpoints,
-                     DTYPES[config.memory.state_dtype], shape.dtype, device)
+                     DTYPES[config.memory.state_dtype], shape.dtype, device,
+                     most_drafts(config, shape))
 
 
 def _warm_up(config: Config, runner: Runner, footprint: Footprint) -> Meter | None:
@@ -145,34 +160,42 @@ def _allocate(config: Config, model: Model, device: torch.device) -> tuple[Runne
     size, dtype = config.memory.page_size, kv_dtype(config, shape)
     slots = config.scheduler.max_num_seqs + 1
     tables = Tables(transport(device), slots, page_table_width(shape.max_model_len, size), size,
-                    shape.vocab_size, shape.max_model_len, len(shape.groups))
+                    shape.vocab_size, shape.max_model_len, len(shape.groups),
+                    most_drafts(config, shape))
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
-    runner = Runner(model, sinks, tables, make_states(config, shape, slots, 0, device))
+    runner = Runner(model, sinks, tables, make_states(config, shape, slots, 0, device),
+                    make_draft_pool(shape, 1, size, dtype, device),
+                    force=parse_acceptance(config.speculation.force_acceptance))
     workspace, step = 0, Step(0, 0)
     if device.type == "cuda":
         workspace, step = _cuda_workspace(config, runner, device)
         budget = _cuda_budget(config, runner, device, workspace)
-        plan = plan_caches(config, budget, "memory_fraction")
+        plan = plan_caches(config, budget, "memory_fraction", tables.drafts.most > 0)
     else:
-        plan = plan_caches(config, config.memory.kv_cache_bytes, "kv_cache_bytes")
+        plan = plan_caches(config, config.memory.kv_cache_bytes, "kv_cache_bytes",
+                           tables.drafts.most > 0)
     if plan.checkpoints:
         runner.states = None
         if device.type == "cuda":
             torch.cuda.empty_cache()
         runner.states = make_states(config, shape, slots, plan.checkpoints, device)
-    runner.pools = make_pools(shape, [pool.pages for pool in plan.pools], size, dtype, device)
+    pages = [pool.pages for pool in plan.pools]
+    runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
+    runner.draft_with(make_draft_pool(shape, pages[-1], size, dtype, device))
     return runner, Footprint(planned_bytes(plan), {"workspace": workspace}, step)
 
 
-def plan_caches(config: Config, budget: int, name: str) -> MemoryPlan:
-    """What `actorium plan` prints for this model and so many bytes; name: of their setting.
+def plan_caches(config: Config, budget: int, name: str, drafts: bool = True) -> MemoryPlan:
+    """What `actorium plan` prints for this model and so many bytes; name: of their setting; drafts:
+    the layer that makes them is there, if its config tells of it.
 
     Raises `BadModel` and `BadConfig`.
     """
     where = resolve(config.model.model) / "config.json"
     shape = read_plan_shape(read_json(where), where, config.model.dtype,
                             config.model.max_model_len)
-    return make_plan(shape, demand_of(config), budget, name)
+    demand = demand_of(config)
+    return make_plan(shape, demand if drafts else demand._replace(drafts=0), budget, name)
 
 
 def _cuda_workspace(config: Config, runner: Runner, device: torch.device) -> tuple[int, Step]:
@@ -202,7 +225,7 @@ def rehearse(runner: Runner, tokens: int, rows: int = 1 << 16) -> Step:
     As many sequences as there are slots, if there are enough tokens, but at most `rows`. The tables
     are left empty.
     """
-    t = runner.tables
+    t, drafts = runner.tables, runner.tables.drafts.most
     rows = max(1, min(t.slots - 1, tokens, rows))
     each = np.full(rows, tokens // rows)
     each[:tokens % rows] += 1
@@ -213,7 +236,8 @@ def rehearse(runner: Runner, tokens: int, rows: int = 1 << 16) -> Step:
                     np.zeros(t.groups * -(-n // t.page_size), np.int32).tobytes(), params, slot)
               for slot, n in zip(slots.tolist(), each.tolist(), strict=True)]
     extend = np.stack((slots, each.astype(np.int32)), axis=1).tobytes()
-    runner.run(StepPlan(0, 0, admit=admits, extend=extend))
-    runner.run(StepPlan(0, 0, decode=slots.tobytes()))
+    runner.run(StepPlan(0, 0, admit=admits, extend=extend, drafts=drafts))
+    runner.run(StepPlan(0, 0, decode=slots.tobytes(), drafts=drafts))
     runner.run(StepPlan(0, 0, release=slots.tobytes()))
-    return Step(int(each.sum()), rows)
+    rows *= 1 + drafts
+    return Step(max(int(each.sum()), rows), rows)

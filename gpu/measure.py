@@ -105,18 +105,19 @@ def held_bytes(runner: Runner) -> dict[str, int]:
     """Bytes that the runner's tables, states and pages were allocated with."""
     return {"tables": tables_bytes(runner.tables),
             "states": runner.states.bytes if runner.states else 0,
-            "pages": sum(pool.bytes for pool in runner.pools)}
+            "pages": sum(pool.bytes for pool in runner.all_pools)}
 
 
 def tables_bytes(tables: Tables) -> int:
     """Bytes of the resident tables, without what rare parameters add to them."""
+    drafts = (tables.drafts.tokens, tables.drafts.accepted) if tables.drafts.most else ()
     return sum(array.nbytes for array in (tables.last_token, tables.seq_len, tables.ended,
-                                          tables.record, tables.eos, *tables.pages))
+                                          tables.record, tables.eos, *tables.pages, *drafts))
 
 
 def caches(runner: Runner) -> list[Tensor]:
     """Every tensor of pages and states."""
-    found = [layer for pool in runner.pools for layer in pool.layers]
+    found = [layer for pool in runner.all_pools for layer in pool.layers]
     if runner.states is not None:
         found += [part for layer in runner.states.layers for part in layer]
     return found

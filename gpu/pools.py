@@ -52,6 +52,16 @@ def make_pools(
             for count, group in zip(pages, shape.groups, strict=True)]
 
 
+def make_draft_pool(
+    shape: ModelShape, pages: int, page_size: int, dtype: torch.dtype, device: torch.device,
+) -> PagePool | None:
+    """The pool of the model's layer that drafts: as many pages as full attention has, whose page
+    tables name both. None where the model has no such layer."""
+    if not shape.mtp_layers:
+        return None
+    return PagePool(shape, pages, page_size, dtype, device, shape.mtp_layers)
+
+
 def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that, on a CPU, take their memory when they are first written: torch.zeros would
     write a gigabyte at start-up. Large ones take it 2 MiB at a time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from actorium.actors.messages import RowLogprobs, StepPlan, StepResult
 from actorium.gpu.batch import ForwardBatch
+from actorium.gpu.models.mtp import Drafter
 from actorium.gpu.pools import PagePool
 from actorium.gpu.sampler import Emitted, commit, sample
 from actorium.gpu.shape import ModelShape
@@ -23,9 +24,6 @@ from actorium.gpu.states import Recurrent, StatePool
 from actorium.gpu.steps import PromptRows, Step, build
 from actorium.gpu.tables import I32, LOGPROBS, MASKED, Tables
 from actorium.kernels.logprobs import Logprobs, join, logprobs
-
-if TYPE_CHECKING:
-    from actorium.gpu.models.mtp import Drafter
 
 LOGITS_BYTES = 256 << 20
 """Most that the logits of prompt positions may take at once."""
@@ -106,16 +104,22 @@ class Runner:
         self.model, self.pools, self.tables, self.states = model, pools, tables, states
         self.moves = tables.moves
         self._propose, self._force = propose, force
-        self._drafting: Drafting | None = None
-        if draft_pool is not None:
-            self.draft_with(draft_pool)
+        self.draft_with(draft_pool)
 
-    def draft_with(self, pool: PagePool) -> None:
-        """Draft with the model's MTP layer, whose pages are these."""
-        model = self.model
+    def draft_with(self, pool: PagePool | None) -> None:
+        """Draft with the model's MTP layer, whose pages are these; None: do not run it."""
+        self.draft_pool, model = pool, self.model
+        self._drafting: Drafting | None = None
+        if pool is None:
+            return
         assert model.drafter is not None
         full = [group.window for group in model.shape.groups].index(0)
         self._drafting = Drafting(model.drafter, pool, self.tables, full)
+
+    @property
+    def all_pools(self) -> list[PagePool]:
+        """That of the MTP layer as well."""
+        return [*self.pools, self.draft_pool] if self.draft_pool else self.pools
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step, to its end."""

@@ -161,7 +161,7 @@ def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = ()) 
     accepted; decide which sequences end.
 
     A draft is accepted where it equals what was sampled for its place, or, if `force` is given,
-    with those probabilities by place.
+    with those probabilities by place, the last one for all further places.
     """
     if step.q_len > 1:
         return _commit_windows(t, step, tokens, force)
@@ -230,5 +230,4 @@ def _taken(t: Tables, step: Step, grid: Array, positions: Array,
     long, record = t.moves.long, t.record[step.slots_d]
     u = uniform(long(record[:, SEED_LOW])[:, None], long(record[:, SEED_HIGH])[:, None],
                 long(positions[:, :-1]) + FORCED)
-    return t.moves.xp.stack([u[:, i] < (force[i] if i < len(force) else 0.0)
-                             for i in range(drafts)], 1)
+    return t.moves.xp.stack([u[:, i] < force[min(i, len(force) - 1)] for i in range(drafts)], 1)

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from actorium.gpu.batch import ForwardBatch
+from actorium.gpu.models.mtp import Drafter
 from actorium.gpu.pools import PagePool
 from actorium.gpu.sampler import Emitted
 from actorium.gpu.staging import Array
 from actorium.gpu.steps import Step
 from actorium.gpu.tables import I32, LIMIT, Tables
-
-if TYPE_CHECKING:
-    from actorium.gpu.models.mtp import Drafter
 
 Propose = Callable[[I32, I32, int], I32]
 """(slots, positions, k) -> i32[n, k]: drafts of the tokens at each slot's position and after it."""

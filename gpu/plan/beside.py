@@ -28,7 +28,7 @@ def largest_step(demand: Demand) -> Step:
 def tables_estimate(shape: PlanShape, demand: Demand) -> int:
     """Bytes of the resident tables."""
     return table_bytes(demand.max_num_seqs + 1, shape.max_model_len, demand.page_size,
-                       len(shape.groups))
+                       len(shape.groups), demand.drafts)
 
 
 def workspace_estimate(shape: PlanShape, demand: Demand) -> int:

@@ -86,10 +86,12 @@ def _experts(s: PlanShape) -> int:
     return total + (3 * s.hidden * shared + s.hidden * gate if shared else 0)
 
 
-def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int) -> int:
+def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int,
+                drafts: int = 0) -> int:
     """The worker's resident tables; slots: slot 0 included. What requests with penalties, biases or
     many stop ids add to them is allocated when the first such request comes."""
-    return slots * (RECORD_BYTES + 4 * groups * page_table_width(max_model_len, page_size))
+    pages = page_table_width(max_model_len, page_size) + -(-drafts // page_size)
+    return slots * (RECORD_BYTES + 4 * groups * pages + 8 * (drafts + 1) * (drafts > 0))
 
 
 def workspace_bytes(shape: PlanShape, tokens: int, rows: int) -> int:
