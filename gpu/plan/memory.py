@@ -288,7 +288,7 @@ def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
     are shared, and that only the user knows. Measured (`gpu/plan/reuse.py`): the first ones, which
     hold what everybody shares, save most where there is one such prefix; where there are twenty,
     nothing much is saved before there are about as many checkpoints. So the default buys the
-    first ones only and keeps the capacity within 2 % of what arithmetic allows; the plan tells what
+    first ones only and keeps about 98 % of the tokens that arithmetic allows; the plan tells what
     more of them would cost and save, and `make_plan` adds those that cost nothing. Where states are
     small beside pages, even 1/64 would be more checkpoints than there are prefixes to keep; one for
     256 tokens of the whole budget is then enough: shorter prompts are cheap to compute.
