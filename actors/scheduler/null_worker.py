@@ -140,7 +140,8 @@ class NullWorker:
         return True
 
     def health(self) -> Health:
-        return Health("stepping" if self._steps else "ready", self._steps, 60.0)
+        # A plan is run at once: between two messages nothing is ever on its way.
+        return Health("idle" if self._steps else "ready", self._steps, 60.0)
 
     # --- a step ----------------------------------------------------------------------------------
 
