@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers_deepseek import DEEPSEEK, YARN, add_mtp, write_deepseek
@@ -19,9 +20,15 @@ from torch import Tensor
 
 from actorium.actors.config import Config, ModelConfig, SpeculationConfig
 from actorium.actors.errors import BadModel
+from actorium.actors.messages import Admit, StepPlan
+from actorium.actors.params import Resolved
 from actorium.gpu.batch import ForwardBatch
+from actorium.gpu.memory import page_table_width
 from actorium.gpu.models.registry import Model, load_model
-from actorium.gpu.pools import PagePool
+from actorium.gpu.pools import PagePool, make_pools
+from actorium.gpu.runner import Runner
+from actorium.gpu.staging import Host
+from actorium.gpu.tables import Tables
 
 ATOL = 1e-4
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -261,6 +268,40 @@ def test_one_draft_as_transformers_speculates(tmp_path: Path,
         last = driver.run(driver.batch([(Seq(seen), len(seen) - 1)], []), seen[1:],
                           case.hidden(seen[:-1]), [len(seen) - 2])
         torch.testing.assert_close(model.drafter.logits(last)[0], logits, atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_in_the_workers_steps(drafts: int, tmp_path: Path) -> None:
+    """The first drafts are those of transformers, chained; the tokens are those without any."""
+    oracle, mtp = write(tmp_path, DEEPSEEK)
+    model, ids = load(tmp_path), tokens(21)
+    case, shape = Case(model, oracle, mtp, tmp_path), model.shape
+    tables = Tables(Host(CPU), 3, page_table_width(256, 4), 4, 199, 256, drafts=drafts)
+    runner = Runner(model, make_pools(shape, [40], 4, shape.dtype, CPU), tables,
+                    draft_pool=PagePool(shape, 40, 4, shape.dtype, CPU, 1))
+    pages = np.array([[1, i, 5 + i] for i in range(20)], np.int32)
+    admit = Admit(1, np.array(ids, np.int32).tobytes(), 21, 0, b"",
+                  Resolved(max_tokens=24, temperature=0.0), 1)
+    runner.run(StepPlan(1, 1, admit=[admit], page_appends=pages.tobytes(),
+                        extend=np.array([1, 13], np.int32).tobytes(), drafts=drafts))
+    result = runner.run(StepPlan(1, 2, extend=np.array([1, 8], np.int32).tobytes(),
+                                 drafts=drafts))
+    own = [*ids, *np.frombuffer(result.tokens, np.int32).tolist()]
+    hidden, longer = case.hidden(ids), list(own)
+    for _ in range(drafts):
+        out, logits = case.drafts(longer, hidden)
+        longer.append(int(logits[-1].argmax()))
+        hidden = torch.cat((hidden, out[-1:]))
+    assert tables.drafts.tokens[1].tolist() == longer[22:]
+    step = 3
+    while len(own) < 45:
+        result = runner.run(StepPlan(1, step, decode=np.array([1], np.int32).tobytes(),
+                                     drafts=drafts))
+        own += np.frombuffer(result.tokens, np.int32).tolist()
+        step += 1
+    want = oracle.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=24,
+                           min_new_tokens=24, eos_token_id=None, pad_token_id=0)
+    assert own == want[0].tolist()
 
 
 # --- what is loaded ------------------------------------------------------------------------------

@@ -72,10 +72,10 @@ class LatentAttention:
         q, latent, key = first.split([first.shape[1] - m.row, m.rank, m.rope], -1)
         latent = self.ops.rms_norm(latent.contiguous(), self.kv_norm, LATENT_EPS)
         write_latent(pages, latent, apply_rope(key.unsqueeze(1), rope), kv_index)
-        if rows is not None and plan.few is not None:
+        if rows is not None and (plan.few is not None or not len(rows)):
             # Only these rows attend: nothing need be made of the other queries.
-            q, rope = q.index_select(0, rows), rope.index_select(0, rows)
-            out, hidden = plan.few(self._queries(q, rope), pages), hidden.index_select(0, rows)
+            out = self._queries(q.index_select(0, rows), rope.index_select(0, rows))
+            out, hidden = plan.few(out, pages) if plan.few else out, hidden.index_select(0, rows)
         else:
             out = plan.attend(self._queries(q, rope), pages)
             if rows is not None:

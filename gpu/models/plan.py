@@ -52,6 +52,8 @@ class AttentionPlan:
 
     def attend_rows(self, q: Tensor, pages: Tensor, rows: Tensor) -> Tensor:
         """`attend(...)[rows]`: [R, H, D]."""
+        if not len(rows):
+            return q[:0]
         if self.few is not None:
             return self.few(q.index_select(0, rows), pages)
         return self.attend(q, pages).index_select(0, rows)
