@@ -41,6 +41,8 @@ class Mtp(nn.Module):
         self.pre_fc_norm_embedding = Norm(s.hidden, s.eps)
         self.pre_fc_norm_hidden = Norm(s.hidden, s.eps)
         self.fc = linear(s.hidden, 2 * s.hidden)
+        with torch.no_grad():  # begins close to the sum of both, which the projection can read
+            self.fc.weight.mul_(0.2).add_(torch.eye(s.hidden).repeat(1, 2), alpha=0.7)
         self.layers = nn.ModuleList([Layer(s, ATTENTION)])
         self.norm = Norm(s.hidden, s.eps, -0.5)
 
