@@ -146,7 +146,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     run_dir: str | None = None
     """Where run directories lie; default $XDG_RUNTIME_DIR/actorium, else /tmp/actorium-<uid>."""
     heartbeat: float = 0.25
-    """Seconds between beats while something happens (1 s while idle)."""
+    """Seconds between beats while something happens (at least 0.5 s while idle)."""
     start_timeout: float = 600.0
     """Seconds until the engine must be ready."""
     drain_timeout: float = 30.0

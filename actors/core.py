@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 from actorium.actors.config import Config
 
 CLIENT = "client"
+IDLE_BEAT = 0.5
+"""Seconds between the heartbeats of an actor that rests."""
 
 
 class Send(NamedTuple):

@@ -572,10 +572,13 @@ class Children(Message):
     """launcher -> watchdog: who is running now."""
 
     children: list[Child]
+    up: bool = False
+    """The engine has been ready before (with a watchdog that is gone now)."""
 
 
 class Exited(Message):
-    """launcher -> watchdog: a child is gone. `status` is a wait status: exit code or -signal."""
+    """launcher -> watchdog: a child is gone. `status` is a wait status: exit code or -signal. Told
+    once more to a new watchdog while nobody has taken the child's place."""
 
     role: Short
     pid: int
@@ -587,7 +590,9 @@ ToWatchdog = Beat | Fatal | Children | Exited
 
 
 class Kill(Message):
-    """watchdog -> launcher. The restart policy uses it; nobody else does."""
+    """watchdog -> launcher: have this actor write down its stacks, then kill it. The role
+    "launcher" stands for the whole engine, which then ends for this reason. The restart policy uses
+    it; nobody else does."""
 
     role: Short
     pid: int
@@ -595,11 +600,19 @@ class Kill(Message):
 
 
 class Spawn(Message):
+    """watchdog -> launcher: start the next incarnation of an actor that is gone."""
+
     role: Short
     epoch: Epoch
 
 
-ToLauncher = Kill | Spawn | Fatal
+class Up(Message):
+    """watchdog -> launcher: the engine is ready for the first time. From now on the dead are
+    started again; before, a death ends the engine, since its reason would come again."""
+
+
+ToLauncher = Kill | Spawn | Up | Fatal | Beat
+"""The watchdog's own beats go to the launcher, who watches over it."""
 
 
 # --- anyone -> watchdog (front) ------------------------------------------------------------------
