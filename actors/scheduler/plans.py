@@ -98,7 +98,7 @@ class Planner:
         record = PlanRecord(step, slots, sids, sids_column, len(firsts),
                             {s.slot: s.sid for s, _ in extends},
                             self._budget - draft.budget, self._books.table.window,
-                            self.drafting.next(len(slots)))
+                            self.drafting.next(len(slots)) if self.drafting.most else 0)
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
         self._books.table.window = 1 + record.drafts
         return StepPlan(

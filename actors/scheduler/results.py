@@ -55,9 +55,14 @@ def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
     """
     table, slots = books.table, record.slots
     starts = table.emitted[slots]
-    going = _plain_counts(record, result)
-    if going and table.sid[slots].tobytes() == record.sids_column:
-        return _credit_plain(books, record, result, starts, going)
+    if _is_steady(record, result) and table.sid[slots].tobytes() == record.sids_column:
+        if record.window > 1:
+            return _credit_windows(books, record, result, starts)
+        table.credit_one(slots, starts, np.frombuffer(result.tokens, np.int32))
+        books.served(record.sids, None)
+        return Credited(len(slots), TokenBatch(
+            step=result.step, sids=record.sids_column, starts=starts.tobytes(),
+            counts=result.counts, tokens=result.tokens))
     rows = _unpack(record, result)
     known = _credit_apart(books, record, rows, starts)
     books.served(record.sids[known], rows.counts[known])
@@ -66,35 +71,36 @@ def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
     return credited
 
 
-def _plain_counts(record: PlanRecord, result: StepResult) -> list[int]:
-    """How many rows emitted 0, 1, 2, ... tokens, if this is the steady step: decodes alone, each
-    with a token at least, none ended, no logprobs. Else an empty list."""
-    rows, counts = len(record.slots), result.counts
-    if (record.firsts or not rows or result.finish != bytes(rows) or len(counts) != rows
+def _is_steady(record: PlanRecord, result: StepResult) -> bool:
+    """Decodes alone, each with a token at least (without drafts: with one), none ended, no
+    logprobs."""
+    rows = len(record.slots)
+    if (record.firsts or not rows or result.finish != bytes(rows)
             or result.logprobs or result.prompt_logprobs):
-        return []
-    going = [0, *(counts.count(count) for count in range(1, record.window + 1))]
-    tokens = sum(count * having for count, having in enumerate(going))
-    return going if sum(going) == rows and 4 * tokens == len(result.tokens) else []
+        return False
+    if record.window == 1:
+        return result.counts == b"\1" * rows and len(result.tokens) == 4 * rows
+    counts = _histogram(record, result)
+    tokens = sum(count * having for count, having in enumerate(counts))
+    return sum(counts) == rows == len(result.counts) and 4 * tokens == len(result.tokens)
 
 
-def _credit_plain(books: Books, record: PlanRecord, result: StepResult, starts: Ints,
-                  going: list[int]) -> Credited:
-    """The steady step."""
+def _histogram(record: PlanRecord, result: StepResult) -> list[int]:
+    """How many rows have 0 (not counted), 1, 2, ... tokens."""
+    return [0, *(result.counts.count(count) for count in range(1, record.window + 1))]
+
+
+def _credit_windows(books: Books, record: PlanRecord, result: StepResult,
+                    starts: Ints) -> Credited:
+    """The steady step with drafts."""
     tokens = np.frombuffer(result.tokens, np.int32)
-    verified = None
-    if len(tokens) == len(starts):
-        counts = None
-        books.table.credit_one(record.slots, starts, tokens, record.window)
-    else:
-        counts = np.frombuffer(result.counts, np.uint8).astype(np.int32)
-        books.table.credit(record.slots, starts, tokens, counts, record.window)
-    if record.window > 1:
-        verified = Verified(going, [0] * len(going))
+    counts = np.frombuffer(result.counts, np.uint8).astype(np.int32)
+    books.table.credit(record.slots, starts, tokens, counts, record.window)
     books.served(record.sids, counts)
     batch = TokenBatch(step=result.step, sids=record.sids_column, starts=starts.tobytes(),
                        counts=result.counts, tokens=result.tokens, drafts=record.window - 1)
-    return Credited(len(tokens), batch, verified)
+    going = _histogram(record, result)
+    return Credited(len(tokens), batch, Verified(going, [0] * len(going)))
 
 
 def _verified(record: PlanRecord, rows: Rows) -> Verified | None:
