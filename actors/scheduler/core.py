@@ -309,7 +309,8 @@ class SchedulerCore:
         if result.busy_us:
             self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
         credited = resolve(self.books, record, result)
-        self._learn(record, result, credited.verified)
+        if self._planner.drafting.most:
+            self._learn(record, result, credited.verified)
         self._sums["tokens"] += credited.tokens
         self._sums["busy_us"] += result.busy_us
         self._sums["idle_us"] += result.idle_us
@@ -322,7 +323,7 @@ class SchedulerCore:
         drafting = self._planner.drafting
         if verified is not None:
             drafting.verified(verified)
-        if drafting.most and record.window == 1 + record.drafts and not record.extends:
+        if record.window == 1 + record.drafts and not record.extends:
             drafting.timed(record.decodes, record.drafts, result.busy_us)
 
 
