@@ -1,6 +1,6 @@
 /* One token a sequence, or a window of drafts, through a GatedDeltaNet layer (delayed commit: see
- * `kernels/window.py`). A step is a window of one token, and runs the same code: what is committed is
- * to the bit the same. A state is read and written once, however many tokens go through it. */
+ * `kernels/window.py`). A step is a window of one token, and runs the same code: what is committed
+ * is to the bit the same. A state is read and written once, however many tokens go through it. */
 #include "delta.h"
 
 typedef struct {
@@ -15,61 +15,65 @@ typedef struct {
     const bf16 *x, *b;
 } Token;
 
-/* The convolution of `count` channels from `first` on, whose columns move on by the new token.
- * columns: the oldest one's first of them; step: from a column to the next. */
-INLINE void convolve(const Delta *d, const bf16 *x, bf16 *columns, int64_t step, int first,
+/* y = silu(sum of `width` inputs, each times its own taps). x: the oldest input first. */
+INLINE void convolve(const bf16 *const *x, const float *taps, int64_t step, const int width,
                      int count, float *y) {
-    int channels = 2 * d->keys * d->key_dim + d->values * d->value_dim, last = d->width - 1;
-    const float *taps = d->conv + first;
-    x += first;
-    for (int i = 0; i < count; i++) y[i] = wide(x[i]) * taps[(int64_t)last * channels + i];
-    for (int t = 0; t < last; t++) {
-        bf16 *own = columns + t * step;
-        const bf16 *next = t + 1 < last ? own + step : x;
-        for (int i = 0; i < count; i++) {
-            y[i] += wide(own[i]) * taps[(int64_t)t * channels + i];
-            own[i] = next[i];
-        }
+    for (int i = 0; i < count; i++) {
+        float sum = wide(x[0][i]) * taps[i];
+#pragma GCC unroll 8
+        for (int j = 1; j < width; j++) sum += wide(x[j][i]) * taps[j * step + i];
+        y[i] = silu(sum);
     }
-    for (int i = 0; i < count; i++) y[i] = silu(y[i]);
 }
 
-/* The same for `tokens` tokens, y: [tokens, width]; the columns keep what `certain` of them did. */
+/* The convolution of `count` channels from `first` on for `tokens` tokens, y: [tokens, wide_count];
+ * the columns move on by `certain` of them. */
 static void convolve_all(const Delta *d, const Token *from, int tokens, int certain, bf16 *columns,
-                         int first, int count, float *y, int width) {
-    bf16 guess[(MAX_WIDTH - 1) * MAX_DIM], *own = columns + first;
-    int64_t step = 2 * d->keys * d->key_dim + d->values * d->value_dim;
-    for (int t = 0; t < tokens; t++) {
-        if (t == certain) {
-            for (int j = 0; j < d->width - 1; j++)
-                memcpy(guess + j * count, own + j * step, count * sizeof(bf16));
-            own = guess;
-            step = count;
-        }
-        convolve(d, from[t].x, own, step, first, count, y + t * width);
+                         int first, int count, float *y, int wide_count) {
+    int last = d->width - 1;
+    int64_t channels = 2 * d->keys * d->key_dim + d->values * d->value_dim;
+    const float *taps = d->conv + first;
+    const bf16 *inputs[last + tokens];
+    for (int j = 0; j < last; j++) inputs[j] = columns + j * channels + first;
+    for (int t = 0; t < tokens; t++) inputs[last + t] = from[t].x + first;
+    for (int t = 0; t < tokens; t++, y += wide_count) {
+        if (last == 3) convolve(inputs + t, taps, channels, 4, count, y);
+        else convolve(inputs + t, taps, channels, d->width, count, y);
     }
+    for (int j = 0; j < last; j++)
+        memcpy(columns + j * channels + first, inputs[certain + j], count * sizeof(bf16));
 }
 
 /* --- S = decay S + beta (v - decay S k) k^T; y = S q ------------------------------------------ */
 
 typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t words __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t shorts __attribute__((vector_size(32), aligned(2), may_alias));
 typedef float half __attribute__((vector_size(32)));
 typedef float quarter __attribute__((vector_size(16)));
 #define LANES 16
 #define ROWS 8 /* of the state at once: enough to hide what each waits for */
+#define HALF_ROWS 4 /* of one in bf16 */
 
 INLINE float sum(lanes x) {
     half y = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7)
              + __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-    quarter z = __builtin_shufflevector(y, y, 0, 1, 2, 3) + __builtin_shufflevector(y, y, 4, 5, 6, 7);
+    quarter z = __builtin_shufflevector(y, y, 0, 1, 2, 3)
+                + __builtin_shufflevector(y, y, 4, 5, 6, 7);
     return (z[0] + z[2]) + (z[1] + z[3]);
 }
 
-/* As bf16 keeps it. */
-INLINE lanes rounded(lanes x) {
+INLINE lanes widened(shorts x) {
+    return (lanes)(__builtin_convertvector(x, words) << 16);
+}
+
+INLINE shorts narrowed(lanes x) {
+#ifdef __AVX512BF16__
+    return (shorts)_mm512_cvtneps_pbh((__m512)x);
+#else
     words bits = (words)x;
-    return (lanes)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000);
+    return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, shorts);
+#endif
 }
 
 /* Tokens of one head: arrays of [tokens, n rounded up to LANES], the rest 0, or [tokens, rows]. */
@@ -79,16 +83,17 @@ typedef struct {
     int tokens, certain, rows, n, wide_n, narrow_state, before;
 } Tokens;
 
-/* Rows of a state, `stride` apart. */
+/* Rows of a state, `stride` elements apart. */
 typedef struct {
-    float *at;
-    int stride;
+    void *at;
+    int stride, narrow;
 } Rows;
 
-/* One pass over `count` rows of the state: token t changes it (if `write`), and the next one reads it
- * (if `read`; its output too, if `see`). */
+/* One pass over `count` rows of the state: token t changes it (if `write`), and the next one reads
+ * it (if `read`; its output too, if `see`). half: the pool's rows are bf16. */
 INLINE void pass(const Tokens *w, Rows from, Rows to, int t, const float *change, float *mem,
-                 float *seen, const int count, const int write, const int read, const int see) {
+                 float *seen, const int count, const int half, const int write, const int read,
+                 const int see) {
     lanes a[ROWS], b[ROWS];
     const float *k = w->k + (int64_t)t * w->wide_n, *next = k + w->wide_n;
     const float *q = w->q + (int64_t)(t + 1) * w->wide_n;
@@ -98,11 +103,16 @@ INLINE void pass(const Tokens *w, Rows from, Rows to, int t, const float *change
     for (int i = 0; i < w->wide_n; i += LANES) {
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
-            lanes x = *(const lanes *)(from.at + (int64_t)r * from.stride + i);
+            int64_t old = (int64_t)r * from.stride + i, new = (int64_t)r * to.stride + i;
+            lanes x;
+            if (half && from.narrow) x = widened(*(const shorts *)((const bf16 *)from.at + old));
+            else x = *(const lanes *)((const float *)from.at + old);
             if (write) {
                 x = x * decay + *(const lanes *)(k + i) * change[r];
-                if (w->narrow_state) x = rounded(x);
-                *(lanes *)(to.at + (int64_t)r * to.stride + i) = x;
+                shorts kept;
+                if (half) x = widened(kept = narrowed(x));
+                if (half && to.narrow) *(shorts *)((bf16 *)to.at + new) = kept;
+                else *(lanes *)((float *)to.at + new) = x;
             }
             if (read) a[r] += x * *(const lanes *)(next + i);
             if (see) b[r] += x * *(const lanes *)(q + i);
@@ -114,60 +124,28 @@ INLINE void pass(const Tokens *w, Rows from, Rows to, int t, const float *change
         for (int r = 0; r < count; r++) seen[r] = sum(b[r]);
 }
 
-/* LANES of a row of the pool's state, or the `some` that are left of it. */
-INLINE lanes load(const void *row, int i, int some, int narrow_state) {
-    lanes x = {0};
-    if (narrow_state) {
-        const bf16 *from = (const bf16 *)row + i;
-        if (some == LANES)
-            for (int j = 0; j < LANES; j++) x[j] = wide(from[j]);
-        else
-            for (int j = 0; j < some; j++) x[j] = wide(from[j]);
-    } else {
-        const float *from = (const float *)row + i;
-        if (some == LANES) return *(const lanes *)from;
-        for (int j = 0; j < some; j++) x[j] = from[j];
-    }
-    return x;
-}
-
-INLINE void store(lanes x, void *row, int i, int some, int narrow_state) {
-    if (narrow_state) {
-        bf16 *to = (bf16 *)row + i;
-        if (some == LANES)
-            for (int j = 0; j < LANES; j++) to[j] = narrow(x[j]);
-        else
-            for (int j = 0; j < some; j++) to[j] = narrow(x[j]);
-    } else if (some == LANES) {
-        *(lanes *)((float *)row + i) = x;
-    } else {
-        for (int j = 0; j < some; j++) ((float *)row)[i + j] = x[j];
-    }
-}
-
-/* `count` rows between the pool and `state`. */
-INLINE void move(const Tokens *w, void *pool, Rows state, const int count, const int in,
-                 const int narrow_state) {
-    int64_t each = (int64_t)w->n * (narrow_state ? 2 : 4);
+/* `count` rows of the pool to the front of wider ones, filled up with zeros; or back. */
+INLINE void move(const Tokens *w, void *pool, float *rows, int count, int in) {
     for (int r = 0; r < count; r++)
-        for (int i = 0; i < w->wide_n; i += LANES) {
-            lanes *own = (lanes *)(state.at + r * state.stride + i);
-            int some = w->n - i < LANES ? w->n - i : LANES;
-            if (in) *own = load((char *)pool + r * each, i, some, narrow_state);
-            else store(*own, (char *)pool + r * each, i, some, narrow_state);
+        for (int i = 0; i < w->wide_n; i++) {
+            float *own = rows + r * w->wide_n + i;
+            int64_t at = (int64_t)r * w->n + i;
+            if (in && i >= w->n) *own = 0;
+            else if (in) *own = w->narrow_state ? wide(((bf16 *)pool)[at]) : ((float *)pool)[at];
+            else if (i < w->n && w->narrow_state) ((bf16 *)pool)[at] = narrow(*own);
+            else if (i < w->n) ((float *)pool)[at] = *own;
         }
 }
 
 /* What the certain tokens leave goes to the pool, what the others do to `guess`. Where the pool's
- * rows are not whole lanes of floats both are done in `guess`, and the first is copied. */
-INLINE void rows_of(const Tokens *w, void *pool, int first, const int count) {
+ * rows are not whole lanes both are done in `guess`, and the first is copied. */
+INLINE void rows_of(const Tokens *w, void *pool, int first, const int count, const int half) {
     float guess[ROWS * MAX_DIM], change[ROWS], mem[ROWS], seen[ROWS] = {0};
-    int direct = !w->narrow_state && w->n == w->wide_n;
-    Rows aside = {guess, w->wide_n}, home = direct ? (Rows){pool, w->n} : aside;
-    if (!direct && w->narrow_state) move(w, pool, aside, count, 1, 1);
-    else if (!direct) move(w, pool, aside, count, 1, 0);
-    if (w->before) pass(w, home, aside, -1, change, mem, seen, count, 0, 1, 0);
-    else pass(w, home, aside, -1, change, mem, seen, count, 0, 1, 1);
+    int direct = w->n == w->wide_n;
+    Rows aside = {guess, w->wide_n, 0}, home = direct ? (Rows){pool, w->n, half} : aside;
+    if (!direct) move(w, pool, guess, count, 1);
+    if (w->before) pass(w, home, aside, -1, change, mem, seen, count, half, 0, 1, 0);
+    else pass(w, home, aside, -1, change, mem, seen, count, half, 0, 1, 1);
     for (int t = 0; t < w->tokens; t++) {
         for (int r = 0; r < count; r++) {
             int64_t at = (int64_t)t * w->rows + first + r;
@@ -176,20 +154,23 @@ INLINE void rows_of(const Tokens *w, void *pool, int first, const int count) {
         }
         Rows from = t == 0 || t == w->certain ? home : aside;
         Rows to = t + 1 == w->certain ? home : aside;
-        if (t + 1 < w->before) pass(w, from, to, t, change, mem, seen, count, 1, 1, 0);
-        else if (t + 1 < w->tokens) pass(w, from, to, t, change, mem, seen, count, 1, 1, 1);
-        else if (t < w->certain) pass(w, from, to, t, change, mem, seen, count, 1, 0, 0);
-        if (t + 1 != w->certain || direct) continue;
-        if (w->narrow_state) move(w, pool, aside, count, 0, 1);
-        else move(w, pool, aside, count, 0, 0);
+        if (t + 1 < w->before) pass(w, from, to, t, change, mem, seen, count, half, 1, 1, 0);
+        else if (t + 1 < w->tokens) pass(w, from, to, t, change, mem, seen, count, half, 1, 1, 1);
+        else if (t < w->certain) pass(w, from, to, t, change, mem, seen, count, half, 1, 0, 0);
+        if (t + 1 == w->certain && !direct) move(w, pool, guess, count, 0);
     }
 }
 
-static void recur(const Tokens *w, void *state) {
-    int64_t each = (int64_t)w->n * (w->narrow_state ? 2 : 4);
+INLINE void recur_by(const Tokens *w, char *state, const int count, const int half) {
+    int64_t each = (int64_t)w->n * (half ? 2 : 4);
     int r = 0;
-    for (; r + ROWS <= w->rows; r += ROWS) rows_of(w, (char *)state + r * each, r, ROWS);
-    for (; r < w->rows; r++) rows_of(w, (char *)state + r * each, r, 1);
+    for (; r + count <= w->rows; r += count) rows_of(w, state + r * each, r, count, half);
+    for (; r < w->rows; r++) rows_of(w, state + r * each, r, 1, half);
+}
+
+static void recur(const Tokens *w, void *state) {
+    if (w->narrow_state) recur_by(w, state, HALF_ROWS, 1);
+    else recur_by(w, state, ROWS, 0);
 }
 
 /* The drafts of a key head's channels wait for the next step. */
