@@ -1,4 +1,4 @@
-"""The thin shell around a pure core: sockets, loop, timer, signals, heartbeats, epoch, last words.
+"""The thin shell around a pure core: sockets, loop, timer, signals, health, epoch, last words.
 
 One wake takes a bounded burst from inbox and front, hands it to the core, asks the core once what
 to send, and sends it. Between wakes the process sleeps in epoll; nothing polls.
@@ -23,7 +23,8 @@ import zmq
 
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
-from actorium.actors.messages import Beat, Fatal
+from actorium.actors.messages import Fatal
+from actorium.actors.runtime.beats import LAUNCHER, WATCHDOG, Beats
 from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox, Overflow
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
@@ -36,15 +37,10 @@ from actorium.actors.runtime.rundir import address
 LOG = logging.getLogger("actorium.shell")
 BURST = 256
 """Messages taken from one socket before the core is asked what to send."""
-IDLE_BEAT = 1.0
 BEAT_GAP = 0.01
 """Seconds between two looks at a busy core's health: a new phase is told within that time."""
 RETRY = 0.02
 """Seconds after which a full pipe is tried again, should its fd not have told."""
-RESTING = ("idle", "ready")
-WATCHDOG = "watchdog"
-LAUNCHER = "launcher"
-BEATS_HWM = 64
 
 
 def run_actor(build: Callable[[Context], Core], ctx: Context) -> int:
@@ -76,16 +72,15 @@ class Shell:
         self._timer_at = math.inf
         self._wake_queued = False
         self._health = Health("starting", 0, ctx.config.runtime.start_timeout)
-        self._beat_timer: asyncio.TimerHandle | None = None
-        self._beat_due = math.inf
+        self._beats = Beats(ctx, self.context, self._health, self._ask_loop)
+        self._look_timer: asyncio.TimerHandle | None = None
         self._looked_at = -math.inf
-        self._beat_at = -math.inf
 
     # --- life ---
 
     def run(self, build: Callable[[Context], Core]) -> int:
         try:
-            self._beat(monotonic())
+            self._beats.start()
             self.core = build(self.ctx)
             gc.freeze()  # what start-up made lives to the end: not worth a collector's look
             self._start(self.core)
@@ -138,6 +133,7 @@ class Shell:
         return EXIT_BAD_CONFIG if bad else EXIT_FAULT
 
     def _close(self) -> None:
+        self._beats.stop()
         for socket in (self.inbox, self.front, *self.outboxes.values()):
             if socket is not None:
                 socket.close()
@@ -207,8 +203,8 @@ class Shell:
     def _after_wake(self, core: Core, now: float) -> None:
         if now - self._looked_at >= BEAT_GAP:
             self._look(now)
-        elif self._beat_due > self._looked_at + BEAT_GAP:
-            self._arm_beat(self._looked_at + BEAT_GAP, now)
+        elif self._look_timer is None:  # this wake may be the last for long
+            self._look_timer = self.loop.call_later(BEAT_GAP, self._on_look_timer)
         if self._drain_until is not None and core.done and self._all_sent():
             self.loop.stop()
 
@@ -298,48 +294,28 @@ class Shell:
     # --- heartbeats ---
 
     def _look(self, now: float) -> None:
-        """Look at the core's health; beat if its phase is new or a beat is due."""
+        """Look at the core's health, for the beats to tell."""
         assert self.core is not None
         old, self._health = self._health, self.core.health()
         self._looked_at = now
         if self._health.detail and self._health.detail != old.detail:
             LOG.info("%s", self._health.detail)
-        if self._health.phase != old.phase or now >= self._beat_at + self._period(old):
-            self._beat(now)
-        self._arm_beat(self._beat_at + self._period(old), now)
+        self._beats.tell(self._health)
 
-    def _period(self, old: Health) -> float:
-        resting = self._health.phase in RESTING and self._health.step == old.step
-        return IDLE_BEAT if resting else self.ctx.config.runtime.heartbeat
-
-    def _arm_beat(self, due: float, now: float) -> None:
-        if self._beat_timer is not None:
-            self._beat_timer.cancel()
-        self._beat_due = due
-        delay = max(1, math.ceil((due - now) * 1e3)) / 1e3
-        self._beat_timer = self.loop.call_later(delay, self._on_beat_timer)
-
-    def _on_beat_timer(self) -> None:
-        self._beat_timer, self._beat_due = None, math.inf
+    def _on_look_timer(self) -> None:
+        self._look_timer = None
         self._look(monotonic())
 
-    def _beat(self, now: float) -> None:
-        self._beat_at = now
-        h = self._health
-        beat = Beat(self.ctx.role, os.getpid(), self.ctx.epoch, h.phase, h.step,
-                    max(0.0, h.budget), h.gauges, h.detail)
-        if self.ctx.role == WATCHDOG:
-            if self.core is not None:
-                self.core.on_message(beat, now)
-                self.wake_soon()
-            return
-        outbox = self.outboxes.get(WATCHDOG)
-        if outbox is None:
-            # A beat is replaced by the next one: a stuck watchdog must not stop its wards.
-            outbox = Outbox(self.context, address(self.ctx.run_dir, f"{WATCHDOG}.inbox"),
-                            hwm=BEATS_HWM, lossy=True)
-            self.outboxes[WATCHDOG] = outbox
-        outbox.send(beat)
+    def _ask_loop(self) -> None:
+        """From the thread of the beats: does the loop turn?"""
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self.loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self._beats.answer()
+        now = monotonic()
+        if now - self._looked_at >= BEAT_GAP:
+            self._look(now)
 
     # --- stopping ---
 
