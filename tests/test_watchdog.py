@@ -69,6 +69,8 @@ def test_ready_when_every_child_is() -> None:
     assert [(a.name, a.role, a.pid, a.phase) for a in report.actors] == [
         ("e", "a", 10, "idle"), ("e", "b", 11, "stepping")]
     assert core.on_wake(3.0) == [], "answered once"
+    core.on_message(beat("a", "idle"), 3.0)
+    core.on_message(beat("b", "stepping", pid=11), 3.0)
     at_once = ask(core, 3.0, wait=True)
     assert at_once is not None and at_once.ready
 
@@ -90,7 +92,8 @@ def test_step_age_runs_from_the_last_step_or_phase() -> None:
     assert line(core, "a", 15.0).step_age == 1.0
     core.on_message(beat("a", "idle", 6, detail="resting"), 16.0)
     now = line(core, "a", 16.5)
-    assert (now.step_age, now.step, now.detail, now.gauges) == (0.5, 6, "resting", {"g": 1.0})
+    assert (now.step_age, now.step, now.detail, now.gauges) == (
+        0.5, 6, "resting", {"g": 1.0, "restarts": 0.0})
 
 
 def test_older_epochs_are_fenced_off() -> None:
@@ -130,6 +133,7 @@ def test_start_timeout_names_who_is_late() -> None:
     core = make("a", "b", start_timeout=10.0)
     core.on_message(beat("a"), 1.0)
     assert core.next_timer() == 10.0
+    core.on_message(beat("a"), 9.9)
     core.on_wake(9.9)
     with pytest.raises(EngineFailed, match="start_timeout: not ready after 10 s: b is starting"):
         core.on_wake(10.0)

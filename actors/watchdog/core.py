@@ -1,7 +1,8 @@
 """The watchdog's core: who lives, in which phase, how far, and whether the engine is ready.
 
 Every actor beats here; the launcher tells who was started and who is gone. Anyone may ask, and may
-wait for readiness, at the front.
+wait for readiness, at the front. With `recovery.restart` the `Supervisor` has the dead started
+again and the hung killed, once the engine has been ready; before, a death is its end.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct
-
+from actorium.actors.config import RecoveryConfig
 from actorium.actors.core import CLIENT, Context, Health, Send
 from actorium.actors.errors import EngineFailed
 from actorium.actors.messages import (
     ActorStatus,
     Beat,
-    Child,
     Children,
     Exited,
     Fatal,
@@ -25,27 +24,16 @@ from actorium.actors.messages import (
     Status,
     ToWatchdog,
     ToWatchdogFront,
+    Up,
 )
 from actorium.actors.runtime.process import describe_exit
+from actorium.actors.watchdog.supervisor import Supervisor
+from actorium.actors.watchdog.wards import EXITED, Ward, born
 
-READY_PHASES = frozenset({"ready", "idle", "stepping"})
 MAX_WAITERS = 1024
 ROLE = "watchdog"
-
-
-class Ward(Struct):
-    """What is known of one actor. Times are CLOCK_MONOTONIC seconds."""
-
-    role: str
-    pid: int
-    epoch: int
-    phase: str
-    step: int
-    moved: float
-    """When `step` last moved or the phase changed."""
-    seen: float
-    detail: str = ""
-    gauges: dict[str, float] = {}
+LAUNCHER = "launcher"
+SCHEDULER = "scheduler"
 
 
 class WatchdogCore:
@@ -54,7 +42,11 @@ class WatchdogCore:
     inbox: Any = ToWatchdog
     front: Any = ToWatchdogFront
 
-    def __init__(self, name: str, epoch: int, pid: int, start_timeout: float) -> None:
+    def __init__(self, name: str, epoch: int, pid: int, start_timeout: float,
+                 recovery: RecoveryConfig | None = None, heartbeat: float = 0.25,
+                 seed: int = 0) -> None:
+        """heartbeat: seconds between beats of a busy actor; seed: of the restarts' jitter."""
+        recovery = recovery if recovery is not None else RecoveryConfig()
         self.name = name
         self.error: str | None = None
         """Why the engine will never be ready."""
@@ -63,7 +55,10 @@ class WatchdogCore:
         self._fatals: dict[int, str] = {}
         self._waiters: dict[tuple[bytes, str], None] = {}
         self._sends: list[Send] = []
+        self.supervisor = Supervisor(recovery, heartbeat, seed) if recovery.restart else None
         self._epoch, self._pid = epoch, pid
+        self._heartbeat = heartbeat
+        self._now = 0.0
         self._start_timeout = start_timeout
         self._start_until: float | None = None
         self._was_ready = False
@@ -73,45 +68,68 @@ class WatchdogCore:
     # --- what comes in ---
 
     def on_message(self, message: Any, now: float) -> None:
+        self._now = now
         match message:
             case Beat():
                 self._on_beat(message, now)
             case Fatal():
                 self._fatals[message.pid] = message.message
-                self._fail(f"{message.role}: {message.message}")
+                if not self._revives:
+                    self._fail(f"{message.role}: {message.message}")
             case Children():
-                self._on_children(message.children, now)
+                self._on_children(message, now)
             case Exited():
                 self._on_exited(message, now)
 
     def _on_beat(self, beat: Beat, now: float) -> None:
         ward = self.wards.get(beat.role)
         if ward is None or beat.epoch > ward.epoch:
-            ward = Ward(beat.role, beat.pid, beat.epoch, beat.phase, beat.step, now, now)
-            self.wards[beat.role] = ward
-        elif beat.epoch < ward.epoch or beat.pid != ward.pid:
-            return  # an older incarnation woke up
-        if beat.step != ward.step or beat.phase != ward.phase:
-            ward.moved = now
-        ward.phase, ward.step, ward.seen = beat.phase, beat.step, now
-        ward.detail, ward.gauges = beat.detail, beat.gauges
+            ward = self._take_on(born(beat.role, beat.pid, beat.epoch, now))
+        elif beat.epoch < ward.epoch or beat.pid != ward.pid or ward.phase == EXITED:
+            return  # of an older incarnation: it woke up, or this was on its way when it died
+        ward.hear(beat, now)
+        if self.supervisor is not None:
+            if ward.works(now, self._heartbeat):
+                self.supervisor.works(ward.role, now)
+            if ward.role == SCHEDULER:
+                self.supervisor.suspicion(ward.gauges)
 
-    def _on_children(self, children: list[Child], now: float) -> None:
-        self._expected = frozenset(child.role for child in children)
+    def _take_on(self, ward: Ward) -> Ward:
+        self.wards[ward.role] = ward
+        if self.supervisor is not None:
+            self.supervisor.started(ward.role, ward.epoch)
+        return ward
+
+    def _on_children(self, message: Children, now: float) -> None:
+        self._expected |= {child.role for child in message.children}
+        self._was_ready = self._was_ready or message.up
         if self._start_until is None:
             self._start_until = now + self._start_timeout
-        for role, pid, epoch in ((c.role, c.pid, c.epoch) for c in children):
-            ward = self.wards.get(role)
-            if ward is None or epoch > ward.epoch:
-                self.wards[role] = Ward(role, pid, epoch, "starting", 0, now, now)
+        for child in message.children:
+            ward = self.wards.get(child.role)
+            if ward is None or child.epoch > ward.epoch:
+                self._take_on(born(child.role, child.pid, child.epoch, now))
 
     def _on_exited(self, gone: Exited, now: float) -> None:
         ward = self.wards.get(gone.role)
-        if ward is None or gone.epoch < ward.epoch:
+        if ward is None and self._revives:
+            self._expected |= {gone.role}  # dead since before this watchdog's time
+            ward = self._take_on(born(gone.role, gone.pid, gone.epoch, now))
+        if ward is None or gone.epoch < ward.epoch or ward.phase == EXITED:
             return
-        ward.phase, ward.moved, ward.seen = "exited", now, now
-        ward.detail = self._fatals.get(gone.pid, describe_exit(gone.status))
-        self._fail(f"{gone.role} {describe_exit(gone.status)}")
+        why = self._fatals.pop(gone.pid, "")
+        ward.phase, ward.moved, ward.seen = EXITED, now, now
+        ward.detail = why or describe_exit(gone.status)
+        if self._revives and self.supervisor is not None:
+            self.supervisor.gone(ward, gone.status, why, now)
+            if self.supervisor.verdict is not None:
+                self._fail(self.supervisor.verdict)
+        else:
+            self._fail(f"{gone.role} {describe_exit(gone.status)}")
+
+    @property
+    def _revives(self) -> bool:
+        return self.supervisor is not None and self._was_ready and not self._draining
 
     def _fail(self, why: str) -> None:
         if self.error is None:
@@ -119,6 +137,7 @@ class WatchdogCore:
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
         ask: GetStatus = message
+        self._now = now
         self._answered += 1
         if ask.wait and not self.ready and self.error is None and len(self._waiters) < MAX_WAITERS:
             self._waiters[client, ask.rid] = None
@@ -129,11 +148,18 @@ class WatchdogCore:
 
     def on_wake(self, now: float) -> Sequence[Send]:
         """Raises `EngineFailed` when the engine is not ready after `start_timeout`."""
-        self._was_ready = self._was_ready or self.ready
-        due = self.next_timer()
+        self._now = now
+        if self.ready and not self._was_ready:
+            self._was_ready = True
+            if self.supervisor is not None:
+                self._sends.insert(0, Send(LAUNCHER, Up()))
+        due = self._start_due()
         if due is not None and now >= due:
-            slow = ", ".join(f"{w.role} is {w.phase}" for w in self._not_ready())
+            slow = ", ".join(f"{w.role} is {w.state}" for w in self._not_ready())
             raise EngineFailed(f"start_timeout: not ready after {self._start_timeout:g} s: {slow}")
+        if self._revives and self.supervisor is not None:
+            others = {role: ward for role, ward in self.wards.items() if role != ROLE}
+            self._sends += [Send(LAUNCHER, order) for order in self.supervisor.look(others, now)]
         if self._waiters and (self.ready or self.error is not None):
             for client, rid in self._waiters:
                 self._answer(client, rid, now)
@@ -143,12 +169,13 @@ class WatchdogCore:
 
     @property
     def ready(self) -> bool:
-        """Every actor the launcher started is in a phase in which it works."""
+        """Every actor the launcher started is in a phase in which it works, and no beat of theirs
+        was a second overdue when this core was last awake."""
         return bool(self._expected) and self.error is None and not self._not_ready()
 
     def _not_ready(self) -> list[Ward]:
         wards = (self.wards[role] for role in sorted(self._expected))
-        return [ward for ward in wards if ward.phase not in READY_PHASES]
+        return [ward for ward in wards if not ward.works(self._now, self._heartbeat)]
 
     def _answer(self, client: bytes, rid: str, now: float) -> None:
         actors = [self._line(ward, now) for ward in self.wards.values()]
@@ -156,11 +183,17 @@ class WatchdogCore:
         self._sends.append(Send(CLIENT, status, client))
 
     def _line(self, ward: Ward, now: float) -> ActorStatus:
+        gauges = ward.gauges | {"restarts": float(max(0, ward.epoch - 1))}
         return ActorStatus(self.name, ward.role, ward.pid, ward.epoch, ward.phase, ward.step,
                            max(0.0, now - ward.moved), max(0.0, now - ward.seen), ward.detail,
-                           ward.gauges)
+                           gauges)
 
     def next_timer(self) -> float | None:
+        if self._revives and self.supervisor is not None:
+            return self.supervisor.next_timer()
+        return self._start_due()
+
+    def _start_due(self) -> float | None:
         waiting = not self._was_ready and self.error is None and not self._draining
         return self._start_until if waiting else None
 
@@ -175,10 +208,12 @@ class WatchdogCore:
         return self._draining and not self._waiters and not self._sends
 
     def health(self) -> Health:
-        return Health("draining" if self._draining else "ready", self._answered, 10.0)
+        gauges = self.supervisor.gauges() if self.supervisor is not None else {}
+        return Health("draining" if self._draining else "ready", self._answered, 10.0, gauges)
 
 
 def build(ctx: Context) -> WatchdogCore:
     """The role's entry."""
     runtime = ctx.config.runtime
-    return WatchdogCore(runtime.name, ctx.epoch, os.getpid(), runtime.start_timeout)
+    return WatchdogCore(runtime.name, ctx.epoch, os.getpid(), runtime.start_timeout,
+                        ctx.config.recovery, runtime.heartbeat, ctx.entropy)

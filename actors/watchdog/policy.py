@@ -1,0 +1,97 @@
+"""When a dead actor is started again, and when no more.
+
+One for one, after a delay that doubles from death to death, and never more often than an intensity
+limit allows (as Erlang's supervisors). Pure: the caller brings the time, CLOCK_MONOTONIC seconds.
+
+Restarts are counted over `window` seconds *of work*: an actor that dies each time it has loaded
+for two minutes gets no further than one that dies at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from msgspec import Struct, field
+
+FIRST_DELAY = 0.1
+LONGEST_DELAY = 30.0
+JITTER = 0.25
+"""Part of the delay by which it is longer or shorter, at random: actors that died together do not
+come back in step for ever."""
+HEALTHY_AFTER = 60.0
+"""Seconds of work in one life after which delays start from the first one again."""
+MASK = (1 << 64) - 1
+
+
+class Dice:
+    """splitmix64 (Steele, Lea, Flood 2014): uniform numbers from a seed, for pure cores."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & MASK
+
+    def uniform(self) -> float:
+        """The next number in [0, 1)."""
+        self._state = (self._state + 0x9E3779B97F4A7C15) & MASK
+        z = self._state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+        return ((z ^ (z >> 31)) >> 11) / 2**53
+
+
+class Record(Struct):
+    """The restarts of one role."""
+
+    delays: int = 0
+    """Deaths since it was last healthy."""
+    worked: float = 0.0
+    """Seconds it has worked in all its past lives."""
+    working_since: float | None = None
+    counted: deque[float] = field(default_factory=deque)
+    """`worked` at each restart within the window."""
+
+
+class Restarts:
+    """The policy, for any number of roles."""
+
+    def __init__(self, limit: int, window: float, seed: int) -> None:
+        """At most `limit` restarts of a role within `window` seconds of its work."""
+        self.limit, self.window = limit, window
+        self._dice = Dice(seed)
+        self._records: dict[str, Record] = {}
+
+    def works(self, role: str, now: float) -> None:
+        """The role is ready (again)."""
+        record = self._record(role)
+        if record.working_since is None:
+            record.working_since = now
+
+    def died(self, role: str, now: float) -> float | None:
+        """When to start it again; None if it has died too often for that."""
+        record = self._record(role)
+        lived = 0.0 if record.working_since is None else max(0.0, now - record.working_since)
+        record.working_since = None
+        record.worked += lived
+        if lived >= HEALTHY_AFTER:
+            record.delays = 0
+        while record.counted and record.counted[0] <= record.worked - self.window:
+            record.counted.popleft()
+        if len(record.counted) >= self.limit:
+            return None
+        record.counted.append(record.worked)
+        record.delays += 1
+        return now + self._delay(record.delays - 1)
+
+    def progress(self, role: str) -> None:
+        """The last restart has led somewhere: it does not count."""
+        record = self._record(role)
+        if record.counted:
+            record.counted.pop()
+        record.delays = max(0, record.delays - 1)
+
+    def _delay(self, deaths: int) -> float:
+        delay = FIRST_DELAY * 2.0 ** min(deaths, 32)
+        spread = 1 + JITTER * (2 * self._dice.uniform() - 1)
+        return min(LONGEST_DELAY, delay * spread)
+
+    def _record(self, role: str) -> Record:
+        return self._records.setdefault(role, Record())

@@ -1,0 +1,115 @@
+"""What is done about the dead and the hung: whom to kill, whom to start again, when to give up.
+
+Pure: it is told of the dead, looks at the wards now and then, and returns orders to the launcher.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from actorium.actors.config import RecoveryConfig
+from actorium.actors.messages import Kill, Spawn
+from actorium.actors.runtime.process import EXIT_FAULT, describe_exit
+from actorium.actors.watchdog.hangs import find_hang
+from actorium.actors.watchdog.policy import Restarts
+from actorium.actors.watchdog.wards import Ward
+
+TICK = 0.25
+"""Seconds between two looks at the wards."""
+OVERSLEPT = 1.0
+"""Seconds beyond a tick after which it was the watchdog itself that did not run."""
+ENGINE = "launcher"
+SUSPECTS, QUARANTINED = "suspects", "quarantined"
+"""Gauges of the scheduler: sequences under suspicion of killing the worker, and those convicted."""
+
+
+class Supervisor:
+    """The hands' orders. Times are CLOCK_MONOTONIC seconds."""
+
+    def __init__(self, recovery: RecoveryConfig, heartbeat: float, seed: int) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Restarts ordered, by (role, cause); causes: killed, fault, exited, silent, hung."""
+        self.verdict: str | None = None
+        """Why the engine has to end."""
+        self._recovery, self._heartbeat = recovery, heartbeat
+        self._restarts = Restarts(recovery.max_restarts, recovery.restart_window, seed)
+        self._due: dict[str, tuple[float, int]] = {}
+        """Role -> (when to start it, epoch)."""
+        self._orders: list[Kill | Spawn] = []
+        self._looked: float | None = None
+        self._suspicion: dict[str, float] = {}
+
+    # --- what happens ---
+
+    def works(self, role: str, now: float) -> None:
+        """An actor is ready."""
+        self._restarts.works(role, now)
+
+    def gone(self, ward: Ward, status: int, why: str, now: float) -> None:
+        """An actor has died, of `why` if it could say so: start it again, or give up."""
+        cause = ward.condemned or _cause(status)
+        at = self._restarts.died(ward.role, now)
+        if at is not None:
+            self.counts[ward.role, cause] += 1
+            self._due[ward.role] = (at, ward.epoch + 1)
+        elif self.verdict is None:
+            r, end = self._recovery, f"{describe_exit(status)}{why and ': ' + why}"
+            self.verdict = (f"{ward.role} (pid {ward.pid}) {end}; it was started again "
+                            f"{r.max_restarts} times within {r.restart_window:g} s of work")
+            self._orders.append(Kill(ENGINE, 0, self.verdict))
+
+    def started(self, role: str, epoch: int) -> None:
+        """An incarnation runs: nothing is to be started any more."""
+        if role in self._due and epoch >= self._due[role][1]:
+            del self._due[role]
+
+    def suspicion(self, gauges: Mapping[str, float]) -> None:
+        """What the scheduler says of who kills the worker: where the circle of suspects gets
+        smaller, or one is convicted, the worker's last restart does not count."""
+        new = {name: gauges.get(name, 0.0) for name in (SUSPECTS, QUARANTINED)}
+        old, self._suspicion = self._suspicion, new
+        fewer = new[SUSPECTS] < old.get(SUSPECTS, 0.0)
+        if fewer or new[QUARANTINED] > old.get(QUARANTINED, new[QUARANTINED]):
+            for role in {r for r, _ in self.counts if r.startswith("worker")}:
+                self._restarts.progress(role)
+
+    # --- what is done ---
+
+    def look(self, wards: Mapping[str, Ward], now: float) -> list[Kill | Spawn]:
+        """Judge who hangs; everything that is to be done now."""
+        self._excuse(wards, now)
+        self._looked = now
+        for ward in wards.values():
+            hang = find_hang(ward, wards, now, self._recovery.silence, self._heartbeat)
+            if hang is not None:
+                ward.condemned = hang.cause
+                self._orders.append(Kill(ward.role, ward.pid, f"{hang.cause}: {hang.text}"))
+        for role, (at, epoch) in list(self._due.items()):
+            if now >= at:
+                del self._due[role]
+                self._orders.append(Spawn(role, epoch))
+        orders, self._orders = self._orders, []
+        return orders
+
+    def _excuse(self, wards: Mapping[str, Ward], now: float) -> None:
+        """Time in which the watchdog itself was stopped is nobody's silence."""
+        slept = 0.0 if self._looked is None else now - self._looked - TICK
+        if slept > OVERSLEPT:
+            for ward in wards.values():
+                ward.seen, ward.moved = min(now, ward.seen + slept), min(now, ward.moved + slept)
+
+    def next_timer(self) -> float:
+        """When to look again."""
+        tick = 0.0 if self._looked is None else self._looked + TICK
+        return min([tick, *(at for at, _ in self._due.values())])
+
+    def gauges(self) -> dict[str, float]:
+        """Restarts ordered by this watchdog: "restarts.ROLE.CAUSE" -> how many."""
+        return {f"restarts.{role}.{cause}": float(n) for (role, cause), n in self.counts.items()}
+
+
+def _cause(status: int) -> str:
+    if status < 0:
+        return "killed"
+    return "fault" if status == EXIT_FAULT else "exited"
