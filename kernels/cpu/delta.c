@@ -1,5 +1,5 @@
-/* Many tokens a sequence through a GatedDeltaNet layer, in blocks: with the state as [key, value], 32
- * values at a time are a product with the block's keys and queries, a forward substitution, and a
+/* Many tokens a sequence through a GatedDeltaNet layer, in blocks: with the state as [key, value],
+ * 32 values at a time are a product with the block's keys and queries, a forward substitution, and a
  * product back. */
 #include "delta.h"
 #include <stdlib.h>
