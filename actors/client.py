@@ -160,9 +160,10 @@ class Client:
     def server_info(self, timeout: float | None = None) -> dict[str, Any]:
         """Model, limits, defaults and configuration of the engine; `memory`: its pages, prefix
         cache and preemptions as of its last heartbeat (`client_calls.MEMORY_GAUGES`), and as
-        `bytes` what the worker holds, measured beside planned (`client_calls.bytes_of`)."""
+        `bytes` what the worker holds, measured beside planned (`client_calls.bytes_of`);
+        `speculation`: drafts and how many were accepted (`client_calls.speculation_of`)."""
         info = calls.info_of(self._ask(TOKENIZER, calls.server_info, timeout))
-        return info | {"memory": calls.memory_of(self.status(timeout or calls.STATUS_TIMEOUT))}
+        return info | calls.gauges_of(self.status(timeout or calls.STATUS_TIMEOUT))
 
     def flush_cache(self, timeout: float | None = 30.0) -> dict[str, int]:
         """Make the engine forget every cached prefix that no running sequence holds.

@@ -127,7 +127,7 @@ class AsyncClient:
         """As `Client.server_info`."""
         info = calls.info_of(await self._ask(TOKENIZER, calls.server_info, timeout))
         status = await self.status(timeout or calls.STATUS_TIMEOUT)
-        return info | {"memory": calls.memory_of(status)}
+        return info | calls.gauges_of(status)
 
     async def flush_cache(self, timeout: float | None = 30.0) -> dict[str, int]:
         """As `Client.flush_cache`."""

@@ -48,6 +48,8 @@ MEMORY_GAUGES = (
 the moment; tokens, evictions and preemptions are counted since the start."""
 BYTES, PLANNED = "_bytes", "_bytes_planned"
 """How the worker's heartbeat calls bytes of something: measured, and as the plan has them."""
+SPECULATION = "spec_decode_"
+"""What the scheduler's heartbeat tells of drafts begins so."""
 POLL = 0.02
 
 
@@ -147,6 +149,19 @@ def info_of(answer: Any) -> dict[str, Any]:
 
 def flushed_of(answer: Any) -> dict[str, int]:
     return msgspec.json.decode(answer.json, type=dict[str, int])
+
+
+def gauges_of(status: Status) -> dict[str, Any]:
+    """The blocks of `server_info` that come from heartbeats: `memory` and `speculation`."""
+    return {"memory": memory_of(status), "speculation": speculation_of(status)}
+
+
+def speculation_of(status: Status) -> dict[str, float]:
+    """Drafts made and accepted since the start, the present number of drafts (`k`), and what its
+    choice rests on; empty where nothing is drafted."""
+    return {name.removeprefix(SPECULATION): value for actor in status.actors
+            if actor.role == "scheduler" for name, value in actor.gauges.items()
+            if name.startswith(SPECULATION)}
 
 
 def memory_of(status: Status) -> dict[str, Any]:

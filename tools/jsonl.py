@@ -3,7 +3,8 @@
 In: `prompt`, `prompt_token_ids` or `messages`, any field of `SamplingParams` (or OpenAI's
 `logprobs: true` + `top_logprobs`, `max_completion_tokens`), `tenant` and `priority`. Out:
 `index` (the line's number from 0), `text`, `token_ids`, `finish_reason`, `prompt_tokens`,
-`cached_tokens`, `completion_tokens`, `logprobs` if asked; for n > 1 a list `choices` of such
+`cached_tokens`, `completion_tokens` (with speculation also `draft_tokens`
+and `accepted_tokens`), `logprobs` if asked; for n > 1 a list `choices` of such
 records. A line that cannot be served becomes `{"index", "error"}` and the rest go on. Files of any
 size: only a window of lines is held.
 """
@@ -213,6 +214,8 @@ def _choice(params: SamplingParams, completion: Any) -> dict[str, Any]:
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
     }
+    if usage.draft_tokens:
+        fields |= {"draft_tokens": usage.draft_tokens, "accepted_tokens": usage.accepted_tokens}
     if params.logprobs is not None:
         fields["logprobs"] = _logprobs(completion.logprobs)
     if params.prompt_logprobs is not None:

@@ -169,6 +169,8 @@ class DetokenizerCore:
         sids = memoryview(message.sids).cast("i").tolist()
         events = {e.sid: e for e in message.events} if message.events else NO_EVENT
         live, dirty = self._live, self._dirty
+        if message.drafts:
+            self._verified(message, sids, starts)
         for event in message.events:
             if (seq := live.get(event.sid)) is not None:
                 seq.note(event)
@@ -185,6 +187,17 @@ class DetokenizerCore:
             if (seq := live.get(event.sid)) is not None:
                 self._finish(seq, event)
 
+    def _verified(self, message: TokenBatch, sids: list[int], starts: list[int]) -> None:
+        """Count drafts and those accepted: a stop string ends a sequence here, before the scheduler
+        can tell. What the scheduler tells at an end replaces these counts."""
+        first = message.firsts
+        rows = zip(sids[first:], starts[first:], message.counts[first:], strict=True)
+        for sid, start, count in rows:
+            seq = self._live.get(sid)
+            if seq is not None and seq.seen == start:
+                seq.drafted += message.drafts
+                seq.accepted += count - 1
+
     def _row(self, seq: Sequence, tokens: list[int], skip: int,
              event: SequenceEvent | None) -> None:
         """Tokens of one sequence, the first `skip` of them known already (< 0: some are lost)."""
@@ -200,7 +213,9 @@ class DetokenizerCore:
     def _push(self, seq: Sequence, tokens: list[int], stop_token: int | None) -> None:
         before = seq.seen
         if seq.take(tokens, stop_token):
-            seq.drop_logprobs(len(tokens) - (seq.seen - before))
+            beyond = len(tokens) - (seq.seen - before)
+            seq.drop_logprobs(beyond)
+            seq.accepted = max(seq.accepted - beyond, 0)
             self._out.append(Send("scheduler", Stop(seq.sid, seq.seen)))
             self._close(seq)
 

@@ -24,9 +24,9 @@ class Sequence:
     """A live sequence. Tokens go in by `take`, deltas come out of `delta`."""
 
     __slots__ = ("sid", "rid", "index", "client", "prompt_tokens", "cached", "seen",
-                 "finish_reason", "stop_reason", "error", "_prompt", "_stream", "_stops",
-                 "_min_tokens", "_include_stop", "_text", "_tokens", "_start", "_logprobs",
-                 "_prompt_logprobs")
+                 "drafted", "accepted", "finish_reason", "stop_reason", "error", "_prompt",
+                 "_stream", "_stops", "_min_tokens", "_include_stop", "_text", "_tokens", "_start",
+                 "_logprobs", "_prompt_logprobs")
 
     def __init__(self, message: Open, stream: Stream) -> None:
         self.sid = message.sid
@@ -37,6 +37,8 @@ class Sequence:
         self.cached = 0
         self.seen = 0
         """Tokens taken so far."""
+        self.drafted = self.accepted = 0
+        """Drafts verified for it, and those accepted."""
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.error: Rejected | None = None
@@ -110,6 +112,8 @@ class Sequence:
         """What an event tells of the prompt."""
         if event.cached_tokens is not None:
             self.cached = event.cached_tokens
+        if event.draft_tokens is not None:
+            self.drafted, self.accepted = event.draft_tokens, event.accepted_tokens or 0
         if event.prompt_logprobs is not None:
             self._add_prompt_logprobs(event.prompt_logprobs)
 
@@ -126,7 +130,8 @@ class Sequence:
         """Everything since the last delta. Tokens may be ahead of the text, which is held back."""
         usage = None
         if self.finish_reason is not None:
-            usage = Usage(self.prompt_tokens, self.cached, self.seen)
+            usage = Usage(self.prompt_tokens, self.cached, self.seen, self.drafted,
+                          self.accepted)
         made = Delta(self.rid, self.index, self._start, self._text,
                      array("i", self._tokens).tobytes(), self._logprobs, self._prompt_logprobs,
                      self.finish_reason, self.stop_reason, usage, self.error)
