@@ -85,6 +85,8 @@ def build(tables: Tables, plan: StepPlan) -> Step:
 
     Raises `ValueError` on a plan that does not fit the tables.
     """
+    if plan.drafts > tables.drafts.most:
+        raise ValueError(f"drafts: {plan.drafts} are wanted, {tables.drafts.most} can be made")
     if plan.release:
         tables.release(np.frombuffer(plan.release, np.int32))
     if plan.admit:

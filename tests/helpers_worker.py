@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
+from actorium.actors.config import Config, MemoryConfig, SchedulerConfig, SpeculationConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import (
     Cancel,
@@ -64,11 +64,13 @@ class Ring:
     """Submit requests, then `run` until all are finished."""
 
     def __init__(self, runner: Runner, budget: int = 2048, overlap: bool = True,
-                 force_preempt_every: int = 0) -> None:
+                 force_preempt_every: int = 0, speculative: str = "auto") -> None:
+        """speculative: who decides how many drafts are made, if the runner has room for any."""
         scheduler = SchedulerConfig(
             max_num_seqs=runner.tables.slots - 1, max_num_batched_tokens=budget, overlap=overlap,
             force_preempt_every=force_preempt_every)
         config = Config(scheduler=scheduler,
+                        speculation=SpeculationConfig(speculative=speculative),
                         memory=MemoryConfig(page_size=runner.tables.page_size, debug_memory=True))
         self.runner = runner
         self.core = build(Context(config, Path("/nowhere"), "scheduler", 1, 1))
@@ -78,7 +80,7 @@ class Ring:
         states = runner.states
         self.core.on_message(Ready(1, groups, shape.page_size, shape.slots, shape.max_len,
                                    shape.vocab, "test", states.checkpoints if states else 0,
-                                   states is not None), 0.0)
+                                   states is not None, drafts=shape.drafts.most), 0.0)
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, Output] = {}
         self.most_in_flight = 0
