@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from actorium.actors.messages import Ready, Reset, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from actorium.gpu.measure import Meter
+    from actorium.gpu.prefault import Prefault
     from actorium.gpu.runner import Runner
     from actorium.gpu.timing import Timed
 
@@ -27,6 +28,8 @@ SPIN = "500"
 """Rounds (some 20 us in all) that libgomp's threads spin for each other before they sleep. Its own
 default of several ms lets one waiting thread keep the other off a core that processes share: with
 two threads on two busy cores, tiny models ran 30 times slower."""
+STEPS_AHEAD = 4
+"""Steps, as large as they come, for whose tokens memory is there before they are computed."""
 Post = Callable[[], None]
 
 
@@ -71,7 +74,7 @@ class Compute:
             self._post()
 
     def _compute(self) -> None:
-        runner, meter = self._open()
+        runner, meter, ahead = self._open()
         from actorium.gpu.timing import clock
 
         timer = clock(runner.moves.device)
@@ -79,7 +82,7 @@ class Compute:
             threading.Thread(target=self._guarded, args=(self._collect,), name="harvest",
                              daemon=True).start()
         while True:
-            message = self._work.get()
+            message = self._next(ahead)
             if isinstance(message, Reset):
                 self._epoch = message.epoch
                 runner.reset()
@@ -93,18 +96,37 @@ class Compute:
                 if meter is not None and meter.after(message):
                     self.memory = meter.footprint.gauges()
 
-    def _open(self) -> tuple[Runner, Meter | None]:
+    def _next(self, ahead: Prefault) -> StepPlan | Reset:
+        """What comes next; memory for pages is taken until it does."""
+        while True:
+            try:
+                message = self._work.get_nowait()
+            except Empty:
+                if ahead.some():
+                    continue
+                message = self._work.get()
+            if isinstance(message, StepPlan):
+                ahead.saw(message)
+            return message
+
+    def _open(self) -> tuple[Runner, Meter | None, Prefault]:
         start = perf_counter()
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
         from actorium.gpu.device import open_device
+        from actorium.gpu.prefault import Prefault
 
         opened = open_device(self._ctx.config, self._ctx.epoch, self._say,
                              {"import": perf_counter() - start})
+        start = perf_counter()
+        ahead = Prefault(opened.runner.pools,
+                         STEPS_AHEAD * self._ctx.config.scheduler.max_num_batched_tokens)
+        ahead.all()
+        opened.ready.load_seconds["allocate"] += perf_counter() - start
         gc.freeze()  # torch's objects live to the end: not worth a collector's look
         self.memory = opened.footprint.gauges()
         self.results.append(opened.ready)
         self._say("ready", opened.ready.device)
-        return opened.runner, opened.meter
+        return opened.runner, opened.meter, ahead
 
     def _collect(self) -> None:
         while True:
