@@ -1,0 +1,237 @@
+"""How many drafts pay: the choice against simulated costs and acceptances."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from actorium.actors.scheduler.speculation import (
+    GAIN,
+    TRIAL,
+    Acceptance,
+    Drafting,
+    Verified,
+    best,
+    bucket,
+    expected_tokens,
+)
+
+Cost = Callable[[int, int], float]
+"""(batch, k) -> microseconds of a step."""
+
+
+def bandwidth(batch: int, k: int) -> float:
+    """A large model at small batches: reading the weights is nearly all, drafts are a little."""
+    return 5000 + 2.0 * batch * (k + 1) + 150 * k
+
+
+def arithmetic(batch: int, k: int) -> float:
+    """Every row costs the same."""
+    return 200 + 60.0 * batch * (k + 1)
+
+
+def roofline(batch: int, k: int) -> float:
+    """As a GPU: flat up to 64 rows, then by the row."""
+    return 5000 * max(1.0, batch * (k + 1) / 64) + 150 * k
+
+
+class Engine:
+    """Steps of one batch size, two plans on their way, as the scheduler would see them."""
+
+    def __init__(self, most: int, acceptance: tuple[float, ...], cost: Cost, noise: float = 0.0,
+                 seed: int = 1) -> None:
+        self.drafting = Drafting(most)
+        self.acceptance, self.cost, self.noise = acceptance, cost, noise
+        self.dice = random.Random(seed)
+        self.verify = 0
+        self.flight: list[tuple[int, int]] = []
+        self.used: list[int] = []
+        self.tokens = self.spent = 0.0
+
+    def run(self, batch: int, steps: int) -> None:
+        for _ in range(steps):
+            made = self.drafting.next(batch)
+            self.used.append(made)
+            self.flight.append((self.verify, made))
+            self.verify = made
+            if len(self.flight) == 2:
+                self._finish(batch, *self.flight.pop(0))
+
+    def _finish(self, batch: int, verified: int, made: int) -> None:
+        going = [0] * (verified + 2)
+        for _ in range(batch):
+            right = 0
+            while right < verified and self.dice.random() < self.acceptance[right]:
+                right += 1
+            going[1 + right] += 1
+        time = self.cost(batch, (verified + made) // 2) * self.dice.gauss(1, self.noise)
+        self.tokens += sum(count * rows for count, rows in enumerate(going))
+        self.spent += time
+        if verified:
+            self.drafting.verified(Verified(going, [0] * len(going)))
+        if verified == made:
+            self.drafting.timed(batch, made, max(int(time), 1))
+
+    def settled(self, last: int) -> float:
+        """The k that most of the last plans had."""
+        recent = self.used[-last:]
+        return max(set(recent), key=recent.count)
+
+
+def best_rate(batch: int, most: int, acceptance: tuple[float, ...], cost: Cost) -> float:
+    tokens = expected_tokens(acceptance)
+    return max(batch * tokens[k] / cost(batch, k) for k in range(most + 1))
+
+
+# --- the pure part -------------------------------------------------------------------------------
+
+def test_expected_tokens_are_not_taken_for_geometric() -> None:
+    assert expected_tokens([0.8, 0.5, 0.1]) == pytest.approx([1, 1.8, 2.2, 2.24])
+
+
+def test_the_best_k_has_the_most_tokens_per_time() -> None:
+    tokens = expected_tokens([0.8, 0.6])
+    assert best(tokens, [100, 110, 120], present=0) == 2
+    assert best(tokens, [100, 170, 250], present=2) == 1
+    assert best(tokens, [100, 190, 290], present=2) == 0
+    assert best(tokens, [100, None, 120], present=0) == 2
+    assert best(tokens, [None, 1.0, 1.0], present=0) == 0
+
+
+def test_a_small_gain_changes_nothing() -> None:
+    tokens = [1.0, 1.5]
+    level = 150.0
+    assert best(tokens, [100, level / (1 + GAIN / 2)], present=0) == 0
+    assert best(tokens, [100, level / (1 + GAIN / 2)], present=1) == 1
+    assert best(tokens, [100, level / (1 + 2 * GAIN)], present=0) == 1
+
+
+def test_buckets_grow_with_the_batch() -> None:
+    found = [bucket(batch) for batch in range(1, 1025)]
+    assert found == sorted(found) and found[:8] == [1, 2, 3, 4, 5, 5, 6, 6]
+    for batch in range(2, 1025):
+        if found[batch - 1] == found[batch - 2]:
+            assert batch <= 1.5 * (found.index(found[batch - 1]) + 1)
+
+
+def test_acceptance_is_measured_by_position_and_only_where_it_was_tested() -> None:
+    acceptance = Acceptance(3)
+    # 1,000 rows of 2 drafts: 300 fail at the first, 350 at the second, 350 pass; then 500 rows
+    # that ended with their second token: its draft was right, the next one was not tested.
+    acceptance.learn(Verified([0, 300, 350, 350], [0, 0, 500, 0]))
+    first, second, third = acceptance.rates()
+    assert first == pytest.approx(1200 / 1500, abs=0.01)
+    assert second == pytest.approx(350 / 700, abs=0.01)
+    assert third == second, "a position never tested is as good as the one before"
+    for _ in range(200):
+        acceptance.learn(Verified([0, 90, 10], [0, 0, 0]))
+    assert acceptance.rates()[0] == pytest.approx(0.1, abs=0.01)
+    assert acceptance.rates()[1] == pytest.approx(0.5, abs=0.01)
+
+
+# --- with costs ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize(("cost", "batch", "acceptance"), [
+    (bandwidth, 1, (0.8, 0.6, 0.5, 0.4)), (bandwidth, 32, (0.8, 0.6, 0.5, 0.4)),
+    (bandwidth, 4, (0.05, 0.05, 0.05, 0.05)), (arithmetic, 1, (0.9, 0.2, 0.1, 0.1)),
+    (arithmetic, 32, (0.8, 0.6, 0.5, 0.4)), (roofline, 16, (0.9, 0.9, 0.9, 0.9)),
+    (roofline, 32, (0.9, 0.8, 0.7, 0.6)), (roofline, 256, (0.7, 0.5, 0.4, 0.3))])
+def test_the_best_k_is_found_and_kept(cost: Cost, batch: int, acceptance: tuple[float, ...],
+                                      noise: float) -> None:
+    engine = Engine(4, acceptance, cost, noise)
+    engine.run(batch, 1500)
+    tokens, spent = engine.tokens, engine.spent
+    engine.run(batch, 1500)
+    highest = best_rate(batch, 4, acceptance, cost)
+    late = (engine.tokens - tokens) / (engine.spent - spent)
+    assert late > highest * (0.95 if noise else 0.96)
+    if not noise:
+        k = int(engine.settled(1000))
+        rate = batch * expected_tokens(acceptance)[k] / cost(batch, k)
+        assert rate * (1 + GAIN) >= highest
+
+
+def test_it_takes_few_steps() -> None:
+    """All of k = 0..4 are tried at once: 6 plans each, and some until their results are in."""
+    engine = Engine(4, (0.8, 0.6, 0.5, 0.4), arithmetic)
+    engine.run(32, 10 * TRIAL)
+    assert engine.settled(TRIAL) == 0
+
+
+def test_trials_cost_less_than_two_percent() -> None:
+    for cost, batch in ((bandwidth, 8), (arithmetic, 32), (roofline, 32)):
+        acceptance = (0.8, 0.6, 0.5, 0.4)
+        engine = Engine(4, acceptance, cost)
+        engine.run(batch, 300)
+        tokens, spent = engine.tokens, engine.spent
+        engine.run(batch, 6000)
+        k = int(engine.settled(3000))
+        steady = batch * expected_tokens(acceptance)[k] / cost(batch, k)
+        assert (engine.tokens - tokens) / (engine.spent - spent) > 0.98 * steady
+        assert engine.drafting.trials > 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_does_not_make_it_flap(seed: int) -> None:
+    """k = 0 and k = 1 are as good as each other."""
+    engine = Engine(2, (0.5, 0.1), lambda batch, k: 1000 * (1 + 0.5 * k), noise=0.2, seed=seed)
+    engine.run(8, 6000)
+    assert engine.drafting.changes <= 12
+
+
+def test_a_large_batch_falls_to_none_and_a_small_one_recovers() -> None:
+    engine = Engine(2, (0.8, 0.6), roofline, noise=0.05)
+    engine.run(8, 400)
+    assert engine.settled(100) == 2
+    engine.run(256, 400)
+    assert engine.settled(100) == 0
+    engine.run(8, 50)
+    assert engine.settled(40) == 2
+    engine.run(128, 200)
+    assert engine.settled(100) == 0
+
+
+def test_a_batch_size_never_seen_begins_as_its_neighbour() -> None:
+    engine = Engine(2, (0.8, 0.6), arithmetic)
+    engine.run(64, 200)
+    before = len(engine.used)
+    engine.run(80, 1)
+    assert engine.used[before:] == [0]
+
+
+def test_drafts_that_become_good_are_noticed() -> None:
+    engine = Engine(2, (0.1, 0.1), lambda batch, k: 1000 * (1 + 0.3 * k), noise=0.05)
+    engine.run(4, 2000)
+    assert engine.settled(500) == 0
+    engine.acceptance = (0.9, 0.8)
+    engine.run(4, 8000)
+    assert engine.settled(500) == 2
+
+
+def longer(share: float, batch: int, k: int) -> float:
+    return bandwidth(batch, k) * (1 + share)
+
+
+def test_times_that_grow_with_the_context_change_nothing() -> None:
+    """While one k is in use only its time is seen to grow; the others' grow with it."""
+    engine = Engine(2, (0.8, 0.6), bandwidth)
+    engine.run(8, 600)
+    changes = engine.drafting.changes
+    for percent in range(100):
+        engine.cost = partial(longer, percent / 100)
+        engine.run(8, 60)
+    assert engine.settled(2000) == 2 and engine.drafting.changes == changes
+
+
+def test_fixed_stays_and_without_times_nothing_changes() -> None:
+    fixed = Drafting(3, fixed=True)
+    for _ in range(300):
+        assert fixed.next(64) == 3
+        fixed.timed(64, 3, 10**6)
+    assert fixed.next(0) == 0 and Drafting(0).next(5) == 0 and Drafting(0).gauges() == {}
+    untimed = Drafting(2)
+    assert {untimed.next(8) for _ in range(500)} == {2}
