@@ -256,6 +256,29 @@ def test_drafts_after_windows_are_those_after_a_prompt(make: Callable[[str], Any
     assert max(max(seq.emitted) for seq in seqs) >= 3
 
 
+@pytest.mark.parametrize("name", ["hybrid", "deepseek"])
+def test_prompts_are_whole_where_nothing_is_drafted(make: Callable[[str], Any], name: str) -> None:
+    """In chunks, beside others, without drafts: the first drafts later miss nothing of the prompt.
+    """
+    model, prompt = make(name), PROMPTS[2]
+    params = Resolved(max_tokens=9, temperature=0.0)
+    runner = make_runner(model, 2, mtp=True)
+    pages = i4(*range(1, 13))
+    runner.run(StepPlan(1, 1, admit=[Admit(1, i4(*prompt), len(prompt), 0, pages, params, 1)],
+                        extend=i4((1, 13))))
+    other = Admit(2, i4(5, 6, 7), 3, 0, i4(*range(20, 32)), params, 1)
+    runner.run(StepPlan(1, 2, admit=[other], extend=i4((2, 3), (1, 10))))
+    ended = runner.run(StepPlan(1, 3, decode=i4(2), extend=i4((1, len(prompt) - 23))))
+    first = np.frombuffer(ended.tokens, np.int32).tolist()[0]
+    result = runner.run(StepPlan(1, 4, decode=i4(1, 2), drafts=2))
+    fresh = make_runner(model, 2, mtp=True)
+    again = fresh.run(StepPlan(1, 1, admit=[
+        Admit(1, i4(*prompt, first), len(prompt), 0, pages, params, 1)],
+        extend=i4((1, len(prompt) + 1)), drafts=2))
+    assert again.tokens == result.tokens[:4]
+    assert fresh.tables.drafts.tokens[1].tolist() == runner.tables.drafts.tokens[1].tolist()
+
+
 # --- forced acceptance ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("moves", [Host, Device])
