@@ -1,5 +1,8 @@
 """The launcher: starts an engine's actors, waits on them, stops them, leaves nothing behind.
 
+With `recovery.restart` it is the watchdog's hands once the engine has been ready: it kills and
+starts as told. Over the watchdog itself it watches on its own, by the same rules.
+
 It waits in one poll on pidfds, its inbox and a wake-up pipe, and imports no event loop: the worker
 must be on its way before anything heavy is loaded. Each actor leads its own process group and dies
 with the launcher (parent-death signal).
@@ -14,7 +17,6 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,13 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
 
 from actorium.actors import config as configs
 from actorium.actors.config import Config
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
-from actorium.actors.messages import Child, Children, Exited, Fatal, Kill, ToLauncher
+from actorium.actors.job import Job, Report
+from actorium.actors.keeper import WATCHDOG, Keeper
+from actorium.actors.messages import Beat, Children, Exited, Fatal, Kill, Spawn, ToLauncher, Up
 from actorium.actors.roles import REFUSING, missing_packages, roles_of, stop_rank
+from actorium.actors.runtime.children import Actor, Actors
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
@@ -38,13 +42,13 @@ from actorium.actors.runtime.process import (
     EXIT_FAULT,
     describe_exit,
     kill_group,
-    python,
     send_signal,
 )
 from actorium.actors.runtime.rundir import RunDir, address, sweep
+from actorium.actors.watchdog.supervisor import ENGINE
 
 if TYPE_CHECKING:
-    from actorium.actors.runtime.mailbox import Inbox, Outbox
+    from actorium.actors.runtime.mailbox import Inbox
 
 STOP_GRACE = 3.0
 """Seconds an actor gets to end once it has nothing left to drain."""
@@ -52,24 +56,9 @@ FAULT_GRACE = 0.5
 """The same in an engine that has failed."""
 LAST_WORDS = 0.2
 """Seconds to wait for the Fatal of an actor that exited with an error code."""
-STDERR = 2
+STACKS = 0.2
+"""Seconds that an actor gets to write down its stacks before it is killed."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Actor:
-    """A running child."""
-
-    def __init__(self, role: str, epoch: int, process: subprocess.Popen[bytes]) -> None:
-        self.role, self.epoch, self.process = role, epoch, process
-        self.pid = process.pid
-        self.pidfd = os.pidfd_open(process.pid)
-
-    def reap(self) -> int:
-        """Kill what is left of the group, reap the leader, return its exit code (or -signal)."""
-        kill_group(self.pid)
-        status = self.process.wait()
-        os.close(self.pidfd)
-        return status
 
 
 class Launcher:
@@ -85,12 +74,18 @@ class Launcher:
         """Why the engine ended, if not by `stop`."""
         self._started = started
         self._run_dir: RunDir | None = None
-        self._actors: dict[int, Actor] = {}
+        self._poll = select.poll()
+        self._actors = Actors(Path(), {}, self._poll)
+        self._condemned: dict[Actor, float] = {}
+        """When to kill whom."""
         self._fatals: dict[int, Fatal] = {}
         self._inbox: Inbox | None = None
-        self._watchdog: Outbox | None = None
+        self._keeper: Keeper | None = None
+        self._up = False
+        """The engine has been ready."""
+        self._rank = -1
+        """Of the group that is being stopped."""
         self._context: Any = None
-        self._poll = select.poll()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._parent_fd: int | None = None
         self._stops = 0
@@ -117,7 +112,7 @@ class Launcher:
             for number, handler in old.items():
                 signal.signal(number, handler)
         if self.failure is not None:
-            print(f"actorium: {self.failure.message}", file=sys.stderr, flush=True)
+            _say(self.failure.message)
         return self._code
 
     def stop(self) -> None:
@@ -150,8 +145,9 @@ class Launcher:
         self._run_dir = RunDir(runtime.name, runtime.run_dir)
         path = self._run_dir.path
         self._write("config.json", configs.dump(self.config))
-        for role, target in self.roles.items():
-            self._spawn(role, target)
+        self._actors = Actors(path, self.roles, self._poll)
+        for role in self.roles:
+            self._actors.spawn(role)
         self._write("engine.json", msgspec.json.encode({
             "name": runtime.name, "pid": os.getpid(), "model": self.config.model.model,
             "started": time.time(), "roles": list(self.roles)}))
@@ -169,31 +165,22 @@ class Launcher:
         with open(fd, "wb") as file:
             file.write(data)
 
-    def _spawn(self, role: str, target: str, epoch: int = 1) -> None:
-        assert self._run_dir is not None
-        argv = python("actorium.actors.main", role, str(self._run_dir.path), str(epoch),
-                      str(os.getpid()), target)
-        # The engine's stdout belongs to whoever runs the launcher.
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=STDERR,
-                                   process_group=0)
-        actor = Actor(role, epoch, process)
-        self._actors[actor.pidfd] = actor
-        self._poll.register(actor.pidfd, select.POLLIN)
-
     def _open_mailboxes(self, path: Path) -> None:
         """Only now: importing zmq takes longer than starting all the actors."""
         import zmq
 
-        from actorium.actors.runtime.mailbox import Inbox, Outbox
+        from actorium.actors.runtime.mailbox import Inbox
 
         self._context = zmq.Context(io_threads=1)
-        hwm = self.config.runtime.queue_messages
-        self._inbox = Inbox(self._context, address(path, "launcher.inbox"), ToLauncher, hwm=hwm)
+        self._inbox = Inbox(self._context, address(path, "launcher.inbox"), ToLauncher,
+                            hwm=self.config.runtime.queue_messages)
         self._poll.register(self._inbox.fd, select.POLLIN)
-        self._watchdog = Outbox(self._context, address(path, "watchdog.inbox"), hwm=hwm,
-                                lossy=True)
-        self._watchdog.send(Children([Child(a.role, a.pid, a.epoch)
-                                      for a in self._actors.values()]))
+        self._keeper = Keeper(self.config, path, self._context)
+        self._meet_watchdog()
+
+    def _meet_watchdog(self) -> None:
+        assert self._keeper is not None
+        self._keeper.meet(self._actors.children(), self._actors.down(), self._up)
 
     # --- wait ---
 
@@ -209,7 +196,7 @@ class Launcher:
         return True
 
     def _turn(self, timeout: float | None) -> None:
-        events = self._poll.poll(None if timeout is None else timeout * 1000 + 1)
+        events = self._poll.poll(self._patience(timeout))
         self._read_inbox()
         for fd, _ in events:
             if fd == self._wake_r:
@@ -218,8 +205,29 @@ class Launcher:
             elif fd == self._parent_fd:
                 self._poll.unregister(fd)
                 self.stop()
-            elif fd in self._actors:
+            elif fd in self._actors.running:
                 self._on_exit(fd)
+        self._on_time(time.monotonic())
+
+    def _patience(self, timeout: float | None) -> float | None:
+        """Milliseconds until there is something to do though nothing happens."""
+        now = time.monotonic()
+        dues = [at - now for at in self._condemned.values()]
+        if timeout is not None:
+            dues.append(timeout)
+        look = self._keeper.next_timer() if self._keeper is not None and self._up else None
+        if look is not None:
+            dues.append(look - now)
+        return max(0.0, min(dues)) * 1000 + 1 if dues else None
+
+    def _on_time(self, now: float) -> None:
+        for actor in [a for a, at in self._condemned.items() if now >= at]:
+            del self._condemned[actor]
+            if self._actors.runs(actor):
+                kill_group(actor.pid)
+        if self._keeper is not None and self._up:
+            for order in self._keeper.orders(now):
+                self._on_message(order)
 
     def _read_inbox(self) -> None:
         if self._inbox is None:
@@ -234,26 +242,72 @@ class Launcher:
         match message:
             case Fatal():
                 self._fatals[message.pid] = message
+            case Up():
+                self._up = True
+            case Beat() if self._keeper is not None:
+                self._keeper.hear(message)
             case Kill():
-                for actor in self._actors.values():
-                    if (actor.role, actor.pid) == (message.role, message.pid):
-                        kill_group(actor.pid)
+                self._on_kill(message)
+            case Spawn():
+                self._on_spawn(message)
+
+    def _on_kill(self, order: Kill) -> None:
+        if order.role == ENGINE:
+            if self._stops == 0:
+                self._fail(EngineUnavailable(order.reason), EXIT_FAULT)
+            return
+        actor = self._actors.find(order.role, order.pid)
+        if actor is not None and actor not in self._condemned:
+            self._actors.dump(actor)
+            self._condemned[actor] = time.monotonic() + STACKS
+            _say(f"{actor.role} (pid {actor.pid}) is killed: {order.reason}")
+
+    def _on_spawn(self, order: Spawn) -> None:
+        if not self._revives(order.role):
+            return
+        actor = self._actors.spawn(order.role, order.epoch)
+        if actor is None:
+            return
+        _say(f"{actor.role} is started again (pid {actor.pid}, epoch {actor.epoch})")
+        if actor.role == WATCHDOG:
+            self._meet_watchdog()
+        elif self._keeper is not None:
+            self._keeper.tell(Children(self._actors.children(), self._up))
+
+    def _revives(self, role: str) -> bool:
+        """An actor of this role that dies now is started again. While the engine drains, only those
+        who are still needed for that."""
+        if not (self.config.recovery.restart and self._up and self.failure is None):
+            return False
+        needed = self._stops == 1 and stop_rank(role) > self._rank and role not in REFUSING
+        return self._stops == 0 or needed
 
     def _on_exit(self, pidfd: int) -> None:
-        actor = self._actors.pop(pidfd)
-        self._poll.unregister(pidfd)
-        status = actor.reap()
-        expected = self._stops > 0 or self.failure is not None
-        if not expected:
-            if status in (EXIT_FAULT, EXIT_BAD_CONFIG) and actor.pid not in self._fatals:
-                self._await_last_words(actor.pid)
-            self._on_fault(actor, status)
-        if self._watchdog is not None:
-            self._watchdog.send(Exited(actor.role, actor.pid, actor.epoch, status))
+        actor, gone = self._actors.take(pidfd)
+        self._condemned.pop(actor, None)
+        if self._stops == 0 and self.failure is None:
+            if gone.status in (EXIT_FAULT, EXIT_BAD_CONFIG):
+                self._await(lambda: actor.pid in self._fatals)
+            if self.config.recovery.restart:  # that the engine is up may be on its way, too
+                self._await(lambda: self._up)
+        if self._revives(actor.role) and gone.status != EXIT_BAD_CONFIG:
+            self._on_death(actor, gone)
+        elif self._stops == 0 and self.failure is None:
+            self._on_fault(actor, gone.status)
+        if self._keeper is not None:
+            self._keeper.tell(gone)
 
-    def _await_last_words(self, pid: int) -> None:
+    def _on_death(self, actor: Actor, gone: Exited) -> None:
+        fatal = self._fatals.get(actor.pid)
+        why = fatal.message if fatal is not None else ""
+        _say(f"{actor.role} (pid {actor.pid}) {describe_exit(gone.status)}{why and ': ' + why}")
+        if actor.role == WATCHDOG and self._keeper is not None:
+            self._keeper.gone(gone, why)
+
+    def _await(self, come: Callable[[], bool]) -> None:
+        """Read the inbox until `come()`, for a moment at the most."""
         until = time.monotonic() + LAST_WORDS
-        while pid not in self._fatals and (left := until - time.monotonic()) > 0:
+        while not come() and (left := until - time.monotonic()) > 0:
             assert self._inbox is not None
             poll = select.poll()
             poll.register(self._inbox.fd, select.POLLIN)
@@ -279,11 +333,12 @@ class Launcher:
     def _stop_actors(self) -> None:
         """Close the door, then SIGTERM along the ring, each group when the one before is gone."""
         until = time.monotonic() + self.config.runtime.drain_timeout
-        for actor in self._actors.values():
+        for actor in self._actors.running.values():
             if self.failure is None and actor.role in REFUSING:
                 send_signal(actor.pid, DRAIN_SIGNAL)
-        for rank in sorted({stop_rank(a.role) for a in self._actors.values()}):
-            group = [a for a in self._actors.values() if stop_rank(a.role) == rank]
+        for rank in sorted({stop_rank(role) for role in self.roles}):
+            self._rank = rank
+            group = [a for a in self._actors.running.values() if stop_rank(a.role) == rank]
             for actor in group:
                 send_signal(actor.pid, signal.SIGTERM)
             if self.failure is None:
@@ -292,20 +347,18 @@ class Launcher:
                 patience = FAULT_GRACE
             self._wait_until(partial(self._gone, group, True), patience)
             for actor in group:
-                if actor.pidfd in self._actors:
+                if self._actors.runs(actor):
                     kill_group(actor.pid)
             self._wait_until(partial(self._gone, group))
 
     def _gone(self, group: list[Actor], unless_hurried: bool = False) -> bool:
         if unless_hurried and self._stops > 1:
             return True
-        return not any(actor.pidfd in self._actors for actor in group)
+        return not any(self._actors.runs(actor) for actor in group)
 
     def _clean_up(self) -> None:
-        for actor in self._actors.values():
-            actor.reap()
-        self._actors.clear()
-        for box in (self._inbox, self._watchdog):
+        self._actors.close()
+        for box in (self._inbox, self._keeper):
             if box is not None:
                 box.close()
         if self._context is not None:
@@ -317,20 +370,8 @@ class Launcher:
                 os.close(fd)
 
 
-class Job(Struct, frozen=True):
-    """What an `Engine` asks its launcher to run."""
-
-    config: Config
-    roles: dict[str, str] | None = None
-
-
-class Report(Struct, frozen=True, omit_defaults=True):
-    """A line of JSON from the launcher to its `Engine`: started, or failed and why."""
-
-    event: str
-    run_dir: str = ""
-    code: str = ""
-    message: str = ""
+def _say(line: str) -> None:
+    print(f"actorium: {line}", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str]) -> int:

@@ -152,7 +152,9 @@ def test_kill_ends_the_actor_it_names_and_no_other(base: Path) -> None:
         socket.send(msgspec.msgpack.encode(Kill("worker-0", pid, "hung")))
         code, error = launcher.finish()
         context.destroy(linger=0)
-        assert (code, error) == (1, f"actorium: worker-0 (pid {pid}) was killed by SIGKILL\n")
+        assert (code, error.splitlines()) == (1, [
+            f"actorium: worker-0 (pid {pid}) is killed: hung",
+            f"actorium: worker-0 (pid {pid}) was killed by SIGKILL"])
 
 
 def test_a_fault_is_told_with_its_reason(base: Path) -> None:

@@ -1,0 +1,81 @@
+"""The launcher's side of the watchdog: what it tells it, and how it watches over it in turn."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actorium.actors.config import Config
+from actorium.actors.messages import Beat, Child, Children, Exited, Kill, Spawn
+from actorium.actors.runtime.rundir import address
+from actorium.actors.watchdog.supervisor import Supervisor
+from actorium.actors.watchdog.wards import EXITED, Ward, born
+
+if TYPE_CHECKING:
+    from actorium.actors.runtime.mailbox import Outbox
+
+WATCHDOG = "watchdog"
+
+
+class Keeper:
+    """The outbox to the watchdog and, where the dead are started again, its own supervisor."""
+
+    def __init__(self, config: Config, run_dir: Path, context: Any) -> None:
+        """`context`: the launcher's zmq.Context."""
+        self._config, self._run_dir, self._context = config, run_dir, context
+        self._box: Outbox | None = None
+        self._ward: Ward | None = None
+        self._supervisor = Supervisor(
+            config.recovery, config.runtime.heartbeat,
+            random.SystemRandom().getrandbits(63)) if config.recovery.restart else None
+
+    def meet(self, children: list[Child], down: list[Exited], up: bool) -> None:
+        """There is a new watchdog: tell it who runs, who is gone with nobody in his place, and
+        whether the engine has been ready."""
+        from actorium.actors.runtime.mailbox import Outbox
+
+        self.close()  # with what is left for the old one
+        self._box = Outbox(self._context, address(self._run_dir, f"{WATCHDOG}.inbox"),
+                           hwm=self._config.runtime.queue_messages, lossy=True)
+        for child in children:
+            if child.role == WATCHDOG:
+                self._ward = born(child.role, child.pid, child.epoch, time.monotonic())
+        self.tell(Children(children, up))
+        for gone in down:
+            self.tell(gone)
+
+    def tell(self, message: Children | Exited) -> None:
+        """Send it."""
+        if self._box is not None:
+            self._box.send(message)
+
+    def hear(self, beat: Beat) -> None:
+        """A beat of the watchdog."""
+        ward, now = self._ward, time.monotonic()
+        if ward is not None and (beat.pid, beat.epoch) == (ward.pid, ward.epoch):
+            ward.hear(beat, now)
+            if self._supervisor is not None:
+                self._supervisor.works(WATCHDOG, now)
+
+    def gone(self, end: Exited, why: str) -> None:
+        """The watchdog has died."""
+        if self._ward is not None and self._supervisor is not None:
+            self._supervisor.gone(self._ward, end.status, why, time.monotonic())
+            self._ward.phase = EXITED
+
+    def orders(self, now: float) -> list[Kill | Spawn]:
+        """What is to be done about the watchdog."""
+        if self._ward is None or self._supervisor is None:
+            return []
+        return self._supervisor.look({WATCHDOG: self._ward}, now)
+
+    def next_timer(self) -> float | None:
+        """When to ask for orders again."""
+        return None if self._supervisor is None else self._supervisor.next_timer()
+
+    def close(self) -> None:
+        if self._box is not None:
+            self._box.close()
+            self._box = None
