@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, column, config, expected, ints
 
+from actorium.actors.client_calls import speculation_of
 from actorium.actors.config import Config, ModelConfig, SpeculationConfig
 from actorium.actors.core import Context
 from actorium.actors.detokenizer.core import DetokenizerCore
-from actorium.actors.messages import Open, SequenceEvent, StepPlan, TextBatch, TokenBatch
-from actorium.actors.params import TextParams
+from actorium.actors.messages import (
+    ActorStatus,
+    Open,
+    SequenceEvent,
+    Status,
+    StepPlan,
+    TextBatch,
+    TokenBatch,
+    Usage,
+)
+from actorium.actors.params import SamplingParams, TextParams
 from actorium.actors.scheduler.null_memory import BadPlan
 from actorium.actors.scheduler.null_worker import NullWorker
 from actorium.actors.scheduler.plans import Planner
 from actorium.actors.scheduler.results import BadResult
 from actorium.actors.scheduler.speculation import Drafting
+from actorium.tools.jsonl import Job, record
 
 EOS = tuple(range(0, 512, 37))
 
@@ -354,3 +366,23 @@ def test_without_weights_auto_drafts_nothing_unless_acceptance_is_forced() -> No
     assert drafts(speculative="auto", force_acceptance="0.8,0.6") == 2
     assert drafts(speculative="mtp:3") == 3
     assert drafts(speculative="off", force_acceptance="0.8") == 0
+
+
+def test_server_info_tells_of_speculation_where_there_is_any() -> None:
+    def status(**gauges: float) -> Status:
+        actor = ActorStatus("e", "scheduler", 1, 1, "idle", 1, 0.0, 0.0, gauges=gauges)
+        return Status("q", True, None, [actor])
+
+    told = speculation_of(status(spec_decode_k=2.0, spec_decode_num_drafts=7.0, free_pages=3.0))
+    assert told == {"k": 2.0, "num_drafts": 7.0}
+    assert speculation_of(status(free_pages=3.0)) == {}
+
+
+def test_a_json_line_tells_of_drafts_where_there_are_any() -> None:
+    def line(usage: Usage) -> dict[str, object]:
+        done = SimpleNamespace(text="", token_ids=[1], finish_reason="stop", usage=usage)
+        return record(Job(0, SamplingParams(), text="a"), [done])
+
+    found = line(Usage(3, 1, 5, 6, 4))
+    assert (found["draft_tokens"], found["accepted_tokens"]) == (6, 4)
+    assert "draft_tokens" not in line(Usage(3, 1, 5))
