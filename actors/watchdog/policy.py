@@ -88,6 +88,12 @@ class Restarts:
             record.counted.pop()
         record.delays = max(0, record.delays - 1)
 
+    def absolve(self, role: str) -> None:
+        """All its deaths were somebody else's doing: none of its restarts counts."""
+        record = self._record(role)
+        record.counted.clear()
+        record.delays = 0
+
     def _delay(self, deaths: int) -> float:
         delay = FIRST_DELAY * 2.0 ** min(deaths, 32)
         spread = 1 + JITTER * (2 * self._dice.uniform() - 1)

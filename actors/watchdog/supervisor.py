@@ -65,13 +65,14 @@ class Supervisor:
             del self._due[role]
 
     def suspicion(self, gauges: Mapping[str, float]) -> None:
-        """What the scheduler says of who kills the worker: where the circle of suspects gets
-        smaller, or one is convicted, the worker's last restart does not count."""
+        """What the scheduler says of who kills the worker. Where the circle of suspects gets
+        smaller, the worker's last restart does not count; where one is convicted, none does."""
         new = {name: gauges.get(name, 0.0) for name in (SUSPECTS, QUARANTINED)}
         old, self._suspicion = self._suspicion, new
-        fewer = new[SUSPECTS] < old.get(SUSPECTS, 0.0)
-        if fewer or new[QUARANTINED] > old.get(QUARANTINED, new[QUARANTINED]):
-            for role in {r for r, _ in self.counts if r.startswith("worker")}:
+        for role in {r for r, _ in self.counts if r.startswith("worker")}:
+            if new[QUARANTINED] > old.get(QUARANTINED, new[QUARANTINED]):
+                self._restarts.absolve(role)
+            elif new[SUSPECTS] < old.get(SUSPECTS, 0.0):
                 self._restarts.progress(role)
 
     # --- what is done ---

@@ -1,0 +1,193 @@
+"""When the dead are started again: limits, delays, and what does not count."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actorium.actors.config import RecoveryConfig
+from actorium.actors.messages import Kill, Spawn
+from actorium.actors.watchdog.policy import (
+    FIRST_DELAY,
+    HEALTHY_AFTER,
+    JITTER,
+    LONGEST_DELAY,
+    Dice,
+    Restarts,
+)
+from actorium.actors.watchdog.supervisor import TICK, Supervisor
+from actorium.actors.watchdog.wards import Ward, born
+
+LIVES = st.lists(st.tuples(st.floats(0, 200), st.floats(0, 200)), max_size=60)
+"""(seconds until ready, seconds of work) of each life."""
+
+
+def live(policy: Restarts, lives: list[tuple[float, float]],
+         role: str = "a") -> list[tuple[float, float]]:
+    """(time of death, time of the restart) of each life, until the policy gives up."""
+    now, restarts = 0.0, []
+    for loading, working in lives:
+        now += loading
+        policy.works(role, now)
+        now += working
+        at = policy.died(role, now)
+        if at is None:
+            break
+        restarts.append((now, at))
+        now = at
+    return restarts
+
+
+@given(LIVES, st.integers(0, 6), st.integers(0, 2**63 - 1))
+def test_never_more_restarts_in_a_window_than_the_limit(
+        lives: list[tuple[float, float]], limit: int, seed: int) -> None:
+    times = [at for _, at in live(Restarts(limit, 60.0, seed), lives)]
+    for first, last in zip(times, times[limit:], strict=False):
+        assert last - first >= 60.0 * (1 - 1e-9)
+
+
+@given(LIVES, st.integers(0, 2**63 - 1))
+def test_delays_double_between_their_bounds_until_an_actor_is_healthy(
+        lives: list[tuple[float, float]], seed: int) -> None:
+    deaths = 0
+    restarts = live(Restarts(1000, 60.0, seed), lives)
+    for (_, working), (died, at) in zip(lives, restarts, strict=True):
+        # Times of the clock are rounded: a life may come out a hair shorter than it was.
+        if abs(working - HEALTHY_AFTER) < 1e-6:
+            return
+        deaths = 0 if working >= HEALTHY_AFTER else deaths
+        base = min(FIRST_DELAY * 2**deaths, LONGEST_DELAY / (1 - JITTER))
+        assert base * (1 - JITTER) * 0.999 <= at - died + 1e-6
+        assert at - died <= min(base * (1 + JITTER), LONGEST_DELAY) + 1e-6
+        deaths += 1
+
+
+@given(st.floats(0.0, 300.0))
+def test_who_dies_each_time_it_has_loaded_gets_no_further(loading: float) -> None:
+    assert len(live(Restarts(5, 60.0, 1), [(loading, 0.0)] * 20)) == 5
+
+
+def test_who_works_for_long_is_started_again_for_ever() -> None:
+    restarts = live(Restarts(5, 60.0, 1), [(1.0, 61.0)] * 50)
+    assert len(restarts) == 50
+    assert all(at - died <= FIRST_DELAY * (1 + JITTER) + 1e-9 for died, at in restarts)
+
+
+def test_roles_do_not_share_a_limit() -> None:
+    policy = Restarts(2, 60.0, 1)
+    for role, _ in itertools.product("abc", range(2)):
+        assert policy.died(role, 1.0) is not None
+    assert [policy.died(role, 2.0) for role in "abc"] == [None] * 3
+
+
+def test_dice_are_fair_enough_and_repeatable() -> None:
+    one, two, other = Dice(7), Dice(7), Dice(8)
+    rolls = [one.uniform() for _ in range(4000)]
+    assert rolls == [two.uniform() for _ in range(4000)]
+    assert rolls[0] != other.uniform()
+    assert all(0 <= roll < 1 for roll in rolls) and abs(sum(rolls) / 4000 - 0.5) < 0.03
+
+
+# --- the supervisor ---
+
+def kill_again_and_again(supervisor: Supervisor, gauges: list[dict[str, float]]) -> int:
+    """Lives of a worker that dies at once each time; in each, the scheduler tells its gauges.
+    Returns how many there were before the supervisor gave up, or all."""
+    now = 0.0
+    for epoch, told in enumerate(gauges, 1):
+        ward = born("worker-0", 10 + epoch, epoch, now)
+        supervisor.works("worker-0", now)
+        supervisor.suspicion(told)
+        supervisor.gone(ward, -9, "", now)
+        if supervisor.verdict is not None:
+            return epoch - 1
+        while not (orders := supervisor.look({}, now)):
+            now = max(now, supervisor.next_timer())
+        assert orders == [Spawn("worker-0", epoch + 1)]
+    return len(gauges)
+
+
+def recovery(**values: float) -> RecoveryConfig:
+    return RecoveryConfig(restart=True, **values)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 8), st.integers(0, 2**63 - 1))
+def test_the_limit_ends_the_engine_with_a_reason(limit: int, seed: int) -> None:
+    supervisor = Supervisor(recovery(max_restarts=limit), 0.25, seed)
+    assert kill_again_and_again(supervisor, [{}] * (limit + 5)) == limit
+    [order] = supervisor.look({}, 1e6)
+    assert isinstance(order, Kill) and order.role == "launcher"
+    assert order.reason == supervisor.verdict
+    assert f"worker-0 (pid {11 + limit}) was killed by SIGKILL; it was started again " \
+           f"{limit} times within 60 s of work" == order.reason
+    assert supervisor.counts == ({("worker-0", "killed"): limit} if limit else {})
+
+
+def test_restarts_that_narrow_the_suspects_down_do_not_count() -> None:
+    """256 suspects are halved down to one, which is convicted; twenty times over."""
+    hunt = [*({"suspects": float(2**n)} for n in range(8, -1, -1)), {"suspects": 1.0}]
+    gauges = [told | {"quarantined": float(n)} for n in range(20) for told in hunt]
+    supervisor = Supervisor(recovery(), 0.25, 1)
+    assert kill_again_and_again(supervisor, gauges) == len(gauges)
+
+
+def test_a_hunt_that_goes_on_counts_where_it_gets_nowhere() -> None:
+    gauges = [{"suspects": float(n)} for n in (8, 8, 8, 4, 4, 4, 4, 4)]
+    assert kill_again_and_again(Supervisor(recovery(), 0.25, 1), gauges) == 6
+
+
+def test_suspects_that_only_grow_are_no_progress() -> None:
+    gauges = [{"suspects": float(n), "quarantined": 3.0} for n in range(20)]
+    assert kill_again_and_again(Supervisor(recovery(), 0.25, 1), gauges) == 5
+
+
+def test_the_progress_of_others_is_the_workers_alone() -> None:
+    supervisor = Supervisor(recovery(max_restarts=1), 0.25, 1)
+    supervisor.gone(born("scheduler", 5, 1, 0.0), 1, "ValueError: x", 0.0)
+    supervisor.suspicion({"suspects": 2.0})
+    supervisor.suspicion({"suspects": 1.0})
+    supervisor.gone(born("scheduler", 6, 2, 1.0), 1, "ValueError: x", 1.0)
+    assert supervisor.verdict is not None
+    assert "scheduler (pid 6) exited with code 1: ValueError: x; it was" in supervisor.verdict
+    assert supervisor.gauges() == {"restarts.scheduler.fault": 1.0}
+
+
+def test_a_restart_is_ordered_once_and_not_if_somebody_is_there_already() -> None:
+    supervisor = Supervisor(recovery(), 0.25, 1)
+    supervisor.gone(born("a", 5, 1, 0.0), 0, "", 0.0)
+    assert supervisor.look({}, 0.01) == []
+    assert supervisor.look({}, 0.2) == [Spawn("a", 2)]
+    assert supervisor.look({}, 0.4) == []
+    supervisor.gone(born("b", 6, 4, 1.0), 0, "", 1.0)
+    supervisor.started("b", 5)
+    assert supervisor.look({}, 60.0) == []
+    assert supervisor.counts == {("a", "exited"): 1, ("b", "exited"): 1}
+
+
+def test_the_cause_of_a_killed_hang_is_the_hang() -> None:
+    supervisor = Supervisor(recovery(silence=3.0), 0.25, 1)
+    ward = Ward("a", 5, 1, "idle", 0, 0.0, 0.0)
+    now = 0.0
+    while not (orders := supervisor.look({"a": ward}, now)):
+        now += TICK
+    assert 3.0 < now <= 3.0 + 2 * TICK
+    [kill] = orders
+    assert isinstance(kill, Kill) and (kill.role, kill.pid) == ("a", 5)
+    assert kill.reason.startswith("silent: no sign of life for 3.")
+    assert supervisor.look({"a": ward}, now + TICK) == [], "told once"
+    supervisor.gone(ward, -9, "", now + 0.3)
+    assert supervisor.counts == {("a", "silent"): 1}
+
+
+def test_time_in_which_the_watchdog_did_not_run_is_nobodys_silence() -> None:
+    supervisor = Supervisor(recovery(silence=3.0), 0.25, 1)
+    ward = Ward("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=10.0)
+    assert supervisor.look({"a": ward}, 0.0) == []
+    assert supervisor.look({"a": ward}, 500.0) == [], "the machine was asleep"
+    assert 0.0 <= 500.0 - ward.seen <= TICK + 1e-6 >= 500.0 - ward.moved
+    now = 500.0
+    while not supervisor.look({"a": ward}, now):
+        now += TICK
+    assert 502.5 < now < 504.0, "awake, it goes on to count"
