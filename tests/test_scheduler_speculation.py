@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, column, config, expected, ints
 
-from actorium.actors.client_calls import speculation_of
-from actorium.actors.config import Config, ModelConfig, SpeculationConfig
+from actorium.actors.config import Config, SpeculationConfig
 from actorium.actors.core import Context
-from actorium.actors.detokenizer.core import DetokenizerCore
-from actorium.actors.messages import (
-    ActorStatus,
-    Open,
-    SequenceEvent,
-    Status,
-    StepPlan,
-    TextBatch,
-    TokenBatch,
-    Usage,
-)
-from actorium.actors.params import SamplingParams, TextParams
+from actorium.actors.messages import StepPlan
 from actorium.actors.scheduler.null_memory import BadPlan
 from actorium.actors.scheduler.null_worker import NullWorker
 from actorium.actors.scheduler.plans import Planner
 from actorium.actors.scheduler.results import BadResult
 from actorium.actors.scheduler.speculation import Drafting
-from actorium.tools.jsonl import Job, record
 
 EOS = tuple(range(0, 512, 37))
 
@@ -302,33 +288,22 @@ def test_an_abort_tells_its_drafts_and_none_are_told_without() -> None:
         assert not drafts or "spec_decode_k" in ring.scheduler.health().gauges
 
 
-def detokenizer() -> DetokenizerCore:
-    core = DetokenizerCore(Context(Config(model=ModelConfig(skip_tokenizer=True)), Path("/nowhere"),
-                                   "detokenizer", 1, 0))
-    core.on_wake(0.0)
-    core.on_wake(0.0)
-    return core
-
-
-def test_the_usage_tells_of_drafts() -> None:
-    core = detokenizer()
-    for sid in (1, 2):
-        core.on_message(Open(sid=sid, rid=f"r{sid}", index=0, client=b"c", prompt=column([1]),
-                             text=TextParams()), 0.0)
-    both = column([1, 2])
-    core.on_message(TokenBatch(step=1, sids=both, starts=column([0, 0]), counts=bytes([1, 1]),
-                               tokens=column([5, 6]), drafts=2, firsts=2), 0.0)
-    core.on_message(TokenBatch(step=2, sids=both, starts=column([1, 1]), counts=bytes([3, 1]),
-                               tokens=column([5, 6, 7, 8]), drafts=2), 0.0)
-    live = [(core._live[sid].drafted, core._live[sid].accepted) for sid in (1, 2)]
-    assert live == [(2, 2), (2, 0)]
-    core.on_message(TokenBatch(step=3, sids=b"", starts=b"", counts=b"", tokens=b"", events=[
-        SequenceEvent(sid=1, finish_reason="abort", draft_tokens=4, accepted_tokens=3)]), 0.0)
-    (send,) = core.on_wake(0.0)
-    assert isinstance(send.message, TextBatch)
-    usage = send.message.deltas[0].usage
-    assert usage is not None and (usage.completion_tokens, usage.draft_tokens,
-                                  usage.accepted_tokens) == (4, 4, 3)
+def test_a_new_worker_starts_without_drafts_and_with_what_was_learnt() -> None:
+    ring = Ring(speculating(2), acceptance=(1.0,))
+    ring.submit(5, max_tokens=80)
+    ring.wake()
+    for _ in range(6):
+        ring.work()
+        ring.deliver()
+    before = ring.scheduler.health().gauges["spec_decode_num_drafts"]
+    ring.plans.clear()
+    ring.results.clear()
+    ring.tell(ring.worker.ready)
+    ring.wake()
+    assert ring.scheduler.books.table.window == 3 and ring.scheduler._unresolved[0].window == 1
+    ring.run()
+    assert ring.scheduler.health().gauges["spec_decode_num_drafts"] > before == 5
+    assert_whole(ring)
 
 
 # --- what breaks the protocol --------------------------------------------------------------------
@@ -366,23 +341,3 @@ def test_without_weights_auto_drafts_nothing_unless_acceptance_is_forced() -> No
     assert drafts(speculative="auto", force_acceptance="0.8,0.6") == 2
     assert drafts(speculative="mtp:3") == 3
     assert drafts(speculative="off", force_acceptance="0.8") == 0
-
-
-def test_server_info_tells_of_speculation_where_there_is_any() -> None:
-    def status(**gauges: float) -> Status:
-        actor = ActorStatus("e", "scheduler", 1, 1, "idle", 1, 0.0, 0.0, gauges=gauges)
-        return Status("q", True, None, [actor])
-
-    told = speculation_of(status(spec_decode_k=2.0, spec_decode_num_drafts=7.0, free_pages=3.0))
-    assert told == {"k": 2.0, "num_drafts": 7.0}
-    assert speculation_of(status(free_pages=3.0)) == {}
-
-
-def test_a_json_line_tells_of_drafts_where_there_are_any() -> None:
-    def line(usage: Usage) -> dict[str, object]:
-        done = SimpleNamespace(text="", token_ids=[1], finish_reason="stop", usage=usage)
-        return record(Job(0, SamplingParams(), text="a"), [done])
-
-    found = line(Usage(3, 1, 5, 6, 4))
-    assert (found["draft_tokens"], found["accepted_tokens"]) == (6, 4)
-    assert "draft_tokens" not in line(Usage(3, 1, 5))

@@ -81,8 +81,10 @@ class Planner:
         return self._assemble(step, rows, draft)
 
     def start_over(self, drafting: Drafting) -> None:
-        """A fresh worker is there: nothing runs, and nothing is drafted yet."""
-        self.drafting = drafting
+        """A fresh worker is there: nothing runs, and nothing is drafted yet. What was learnt of an
+        old one that made as many drafts holds for it, too."""
+        if drafting.most != self.drafting.most:
+            self.drafting = drafting
         self._books.table.window = 1
 
     def _assemble(self, step: int, rows: Rows, draft: Draft) -> tuple[StepPlan, PlanRecord]:
