@@ -55,8 +55,9 @@ class Supervisor:
             self._due[ward.role] = (at, ward.epoch + 1)
         elif self.verdict is None:
             r, end = self._recovery, f"{describe_exit(status)}{why and ': ' + why}"
+            times = f"{r.max_restarts} time{'s' if r.max_restarts != 1 else ''}"
             self.verdict = (f"{ward.role} (pid {ward.pid}) {end}; it was started again "
-                            f"{r.max_restarts} times within {r.restart_window:g} s of work")
+                            f"{times} within {r.restart_window:g} s of work")
             self._orders.append(Kill(ENGINE, 0, self.verdict))
 
     def started(self, role: str, epoch: int) -> None:

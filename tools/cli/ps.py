@@ -84,8 +84,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 def detail(row: dict[str, Any]) -> str:
     """What an actor says of itself, and of its memory."""
     gauges = row["gauges"]
-    told = (row["detail"], memory(gauges), status.device_memory(gauges))
+    told = (row["detail"], restarts(gauges), memory(gauges), status.device_memory(gauges))
     return "; ".join(part for part in told if part)
+
+
+def restarts(gauges: dict[str, float]) -> str:
+    """How often an actor was started again; nothing for one that never was."""
+    count = int(gauges.get("restarts", 0))
+    return f"restarted {count} time{'s' if count > 1 else ''}" if count else ""
 
 
 def memory(gauges: dict[str, float]) -> str:

@@ -1,0 +1,148 @@
+"""The watchdog's core where the dead are started again: orders, readiness, a watchdog's own end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from test_watchdog import answer, ask, beat, line
+
+from actorium.actors.config import RecoveryConfig
+from actorium.actors.core import CLIENT, Send
+from actorium.actors.messages import Child, Children, Exited, Fatal, GetStatus, Kill, Spawn, Up
+from actorium.actors.watchdog.core import WatchdogCore
+
+
+def make(epoch: int = 1, **recovery: Any) -> WatchdogCore:
+    return WatchdogCore("e", epoch, 99, 100.0, RecoveryConfig(restart=True, **recovery), 0.25, 7)
+
+
+def up(**recovery: Any) -> WatchdogCore:
+    """Of an engine of "a" and "b" that is ready at second 1."""
+    core = make(**recovery)
+    core.on_message(Children([Child("a", 10, 1), Child("b", 11, 1)]), 0.0)
+    both(core, 1.0)
+    assert orders(core, 1.0) == [Up()]
+    return core
+
+
+def both(core: WatchdogCore, now: float) -> None:
+    core.on_message(beat("a", "idle"), now)
+    core.on_message(beat("b", "idle", pid=11), now)
+
+
+def orders(core: WatchdogCore, now: float) -> list[Any]:
+    """What it tells the launcher."""
+    sends = core.on_wake(now)
+    assert all(isinstance(send, Send) and send.to in ("launcher", CLIENT) for send in sends)
+    return [send.message for send in sends if send.to == "launcher"]
+
+
+def test_up_is_told_once_and_before_anybody_else_learns() -> None:
+    core = make()
+    core.on_message(Children([Child("a", 10, 1)]), 0.0)
+    core.on_client(b"c", GetStatus("r", True), 0.0)
+    assert core.on_wake(0.5) == []
+    core.on_message(beat("a"), 1.0)
+    sends = core.on_wake(1.0)
+    assert [send.to for send in sends] == ["launcher", CLIENT] and sends[0].message == Up()
+    assert orders(core, 1.1) == []
+
+
+def test_a_death_before_the_engine_was_ready_is_its_end() -> None:
+    core = make()
+    core.on_message(Children([Child("a", 10, 1)]), 0.0)
+    core.on_message(Exited("a", 10, 1, -9), 1.0)
+    assert orders(core, 50.0) == []
+    report = ask(core, 50.0)
+    assert report is not None and report.error == "a was killed by SIGKILL"
+
+
+def test_a_dead_actor_comes_back_and_the_engine_is_not_ready_meanwhile() -> None:
+    core = up()
+    core.on_message(Fatal("a", 10, 1, "ValueError: x"), 1.9)
+    core.on_message(Exited("a", 10, 1, 1), 2.0)
+    core.on_message(beat("a", "idle"), 2.0)  # was on its way
+    assert orders(core, 2.0) == []
+    now = line(core, "a", 2.0)
+    assert (now.phase, now.detail) == ("exited", "ValueError: x")
+    assert ask(core, 2.0, wait=True) is None, "waits for the recovery"
+    due = core.next_timer()
+    assert due is not None and 2.07 <= due <= 2.13
+    assert orders(core, due) == [Spawn("a", 2)]
+    core.on_message(Children([Child("a", 20, 2), Child("b", 11, 1)], True), 2.2)
+    core.on_message(beat("b", "idle", pid=11), 2.5)
+    assert answer(core.on_wake(2.5)) is None
+    core.on_message(beat("a", "idle", epoch=2, pid=20), 2.6)
+    report = answer(core.on_wake(2.6))
+    assert report is not None and report.ready and report.error is None
+    assert line(core, "a", 2.6).gauges == {"g": 1.0, "restarts": 1.0}
+    assert core.health().gauges == {"restarts.a.fault": 1.0}
+    assert orders(core, 2.7) == []
+
+
+def test_too_many_deaths_end_the_engine_with_the_reason() -> None:
+    core = up(max_restarts=1)
+    core.on_message(Exited("a", 10, 1, -9), 2.0)
+    core.on_message(Children([Child("a", 20, 2), Child("b", 11, 1)], True), 2.2)
+    core.on_message(Exited("a", 20, 2, -11), 2.3)
+    [kill] = orders(core, 2.3)
+    assert kill == Kill("launcher", 0, "a (pid 20) was killed by SIGSEGV; it was started again "
+                                       "1 time within 60 s of work")
+    report = ask(core, 2.3, wait=True)
+    assert report is not None and not report.ready and report.error == kill.reason
+
+
+def test_a_beat_that_is_a_second_overdue_makes_it_unready_and_silence_kills() -> None:
+    core = up(silence=3.0)
+    now, unready, killed = 1.0, 0.0, 0.0
+    while not killed:
+        now += 0.125
+        core.on_message(beat("b", "idle", pid=11), now)
+        core.on_client(b"c", GetStatus("r"), now)
+        sends = core.on_wake(now)
+        report = answer([send for send in sends if send.to == CLIENT])
+        if report is not None and not report.ready and not unready:
+            unready = now
+        for order in (send.message for send in sends if send.to == "launcher"):
+            assert isinstance(order, Kill) and (order.role, order.pid) == ("a", 10)
+            killed = now
+        assert now < 10.0
+    assert 1.0 < unready - 1.0 <= 1.75
+    assert 3.0 < killed - 1.0 <= 3.5
+    core.on_message(Exited("a", 10, 1, -9), killed + 0.2)
+    assert core.health().gauges == {"restarts.a.silent": 1.0}
+    assert core.error is None
+
+
+def test_nobody_is_killed_or_started_where_that_is_off() -> None:
+    core = WatchdogCore("e", 1, 99, 100.0)
+    core.on_message(Children([Child("a", 10, 1)]), 0.0)
+    core.on_message(beat("a"), 1.0)
+    assert core.on_wake(1.0) == [] and core.next_timer() is None
+    assert core.on_wake(1000.0) == []
+    core.on_message(Exited("a", 10, 1, -9), 1000.0)
+    assert core.on_wake(1001.0) == [] and core.error == "a was killed by SIGKILL"
+
+
+def test_a_new_watchdog_learns_who_is_gone() -> None:
+    core = make(epoch=2)
+    core.on_message(Children([Child("b", 11, 1)], True), 0.0)
+    core.on_message(Exited("a", 30, 4, -9), 0.0)
+    core.on_message(beat("b", "idle", pid=11), 0.05)
+    report = ask(core, 0.05)
+    assert report is not None and not report.ready and report.error is None
+    assert orders(core, 0.2) == [Spawn("a", 5)]
+    core.on_message(Exited("a", 30, 4, -9), 0.3)
+    core.on_message(Children([Child("a", 31, 5), Child("b", 11, 1)], True), 0.3)
+    core.on_message(Exited("a", 30, 4, -9), 0.3)
+    core.on_message(beat("a", "idle", epoch=5, pid=31), 0.4)
+    report = ask(core, 0.4)
+    assert report is not None and report.ready
+    assert orders(core, 0.5) == []
+
+
+def test_a_draining_watchdog_leaves_everybody_alone() -> None:
+    core = up()
+    core.on_message(Exited("a", 10, 1, 0), 2.0)
+    core.drain(2.0)
+    assert orders(core, 60.0) == [] and core.next_timer() is None
