@@ -56,16 +56,19 @@ class Drafting:
 
     def _following(self, step: Step, emitted: Emitted | None) -> Array:
         """i64[T]: the token after each row's."""
-        moves, single = self._tables.moves, step.ending
-        if step.following is None or step.ends is None:
+        moves, single, following = self._tables.moves, step.ending, step.following
+        if following is None:
             assert emitted is not None
             return emitted.rows
-        following, ends = (moves.long(a) for a in moves.stage(step.following, step.ends))
         if emitted is None:
             return following
-        following[ends] = emitted.rows[:single]
+        following[self._ends(step)] = emitted.rows[:single]
         joined: Array = moves.xp.concatenate((following, emitted.rows[single:]))
         return joined
+
+    def _ends(self, step: Step) -> Array:
+        """i64[ending]: the rows of T that are the last of the extends that end."""
+        return self._tables.moves.array(step.batches[0].logit_rows)[:step.ending]
 
     def _last_rows(self, step: Step, extend_tokens: int, emitted: Emitted) -> Array:
         """i64[sequences]: the row whose next token is the last that was emitted."""
@@ -73,10 +76,7 @@ class Drafting:
         windows = moves.arange(0, len(step.slots) - single)
         taken = emitted.counts[single:] - 1
         rows = extend_tokens + windows * step.q_len + moves.xp.where(taken > 0, taken, 0)
-        if step.ends is None:
-            return moves.long(rows)
-        (ends,) = moves.stage(step.ends)
-        joined: Array = moves.xp.concatenate((moves.long(ends), moves.long(rows)))
+        joined: Array = moves.xp.concatenate((self._ends(step), moves.long(rows)))
         return joined
 
     def _chain(self, step: Step, drafts: int, out: Tensor) -> None:

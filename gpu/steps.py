@@ -57,11 +57,9 @@ class Step:
     q_len: int = 1
     prompts: list[PromptRows] = field(default_factory=list)
     """Their rows follow the sampled ones in `logit_rows`."""
-    following: I32 | None = None
-    """Host: the token after each extend row's; 0 after the last of an extend that ends. None
-    without extends, and where nothing is ever drafted."""
-    ends: I32 | None = None
-    """Host: the rows of T that are the last of the extends that end; None without extends."""
+    following: Array = None
+    """i64[extend tokens], device: the token after each extend row's; 0 after the last of an extend
+    that ends. None without extends, and where nothing is ever drafted."""
 
 
 @dataclass(slots=True)
@@ -71,7 +69,7 @@ class _Extends:
     rows: list[tuple[int, int, int]] = field(default_factory=list)
     """(slot, start, count)"""
     tokens: list[I32] = field(default_factory=list)
-    following: list[I32] = field(default_factory=list)
+    following: list[I32] = field(default_factory=lambda: [_NONE])
     """The tokens after them, where drafts are made."""
     ending: list[tuple[int, int, int]] = field(default_factory=list)
     """(slot, length, row of its last token)"""
@@ -199,9 +197,10 @@ def _mixed(t: Tables, plan: StepPlan, decode: I32, drafts: int) -> Step:
                                  *ext.prompt_rows)).astype(np.int32)
     position = np.arange(ext.total, dtype=np.int32) + np.repeat(starts - offsets, counts)
     sampled, row_slots = (np.concatenate((ending[:, 0], own)) for own in (decode, windows))
-    slot_d, position_d, token_d, sampled_d, row_slots_d, length_d, rows_d = t.moves.stage(
-        np.repeat(slots, counts), position.astype(np.int32),
-        np.concatenate(ext.tokens), sampled, row_slots, ending[:, 1], logit_rows)
+    slot_d, position_d, token_d, following_d, sampled_d, row_slots_d, length_d, rows_d = \
+        t.moves.stage(np.repeat(slots, counts), position.astype(np.int32),
+                      np.concatenate(ext.tokens), np.concatenate(ext.following), sampled,
+                      row_slots, ending[:, 1], logit_rows)
     dec = _decode_rows(t, decode, sampled_d[len(ending):], drafts)
     join, long, tensor = t.moves.xp.concatenate, t.moves.long, t.moves.tensor
     tokens = tensor(join((long(token_d), dec.tokens)))
@@ -216,10 +215,9 @@ def _mixed(t: Tables, plan: StepPlan, decode: I32, drafts: int) -> Step:
             len(decode), tensor(dec.pages[g]) if len(decode) else None, lens, dec.bound, wanted,
             q_len))
     flags = t.flags[row_slots]
-    following = np.concatenate(ext.following) if ext.following else None
     return Step(batches, sampled, sampled_d, row_slots, row_slots_d, join((length_d, dec.sampled)),
                 flags, int(np.bitwise_or.reduce(flags)), len(ending), q_len, ext.prompts,
-                following, ending[:, 2])
+                long(following_d) if t.drafts.most else None)
 
 
 def _extend_rows(t: Tables, ext: _Extends, table: Array) -> list[ExtendRow]:
@@ -241,8 +239,7 @@ def _extends(t: Tables, extend: I32) -> _Extends:
         out.rows.append((slot, start, count))
         out.tokens.append(seq.tokens[start:seq.done])
         if t.drafts.most:
-            out.following.append(np.append(seq.tokens[start + 1:seq.done + 1],
-                                           _NONE if seq.done < seq.length else _ZERO))
+            out.following += [seq.tokens[start + 1:seq.done + 1], _ZERO[:seq.done == seq.length]]
         if t.flags[slot] & PROMPT_LOGPROBS and start + 1 < seq.prompt_len:
             last = min(seq.done + 1, seq.prompt_len)
             out.prompts.append(PromptRows(slot, start + 1, seq.tokens[start + 1:last],
