@@ -9,7 +9,8 @@ end of a sequence is the worker's to decide.
 Where things live: `books` (who is where), `slots` (numpy columns of the running), `memory` (all
 page pools and the prefix tree), `pages` (one pool), `radix`, `eviction`, `nodes` (the tree),
 `checkpoints` (of recurrent states), `queue` (the waiting), `policy` (every choice, as a pure
-function), `speculation` (how many drafts), `plans` (making a plan), `results` (reading its result).
+function), `speculation` (how many drafts), `plans` (making a plan), `results` (reading its result),
+`metrics` (what is observed of requests).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from actorium.actors.messages import (
     ToScheduler,
 )
 from actorium.actors.scheduler.books import Books
+from actorium.actors.scheduler.metrics import Metrics
 from actorium.actors.scheduler.plans import Planner, PlanRecord
 from actorium.actors.scheduler.policy import cannot_meet
 from actorium.actors.scheduler.queue import Deadlines
@@ -68,6 +70,7 @@ class SchedulerCore:
         self._unresolved: deque[PlanRecord] = deque()
         self._deadlines = Deadlines()
         self._worker: Ready | None = None
+        self._metrics = Metrics(self._config.max_num_seqs + 1)
         self._draining = False
         self._step = 0
         self._next_sid = 1
@@ -87,7 +90,7 @@ class SchedulerCore:
     def on_message(self, message: ToScheduler, now: float) -> None:
         """Take one message of the inbox."""
         if isinstance(message, StepResult):
-            self._on_result(message)
+            self._on_result(message, now)
         elif isinstance(message, Submit):
             self._on_submit(message, now)
         elif isinstance(message, Stop):
@@ -114,7 +117,11 @@ class SchedulerCore:
             self._step += 1
             self._unresolved.append(record)
             self._orders.append(Send(WORKER, plan))
+            if plan.admit:
+                seated = self.books.table.sequences
+                self._metrics.admitted([seated[admit.slot] for admit in plan.admit], now)
         if self._events:
+            self._metrics.ended(self._events, now)
             self._news.append(Send(DETOKENIZER, TokenBatch(
                 step=self._step, sids=b"", starts=b"", counts=b"", tokens=b"",
                 events=self._events)))
@@ -143,11 +150,14 @@ class SchedulerCore:
     def health(self) -> Health:
         """Phase, step and gauges; tokens and microseconds are sums since the start."""
         books = self.books
+        phase = self._phase()
         gauges = {"running": books.table.running, "waiting": len(books.queue),
+                  "waiting_requests": books.queue.requests,
                   "steps": self._step, **memory_gauges(books), **self._sums,
                   **self._planner.drafting.gauges()}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
-        return Health(self._phase(), self._step, budget, {k: float(v) for k, v in gauges.items()},
+        told = {k: float(v) for k, v in gauges.items()}
+        return Health(phase, self._step, budget, told | self._metrics.gauges(phase != "stepping"),
                       self._notice)
 
     def _phase(self) -> str:
@@ -300,7 +310,7 @@ class SchedulerCore:
         self._orders.append(Send(WORKER, Reset(epoch=self._epoch)))
         self._fit_all()
 
-    def _on_result(self, result: StepResult) -> None:
+    def _on_result(self, result: StepResult, now: float) -> None:
         """Results come in the order of the plans; any other is of another life."""
         if (result.epoch != self._epoch or not self._unresolved
                 or self._unresolved[0].step != result.step):
@@ -308,6 +318,7 @@ class SchedulerCore:
         record = self._unresolved.popleft()
         if result.busy_us:
             self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
+        self._metrics.result(record, result, now)
         credited = resolve(self.books, record, result)
         if self._planner.drafting.most:
             self._learn(record, result, credited.verified)
@@ -315,8 +326,9 @@ class SchedulerCore:
         self._sums["busy_us"] += result.busy_us
         self._sums["idle_us"] += result.idle_us
         if credited.batch is not None:
+            if credited.batch.events:
+                self._metrics.ended(credited.batch.events, now)
             self._news.append(Send(DETOKENIZER, credited.batch))
-
 
     def _learn(self, record: PlanRecord, result: StepResult, verified: Verified | None) -> None:
         """What a step tells of drafts: how many were right, and what making them cost."""

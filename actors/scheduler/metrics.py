@@ -1,0 +1,156 @@
+"""What the scheduler observes of requests: waiting, first token, gaps between tokens, ends.
+
+Counted as results come in, into the fixed buckets of `actors/histograms.py`, without a Python
+object per sequence in a steady step: all its rows had their last token in the same step before, so
+they share one gap. Where rows differ, gaps are a column of numpy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actorium.actors.histograms import BOUNDS, Histogram
+from actorium.actors.messages import SequenceEvent, StepResult
+from actorium.actors.scheduler.plans import PlanRecord
+from actorium.actors.scheduler.requests import Sequence
+
+_BOUNDS = {name: np.array(bounds) for name, bounds in BOUNDS.items()}
+REFRESH = 16
+"""While steps go on, the gauges are made anew each time so many have been asked for."""
+
+
+@dataclass(slots=True)
+class Life:
+    """A sequence between its first admission and its end. Times: CLOCK_MONOTONIC seconds."""
+
+    sequence: Sequence
+    arrival: float
+    admitted: float
+    first: float = 0.0
+    """When its first token came; 0 = not yet."""
+    last: float = 0.0
+    """When its last token came, once another sequence has its slot."""
+    slot: int = 0
+    """Where its last tokens came from."""
+
+
+class Metrics:
+    """The scheduler's histograms and counts. The caller brings the time."""
+
+    def __init__(self, slots: int) -> None:
+        """`slots`: rows of the slot table at the most, the sink included."""
+        self.histograms = {name: Histogram(name) for name in BOUNDS}
+        self.finished: Counter[str] = Counter()
+        """Sequences that have ended, by reason."""
+        self._lives: dict[int, Life] = {}
+        self._times = np.zeros(slots)
+        """When the last token of each slot's `_owners` came, but for the group's."""
+        self._owners = np.zeros(slots, np.int64)
+        """Sid of who had a token last in each slot."""
+        self._group, self._slots, self._at = b"", np.zeros(0, np.int32), 0.0
+        """The sequences (a column of sids) of the last result, their slots, and its time."""
+        self._told: dict[str, float] = {}
+        self._asked = 0
+
+    # --- what happens ---
+
+    def admitted(self, sequences: Iterable[Sequence | None], now: float) -> None:
+        """These got a slot; only the first time counts."""
+        for sequence in sequences:
+            if sequence is None or sequence.sid in self._lives:
+                continue
+            life = Life(sequence, sequence.request.submit.arrival or now, now)
+            if len(sequence.emitted):  # of a scheduler before this one: its first token is told
+                life.first = life.last = now
+            else:
+                self.histograms["queued"].add(now - life.arrival)
+            self._lives[sequence.sid] = life
+
+    def result(self, record: PlanRecord, result: StepResult, now: float) -> None:
+        """A step's result; before what it ends is taken off the books."""
+        self.histograms["step_tokens"].add(record.computed)
+        if result.busy_us:
+            self.histograms["step"].add(result.busy_us / 1e6)
+        if len(result.counts) != len(record.slots) or not len(record.slots):
+            return
+        if not record.firsts and record.sids_column == self._group and 0 not in result.counts:
+            self.histograms["between_tokens"].add(now - self._at, len(record.slots))
+            self._at = now
+        else:
+            self._result_apart(record, np.frombuffer(result.counts, np.uint8) > 0, now)
+
+    def _result_apart(self, record: PlanRecord, emits: NDArray[np.bool_], now: float) -> None:
+        """Rows that do not all have the same past."""
+        self._times[self._slots] = self._at
+        firsts = record.firsts
+        for row in np.flatnonzero(emits[:firsts]).tolist():
+            self._first(int(record.sids[row]), int(record.slots[row]), now)
+        going = record.slots[firsts:][emits[firsts:]]
+        if len(going):
+            self._add_many(self.histograms["between_tokens"], now - self._times[going])
+        self._group, self._slots, self._at = record.sids_column, record.slots[emits], now
+        if not emits.all():
+            self._group = b""
+
+    def _first(self, sid: int, slot: int, now: float) -> None:
+        """The token after a prompt: the first one, or the next one after a preemption."""
+        life = self._lives.get(sid)
+        if life is None:
+            return
+        if not life.first:
+            life.first = now
+            self.histograms["first_token"].add(now - life.arrival)
+            self.histograms["prefill"].add(now - life.admitted)
+        else:
+            here = life.slot and self._owners[life.slot] == sid
+            last = float(self._times[life.slot]) if here else life.last
+            self.histograms["between_tokens"].add(now - last)
+        before = self._lives.get(int(self._owners[slot]))
+        if before is not None and before is not life and before.slot == slot:
+            before.last = float(self._times[slot])
+        self._owners[slot], life.slot = sid, slot
+
+    def ended(self, events: Iterable[SequenceEvent], now: float) -> None:
+        """Events of sequences, some of them ends; after these were taken off the books."""
+        for event in events:
+            if event.finish_reason is not None:
+                self.finished[event.finish_reason] += 1
+                life = self._lives.pop(event.sid, None)
+                if life is not None:
+                    self._end(life, now)
+
+    def _end(self, life: Life, now: float) -> None:
+        seen, tokens = self.histograms, len(life.sequence.emitted)
+        seen["request"].add(now - life.arrival)
+        seen["inference"].add(now - life.admitted)
+        seen["prompt_tokens"].add(life.sequence.prompt_len)
+        seen["generation_tokens"].add(tokens)
+        if life.first:
+            seen["decode"].add(now - life.first)
+            if tokens > 1:
+                seen["per_token"].add((now - life.first) / (tokens - 1))
+
+    @staticmethod
+    def _add_many(histogram: Histogram, values: NDArray[np.float64]) -> None:
+        values = np.maximum(values, 0.0)
+        buckets = np.bincount(np.searchsorted(_BOUNDS[histogram.name], values))
+        for i in np.flatnonzero(buckets).tolist():
+            histogram.counts[i] += int(buckets[i])
+        histogram.sum += float(values.sum())
+
+    # --- what is told ---
+
+    def gauges(self, resting: bool) -> Mapping[str, float]:
+        """For the heartbeat; `resting`: no step is under way."""
+        self._asked += 1
+        if resting or self._asked % REFRESH == 0 or not self._told:
+            told = {f"finished_{reason}": float(n) for reason, n in self.finished.items()}
+            for histogram in self.histograms.values():
+                told |= histogram.gauges()
+            self._told = told
+        return self._told
