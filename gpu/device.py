@@ -19,7 +19,7 @@ from actorium.actors.params import Resolved
 from actorium.actors.speculation import parse_acceptance, parse_speculative
 from actorium.gpu.measure import Footprint, Meter, caches, held_bytes, profile, taken
 from actorium.gpu.memory import device_budget, page_table_width
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.registry import Model, load_model, read_shape
 from actorium.gpu.plan.beside import Step, planned_bytes
 from actorium.gpu.plan.memory import MemoryPlan, demand_of, make_plan
 from actorium.gpu.plan.shape import read_plan_shape
@@ -61,7 +61,9 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     start = perf_counter()
     say("loading", "")
     before = taken(device)
-    model = load_model(resolve(config.model.model), config, device,
+    path = resolve(config.model.model)
+    most_drafts(config, read_shape(path, config))  # says what cannot be before it loads
+    model = load_model(path, config, device,
                        lambda what, done, of: say("loading", f"{what} {done}/{of}"))
     seconds["load"] = perf_counter() - start
     weights = taken(device) - before
