@@ -192,11 +192,10 @@ def _commit_windows(t: Tables, step: Step, tokens: Array, force: tuple[float, ..
         positions >= record[:, MIN_LEN][:, None])
     full = positions + 1 >= record[:, LIMIT][:, None]
     ends = xp.where(stop, 1, xp.where(full, 2, 0))
-    # Numbers of sequences that have but one row: none of what follows on it counts.
-    single = t.moves.arange(0, len(step.slots)) < step.ending
-    taken = _taken(t, step, grid, positions, force) & (ends[:, :-1] == 0) & ~single[:, None]
+    taken = _taken(t, step, grid, positions, force) & (ends[:, :-1] == 0)
+    taken[:step.ending] = False  # these have one row: what lies behind it in the grid is nothing
     more = long(taken).cumprod(1).sum(1)
-    index = long(t.moves.arange(0, len(step.slots)))
+    index = t.moves.arange(0, len(step.slots))
     finish = xp.where(ended, 0, ends[index, more])
     counts = xp.where(ended, 0, more + 1)
     t.last_token[slots] = grid[index, more]
@@ -214,6 +213,9 @@ def _commit_windows(t: Tables, step: Step, tokens: Array, force: tuple[float, ..
 
 def _grid(t: Tables, step: Step, rows: Array) -> Array:
     """Of the sampled rows: by sequence and place in its window; 0 where it has but one."""
+    if not step.ending:
+        windows: Array = rows.reshape(-1, step.q_len)
+        return windows
     grid = t.moves.full((len(step.slots), step.q_len), 0, str(rows.dtype).removeprefix("torch."))
     grid[:step.ending, 0] = rows[:step.ending]
     grid[step.ending:] = rows[step.ending:].reshape(-1, step.q_len)
