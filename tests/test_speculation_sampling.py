@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from helpers_speculation import i4
 from helpers_worker import CPU
 from numpy.typing import NDArray
 
+from actorium import Engine, SamplingParams
 from actorium.actors.config import (
     Config,
     MemoryConfig,
@@ -191,3 +194,27 @@ def test_forced_acceptance_is_configured(tmp_path: Path) -> None:
                         extend=i4((1, 3)), drafts=2))
     counts = [runner.run(StepPlan(1, 2, decode=i4(1), drafts=2)).counts for _ in range(3)]
     assert counts == [b"\3", b"\3", b"\0"]
+
+
+def test_through_all_processes(tmp_path: Path) -> None:
+    """An engine that drafts with its own layer says what one says that does not."""
+    add_mtp(tmp_path, write_hybrid(tmp_path, DENSE, 5, mtp_num_hidden_layers=1))
+    base = tempfile.mkdtemp(dir="/tmp", prefix="act")
+    prompts = [[(7 * i + n) % 199 for i in range(n)] for n in (5, 64, 3, 100)] * 3
+    greedy = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    loose = SamplingParams(max_tokens=24, temperature=1.0, seed=3, logprobs=1, frequency_penalty=1)
+    said = []
+    try:
+        for speculative in ("off", "mtp:2", "mtp:3,fixed"):
+            with Engine(tmp_path, run_dir=base, skip_tokenizer=True, device="cpu", threads=1,
+                        speculative=speculative, max_num_seqs=5, max_model_len=256,
+                        max_num_batched_tokens=48, debug_memory=True) as engine:
+                got = [c for params in (greedy, loose)
+                       for c in engine.client.generate(prompts, params)]
+                assert all(len(c.logprobs or ()) in (0, len(c.token_ids)) for c in got)
+                said.append([list(c.token_ids) for c in got])
+                drafted = sum(c.usage.draft_tokens for c in got)
+                assert (drafted > 0) == (speculative != "off")
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    assert said[1] == said[0] and said[2] == said[0]
