@@ -244,6 +244,7 @@ class Launcher:
                 self._fatals[message.pid] = message
             case Up():
                 self._up = True
+                self._tell_children()
             case Beat() if self._keeper is not None:
                 self._keeper.hear(message)
             case Kill():
@@ -271,7 +272,11 @@ class Launcher:
         _say(f"{actor.role} is started again (pid {actor.pid}, epoch {actor.epoch})")
         if actor.role == WATCHDOG:
             self._meet_watchdog()
-        elif self._keeper is not None:
+        else:
+            self._tell_children()
+
+    def _tell_children(self) -> None:
+        if self._keeper is not None:
             self._keeper.tell(Children(self._actors.children(), self._up))
 
     def _revives(self, role: str) -> bool:
@@ -285,14 +290,12 @@ class Launcher:
     def _on_exit(self, pidfd: int) -> None:
         actor, gone = self._actors.take(pidfd)
         self._condemned.pop(actor, None)
-        if self._stops == 0 and self.failure is None:
-            if gone.status in (EXIT_FAULT, EXIT_BAD_CONFIG):
-                self._await(lambda: actor.pid in self._fatals)
-            if self.config.recovery.restart:  # that the engine is up may be on its way, too
-                self._await(lambda: self._up)
+        unexpected = self._stops == 0 and self.failure is None
+        if unexpected and gone.status in (EXIT_FAULT, EXIT_BAD_CONFIG):
+            self._await_last_words(actor.pid)
         if self._revives(actor.role) and gone.status != EXIT_BAD_CONFIG:
             self._on_death(actor, gone)
-        elif self._stops == 0 and self.failure is None:
+        elif unexpected and self.failure is None:
             self._on_fault(actor, gone.status)
         if self._keeper is not None:
             self._keeper.tell(gone)
@@ -304,10 +307,9 @@ class Launcher:
         if actor.role == WATCHDOG and self._keeper is not None:
             self._keeper.gone(gone, why)
 
-    def _await(self, come: Callable[[], bool]) -> None:
-        """Read the inbox until `come()`, for a moment at the most."""
+    def _await_last_words(self, pid: int) -> None:
         until = time.monotonic() + LAST_WORDS
-        while not come() and (left := until - time.monotonic()) > 0:
+        while pid not in self._fatals and (left := until - time.monotonic()) > 0:
             assert self._inbox is not None
             poll = select.poll()
             poll.register(self._inbox.fd, select.POLLIN)

@@ -573,7 +573,7 @@ class Children(Message):
 
     children: list[Child]
     up: bool = False
-    """The engine has been ready before (with a watchdog that is gone now)."""
+    """The engine has been ready, and the launcher knows."""
 
 
 class Exited(Message):
@@ -608,7 +608,8 @@ class Spawn(Message):
 
 class Up(Message):
     """watchdog -> launcher: the engine is ready for the first time. From now on the dead are
-    started again; before, a death ends the engine, since its reason would come again."""
+    started again; before, a death ends the engine, since its reason would come again. Answered by
+    `Children`; only then the watchdog tells others that the engine is ready."""
 
 
 ToLauncher = Kill | Spawn | Up | Fatal | Beat

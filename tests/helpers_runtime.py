@@ -69,6 +69,7 @@ class TestCore:
         self.alarm: float | None = None
         self.post: Callable[..., None] | None = None
         self.waker: bytes = b""
+        self.budget = 5.0
 
     def on_start(self, post: Callable[..., None]) -> None:
         self.post = post
@@ -100,6 +101,10 @@ class TestCore:
                 self.phase = message.to
             case "hold":
                 self.hold = True
+            case "stuck":
+                get_stuck()
+            case "compute":
+                time.sleep(message.number / 1000)
             case "flood":
                 for i in range(message.number):
                     self.sends.append(Send(message.to, Told("x" * 100, i), client))
@@ -139,7 +144,7 @@ class TestCore:
         return self.draining and not self.hold
 
     def health(self) -> Health:
-        return Health(self.phase, self.steps, 5.0, {"got": float(len(self.got))})
+        return Health(self.phase, self.steps, self.budget, {"got": float(len(self.got))})
 
 
 def build(ctx: Context) -> TestCore:
@@ -152,6 +157,32 @@ def build_bad_model(ctx: Context) -> TestCore:
 
 def build_broken(ctx: Context) -> TestCore:
     raise KeyError("broken on purpose")
+
+
+def build_once(ctx: Context) -> TestCore:
+    """Works in its first life only."""
+    if ctx.epoch > 1:
+        raise KeyError("not twice")
+    return TestCore(ctx)
+
+
+def build_once_then_bad(ctx: Context) -> TestCore:
+    """Works in its first life; later its model is bad."""
+    if ctx.epoch > 1:
+        raise BadModel("model: it is gone", "model")
+    return TestCore(ctx)
+
+
+def build_impatient(ctx: Context) -> TestCore:
+    """Half a second without progress is a hang to it."""
+    core = TestCore(ctx)
+    core.budget = 0.5
+    return core
+
+
+def get_stuck() -> None:
+    """Never return."""
+    threading.Event().wait()
 
 
 def roles(**others: str) -> dict[str, str]:

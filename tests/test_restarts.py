@@ -23,8 +23,11 @@ from helpers_runtime import (
 )
 from msgspec.structs import replace
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.client import Client
+from actorium.actors.config import Config, DeviceConfig, ModelConfig, RecoveryConfig
 from actorium.actors.messages import ActorStatus
+from actorium.actors.params import SamplingParams
+from actorium.actors.roles import roles_of
 
 
 @pytest.fixture
@@ -76,4 +79,158 @@ def test_a_new_incarnation_and_untouched_siblings(base: Path, number: int) -> No
         launcher.process.terminate()
         code, lines = launcher.finish()
         assert code == 0 and f"scheduler is started again (pid {after['scheduler'].pid}" in lines
+        assert processes_naming(str(launcher.dir)) == [] and os.listdir(base) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_launcher_brings_the_watchdog_back(base: Path, number: int) -> None:
+    with launch(base) as launcher:
+        assert launcher.started()
+        before = ready(launcher)
+        os.kill(before["watchdog"].pid, number)
+        assert wait_dead([before["watchdog"].pid]) == []
+        after = until(launcher, "watchdog", 2)
+        for role in before.keys() - {"watchdog"}:
+            assert (after[role].pid, after[role].epoch) == (before[role].pid, 1)
+        os.kill(after["worker-0"].pid, signal.SIGKILL)  # the new one does its work
+        assert until(launcher, "worker-0", 2)["watchdog"].epoch == 2
+        launcher.process.terminate()
+        assert launcher.finish()[0] == 0
+        assert processes_naming(str(launcher.dir)) == [] and os.listdir(base) == []
+
+
+def test_the_watchdog_and_another_die_together(base: Path) -> None:
+    with launch(base) as launcher:
+        assert launcher.started()
+        before = ready(launcher)
+        dead = [before[role].pid for role in ("watchdog", "detokenizer")]
+        for pid in dead:
+            os.kill(pid, signal.SIGKILL)
+        assert wait_dead(dead) == []
+        after = until(launcher, "detokenizer", 2)
+        assert (after["watchdog"].epoch, after["scheduler"].epoch) == (2, 1)
+        launcher.process.terminate()
+        assert launcher.finish()[0] == 0 and os.listdir(base) == []
+
+
+def test_who_dies_at_once_again_and_again_ends_the_engine(base: Path) -> None:
+    table = roles(tokenizer="helpers_runtime:build_once")
+    with launch(base, table) as launcher:
+        assert launcher.started()
+        os.kill(ready(launcher)["tokenizer"].pid, signal.SIGKILL)
+        code, error = launcher.finish()
+        assert code == 1
+        lines = error.splitlines()
+        assert lines[-1].startswith("actorium: tokenizer (pid ")
+        assert lines[-1].endswith(
+            ") exited with code 1: KeyError: 'not twice'; it was started again 5 times within "
+            "60 s of work")
+        assert sum("tokenizer is started again" in line for line in lines) == 5
+        assert processes_naming(str(launcher.dir)) == [] and os.listdir(base) == []
+
+
+def test_a_watchdog_that_cannot_come_back_ends_the_engine(base: Path) -> None:
+    with launch(base, max_restarts=0) as launcher:
+        assert launcher.started()
+        pid = ready(launcher)["watchdog"].pid
+        os.kill(pid, signal.SIGKILL)
+        code, error = launcher.finish()
+        assert code == 1
+        assert error.splitlines()[-1] == (f"actorium: watchdog (pid {pid}) was killed by SIGKILL; "
+                                          "it was started again 0 times within 60 s of work")
+        assert os.listdir(base) == []
+
+
+def test_a_bad_model_found_on_the_way_back_exits_2(base: Path) -> None:
+    with launch(base, roles(worker_0="helpers_runtime:build_once_then_bad")) as launcher:
+        assert launcher.started()
+        os.kill(ready(launcher)["worker-0"].pid, signal.SIGKILL)
+        code, error = launcher.finish()
+        assert code == 2 and error.splitlines()[-1] == "actorium: model: it is gone"
+
+
+def test_a_death_before_the_engine_was_ready_ends_it(base: Path) -> None:
+    with launch(base, roles(tokenizer="helpers_runtime:build_broken")) as launcher:
+        assert launcher.started()
+        code, error = launcher.finish()
+        assert code == 1 and error.count("\n") == 1 and "KeyError: 'broken on purpose'" in error
+
+
+# --- hangs ---
+
+def test_a_stuck_loop_is_killed_and_leaves_its_stacks(base: Path) -> None:
+    with launch(base, roles(scheduler="helpers_runtime:build_impatient")) as launcher:
+        assert launcher.started()
+        before = ready(launcher)
+        with Peer(launcher.dir, "scheduler") as peer:
+            peer.ask(Say("up"))
+            began = time.monotonic()
+            peer.send(Say("stuck"))
+            assert wait_dead([before["scheduler"].pid]) == []
+            assert 0.5 < time.monotonic() - began < 4.0
+        after = until(launcher, "scheduler", 2)
+        assert after["watchdog"].gauges["restarts.scheduler.hung"] == 1.0
+        log = (launcher.dir / "scheduler.log").read_text()
+        assert "helpers_runtime.py" in log and "in get_stuck" in log and "beats.py" in log
+        launcher.process.terminate()
+        code, error = launcher.finish()
+        assert code == 0 and "is killed: hung: its loop has not turned for" in error
+
+
+def test_a_long_computation_within_its_budget_is_left_alone(base: Path) -> None:
+    """The loop stands still for longer than the silence that would kill, and beats go on."""
+    with launch(base, silence=0.5) as launcher:
+        assert launcher.started()
+        before = ready(launcher)
+        with Peer(launcher.dir, "worker-0") as peer:
+            peer.send(Say("compute", 2500))
+            peer.send(Say("back"))
+            assert peer.receive().text == "back"
+        assert ready(launcher)["worker-0"].pid == before["worker-0"].pid
+        launcher.process.terminate()
+        assert launcher.finish() == (0, "")
+
+
+# --- a real engine ---
+
+def test_streams_go_on_when_the_worker_is_killed(base: Path) -> None:
+    """Null worker: the tokens of a stream are those of an undisturbed one."""
+    params = SamplingParams(max_tokens=3000, ignore_eos=True, seed=11)
+    config = Config(model=ModelConfig(skip_tokenizer=True), device=DeviceConfig(null_worker=True),
+                    runtime=make_config(base).runtime, recovery=RecoveryConfig(restart=True))
+    with LauncherProcess(config, roles_of(config)) as launcher:
+        assert launcher.started()
+        pid = ready(launcher)["worker-0"].pid
+        with Client("t", run_dir=str(base)) as client:
+            whole = client.generate([1, 2, 3], params)
+            got: list[int] = []
+            for delta in client.stream([1, 2, 3], params):
+                if len(got) < 100 <= len(got) + len(delta.token_ids):
+                    os.kill(pid, signal.SIGKILL)
+                got += delta.token_ids
+            assert got == whole.token_ids and len(got) == 3000
+        assert until(launcher, "worker-0", 2)["worker-0"].epoch == 2
+        launcher.process.terminate()
+        assert launcher.finish()[0] == 0 and os.listdir(base) == []
+
+
+def test_a_worker_that_dies_while_the_engine_drains_is_still_replaced(base: Path) -> None:
+    config = Config(model=ModelConfig(skip_tokenizer=True), device=DeviceConfig(null_worker=True),
+                    runtime=make_config(base, drain_timeout=30.0).runtime,
+                    recovery=RecoveryConfig(restart=True))
+    with LauncherProcess(config, roles_of(config)) as launcher:
+        assert launcher.started()
+        pid = ready(launcher)["worker-0"].pid
+        with Client("t", run_dir=str(base)) as client:
+            got: list[int] = []
+            for delta in client.stream([1, 2, 3], SamplingParams(max_tokens=4000,
+                                                                 ignore_eos=True)):
+                if not got:
+                    os.kill(pid, signal.SIGSTOP)  # nothing more will come of this one
+                    launcher.process.terminate()
+                    os.kill(pid, signal.SIGKILL)
+                got += delta.token_ids
+            assert len(got) == 4000
+        code, error = launcher.finish()
+        assert code == 0 and "worker-0 is started again" in error
         assert processes_naming(str(launcher.dir)) == [] and os.listdir(base) == []

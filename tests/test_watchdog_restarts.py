@@ -22,6 +22,7 @@ def up(**recovery: Any) -> WatchdogCore:
     core.on_message(Children([Child("a", 10, 1), Child("b", 11, 1)]), 0.0)
     both(core, 1.0)
     assert orders(core, 1.0) == [Up()]
+    core.on_message(Children([Child("a", 10, 1), Child("b", 11, 1)], True), 1.0)
     return core
 
 
@@ -43,9 +44,12 @@ def test_up_is_told_once_and_before_anybody_else_learns() -> None:
     core.on_client(b"c", GetStatus("r", True), 0.0)
     assert core.on_wake(0.5) == []
     core.on_message(beat("a"), 1.0)
-    sends = core.on_wake(1.0)
-    assert [send.to for send in sends] == ["launcher", CLIENT] and sends[0].message == Up()
-    assert orders(core, 1.1) == []
+    assert core.on_wake(1.0) == [Send("launcher", Up())]
+    assert core.on_wake(1.1) == [], "the launcher has not heard it yet"
+    core.on_message(Children([Child("a", 10, 1)], True), 1.2)
+    [told] = core.on_wake(1.2)
+    assert told.to == CLIENT and told.message.ready
+    assert core.on_wake(1.3) == []
 
 
 def test_a_death_before_the_engine_was_ready_is_its_end() -> None:

@@ -61,7 +61,7 @@ class WatchdogCore:
         self._now = 0.0
         self._start_timeout = start_timeout
         self._start_until: float | None = None
-        self._was_ready = False
+        self._was_ready = self._told_up = False
         self._draining = False
         self._answered = 0
 
@@ -149,10 +149,11 @@ class WatchdogCore:
     def on_wake(self, now: float) -> Sequence[Send]:
         """Raises `EngineFailed` when the engine is not ready after `start_timeout`."""
         self._now = now
-        if self.ready and not self._was_ready:
-            self._was_ready = True
+        if not (self._was_ready or self._told_up) and self._all_work():
+            self._was_ready = self.supervisor is None  # else when the launcher has confirmed it
+            self._told_up = True
             if self.supervisor is not None:
-                self._sends.insert(0, Send(LAUNCHER, Up()))
+                self._sends.append(Send(LAUNCHER, Up()))
         due = self._start_due()
         if due is not None and now >= due:
             slow = ", ".join(f"{w.role} is {w.state}" for w in self._not_ready())
@@ -170,7 +171,12 @@ class WatchdogCore:
     @property
     def ready(self) -> bool:
         """Every actor the launcher started is in a phase in which it works, and no beat of theirs
-        was a second overdue when this core was last awake."""
+        was a second overdue when this core was last awake. Where the dead are started again, the
+        launcher knows by then that it is to do so."""
+        known = self.supervisor is None or self._was_ready
+        return known and self._all_work()
+
+    def _all_work(self) -> bool:
         return bool(self._expected) and self.error is None and not self._not_ready()
 
     def _not_ready(self) -> list[Ward]:
@@ -184,6 +190,8 @@ class WatchdogCore:
 
     def _line(self, ward: Ward, now: float) -> ActorStatus:
         gauges = ward.gauges | {"restarts": float(max(0, ward.epoch - 1))}
+        if ward.role == ROLE:
+            gauges |= self._own_gauges()  # as they are now
         return ActorStatus(self.name, ward.role, ward.pid, ward.epoch, ward.phase, ward.step,
                            max(0.0, now - ward.moved), max(0.0, now - ward.seen), ward.detail,
                            gauges)
@@ -208,8 +216,11 @@ class WatchdogCore:
         return self._draining and not self._waiters and not self._sends
 
     def health(self) -> Health:
-        gauges = self.supervisor.gauges() if self.supervisor is not None else {}
-        return Health("draining" if self._draining else "ready", self._answered, 10.0, gauges)
+        return Health("draining" if self._draining else "ready", self._answered, 10.0,
+                      self._own_gauges())
+
+    def _own_gauges(self) -> dict[str, float]:
+        return self.supervisor.gauges() if self.supervisor is not None else {}
 
 
 def build(ctx: Context) -> WatchdogCore:
