@@ -30,7 +30,9 @@ from actorium.kernels import sampling_cpu
 from actorium.kernels.philox import uniform
 
 VOCAB, LARGE_VOCAB = 4096, 151_936
-CONTEXT = 128
+CONTEXT, MAX_LEN = 128, 3200
+DRAFTS = 2
+"""Of the lines with drafts."""
 STEPS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 1.0},
@@ -71,19 +73,22 @@ def median_us(run: Callable[[], Any], times: int) -> float:
     return float(np.median(took)) * 1e6
 
 
-def step_us(rows: int, params: dict[str, Any], times: int) -> float:
-    """One steady decode step of `rows` sequences, from plan to result."""
+def step_us(rows: int, params: dict[str, Any], times: int, drafts: int = 0) -> float:
+    """One steady decode step of `rows` sequences, from plan to result; each verifies so many drafts
+    (and accepts hardly any)."""
     host = torch.device("cpu")
     shape: Any = SimpleNamespace(kv_row=(2, 8), layers=1)
-    tables = Tables(Host(host), rows + 1, 64, 16, VOCAB, 1024)
-    runner = Runner(ReadyModel(rows), [PagePool(shape, 1, 16, torch.float32, host)], tables)
+    width = MAX_LEN // 16
+    tables = Tables(Host(host), rows + 1, width, 16, VOCAB, MAX_LEN, drafts=drafts)
+    runner = Runner(ReadyModel(rows * (drafts + 1)), [PagePool(shape, 1, 16, torch.float32, host)],
+                    tables, propose=lambda slots, at, k: np.zeros((len(slots), k), np.int32))
     slots = np.arange(1, rows + 1, dtype=np.int32)
-    tokens, pages = np.arange(CONTEXT, dtype=np.int32), np.zeros(64, np.int32)
+    tokens, pages = np.arange(CONTEXT, dtype=np.int32), np.zeros(width, np.int32)
     admits = [Admit(slot, tokens.tobytes(), CONTEXT, 0, pages.tobytes(),
-                    Resolved(max_tokens=800, **params), slot) for slot in slots.tolist()]
+                    Resolved(max_tokens=MAX_LEN, **params), slot) for slot in slots.tolist()]
     extend = np.stack((slots, np.full(rows, CONTEXT, np.int32)), axis=1)
-    runner.run(StepPlan(1, 1, admit=admits, extend=extend.tobytes()))
-    plan = StepPlan(1, 2, decode=slots.tobytes())
+    runner.run(StepPlan(1, 1, admit=admits, extend=extend.tobytes(), drafts=drafts))
+    plan = StepPlan(1, 2, decode=slots.tobytes(), drafts=drafts)
     return median_us(lambda: runner.run(plan), times)
 
 
@@ -111,6 +116,9 @@ def main() -> None:
     for name, params in STEPS.items():
         row = [step_us(rows, params, steps) for rows in (1, 32, 256)]
         print(f"  {name:48}" + "".join(f"{us:9.0f}" for us in row))
+    for name in ("greedy", "top_k + top_p"):
+        row = [step_us(rows, STEPS[name], steps, DRAFTS) for rows in (1, 32, 256)]
+        print(f"  {name + f', {DRAFTS} drafts':48}" + "".join(f"{us:9.0f}" for us in row))
     print(f"sampling 32 rows of {LARGE_VOCAB}, ms:")
     for name, kind in DRAWS.items():
         print(f"  {name:48}{draw_us(kind) / 1e3:9.1f}")
