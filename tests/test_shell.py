@@ -290,6 +290,48 @@ def test_an_idle_actor_sleeps(base: Path) -> None:
         assert cpu_ticks(actor.pid) - ticks <= 3  # of 10 ms, in about three seconds
 
 
+def test_beats_go_on_while_the_loop_is_stuck_and_say_so(base: Path) -> None:
+    with watchdog(base) as dog, ActorProcess(base, heartbeat=0.05) as actor, actor.peer() as peer:
+        peer.ask(Say("up"))
+        beat = dog.until(lambda m: m.phase == "idle")[-1][1]
+        assert beat.loop_age < 0.5
+        peer.send(Say("stuck"))
+        dog.until(lambda m: m.loop_age > 0.2)
+        beats = [m for _, m in dog.until(lambda m: m.loop_age > 1.0)]
+        ages = [m.loop_age for m in beats]
+        assert ages == sorted(ages) and beats[-1].phase == "idle"
+
+
+def test_a_loop_that_turns_again_says_so_as_well(base: Path) -> None:
+    with watchdog(base) as dog, ActorProcess(base, heartbeat=0.05) as actor, actor.peer() as peer:
+        peer.send(Say("phase", 0, "stepping"))
+        dog.until(lambda m: m.phase == "stepping")
+        peer.send(Say("compute", 600))
+        dog.until(lambda m: m.loop_age > 0.2)
+        beat = dog.until(lambda m: m.loop_age < 0.1)[-1][1]
+        assert dog.until(lambda m: m.step == 2)[-1][1].phase == beat.phase == "stepping"
+
+
+def test_a_stopped_process_is_silent(base: Path) -> None:
+    with watchdog(base) as dog, ActorProcess(base, heartbeat=0.05) as actor, actor.peer() as peer:
+        peer.ask(Say("up"))
+        dog.until(lambda m: m.phase == "idle")
+        actor.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, actor.pid, os.WSTOPPED)
+        dog.inbox.receive(1000)
+        # IDLE_BEAT is half a second: nothing comes in twice that time.
+        assert not dog.inbox.socket.poll(1000)
+        actor.process.send_signal(signal.SIGCONT)
+        dog.until(lambda m: True)
+
+
+def test_the_watchdogs_beats_go_to_the_launcher_as_well(base: Path) -> None:
+    target = "actorium.actors.watchdog.core:build"
+    with launcher(base) as ears, ActorProcess(base, "watchdog", target) as actor:
+        beat = ears.until(lambda m: isinstance(m, Beat) and m.phase == "ready")[-1][1]
+        assert (beat.role, beat.pid, beat.epoch) == ("watchdog", actor.pid, 1)
+
+
 def cpu_ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
