@@ -138,6 +138,15 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Seconds."""
 
 
+class ProbeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Health probes and metrics over HTTP, answered by the watchdog's process."""
+
+    probe_port: int | None = None
+    """TCP port of /readyz, /livez, /metrics, ...; 0 = a free one, shown by `ps`; default: none."""
+    probe_host: str = "127.0.0.1"
+    """Address to listen at. Probes ask for no key: open them to the machines that watch alone."""
+
+
 class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Processes, sockets, heartbeats."""
 
@@ -166,6 +175,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     speculation: SpeculationConfig = SpeculationConfig()
     device: DeviceConfig = DeviceConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    probes: ProbeConfig = ProbeConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
     def check(self) -> Config:
@@ -182,6 +192,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def _rules(c: Config) -> list[tuple[str, bool, str]]:
     m, mem, s, d, r, v = c.model, c.memory, c.scheduler, c.device, c.runtime, c.recovery
+    port = c.probes.probe_port
     dtypes = ("auto", "float32", "bfloat16", "float16")
     name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
                and all(ch.isalnum() or ch in "-_." for ch in r.name))
@@ -229,6 +240,8 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
         ("recovery.silence", v.silence >= 0.5, "must be at least 0.5 seconds"),
         ("recovery.max_restarts", v.max_restarts >= 0, "must not be negative"),
         ("recovery.restart_window", v.restart_window > 0, "must be above 0 seconds"),
+        ("probes.probe_port", port is None or 0 <= port <= 65535, "must be between 0 and 65535"),
+        ("probes.probe_host", bool(c.probes.probe_host), "must not be empty"),
         ("runtime.name", name_ok, "must be 1 to 40 letters, digits, '-', '_' or '.', "
          "a letter or digit first"),
         ("runtime.heartbeat", 0.01 <= r.heartbeat <= 60, "must be between 0.01 and 60 seconds"),

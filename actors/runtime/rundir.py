@@ -18,7 +18,7 @@ from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 MAX_IPC_PATH = 107
 """sun_path less its terminator."""
 LONGEST_SOCKET = "detokenizer.front"
-OUR_FILES = frozenset({"lock", "config.json", "engine.json"})
+OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json"})
 OUR_SUFFIXES = (".inbox", ".front", ".log")
 LOCK_TRIES = 6
 LOCK_PAUSE = 0.005

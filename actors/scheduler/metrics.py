@@ -8,7 +8,7 @@ they share one gap. Where rows differ, gaps are a column of numpy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,7 +145,7 @@ class Metrics:
 
     # --- what is told ---
 
-    def gauges(self, resting: bool) -> Mapping[str, float]:
+    def gauges(self, resting: bool) -> dict[str, float]:
         """For the heartbeat; `resting`: no step is under way."""
         self._asked += 1
         if resting or self._asked % REFRESH == 0 or not self._told:

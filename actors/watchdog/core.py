@@ -8,12 +8,13 @@ again and the hung killed, once the engine has been ready; before, a death is it
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config import Config, RecoveryConfig
 from actorium.actors.core import CLIENT, Context, Health, Send
 from actorium.actors.errors import EngineFailed
+from actorium.actors.histograms import without
 from actorium.actors.messages import (
     ActorStatus,
     Beat,
@@ -27,8 +28,13 @@ from actorium.actors.messages import (
     Up,
 )
 from actorium.actors.runtime.process import describe_exit
+from actorium.actors.watchdog import probes
+from actorium.actors.watchdog.condition import Condition, Known, judge
 from actorium.actors.watchdog.supervisor import Supervisor
 from actorium.actors.watchdog.wards import EXITED, Ward, born
+
+if TYPE_CHECKING:
+    from actorium.actors.watchdog.metrics import Facts
 
 MAX_WAITERS = 1024
 ROLE = "watchdog"
@@ -64,6 +70,17 @@ class WatchdogCore:
         self._was_ready = self._told_up = False
         self._draining = False
         self._answered = 0
+        self._probes: probes.Probes | None = None
+        self._config = Config()
+
+    def with_probes(self, config: Config, server: probes.Probes | None) -> WatchdogCore:
+        """Self, judging by `config` and answering over HTTP by `server`."""
+        self._config, self._probes = config, server
+        return self
+
+    def on_start(self, post: Callable[..., None]) -> None:
+        if self._probes is not None:
+            self._probes.start(post, self)
 
     # --- what comes in ---
 
@@ -189,7 +206,7 @@ class WatchdogCore:
         self._sends.append(Send(CLIENT, status, client))
 
     def _line(self, ward: Ward, now: float) -> ActorStatus:
-        gauges = ward.gauges | {"restarts": float(max(0, ward.epoch - 1))}
+        gauges = without(ward.gauges) | {"restarts": float(max(0, ward.epoch - 1))}
         if ward.role == ROLE:
             gauges |= self._own_gauges()  # as they are now
         return ActorStatus(self.name, ward.role, ward.pid, ward.epoch, ward.phase, ward.step,
@@ -205,9 +222,27 @@ class WatchdogCore:
         waiting = not self._was_ready and self.error is None and not self._draining
         return self._start_until if waiting else None
 
+    # --- for the probes ---
+
+    def condition(self, now: float) -> Condition:
+        """How the engine is at `now`."""
+        known = Known(self.wards, self._expected, self.error, self._draining, self._was_ready)
+        return judge(known, self._config, now)
+
+    def facts(self, now: float) -> Facts:
+        """What the metrics are made of, as far as this core knows it."""
+        from actorium import __version__
+        from actorium.actors.watchdog.metrics import Facts
+
+        counts = self.supervisor.counts if self.supervisor is not None else {}
+        return Facts(self.wards, counts, {}, self.condition(now).ready, self._config,
+                     probes.served_name(self._config), __version__, now)
+
     # --- life ---
 
     def drain(self, now: float) -> None:
+        if self._probes is not None and not self._draining:
+            self._probes.stop()
         self._draining = True
         self._fail("the engine is stopping")
 
@@ -217,7 +252,8 @@ class WatchdogCore:
 
     def health(self) -> Health:
         return Health("draining" if self._draining else "ready", self._answered, 10.0,
-                      self._own_gauges())
+                      self._own_gauges(),
+                      f"probes: {self._probes.where.url}" if self._probes is not None else "")
 
     def _own_gauges(self) -> dict[str, float]:
         return self.supervisor.gauges() if self.supervisor is not None else {}
@@ -226,5 +262,6 @@ class WatchdogCore:
 def build(ctx: Context) -> WatchdogCore:
     """The role's entry."""
     runtime = ctx.config.runtime
-    return WatchdogCore(runtime.name, ctx.epoch, os.getpid(), runtime.start_timeout,
+    core = WatchdogCore(runtime.name, ctx.epoch, os.getpid(), runtime.start_timeout,
                         ctx.config.recovery, runtime.heartbeat, ctx.entropy)
+    return core.with_probes(ctx.config, probes.build(ctx))

@@ -1,0 +1,88 @@
+"""How the engine is, as probes tell it: alive, started, ready, and why not.
+
+Pure: a judgement on what the watchdog has heard. Alive until recovery is impossible; ready when
+every actor is at work, within its budget, and a request that came now would be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from actorium.actors.config import Config
+from actorium.actors.watchdog.hangs import find_hang
+from actorium.actors.watchdog.wards import Ward
+
+SCHEDULER = "scheduler"
+WAITING, LEDGER_FULL = "waiting_requests", "ledger_full"
+"""Gauges of the scheduler: requests that wait, and whether its ledger takes no more."""
+RETRY_AFTER = 1
+"""Seconds after which it is worth asking again, as far as anybody knows."""
+
+
+class Condition(NamedTuple):
+    """A judgement at one moment."""
+
+    live: bool
+    started: bool
+    """The engine has been ready."""
+    ready: bool
+    why: str
+    """What keeps it from being ready; empty when it is."""
+    retry_after: int
+    """Seconds; 0 = it will not come back by itself."""
+
+
+class Known(NamedTuple):
+    """What the watchdog knows at a moment."""
+
+    wards: Mapping[str, Ward]
+    expected: frozenset[str]
+    """Roles that the launcher has started."""
+    error: str | None
+    """Why the engine ends."""
+    draining: bool
+    """It ends because it was told to."""
+    started: bool
+
+
+def judge(known: Known, config: Config, now: float) -> Condition:
+    """The engine's condition at `now`, CLOCK_MONOTONIC seconds."""
+    live = known.error is None or known.draining
+    why = "; ".join(_obstacles(known, config, now))
+    ready = not why
+    return Condition(live, known.started or ready, ready, why,
+                     RETRY_AFTER if live and not ready else 0)
+
+
+def _obstacles(known: Known, config: Config, now: float) -> list[str]:
+    if known.error is not None:
+        return [known.error]
+    if not known.expected:
+        return ["no actor has been started"]
+    wards = [known.wards[role] for role in sorted(known.expected)]
+    found = [f"{ward.role} is {ward.state}" + (f" ({ward.detail})" if ward.detail else "")
+             for ward in wards if not ward.works(now, config.runtime.heartbeat)]
+    if not found and config.recovery.restart and not known.started:
+        return ["the launcher is being told that all are there"]
+    return found or _hung(wards, known, config, now) or _full(known, config)
+
+
+def _hung(wards: list[Ward], known: Known, config: Config, now: float) -> list[str]:
+    hangs = ((ward.role, find_hang(ward, known.wards, now, config.recovery.silence,
+                                   config.runtime.heartbeat)) for ward in wards)
+    return [f"{role}: {hang.text}" for role, hang in hangs if hang is not None]
+
+
+def _full(known: Known, config: Config) -> list[str]:
+    """Why a request that came now would be refused."""
+    scheduler = known.wards.get(SCHEDULER)
+    if scheduler is None:
+        return []
+    waiting, limit = scheduler.gauges.get(WAITING, 0.0), config.scheduler.max_num_queued_reqs
+    found = []
+    if waiting >= limit:
+        found.append(f"the queue is full: {waiting:.0f} requests wait, {limit} may")
+    if scheduler.gauges.get(LEDGER_FULL):
+        found.append("the ledger takes no more")
+    return found

@@ -1,0 +1,278 @@
+"""What `/metrics` tells: vLLM's names, so that dashboards and gateways work, and our own.
+
+Pure: heartbeats' gauges in, families of samples out; `render` turns these into Prometheus' text.
+Counters are those of the actor that counts: a restarted one starts at 0 again, as Prometheus
+expects it of a process. Tables say which gauge of whom becomes which metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from actorium.actors import histograms
+from actorium.actors.client_calls import bytes_of
+from actorium.actors.config import Config
+from actorium.actors.watchdog.wards import READY_PHASES, Ward
+
+SCHEDULER, DETOKENIZER, WORKER = "scheduler", "detokenizer", "worker-0"
+GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
+REASONS = ("stop", "length", "abort", "deadline", "error")
+CAUSES = ("memory", "priority", "forced", "worker")
+DRAFTED = "spec_decode_num_accepted_tokens_pos_"
+MICRO = 1e-6
+
+
+class Sample(NamedTuple):
+    suffix: str
+    labels: dict[str, str]
+    value: float
+
+
+class Family(NamedTuple):
+    """One metric; counters' names without `_total`."""
+
+    name: str
+    kind: str
+    about: str
+    samples: list[Sample]
+
+
+class Process(NamedTuple):
+    """What the kernel says of an actor's process."""
+
+    cpu_seconds: float
+    resident_bytes: int
+
+
+class Facts(NamedTuple):
+    """What the metrics are made of."""
+
+    wards: Mapping[str, Ward]
+    restarts: Mapping[tuple[str, str], int]
+    """Restarts ordered, by (role, cause)."""
+    processes: Mapping[str, Process]
+    """By role."""
+    ready: bool
+    config: Config
+    model: str
+    version: str
+    now: float
+    """CLOCK_MONOTONIC seconds."""
+
+
+class Row(NamedTuple):
+    """A gauge of one actor, as a metric."""
+
+    name: str
+    kind: str
+    gauge: str
+    about: str
+    role: str = SCHEDULER
+    scale: float = 1.0
+
+
+VLLM = (
+    Row("num_requests_running", GAUGE, "running", "Sequences in the batch."),
+    Row("num_requests_waiting", GAUGE, "waiting", "Sequences that wait for a place in it."),
+    Row("num_preemptions", COUNTER, "preemptions", "Sequences taken off the batch again."),
+    Row("prompt_tokens", COUNTER, "prompt_tokens", "Prompt tokens taken."),
+    Row("generation_tokens", COUNTER, "tokens", "Tokens generated."),
+    Row("prefix_cache_queries", COUNTER, "cache_lookup_tokens",
+        "Prompt tokens looked up in the prefix cache."),
+    Row("prefix_cache_hits", COUNTER, "cache_hit_tokens", "Those of them that were found."),
+    Row("spec_decode_num_drafts", COUNTER, "spec_decode_num_drafts", "Windows verified."),
+    Row("spec_decode_num_draft_tokens", COUNTER, "spec_decode_num_draft_tokens",
+        "Draft tokens verified."),
+    Row("spec_decode_num_accepted_tokens", COUNTER, "spec_decode_num_accepted_tokens",
+        "Draft tokens accepted."),
+)
+"""After `vllm:`, with its labels."""
+
+OWN = (
+    Row("scheduler_steps", COUNTER, "steps", "Steps planned."),
+    Row("waiting_requests", GAUGE, "waiting_requests", "Requests of which a sequence waits."),
+    Row("device_busy_seconds", COUNTER, "busy_us", "Time the device computed.", scale=MICRO),
+    Row("device_idle_seconds", COUNTER, "idle_us",
+        "Time the device had no step although there was work.", scale=MICRO),
+    Row("evicted_pages", COUNTER, "evicted_pages", "Cached pages given up for others."),
+    Row("checkpoints", GAUGE, "checkpoints", "Recurrent states kept for prefix reuse."),
+    Row("checkpoints_saved", COUNTER, "checkpoints_saved", "Recurrent states saved."),
+    Row("checkpoints_evicted", COUNTER, "checkpoints_evicted", "Recurrent states given up."),
+    Row("drafts", GAUGE, "spec_decode_k", "Draft tokens a sequence and step at present."),
+    Row("acceptance_length", GAUGE, "spec_decode_acceptance_length",
+        "Tokens that a verified window emits, the mean."),
+    Row("resumed_requests", COUNTER, "resumed_requests",
+        "Requests gone on with after the death of an actor."),
+    Row("resumed_tokens", COUNTER, "resumed_tokens",
+        "Tokens of theirs that had been emitted before."),
+    Row("retained_requests", GAUGE, "retained_requests",
+        "Finished requests kept for clients that lost their stream."),
+    Row("suspects", GAUGE, "suspects", "Sequences suspected of killing the worker."),
+    Row("quarantined_requests", COUNTER, "quarantined", "Requests convicted of it."),
+    Row("ledger_bytes", GAUGE, "ledger_bytes", "Size of the ledger's files."),
+    Row("ledger_full", GAUGE, "ledger_full", "1 while the ledger takes no more."),
+    Row("duplicate_tokens_dropped", COUNTER, "duplicates_dropped",
+        "Tokens that came to the detokenizer once more.", DETOKENIZER),
+    Row("detokenizer_sequences", GAUGE, "detokenizer_sequences",
+        "Sequences on their way to text.", DETOKENIZER),
+)
+"""After `actorium:`."""
+
+HISTOGRAMS = (
+    ("vllm:time_to_first_token_seconds", "first_token", "From arrival to the first token."),
+    ("vllm:inter_token_latency_seconds", "between_tokens",
+        "Between the steps that emit a sequence's tokens."),
+    ("vllm:request_time_per_output_token_seconds", "per_token",
+        "Mean time of a sequence's tokens after the first one."),
+    ("vllm:e2e_request_latency_seconds", "request", "From arrival to the end."),
+    ("vllm:request_queue_time_seconds", "queued", "From arrival to the batch."),
+    ("vllm:request_prefill_time_seconds", "prefill", "From the batch to the first token."),
+    ("vllm:request_decode_time_seconds", "decode", "From the first token to the end."),
+    ("vllm:request_inference_time_seconds", "inference", "From the batch to the end."),
+    ("vllm:request_prompt_tokens", "prompt_tokens", "Prompt tokens of ended sequences."),
+    ("vllm:request_generation_tokens", "generation_tokens", "Tokens of ended sequences."),
+    ("vllm:iteration_tokens_total", "step_tokens", "Tokens that a step computes."),
+    ("actorium:device_step_seconds", "step", "Time the device takes for a step."),
+)
+
+
+def families(facts: Facts) -> Iterator[Family]:
+    """Every metric."""
+    common = {"model_name": facts.model, "engine": "0"}
+    yield from (_row("vllm:", row, facts, common) for row in VLLM)
+    yield from _vllm_apart(facts, common)
+    yield from (_row("actorium:", row, facts, {}) for row in OWN)
+    for name, source, about in HISTOGRAMS:
+        yield _histogram(name, source, about, facts, common if name.startswith("vllm:") else {})
+    yield from _engine(facts)
+    yield from _actors(facts)
+    yield from _memory(facts)
+
+
+def _gauges(facts: Facts, role: str) -> Mapping[str, float]:
+    ward = facts.wards.get(role)
+    return {} if ward is None else ward.gauges
+
+
+def _row(prefix: str, row: Row, facts: Facts, labels: dict[str, str]) -> Family:
+    value = _gauges(facts, row.role).get(row.gauge, 0.0) * row.scale
+    return _family(prefix + row.name, row.kind, row.about, [(labels, value)])
+
+
+def _family(name: str, kind: str, about: str,
+            values: list[tuple[dict[str, str], float]]) -> Family:
+    suffix = "_total" if kind == COUNTER else ""
+    return Family(name, kind, about, [Sample(suffix, labels, v) for labels, v in values])
+
+
+def _vllm_apart(facts: Facts, common: dict[str, str]) -> Iterator[Family]:
+    """Those with a label of their own, or computed."""
+    told = _gauges(facts, SCHEDULER)
+    total = told.get("free_pages", 0.0) + told.get("used_pages", 0.0)
+    usage = told.get("held_pages", 0.0) / total if total else 0.0
+    yield _family("vllm:kv_cache_usage_perc", GAUGE, "Pages that sequences hold; 1 = all.",
+                  [(common, usage)])
+    memory = facts.config.memory
+    info = {"block_size": str(memory.page_size), "num_gpu_blocks": f"{total:.0f}",
+            "cache_dtype": memory.kv_cache_dtype,
+            "enable_prefix_caching": str(memory.prefix_cache)}
+    yield _family("vllm:cache_config_info", GAUGE, "How the pages are.", [(common | info, 1.0)])
+    yield _family("vllm:request_success", COUNTER, "Sequences that have ended, by reason.",
+                  [(common | {"finished_reason": reason}, told.get(f"finished_{reason}", 0.0))
+                   for reason in REASONS])
+    positions = sorted(int(name.removeprefix(DRAFTED)) for name in told if name.startswith(DRAFTED))
+    yield _family("vllm:spec_decode_num_accepted_tokens_per_pos", COUNTER,
+                  "Draft tokens accepted, by position.",
+                  [(common | {"position": str(i)}, told[f"{DRAFTED}{i}"]) for i in positions])
+
+
+def _histogram(name: str, source: str, about: str, facts: Facts,
+               labels: dict[str, str]) -> Family:
+    counts, total = histograms.read(_gauges(facts, SCHEDULER), source)
+    samples, below = [], 0.0
+    for bound, count in zip([*histograms.BOUNDS[source], float("inf")], counts, strict=True):
+        below += count
+        le = "+Inf" if bound == float("inf") else str(bound)
+        samples.append(Sample("_bucket", labels | {"le": le}, below))
+    samples += [Sample("_count", labels, below), Sample("_sum", labels, total)]
+    return Family(name, HISTOGRAM, about, samples)
+
+
+def _engine(facts: Facts) -> Iterator[Family]:
+    told = _gauges(facts, SCHEDULER)
+    yield _family("actorium:info", GAUGE, "The engine.", [
+        ({"name": facts.config.runtime.name, "version": facts.version, "model": facts.model}, 1.0)])
+    yield _family("actorium:ready", GAUGE, "1 while the engine is ready.",
+                  [({}, float(facts.ready))])
+    busy, idle = told.get("busy_us", 0.0), told.get("idle_us", 0.0)
+    yield _family("actorium:device_idle_ratio", GAUGE,
+                  "Part of the device's time with work in which it had no step, since the start.",
+                  [({}, idle / (busy + idle) if busy + idle else 0.0)])
+    yield _family("actorium:pages", GAUGE, "Pages by state; cached ones may be held, too.",
+                  [({"state": state}, told.get(f"{state}_pages", 0.0))
+                   for state in ("free", "held", "cached", "quarantined")])
+    yield _family("actorium:preemptions", COUNTER, "Preemptions by cause.",
+                  [({"cause": cause}, told.get(f"preemptions_{cause}", 0.0)) for cause in CAUSES])
+    yield _family("actorium:restarts", COUNTER, "Restarts of actors, by cause.",
+                  [({"role": role, "cause": cause}, float(n))
+                   for (role, cause), n in sorted(facts.restarts.items())])
+
+
+def _actors(facts: Facts) -> Iterator[Family]:
+    wards = sorted(facts.wards.values(), key=lambda ward: ward.role)
+
+    def each(name: str, about: str, values: list[float], kind: str = GAUGE) -> Family:
+        return _family(f"actorium:{name}", kind, about, [
+            ({"role": w.role}, v) for w, v in zip(wards, values, strict=True)])
+
+    beat = facts.config.runtime.heartbeat
+    yield each("actor_up", "1 while the actor works and is heard of.",
+               [float(w.works(facts.now, beat)) for w in wards])
+    yield each("actor_epoch", "Its incarnation; 1 = it was never started again.",
+               [float(w.epoch) for w in wards])
+    yield each("actor_steps", "Work done, in its own units.", [float(w.step) for w in wards],
+               COUNTER)
+    yield each("step_age_seconds", "Since its work last moved; 0 while it rests.",
+               [0.0 if w.phase in READY_PHASES - {"stepping"} else max(0.0, facts.now - w.moved)
+                for w in wards])
+    yield each("beat_age_seconds", "Since it was last heard of.",
+               [max(0.0, facts.now - w.seen) for w in wards])
+    yield _family("actorium:actor_phase", GAUGE, "The phase it is in.",
+                  [({"role": w.role, "phase": w.phase}, 1.0) for w in wards])
+    known = sorted(facts.processes.items())
+    yield _family("actorium:process_cpu_seconds", COUNTER, "CPU time of its process.",
+                  [({"role": role}, p.cpu_seconds) for role, p in known])
+    yield _family("actorium:process_resident_memory_bytes", GAUGE, "Memory of its process.",
+                  [({"role": role}, float(p.resident_bytes)) for role, p in known])
+
+
+def _memory(facts: Facts) -> Iterator[Family]:
+    found = bytes_of(_gauges(facts, WORKER))
+    yield _family("actorium:device_memory_bytes", GAUGE, "The worker's memory.",
+                  [({"what": what, "kind": kind}, float(count[kind]))
+                   for what, count in sorted(found.items()) for kind in ("measured", "planned")])
+
+
+class _Metrics:
+    """A collector, as prometheus_client's encoders want one."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def collect(self) -> Iterator[object]:
+        from prometheus_client.metrics_core import Metric
+
+        for family in families(self._facts):
+            metric = Metric(family.name, family.about, family.kind)
+            for sample in family.samples:
+                metric.add_sample(family.name + sample.suffix, sample.labels, sample.value)
+            yield metric
+
+
+def render(facts: Facts, accept: str = "") -> tuple[bytes, str]:
+    """The text and its content type, in the format that the `Accept` header asks for."""
+    from prometheus_client.exposition import choose_encoder
+
+    encode, kind = choose_encoder(accept)
+    return encode(_Metrics(facts)), kind  # type: ignore[arg-type]

@@ -1,0 +1,202 @@
+"""The probes' ASGI application: paths in, judgements and metrics out.
+
+`/livez` fails when recovery is impossible: start the container again. `/readyz` (and `/health`,
+`/ping`, `/v2/health/ready`) fails while a request that came now would have to wait for more than
+its turn: send it elsewhere. `/startupz` fails until the engine was ready once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actorium import __version__
+from actorium.actors.client_async import AsyncClient
+from actorium.actors.errors import ActoriumError
+from actorium.actors.params import SamplingParams
+from actorium.actors.watchdog import metrics
+from actorium.actors.watchdog.probes import Engine
+
+GENERATE_SECONDS = 10.0
+"""How long `/health_generate` waits for its token."""
+GENERATE_PAUSE = 1.0
+"""Seconds from the start of a generation to that of the next one, however many ask."""
+PROMPT = [1]
+JSON, TEXT = "application/json", "text/plain; charset=utf-8"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Respond = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    kind: str = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def answer(status: int, retry_after: int = 0, **fields: Any) -> Answer:
+    """A JSON object."""
+    headers = ((b"retry-after", str(retry_after).encode()),) if retry_after else ()
+    return Answer(status, msgspec.json.encode(fields), JSON, headers)
+
+
+class App:
+    """See the module. One for an engine; everything runs on the watchdog's loop."""
+
+    def __init__(self, engine: Engine, run_dir: Path, clock: Callable[[], float]) -> None:
+        self._engine, self._clock = engine, clock
+        self._trial = Trial(run_dir, clock)
+        self._routes: dict[str, Callable[[str], Answer]] = {
+            "/livez": self._live, "/v2/health/live": self._live,
+            "/readyz": self._ready, "/health": self._ready, "/ping": self._ready,
+            "/v2/health/ready": self._ready,
+            "/startupz": self._startup, "/load": self._load, "/version": self._version,
+            "/metrics": self._metrics}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Respond) -> None:
+        if scope["type"] != "http":
+            return
+        found = await self._answer(scope)
+        headers = [(b"content-type", found.kind.encode()), (b"cache-control", b"no-store"),
+                   (b"content-length", str(len(found.body)).encode()), *found.headers]
+        await send({"type": "http.response.start", "status": found.status, "headers": headers})
+        body = b"" if scope["method"] == "HEAD" else found.body
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Scope) -> Answer:
+        path, method = scope["path"], scope["method"]
+        route = self._routes.get(path)
+        if route is None and path != "/health_generate":
+            return answer(404, error={"message": f"no such path: {path[:200]}",
+                                      "type": "not_found", "code": 404})
+        if method not in ("GET", "HEAD") and (method, path) != ("POST", "/ping"):
+            refused = answer(405, error={"message": f"{method[:20]} is not allowed at {path}",
+                                         "type": "method_not_allowed", "code": 405})
+            return refused._replace(headers=((b"allow", b"GET, HEAD"),))
+        if route is None:
+            return await self._generate()
+        accept = next((v for k, v in scope["headers"] if k == b"accept"), b"")
+        return route(accept.decode("latin-1"))
+
+    def close(self) -> None:
+        """End a generation under way, and its connection."""
+        self._trial.close()
+
+    # --- the probes ---
+
+    def _live(self, _accept: str) -> Answer:
+        now = self._engine.condition(self._clock())
+        return answer(200, live=True) if now.live else answer(503, live=False, why=now.why)
+
+    def _ready(self, _accept: str) -> Answer:
+        now = self._engine.condition(self._clock())
+        if now.ready:
+            return answer(200, ready=True)
+        return answer(503, now.retry_after, ready=False, why=now.why)
+
+    def _startup(self, _accept: str) -> Answer:
+        time = self._clock()
+        now = self._engine.condition(time)
+        actors = {ward.role: {"phase": ward.phase, "detail": ward.detail,
+                              "seconds": round(max(0.0, time - ward.moved), 3)}
+                  for ward in self._engine.facts(time).wards.values()}
+        if now.started:
+            return answer(200, started=True, actors=actors)
+        return answer(503, now.retry_after, started=False, why=now.why, actors=actors)
+
+    async def _generate(self) -> Answer:
+        now = self._engine.condition(self._clock())
+        if not now.ready:
+            return answer(503, now.retry_after, ready=False, why=now.why)
+        why, seconds = await self._trial.ask()
+        if why:
+            return answer(503, 1, ready=False, why=why)
+        return answer(200, ready=True, tokens=1, seconds=round(seconds, 6))
+
+    # --- what it does ---
+
+    def _load(self, _accept: str) -> Answer:
+        scheduler = self._engine.facts(self._clock()).wards.get(metrics.SCHEDULER)
+        told = scheduler.gauges if scheduler is not None else {}
+        counts = {name: int(told.get(name, 0)) for name in
+                  ("running", "waiting", "waiting_requests", "free_pages", "held_pages",
+                   "cached_pages")}
+        return answer(200, server_load=counts["running"] + counts["waiting"], **counts)
+
+    def _version(self, _accept: str) -> Answer:
+        return answer(200, version=__version__)
+
+    def _metrics(self, accept: str) -> Answer:
+        facts = self._engine.facts(self._clock())
+        running = {ward.role: process for ward in facts.wards.values()
+                   if (process := process_of(ward.pid)) is not None}
+        body, kind = metrics.render(facts._replace(processes=running), accept)
+        return Answer(200, body, kind)
+
+
+def process_of(pid: int) -> metrics.Process | None:
+    """CPU time and memory of a process; None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if fields[0] == b"Z":
+        return None
+    cpu = (int(fields[11]) + int(fields[12])) / _TICKS  # utime, stime
+    return metrics.Process(cpu, int(fields[21]) * _PAGE)
+
+
+class Trial:
+    """Generates a token, as a client would: at most one at a time and one a second. Whoever asks
+    meanwhile gets the same answer."""
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float]) -> None:
+        self._run_dir, self._clock = run_dir, clock
+        self._client: AsyncClient | None = None
+        self._task: asyncio.Task[tuple[str, float]] | None = None
+        self._began = 0.0
+
+    async def ask(self) -> tuple[str, float]:
+        """(Why there was no token, or nothing; seconds that it took)."""
+        now = self._clock()
+        task = self._task
+        if task is None or (task.done() and now - self._began >= GENERATE_PAUSE):
+            self._began = now
+            task = self._task = asyncio.get_running_loop().create_task(self._generate())
+        return await asyncio.shield(task)
+
+    async def _generate(self) -> tuple[str, float]:
+        if self._client is None:
+            self._client = AsyncClient(self._run_dir)
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        try:
+            async with asyncio.timeout(GENERATE_SECONDS):
+                await self._client.generate(PROMPT, params, timeout=GENERATE_SECONDS)
+        except TimeoutError:
+            return f"no token within {GENERATE_SECONDS:g} s", GENERATE_SECONDS
+        except ActoriumError as error:
+            return error.message, self._clock() - self._began
+        return "", self._clock() - self._began
+
+    def close(self) -> None:
+        """From the loop's thread; the connection is closed in its next turn."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._client is not None:
+            client, self._client = self._client, None
+            self._task = asyncio.get_running_loop().create_task(_closed(client))
+
+
+async def _closed(client: AsyncClient) -> tuple[str, float]:
+    await client.close()
+    return "", 0.0
