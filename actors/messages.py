@@ -488,6 +488,8 @@ class Open(Message):
     """The scheduler's: older ones are fenced off."""
     again: bool = False
     """Tell the client everything from the first token, also what was told before."""
+    cached_tokens: Count | None = None
+    """As in `SequenceEvent`, where that was told already."""
 
 
 class TokenBatch(Message):
