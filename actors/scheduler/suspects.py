@@ -1,0 +1,107 @@
+"""Who kills the worker: found by halves, as in group testing, and convicted only when caught alone.
+
+Pure. When a worker dies, every sequence of the plans it had not answered is a suspect. One half of
+them is put on trial: until it is over nobody else runs. A death splits the group on trial again; a
+group all of whose members got through the steps they need is cleared, and the next one is tried. A
+sequence that was alone in the plans of two deaths in a row is convicted.
+
+Let n sequences be under suspicion and k of them kill the worker in every step they are in. Groups
+are the nodes of a binary tree of depth ceil(log2 n); each node with a killer below it dies once
+(the leaves twice), the others never: at most 2 + ceil(log2 n) deaths for each killer, and no
+innocent is ever alone in the plans of a death.
+
+A killer that first lets some steps pass is cleared, and suspected again later: each time it needs
+twice as many steps (up to `MOST_STEPS`), so that its trial lasts long enough in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+MOST_STEPS = 16
+"""Decode steps that the most suspicious sequence has to get through on its trial."""
+
+
+class Suspects:
+    """The groups under suspicion. Sequences are named by their sids."""
+
+    def __init__(self) -> None:
+        self.convictions = 0
+        """Sequences convicted so far."""
+        self._groups: list[list[int]] = []
+        """The last one is on trial."""
+        self._steps: dict[int, int] = {}
+        """Of the members on trial: decode steps survived."""
+        self._needed: dict[int, int] = {}
+        """Decode steps that whoever was ever suspected has to survive."""
+        self._alone: int | None = None
+        """Who was alone in the plans of the last death."""
+
+    @property
+    def trial(self) -> frozenset[int] | None:
+        """Who may run; None = everybody."""
+        return frozenset(self._groups[-1]) if self._groups else None
+
+    @property
+    def circle(self) -> int:
+        """Size of the group on trial; 0 = nobody is suspected."""
+        return len(self._groups[-1]) if self._groups else 0
+
+    def died(self, planned: Collection[int], alive: Collection[int]) -> int | None:
+        """The worker died with these sequences in its unanswered plans, of all that live. Returns
+        the one that is convicted of it, if any."""
+        self.settle(alive)
+        self._needed = {sid: n for sid, n in self._needed.items() if sid in alive}
+        self._steps.clear()
+        if not planned:
+            return None
+        group = self._groups.pop() if self._groups else []
+        # Who was cleared a moment ago may still be in the plans: the group on trial is likelier.
+        caught = sorted(set(planned).intersection(group) or planned)
+        if rest := [sid for sid in group if sid not in caught]:
+            self._groups.append(rest)
+        if not group:
+            for sid in caught:
+                self._needed[sid] = min(2 * self._needed[sid], MOST_STEPS) \
+                    if sid in self._needed else 1
+        return self._close_in(caught, len(planned) == 1)
+
+    def _close_in(self, caught: list[int], alone: bool) -> int | None:
+        if len(caught) > 1:
+            self._alone = None
+            half = (len(caught) + 1) // 2
+            self._groups += [caught[half:], caught[:half]]
+            return None
+        (sid,) = caught
+        if alone and self._alone == sid:
+            self._alone = None
+            self.convictions += 1
+            return sid
+        self._alone = sid if alone else None
+        self._groups.append(caught)
+        return None
+
+    def decoded(self, sids: Iterable[int]) -> None:
+        """A step came back in which these decoded."""
+        if not self._groups:
+            return
+        group = self._groups[-1]
+        for sid in set(group).intersection(sids):
+            self._steps[sid] = self._steps.get(sid, 0) + 1
+        if all(self._steps.get(sid, 0) >= self._needed[sid] for sid in group):
+            self._clear()
+
+    def settle(self, alive: Collection[int]) -> None:
+        """Forget who is over: nobody else may wait for them."""
+        while self._groups:
+            group = self._groups[-1]
+            group[:] = [sid for sid in group if sid in alive]
+            if group and any(self._steps.get(sid, 0) < self._needed[sid] for sid in group):
+                return
+            self._clear()
+
+    def _clear(self) -> None:
+        group = self._groups.pop()
+        if self._alone in group:
+            self._alone = None
+        self._steps.clear()
