@@ -13,6 +13,7 @@ from typing import NamedTuple
 from actorium.actors import histograms
 from actorium.actors.client_calls import bytes_of
 from actorium.actors.config import Config
+from actorium.actors.watchdog.processes import Process
 from actorium.actors.watchdog.wards import READY_PHASES, Ward
 
 SCHEDULER, DETOKENIZER, WORKER = "scheduler", "detokenizer", "worker-0"
@@ -36,13 +37,6 @@ class Family(NamedTuple):
     kind: str
     about: str
     samples: list[Sample]
-
-
-class Process(NamedTuple):
-    """What the kernel says of an actor's process."""
-
-    cpu_seconds: float
-    resident_bytes: int
 
 
 class Facts(NamedTuple):

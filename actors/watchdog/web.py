@@ -8,7 +8,6 @@ its turn: send it elsewhere. `/startupz` fails until the engine was ready once.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
 from actorium.actors.watchdog import metrics
 from actorium.actors.watchdog.probes import Engine
+from actorium.actors.watchdog.processes import process_of
 
 GENERATE_SECONDS = 10.0
 """How long `/health_generate` waits for its token."""
@@ -28,8 +28,6 @@ GENERATE_PAUSE = 1.0
 """Seconds from the start of a generation to that of the next one, however many ask."""
 PROMPT = [1]
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -141,19 +139,6 @@ class App:
                    if (process := process_of(ward.pid)) is not None}
         body, kind = metrics.render(facts._replace(processes=running), accept)
         return Answer(200, body, kind)
-
-
-def process_of(pid: int) -> metrics.Process | None:
-    """CPU time and memory of a process; None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    if fields[0] == b"Z":
-        return None
-    cpu = (int(fields[11]) + int(fields[12])) / _TICKS  # utime, stime
-    return metrics.Process(cpu, int(fields[21]) * _PAGE)
 
 
 class Trial:

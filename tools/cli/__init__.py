@@ -15,6 +15,7 @@ from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 COMMANDS = {
     "serve": ("serve", "[MODEL]: start an engine and keep it running"),
     "ps": ("ps", "engines and their actors (--json)"),
+    "top": ("top", "[NAME]: engines, live: actors, queues, pages, tokens a second (--once)"),
     "stop": ("ps", "[NAME]: stop a running engine"),
     "flush-cache": ("flush", "[NAME]: let a running engine forget its cached prefixes"),
     "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),

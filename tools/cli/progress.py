@@ -39,6 +39,8 @@ class StartUp:
         """Role -> (what it was doing, since when), in seconds from the start of this process."""
         self.memory = ""
         """What the worker says of its bytes, measured and planned."""
+        self.probes = ""
+        """Where the watchdog answers probes, if it does."""
         self._said: dict[str, str] = {}
         self._bars: Progress | None = None
         self._tasks: dict[str, Any] = {}
@@ -55,6 +57,8 @@ class StartUp:
             if not spans or spans[-1][0] != doing:
                 spans.append((doing, now))
             self.memory = device_memory(actor.gauges) or self.memory
+            if actor.role == "watchdog":
+                self.probes = actor.detail
             self._tell(actor)
 
     def _tell(self, actor: ActorStatus) -> None:
@@ -97,7 +101,8 @@ class StartUp:
         for role, seconds in sorted(self.ready_at.items(), key=lambda item: item[1]):
             phases = ", ".join(f"{doing} {took:.2f}" for doing, took in self.phases(role))
             lines.append(f"  {role:<12} {seconds:6.2f} s" + (f"  ({phases})" if phases else ""))
-        return "\n".join([*lines, f"  {self.memory}"] if self.memory else lines)
+        lines += [f"  {line}" for line in (self.memory, self.probes) if line]
+        return "\n".join(lines)
 
     def phases(self, role: str) -> list[tuple[str, float]]:
         """(what the actor was doing, seconds) until it was ready, as far as it was seen."""
