@@ -37,7 +37,7 @@ class Drafts:
 
     def window(self, decode: I32) -> int:
         """Drafts that each of these slots has. Raises `ValueError` where they differ."""
-        if not self.most or not len(decode):
+        if not len(decode):
             return 0
         held = self.held[decode]
         drafts = int(held[0])

@@ -92,19 +92,20 @@ def build(tables: Tables, plan: StepPlan) -> Step:
     if plan.page_appends:
         tables.append_pages(np.frombuffer(plan.page_appends, np.int32))
     decode = np.frombuffer(plan.decode, np.int32)
-    if tables.drafts.most:
+    drafts, speculates = 0, tables.drafts.most > 0
+    if speculates:
         tables.drafts.settle(tables.host_len, tables.host_low)
-    drafts = tables.drafts.window(decode)
+        drafts = tables.drafts.window(decode)
     step = _mixed(tables, plan, decode, drafts) if plan.extend else _decodes(tables, decode, drafts)
-    _lengthen(tables, step, plan.drafts)
+    if speculates:
+        _lengthen(tables, step, plan.drafts)
+    else:
+        tables.host_len[step.slots] += 1
     return step
 
 
 def _lengthen(t: Tables, step: Step, drafts: int) -> None:
-    """The host's books after a step."""
-    if not t.drafts.most:
-        t.host_len[step.slots] += 1
-        return
+    """The host's books after a step, where drafts are made."""
     t.host_len[step.slots[:step.ending]] += 1
     t.host_len[step.slots[step.ending:]] += step.q_len
     t.host_low[step.slots] += 1
