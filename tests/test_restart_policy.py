@@ -14,6 +14,7 @@ from actorium.actors.watchdog.policy import (
     HEALTHY_AFTER,
     JITTER,
     LONGEST_DELAY,
+    STEP_BACK,
     Dice,
     Restarts,
 )
@@ -55,9 +56,9 @@ def test_delays_double_between_their_bounds_until_an_actor_is_healthy(
     restarts = live(Restarts(1000, 60.0, seed), lives)
     for (_, working), (died, at) in zip(lives, restarts, strict=True):
         # Times of the clock are rounded: a life may come out a hair shorter than it was.
-        if abs(working - HEALTHY_AFTER) < 1e-6:
+        if abs(working / STEP_BACK - round(working / STEP_BACK)) < 1e-6 and working > 1:
             return
-        deaths = 0 if working >= HEALTHY_AFTER else deaths
+        deaths = 0 if working >= HEALTHY_AFTER else max(0, deaths - int(working / STEP_BACK))
         base = min(FIRST_DELAY * 2**deaths, LONGEST_DELAY / (1 - JITTER))
         assert base * (1 - JITTER) * 0.999 <= at - died + 1e-6
         assert at - died <= min(base * (1 + JITTER), LONGEST_DELAY) + 1e-6
@@ -73,6 +74,13 @@ def test_who_works_for_long_is_started_again_for_ever() -> None:
     restarts = live(Restarts(5, 60.0, 1), [(1.0, 61.0)] * 50)
     assert len(restarts) == 50
     assert all(at - died <= FIRST_DELAY * (1 + JITTER) + 1e-9 for died, at in restarts)
+
+
+def test_who_dies_now_and_then_comes_back_fast() -> None:
+    restarts = live(Restarts(1000, 60.0, 1), [(0.3, 12.0)] * 50)
+    assert max(at - died for died, at in restarts) <= FIRST_DELAY * (1 + JITTER) + 1e-9
+    restarts = live(Restarts(1000, 60.0, 1), [(0.3, 9.0)] * 12)
+    assert restarts[-1][1] - restarts[-1][0] > LONGEST_DELAY / 2
 
 
 def test_roles_do_not_share_a_limit() -> None:

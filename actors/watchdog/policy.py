@@ -20,6 +20,8 @@ JITTER = 0.25
 come back in step for ever."""
 HEALTHY_AFTER = 60.0
 """Seconds of work in one life after which delays start from the first one again."""
+STEP_BACK = 10.0
+"""Seconds of work that halve the next delay."""
 MASK = (1 << 64) - 1
 
 
@@ -42,7 +44,7 @@ class Record(Struct):
     """The restarts of one role."""
 
     delays: int = 0
-    """Deaths since it was last healthy."""
+    """How often the next delay is doubled."""
     worked: float = 0.0
     """Seconds it has worked in all its past lives."""
     working_since: float | None = None
@@ -71,8 +73,8 @@ class Restarts:
         lived = 0.0 if record.working_since is None else max(0.0, now - record.working_since)
         record.working_since = None
         record.worked += lived
-        if lived >= HEALTHY_AFTER:
-            record.delays = 0
+        steps_back = int(lived / STEP_BACK)
+        record.delays = 0 if lived >= HEALTHY_AFTER else max(0, record.delays - steps_back)
         while record.counted and record.counted[0] <= record.worked - self.window:
             record.counted.popleft()
         if len(record.counted) >= self.limit:
