@@ -1,0 +1,105 @@
+"""The way into an engine from other machines: tcp, CURVE, and a list of who is let in.
+
+CURVE alone encrypts for anybody who has made himself a key; it is the answer to libzmq's question
+"is this key known?" (ZAP, RFC 27) that keeps strangers out. So both are set up here, together or
+not at all. The front's ipc address is bound before and stays as it is: options of a socket hold for
+the addresses bound after them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from zmq.utils import z85
+
+from actorium.actors import endpoints, keys
+from actorium.actors.core import Context
+from actorium.actors.errors import BadConfig
+
+if TYPE_CHECKING:
+    from actorium.actors.runtime.mailbox import Front
+
+LOG = logging.getLogger("actorium.gate")
+ZAP = "inproc://zeromq.zap.01"
+DOMAIN = b"actorium"
+VERSION = b"1.0"
+HEARTBEAT_MS, SILENCE_MS = 5_000, 15_000
+"""A client whose machine is gone is noticed after that long without an answer to a ping."""
+HANDSHAKE_MS = 5_000
+BACKLOG = 256
+
+
+def open_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> Gate | None:
+    """Let `front` listen on tcp, too, where the configuration says so.
+
+    Raises `BadConfig` without a server key, or if the address cannot be bound.
+    """
+    listen = ctx.config.runtime.listen
+    if listen is None or ctx.role not in endpoints.FRONTS:
+        return None
+    where = keys.directory(ctx.config.runtime.keys_dir)
+    gate = Gate(context, keys.AllowList(where))
+    try:
+        _bind(front.socket, keys.read_server(where), endpoints.parse(listen), ctx.role)
+    except BaseException:
+        gate.close()
+        raise
+    return gate
+
+
+def _bind(socket: zmq.Socket[bytes], pair: keys.Pair, at: endpoints.Endpoint, role: str) -> None:
+    socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody gets in if nobody answers
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret.encode())
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    socket.setsockopt(zmq.BACKLOG, BACKLOG)
+    socket.setsockopt(zmq.IPV6, int(at.ipv6))
+    try:
+        socket.bind(at.address(role))
+    except zmq.ZMQError as error:
+        raise BadConfig(f"listen: cannot bind {at.address(role)}: {error.strerror}",
+                        "runtime.listen") from None
+
+
+class Gate:
+    """Answers libzmq's question, for every connection that is being made, whether to let it in.
+
+    Like an inbox it knows no event loop: call `serve` whenever `fd` is readable.
+    """
+
+    def __init__(self, context: zmq.Context[Any], allowed: keys.AllowList) -> None:
+        self.refused = 0
+        self._allowed = allowed
+        self._socket = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(ZAP)
+
+    @property
+    def fd(self) -> int:
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def serve(self) -> None:
+        """Answer every question that waits."""
+        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+            self._socket.send_multipart(self.answer(self._socket.recv_multipart(zmq.NOBLOCK)))
+
+    def answer(self, question: list[bytes]) -> list[bytes]:
+        """The frames of an answer: version, request id, status, text, user id, metadata."""
+        _, request, _, peer, _, mechanism, *credentials = question
+        name = None
+        if mechanism == b"CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
+            name = self._allowed.name_of(z85.encode(credentials[0]).decode())
+        if name is None:
+            self.refused += 1
+            LOG.info("refused a client at %s: its key is not known (%s)",
+                     peer.decode("ascii", "replace"), mechanism.decode("ascii", "replace"))
+            return [VERSION, request, b"400", b"unknown key", b"", b""]
+        return [VERSION, request, b"200", b"OK", name.encode(), b""]
+
+    def close(self) -> None:
+        self._socket.close()
