@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import random
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actorium.actors.config import Config
 from actorium.actors.messages import Beat, Child, Children, Exited, Kill, Spawn
+from actorium.actors.roles import WATCHDOG
 from actorium.actors.runtime.rundir import address
 from actorium.actors.watchdog.supervisor import Supervisor
 from actorium.actors.watchdog.wards import EXITED, Ward, born
 
 if TYPE_CHECKING:
     from actorium.actors.runtime.mailbox import Outbox
-
-WATCHDOG = "watchdog"
 
 
 class Keeper:
@@ -29,7 +28,7 @@ class Keeper:
         self._ward: Ward | None = None
         self._supervisor = Supervisor(
             config.recovery, config.runtime.heartbeat,
-            random.SystemRandom().getrandbits(63)) if config.recovery.restart else None
+            int.from_bytes(os.urandom(8), "little")) if config.recovery.restart else None
 
     def meet(self, children: list[Child], down: list[Exited], up: bool) -> None:
         """There is a new watchdog: tell it who runs, who is gone with nobody in his place, and
@@ -60,8 +59,8 @@ class Keeper:
                 self._supervisor.works(WATCHDOG, now)
 
     def gone(self, end: Exited, why: str) -> None:
-        """The watchdog has died."""
-        if self._ward is not None and self._supervisor is not None:
+        """An actor has died: start the watchdog again, leave the others to it."""
+        if end.role == WATCHDOG and self._ward is not None and self._supervisor is not None:
             self._supervisor.gone(self._ward, end.status, why, time.monotonic())
             self._ward.phase = EXITED
 

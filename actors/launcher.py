@@ -28,12 +28,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from actorium.actors import config as configs
+from actorium.actors import keys
 from actorium.actors.config import Config
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
 from actorium.actors.job import Job, Report
-from actorium.actors.keeper import WATCHDOG, Keeper
 from actorium.actors.messages import Beat, Children, Exited, Fatal, Kill, Spawn, ToLauncher, Up
-from actorium.actors.roles import REFUSING, missing_packages, roles_of, stop_rank
+from actorium.actors.roles import (
+    LAUNCHER,
+    REFUSING,
+    WATCHDOG,
+    missing_packages,
+    roles_of,
+    stop_rank,
+)
 from actorium.actors.runtime.children import Actor, Actors
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
@@ -44,10 +51,10 @@ from actorium.actors.runtime.process import (
     kill_group,
     send_signal,
 )
-from actorium.actors.runtime.rundir import RunDir, address, sweep
-from actorium.actors.watchdog.supervisor import ENGINE
+from actorium.actors.runtime.rundir import RunDir, address, sweep, write_private
 
 if TYPE_CHECKING:
+    from actorium.actors.keeper import Keeper
     from actorium.actors.runtime.mailbox import Inbox
 
 STOP_GRACE = 3.0
@@ -142,13 +149,15 @@ class Launcher:
         runtime = self.config.check().runtime
         if missing := missing_packages(self.config):
             raise BadConfig(f"an engine needs {', '.join(missing)}: pip install 'actorium[engine]'")
+        if runtime.listen is not None:
+            keys.read_server(keys.directory(runtime.keys_dir))
         self._run_dir = RunDir(runtime.name, runtime.run_dir)
         path = self._run_dir.path
-        self._write("config.json", configs.dump(self.config))
+        write_private(path / "config.json", configs.dump(self.config))
         self._actors = Actors(path, self.roles, self._poll)
         for role in self.roles:
             self._actors.spawn(role)
-        self._write("engine.json", msgspec.json.encode({
+        write_private(path / "engine.json", msgspec.json.encode({
             "name": runtime.name, "pid": os.getpid(), "model": self.config.model.model,
             "started": time.time(), "roles": list(self.roles)}))
         self._open_mailboxes(path)
@@ -159,16 +168,11 @@ class Launcher:
             self._started(path)
         sweep(runtime.run_dir)
 
-    def _write(self, name: str, data: bytes) -> None:
-        assert self._run_dir is not None
-        fd = os.open(self._run_dir.path / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(data)
-
     def _open_mailboxes(self, path: Path) -> None:
         """Only now: importing zmq takes longer than starting all the actors."""
         import zmq
 
+        from actorium.actors.keeper import Keeper
         from actorium.actors.runtime.mailbox import Inbox
 
         self._context = zmq.Context(io_threads=1)
@@ -212,9 +216,8 @@ class Launcher:
     def _patience(self, timeout: float | None) -> float | None:
         """Milliseconds until there is something to do though nothing happens."""
         now = time.monotonic()
-        dues = [at - now for at in self._condemned.values()]
-        if timeout is not None:
-            dues.append(timeout)
+        dues = [timeout] if timeout is not None else []
+        dues += [at - now for at in self._condemned.values()]
         look = self._keeper.next_timer() if self._keeper is not None and self._up else None
         if look is not None:
             dues.append(look - now)
@@ -253,7 +256,7 @@ class Launcher:
                 self._on_spawn(message)
 
     def _on_kill(self, order: Kill) -> None:
-        if order.role == ENGINE:
+        if order.role == LAUNCHER:
             if self._stops == 0:
                 self._fail(EngineUnavailable(order.reason), EXIT_FAULT)
             return
@@ -304,7 +307,7 @@ class Launcher:
         fatal = self._fatals.get(actor.pid)
         why = fatal.message if fatal is not None else ""
         _say(f"{actor.role} (pid {actor.pid}) {describe_exit(gone.status)}{why and ': ' + why}")
-        if actor.role == WATCHDOG and self._keeper is not None:
+        if self._keeper is not None:
             self._keeper.gone(gone, why)
 
     def _await_last_words(self, pid: int) -> None:

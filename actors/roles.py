@@ -16,6 +16,8 @@ ROLES: Mapping[str, str] = {
 }
 """Role -> "module:function" of its `build(ctx: Context) -> Core`, in the order of starting: the
 worker first, since it imports torch."""
+WATCHDOG = "watchdog"
+LAUNCHER = "launcher"
 NULL_WORKER = "actorium.actors.scheduler.null_worker:build"
 REFUSING = ("tokenizer",)
 """Roles that refuse new work, with an answer, while the others drain."""

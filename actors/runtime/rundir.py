@@ -162,5 +162,12 @@ def sweep(run_dir: str | None = None) -> None:
                     RunDir(entry.name, run_dir).close()
 
 
+def write_private(path: Path, data: bytes) -> None:
+    """(Over)write a file that nobody else may read, whatever the umask."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(data)
+
+
 def _is_ours(name: str) -> bool:
     return name in OUR_FILES or name.endswith(OUR_SUFFIXES)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from actorium.actors.config import RecoveryConfig
 from actorium.actors.messages import Kill, Spawn
+from actorium.actors.roles import LAUNCHER
 from actorium.actors.runtime.process import EXIT_FAULT, describe_exit
 from actorium.actors.watchdog.hangs import find_hang
 from actorium.actors.watchdog.policy import Restarts
@@ -19,7 +20,6 @@ TICK = 0.25
 """Seconds between two looks at the wards."""
 OVERSLEPT = 1.0
 """Seconds beyond a tick after which it was the watchdog itself that did not run."""
-ENGINE = "launcher"
 SUSPECTS, QUARANTINED = "suspects", "quarantined"
 """Gauges of the scheduler: sequences under suspicion of killing the worker, and those convicted."""
 
@@ -58,7 +58,7 @@ class Supervisor:
             times = f"{r.max_restarts} time{'s' if r.max_restarts != 1 else ''}"
             self.verdict = (f"{ward.role} (pid {ward.pid}) {end}; it was started again "
                             f"{times} within {r.restart_window:g} s of work")
-            self._orders.append(Kill(ENGINE, 0, self.verdict))
+            self._orders.append(Kill(LAUNCHER, 0, self.verdict))
 
     def started(self, role: str, epoch: int) -> None:
         """An incarnation runs: nothing is to be started any more."""
