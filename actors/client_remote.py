@@ -21,9 +21,10 @@ REFUSALS = 3
 """Handshakes without an answer after which the key counts as refused: a server that has another
 key than the one expected answers none, and so does one that dies just then."""
 HEARTBEAT_MS, SILENCE_MS = 5_000, 15_000
-WATCHED = (zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-           | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-           | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+WATCHED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+              | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+              | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+"""Events that a monitor of a connection to a `Remote` should tell."""
 
 
 class Remote:
@@ -42,7 +43,6 @@ class Remote:
         self._pair = keys.read_pair(key)
         if not self._pair.server:
             raise BadConfig(f"key: {os.fspath(key)} is a server's key, not a client's", "key")
-        self._monitors: dict[str, zmq.Socket[Any]] = {}
         self._down: dict[str, float] = {}
         """Front -> since when it has not been connected."""
         self._failed: dict[str, int] = {}
@@ -66,22 +66,16 @@ class Remote:
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
         socket.setsockopt(zmq.IPV6, int(self._endpoint.ipv6))
-        self._monitors[front] = socket.get_monitor_socket(WATCHED)
         self._down[front] = monotonic()
         return self._endpoint.address(front.partition(".")[0])
 
     def lost(self) -> bool:
         """True if the key is refused, or a connection has been missing for long."""
-        for front, monitor in self._monitors.items():
-            while monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-                self._hear(front, monitor)
         late = monotonic() - PATIENCE
         return self._refused or any(since < late for since in self._down.values())
 
-    def _hear(self, front: str, monitor: zmq.Socket[Any]) -> None:
-        from zmq.utils.monitor import recv_monitor_message
-
-        event = recv_monitor_message(monitor, zmq.NOBLOCK)["event"]
+    def hear(self, front: str, event: int) -> None:
+        """What a socket's monitor tells of the connection to a front."""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._down.pop(front, None)
             self._failed.pop(front, None)
@@ -100,9 +94,6 @@ class Remote:
 
     def close(self) -> None:
         """The sockets are about to be closed."""
-        for monitor in self._monitors.values():
-            monitor.close(0)
-        self._monitors.clear()
         self._down.clear()
         self._failed.clear()
         self._refused = False

@@ -12,6 +12,7 @@ import math
 import msgspec
 from msgspec import Struct
 
+from actorium.actors import endpoints
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import Tenant
 from actorium.actors.speculation import parse_acceptance, parse_speculative
@@ -164,6 +165,15 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """ZMQ high-water mark of every socket, in messages."""
     log_level: str = "info"
     """debug | info | warning | error"""
+    listen: str | None = None
+    """tcp://HOST:PORT: also serve clients of other machines, at PORT and the next two, encrypted,
+    and only those whose keys are let in (`actorium keys`); default: this machine's user alone."""
+    keys_dir: str | None = None
+    """Where keys lie; default $XDG_CONFIG_HOME/actorium/keys, else ~/.config/actorium/keys."""
+    recorder_bytes: int = 16 << 20
+    """Flight recorder: bytes on disk for the last messages of the scheduler; 0 = none."""
+    record_prompts: bool = False
+    """Let recordings hold prompts and completions; off = only which of them begin alike."""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,7 +202,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def _rules(c: Config) -> list[tuple[str, bool, str]]:
     m, mem, s, d, r, v = c.model, c.memory, c.scheduler, c.device, c.runtime, c.recovery
-    port = c.probes.probe_port
+    port, listen = c.probes.probe_port, _wrong_listen(r.listen)
     dtypes = ("auto", "float32", "bfloat16", "float16")
     name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
                and all(ch.isalnum() or ch in "-_." for ch in r.name))
@@ -250,7 +260,20 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
         ("runtime.queue_messages", r.queue_messages >= 16, "must be at least 16"),
         ("runtime.log_level", r.log_level in ("debug", "info", "warning", "error"),
          "must be debug, info, warning or error"),
+        ("runtime.listen", listen is None, listen or ""),
+        ("runtime.recorder_bytes", r.recorder_bytes == 0 or r.recorder_bytes >= 1 << 16,
+         "must be 0 (off) or at least 64 KiB"),
     ]
+
+
+def _wrong_listen(listen: str | None) -> str | None:
+    """What is wrong with the address; None if nothing."""
+    try:
+        if listen is not None:
+            endpoints.parse(listen)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _is_tenant(name: str) -> bool:
