@@ -25,6 +25,7 @@ from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 from actorium.actors.messages import Fatal
 from actorium.actors.runtime.beats import LAUNCHER, WATCHDOG, Beats
+from actorium.actors.runtime.gate import Gate, open_gate
 from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox, Overflow
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
@@ -62,6 +63,7 @@ class Shell:
         self.core: Core | None = None
         self.inbox: Inbox | None = None
         self.front: Front | None = None
+        self._gate: Gate | None = None
         self.outboxes: dict[str, Outbox] = {}
         self._hwm = ctx.config.runtime.queue_messages
         self._watched: set[str] = set()
@@ -102,6 +104,9 @@ class Shell:
             self.front = Front(self.context, address(run_dir, f"{role}.front"), core.front,
                                hwm=min(self._hwm, CLIENT_HWM))
             self.loop.add_reader(self.front.fd, self.wake)
+            self._gate = open_gate(self.ctx, self.context, self.front)
+            if self._gate is not None:
+                self.loop.add_reader(self._gate.fd, self._gate.serve)
         on_start = getattr(core, "on_start", None)
         if on_start is not None:
             on_start(self.post)
@@ -134,7 +139,7 @@ class Shell:
 
     def _close(self) -> None:
         self._beats.stop()
-        for socket in (self.inbox, self.front, *self.outboxes.values()):
+        for socket in (self.inbox, self.front, self._gate, *self.outboxes.values()):
             if socket is not None:
                 socket.close()
         self.context.term()  # waits for what is on its way, a fraction of a second at the most
