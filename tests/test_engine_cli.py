@@ -260,7 +260,8 @@ def test_prompts_that_cannot_be_served_are_a_fault(cli: Cli) -> None:
 def test_an_interrupted_batch_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
     """Ctrl-C in the middle of a long batch: 130, and no process or file of the engine is left."""
     source = tmp_path / "in.jsonl"
-    source.write_bytes(b'{"prompt_token_ids": [1], "max_tokens": 8, "ignore_eos": true}\n' * 20_000)
+    line = b'{"prompt_token_ids": [1], "max_tokens": %d, "ignore_eos": true}\n'
+    source.write_bytes(line % 8 + line % 100_000 * 500)  # no machine is done before the signal
     process = subprocess.Popen(cli.argv("generate", *NULL, "--input", str(source)),
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=cli.env)
     assert process.stdout is not None
