@@ -13,6 +13,7 @@ import sys
 
 from actorium.actors.runtime.process import die_with_parent
 
+RECORDED = "scheduler"
 USAGE = "usage: python -m actorium.actors.main ROLE RUN_DIR EPOCH PARENT_PID [MODULE:FUNCTION]"
 
 
@@ -46,7 +47,11 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
 
     def build(ctx: Context) -> Core:
         core: Core = getattr(import_module(module), function)(ctx)
-        return core
+        if role != RECORDED:
+            return core
+        from actorium.actors.recorder.recorder import recorded
+
+        return recorded(core, ctx)
 
     entropy = int.from_bytes(os.urandom(8), "little") >> 1
     return run_actor(build, Context(config, path, role, epoch, entropy))

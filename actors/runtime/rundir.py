@@ -19,7 +19,7 @@ MAX_IPC_PATH = 107
 """sun_path less its terminator."""
 LONGEST_SOCKET = "detokenizer.front"
 OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json"})
-OUR_SUFFIXES = (".inbox", ".front", ".log")
+OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1")
 LOCK_TRIES = 6
 LOCK_PAUSE = 0.005
 

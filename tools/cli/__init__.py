@@ -24,6 +24,8 @@ COMMANDS = {
     "bench": ("bench", "offline [MODEL]: throughput, beside transformers if asked; "
               "serve [MODEL]: latency under load"),
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
+    "keys": ("keys", "server | client | authorise | revoke | list: who may connect over tcp"),
+    "replay": ("replay", "FILE: play a flight recording of the scheduler once more"),
     "version": ("version", "the version"),
 }
 """Command -> (module that runs it, what it does)."""

@@ -1,0 +1,116 @@
+"""Playing a recording: a fresh core hears what the recorded one heard, and plans as it did."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from actorium.actors import config as configs
+from actorium.actors.core import Context
+from actorium.actors.ledger.records import Entry, History, Said
+from actorium.actors.messages import StepPlan
+from actorium.actors.recorder.recorder import checksum
+from actorium.actors.recorder.tape import SUFFIXES, BadTape, Past, Recording, Turn, join, read
+
+if TYPE_CHECKING:
+    from actorium.actors.scheduler.core import SchedulerCore
+
+MAX_MEMBER = 1 << 30
+
+
+class Played(NamedTuple):
+    """A turn, the plans that it led to this time, and whether they are those of then."""
+
+    turn: Turn
+    plans: list[StepPlan]
+    same: bool
+    error: str = ""
+    """What the core raised."""
+
+
+def load(path: Path) -> Recording:
+    """Read a recording: one of its files (the other one is looked for beside it), or a crash
+    report that holds them. Raises `BadTape`, naming the file."""
+    try:
+        if path.name.endswith(".tar.gz"):
+            recordings = list(_members(path))
+        else:
+            recordings = [read(path.read_bytes(), str(path)), *_siblings(path)]
+    except (OSError, tarfile.TarError, EOFError) as error:
+        raise BadTape(f"cannot read {path}: {error}") from None
+    if not recordings:
+        raise BadTape(f"{path} holds no recording")
+    return join(recordings)
+
+
+def _siblings(path: Path) -> Iterator[Recording]:
+    for suffix in SUFFIXES:
+        other = path.with_suffix(suffix)
+        if other != path and other.exists():
+            yield read(other.read_bytes(), str(other))
+
+
+def _members(path: Path) -> Iterator[Recording]:
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            if member.isfile() and member.name.endswith(SUFFIXES) and member.size <= MAX_MEMBER:
+                file = archive.extractfile(member) or io.BytesIO()
+                yield read(file.read(), f"{path}: {member.name}")
+
+
+def play(recording: Recording, until: int | None = None) -> Iterator[Played]:
+    """Play the turns of a recording that begins with the actor's life, up to the first one that
+    plans a step beyond `until`. Raises `BadTape` for one that begins later."""
+    if not recording.whole:
+        raise BadTape("the recording begins in mid-life")
+    core = fresh_core(recording)
+    for turn in recording.turns:
+        played = _play(core, turn)
+        if until is not None and any(plan.step > until for plan in played.plans):
+            return
+        yield played
+
+
+def _play(core: SchedulerCore, turn: Turn) -> Played:
+    plans: list[StepPlan] = []
+    try:
+        for event in turn.events:
+            if event.message is not None:
+                core.on_message(event.message, event.now)
+            else:
+                getattr(core, event.call)(*event.args, event.now)
+        if turn.now is not None:
+            plans = [send.message for send in core.on_wake(turn.now)
+                     if isinstance(send.message, StepPlan)]
+    except Exception as error:  # the point of a replay is to see it again
+        return Played(turn, plans, turn.now is None, f"{type(error).__name__}: {error}")
+    same = turn.now is not None and [checksum(plan) for plan in plans] == turn.plans
+    return Played(turn, plans, same)
+
+
+def fresh_core(recording: Recording) -> SchedulerCore:
+    """A scheduler as it was when the recorded life began."""
+    from actorium.actors.scheduler.core import SchedulerCore
+
+    header = recording.header
+    context = Context(configs.load(header.config), Path("/nonexistent"), header.role, header.epoch,
+                      header.entropy)
+    if header.past is None:
+        return SchedulerCore(context)
+    from actorium.actors.scheduler import recovery
+
+    return SchedulerCore(context, recovery.Past(_history(header.past), header.past.same_boot,
+                                                header.past.now))
+
+
+def _history(past: Past) -> History:
+    history = History()
+    history.next_sid = past.next_sid
+    for kept in past.kept:
+        choices = [Said(c.sid, bytearray(c.tokens), c.cached_tokens, [], [], c.finish)
+                   for c in kept.choices]
+        history.entries[kept.submit.client, kept.submit.rid] = Entry(kept.submit, choices)
+    return history

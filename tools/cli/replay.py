@@ -1,0 +1,131 @@
+"""`actorium replay`: what a flight recorder has seen, once more."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from actorium.actors import config as configs
+from actorium.actors.errors import BadConfig
+from actorium.actors.messages import StepPlan
+from actorium.actors.recorder.replay import Played, load, play
+from actorium.actors.recorder.tape import BadTape, Recording, Turn
+from actorium.tools.cli.flags import parse
+
+ABOUT = """Feed a fresh scheduler with a recording (RUN_DIR/scheduler.tape0, or a crash report) and
+show the plans that it makes. Exit codes: 0 they are those of then, 1 they are not."""
+
+
+class ReplayOptions(Struct, frozen=True, kw_only=True):
+    """What to play, and what to show."""
+
+    file: str = ""
+    """A file of the recording, or a crash report (.tar.gz)."""
+    until: int | None = None
+    """Stop before the first plan beyond this step."""
+    show: int = 10
+    """How many plans to show, the last ones."""
+
+
+def run(_command: str, argv: list[str]) -> int:
+    """Entry of the command."""
+    words = ["--file", *argv] if argv and not argv[0].startswith("-") else argv
+    options = parse("actorium replay FILE", words, ReplayOptions, ABOUT, model=False).options
+    if not options.file:
+        raise BadConfig("replay: which FILE?", "file")
+    if options.show < 0:
+        raise BadConfig(f"--show: must not be negative, got {options.show}", "show")
+    try:
+        recording = load(Path(options.file))
+    except BadTape as error:
+        raise BadConfig(error.message, "file") from None
+    print(heading(recording))
+    return _replay(recording, options) if recording.whole else _mid_life(recording, options)
+
+
+def heading(recording: Recording) -> str:
+    """Whose recording it is."""
+    header, turns = recording.header, recording.turns
+    config = configs.load(header.config)
+    events = [event.now for turn in turns for event in turn.events]
+    seconds = max(events) - min(events) if events else 0.0
+    tokens = "veiled" if header.veiled else "as they were"
+    past = f"; began with {len(header.past.kept)} requests of its ledger" if header.past else ""
+    torn = "; its end cannot be read" if recording.torn else ""
+    return (f"{header.role} of engine {config.runtime.name!r}, epoch {header.epoch}: "
+            f"{len(turns)} turns, {len(events)} messages in {seconds:.1f} s, tokens {tokens}"
+            f"{past}{torn}")
+
+
+def _replay(recording: Recording, options: ReplayOptions) -> int:
+    shown: deque[str] = deque(maxlen=options.show)
+    plans, wrong = 0, ""
+    for played in play(recording, options.until):
+        plans += len(played.plans)
+        shown.extend(plan_line(plan) for plan in played.plans)
+        if played.error:
+            shown.append(f"raised {played.error}")
+        if not played.same:
+            wrong = _difference(played)
+            break
+    print("\n".join(shown))
+    if wrong:
+        print(f"actorium: error: {wrong}", file=sys.stderr)
+        return 1
+    print(f"{plans} plans, all as they were")
+    return 0
+
+
+def _difference(played: Played) -> str:
+    if played.error:
+        return f"the scheduler raises {played.error}, which it did not then"
+    steps = ", ".join(str(plan.step) for plan in played.plans) or "none"
+    return (f"the plans differ from those of then (now: steps {steps}; then: "
+            f"{len(played.turn.plans)} plans)")
+
+
+def plan_line(plan: StepPlan) -> str:
+    """A plan in a line."""
+    parts = []
+    if plan.release:
+        parts.append(f"release {_row(plan.release)}")
+    parts += [f"admit {a.slot} ({len(a.tokens) // 4} tokens, {a.cached_len} cached)"
+              for a in plan.admit]
+    if plan.extend:
+        pairs = np.frombuffer(plan.extend, np.int32).reshape(-1, 2).tolist()
+        parts.append("extend " + " ".join(f"{slot}+{count}" for slot, count in pairs))
+    if plan.decode:
+        parts.append(f"decode {_row(plan.decode)}")
+    if plan.page_appends:
+        parts.append(f"{len(plan.page_appends)} bytes of pages")
+    if plan.drafts:
+        parts.append(f"{plan.drafts} drafts")
+    return f"step {plan.step}: " + "; ".join(parts)
+
+
+def _row(column: bytes) -> str:
+    values = np.frombuffer(column, np.int32).tolist()
+    text = " ".join(map(str, values[:16]))
+    return text if len(values) <= 16 else f"{text} ... ({len(values)})"
+
+
+def _mid_life(recording: Recording, options: ReplayOptions) -> int:
+    """Without what went before nothing can be planned again: show what was heard."""
+    print(f"the recording begins in mid-life, with turn {recording.header.turn}: what went before "
+          "it was overwritten, so its plans cannot be made again. What was heard last:")
+    for turn in recording.turns[len(recording.turns) - options.show:]:
+        print(turn_line(turn))
+    return 0
+
+
+def turn_line(turn: Turn) -> str:
+    """A turn in a line."""
+    names = Counter(event.call or type(event.message).__name__ for event in turn.events)
+    heard = ", ".join(f"{count} {name}" for name, count in names.items()) or "nothing"
+    now = turn.now if turn.now is not None else turn.events[-1].now if turn.events else 0.0
+    made = "it raised" if turn.now is None else f"{len(turn.plans)} plans"
+    return f"{now:.6f}: {heard}; {made}"
