@@ -16,7 +16,7 @@ PACKED_FOR = 2048
 fast for one row."""
 OUT_BF16, OUT_FLOAT, OUT_SILU = range(3)
 MAX_TILE_INS = 16384
-"""Columns of a weight of which 32 rows of x fit the C kernel's scratch."""
+"""Columns of a weight of which 16 rows of x fit the C kernel's scratch."""
 MAX_EXCEPTIONS = 0.01
 """Share of a weight's elements beyond which its high bytes are not coded."""
 SAMPLE = 1 << 14

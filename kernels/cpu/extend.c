@@ -198,8 +198,10 @@ INLINE void attend(const struct scratch *s, const struct sight *see, int64_t beg
     if (before) gather(values, ready, outputs, before, dim, two, fresh, 0, 0);
 }
 
-/* Outputs over sums, as bf16, to where each of n columns belongs. */
-INLINE void finish(const float *outputs, __m512 sum, int w, bf16 *const at[16], int n, int dim) {
+/* Outputs over sums, as bf16, to where each of n columns belongs; stream: past the caches, as whole
+ * lines, which would otherwise be read first. */
+INLINE void finish(const float *outputs, __m512 sum, int w, bf16 *const at[16], int n, int dim,
+                   int stream) {
     __mmask16 none = _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_EQ_OQ);
     __m512 share = _mm512_mask_mov_ps(_mm512_div_ps(_mm512_set1_ps(1), sum), none, sum);
     for (int d = 0; d < dim; d += 32) {
@@ -210,8 +212,11 @@ INLINE void finish(const float *outputs, __m512 sum, int w, bf16 *const at[16], 
             hi[i] = (__m512i)_mm512_mul_ps(_mm512_load_ps(o + 256 + i * 16), share);
         }
         transpose(lo), transpose(hi);
-        for (int i = 0; i < n; i++)
-            _mm512_storeu_si512(at[i] + d, (__m512i)_mm512_cvtne2ps_pbh((__m512)hi[i], (__m512)lo[i]));
+        for (int i = 0; i < n; i++) {
+            __m512i out = (__m512i)_mm512_cvtne2ps_pbh((__m512)hi[i], (__m512)lo[i]);
+            if (stream) _mm512_stream_si512((__m512i *)(at[i] + d), out);
+            else _mm512_storeu_si512(at[i] + d, out);
+        }
     }
 }
 
@@ -266,14 +271,11 @@ INLINE void task(const struct call *c, const struct row *row, int k, int64_t fir
             }
             pack_queries(u.q, dim, s->query);
             if (two) pack_queries(u.q + 16, dim, s->query + dim * 16);
-            /* Lines of outputs are on their way while the columns attend. */
-            for (int i = 0; i < u.n; i++)
-                for (int d = 0; d < dim; d += 32) __builtin_prefetch(u.out[i] + d, 1);
             if (two) attend(s, &u.see, begin, stop, &state, outputs, dim, 1, fresh);
             else attend(s, &u.see, begin, stop, &state, outputs, dim, 0, fresh);
             if (u.see.high < stop) {
-                finish(outputs, state.sum[0], 0, u.out, two ? 16 : u.n, dim);
-                if (two) finish(outputs, state.sum[1], 1, u.out + 16, u.n - 16, dim);
+                finish(outputs, state.sum[0], 0, u.out, two ? 16 : u.n, dim, c->stream);
+                if (two) finish(outputs, state.sum[1], 1, u.out + 16, u.n - 16, dim, c->stream);
             } else
                 for (int w = 0; w < 2; w++) {
                     _mm512_store_ps(kept + w * 16, state.top[w]);
@@ -315,13 +317,15 @@ void paged_extend(const bf16 *q, int64_t q_stride, const bf16 *pages, const int6
                   bf16 *out, int heads, int kv_heads, int dim, int page_bits, int window,
                   float scale, int threads) {
     struct call c = {q, pages, out, q_stride, heads, kv_heads, dim, page_bits, window,
-                     scale * 1.44269504f};
+                     0, scale * 1.44269504f};
     const struct row *row = (const struct row *)rows;
-    int64_t most = 0, pairs = n * kv_heads, total = 0;
+    int64_t most = 0, pairs = n * kv_heads, total = 0, tokens = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t columns = row[i].count * (heads / kv_heads);
         most = columns > most ? columns : most, total += row[i].start + row[i].count;
+        tokens += row[i].count;
     }
+    c.stream = tokens * heads * dim >= STREAM_FROM && (uintptr_t)out % 64 == 0;
     int64_t parts = (most + MAX_COLUMNS - 1) / MAX_COLUMNS;
     if (pairs % threads && pairs < 4 * threads && most > 2 * COLS) parts *= 2 * threads;
     int64_t width = ((most + parts - 1) / parts + COLS - 1) / COLS * COLS;

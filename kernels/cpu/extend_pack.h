@@ -7,6 +7,7 @@
 #define KEYS 128                  /* keys per round of the online softmax */
 #define PACKED (1 << 18)          /* elements of the keys packed at once: with the values, 1 MB */
 #define MAX_COLUMNS 4096          /* of a task: bounds its sums and outputs to some megabytes */
+#define STREAM_FROM (1 << 20)     /* elements of a result that caches would not keep */
 #define TILE 512                  /* elements of a bf16 tile */
 #define SLACK 8.0f                /* how far, in bits, scores may pass the maximum subtracted */
 
@@ -16,7 +17,7 @@ struct call {
     const bf16 *q, *pages;
     bf16 *out;
     int64_t q_stride;
-    int heads, kv_heads, dim, page_bits, window;
+    int heads, kv_heads, dim, page_bits, window, stream; /* stream: see `finish` */
     float scale; /* of scores, in bits */
 };
 

@@ -1,10 +1,12 @@
 /* Products of many rows: blocked so that tiles are loaded from L1 and L2 alone.
  *
- * A block of rows is copied into tile order once (L2). A panel's weights are decoded (L2) while
- * its first 48 rows are multiplied and used for the others too; sums of 48 rows x 32 columns stay in
- * six tiles over all of k, which takes 5 KB of L2's bandwidth for six tile products, and are
- * finished while the next 48 rows are multiplied. Splitting k so that weights stay in L1 costs more
- * in loads and stores of sums than it saves. */
+ * A block of rows is copied into tile order once (L2). Weights are decoded, a panel or half of one
+ * ahead, between the products with those before (L2): beside tiles a little decoding at every step
+ * costs less than much of it at some. Sums of 48 rows x 32 columns stay in six tiles over up to
+ * 1,536 k, which takes 5 KB of L2's bandwidth for six tile products, and are finished while the next
+ * 48 rows are multiplied. Splitting k so that weights stay in L1 costs more in loads and stores of
+ * sums than it saves. Beyond 1.1 MB of x and weights, tiles were seen to come slower, from a L2 of
+ * 2 MB: by a fifth at 1.4 MB, by half at 2. */
 #include "job.h"
 
 #ifdef __AMX_BF16__
@@ -12,15 +14,16 @@
 
 #define WIDE 3                  /* row tiles multiplied at a time */
 #define GROUP (WIDE * 16)
-#define MAX_ROWS (10 * GROUP)
-#define MAX_STEPS 96            /* blocks of 32 k a panel is decoded for at a time */
-#define X_BYTES (5 << 18)       /* of x in tile order: most of L2 */
+#define MAX_ROWS (11 * GROUP)
+#define MAX_STEPS 48            /* blocks of 32 k a panel is decoded for at a time */
+#define L2_BYTES (1056 << 10)   /* of x in tile order and decoded weights */
 #define B_BYTES (MAX_STEPS * PLAIN_BYTES)
 #define SUMS (WIDE * 2 * 256)   /* floats of a group's sums */
-#define AHEAD 2                 /* blocks decoded ahead of their use */
+#define FETCH 2048              /* bytes of the weight fetched ahead */
+#define ALL (1 << 30)
 
 int64_t many_scratch(void) {
-    int64_t bytes = X_BYTES + B_BYTES + MAX_ROWS * PANEL * 4 + MAX_ROWS * sizeof(__m256i);
+    int64_t bytes = L2_BYTES + 2 * B_BYTES + MAX_ROWS * PANEL * 4 + MAX_ROWS * sizeof(__m256i);
     return (bytes + 4095) & ~4095;
 }
 
@@ -34,14 +37,12 @@ struct pending {
     int next, rows;
 };
 
-/* A panel's weights over some blocks of k. */
-struct panel {
-    const uint8_t *coded; /* next block to decode */
+/* Decodes a weight's blocks in their order; `left` parts of the run in hand, 8 to a block. */
+struct decoder {
+    const uint8_t *from;
     const struct exception *next, *end;
-    const uint8_t *fetch; /* what is decoded next time, and the lines of it to fetch at a step */
-    int lines;
-    bf16 *tiles;
-    int64_t first, steps, done; /* block of the panel tiles begin with; blocks; decoded */
+    bf16 *to;
+    int64_t left, block; /* block: of the panel */
 };
 
 /* x rows to tiles: [chunks of k][groups of 3 row tiles, the last may have less][steps][row tiles],
@@ -64,14 +65,20 @@ static void arrange(const struct job *j, int64_t row0, int64_t rows, int64_t chu
     }
 }
 
-INLINE void decode_next(struct panel *b, __m512i table) {
-    bf16 *to = b->tiles + b->done * BLOCK;
-    decode_block(b->coded, table, to);
-    b->coded += CODED_BYTES;
-    b->done++;
-    uint32_t end = (uint32_t)(b->first + b->done) * BLOCK;
-    for (; b->next < b->end && b->next->at < end; b->next++)
-        to[b->next->at % BLOCK] = b->next->value;
+/* Up to `parts` parts; weights without a code are put right at the end of their block. */
+INLINE void decode_some(struct decoder *d, __m512i table, int parts) {
+    for (; parts > 0 && d->left > 0; parts--) {
+        __m512i v[4];
+        decode_group(d->from, table, v);
+        for (int i = 0; i < 4; i++) _mm512_store_si512(d->to + 32 * i, v[i]);
+        for (int i = 0; i < 192; i += 64)
+            _mm_prefetch((const char *)d->from + FETCH + i, _MM_HINT_T0);
+        d->from += 192, d->to += 128, d->left--;
+        if (d->left % 8) continue;
+        uint32_t end = (uint32_t)++d->block * BLOCK;
+        for (; d->next < d->end && d->next->at < end; d->next++)
+            d->to[(int64_t)d->next->at - end] = d->next->value;
+    }
 }
 
 INLINE void finish_some(const struct job *j, struct pending *p, int count) {
@@ -134,88 +141,97 @@ INLINE void multiply(const int width, const int first, const uint8_t *x, const b
     DOT(1)
 }
 
-/* A group of `width` row tiles x 32 columns over b; decode: b is still coded. */
-INLINE void group_block(const struct job *j, const int width, const int decode, const uint8_t *x,
-                        struct panel *b, float *sums, int more, struct pending *last) {
-    __m512i table = decode ? code_table(j->w) : _mm512_setzero_si512();
-    int finish = (int)((GROUP + b->steps - 1) / b->steps);
-    const bf16 *w = b->tiles;
-    if (decode)
-        for (int i = 0; i < AHEAD && b->done < b->steps; i++) decode_next(b, table);
+/* A group of `width` row tiles x 32 columns over b; `parts` of what comes next are decoded at every
+ * step. */
+INLINE void group_block(const struct job *j, const int width, const uint8_t *x, const bf16 *w,
+                        int64_t steps, struct decoder *d, int parts, float *sums, int more,
+                        struct pending *last) {
+    __m512i table = parts ? code_table(j->w) : _mm512_setzero_si512();
+    int finish = (int)((GROUP + steps - 1) / steps);
     if (last->held_width != width) store_held(last);
     multiply(width, 1, x, w, sums, more, last->held);
-    for (int64_t s = 0; s < b->steps; s++, x += width * TILE_BYTES, w += BLOCK) {
+    for (int64_t s = 0; s < steps; s++, x += width * TILE_BYTES, w += BLOCK) {
         if (s) multiply(width, 0, x, w, 0, 0, 0);
-        if (decode && b->done < b->steps) decode_next(b, table);
-        if (!decode)
-            for (int i = 0; i < b->lines; i++, b->fetch += 64)
-                _mm_prefetch((const char *)b->fetch, _MM_HINT_T1);
+        decode_some(d, table, parts);
         finish_some(j, last, finish);
     }
     last->held = sums;
     last->held_width = width;
 }
 
-INLINE void group_rows(const struct job *j, int64_t width, const int decode, const uint8_t *x,
-                       struct panel *b, float *sums, int more, struct pending *last) {
-    if (width == 3) group_block(j, 3, decode, x, b, sums, more, last);
-    else if (width == 2) group_block(j, 2, decode, x, b, sums, more, last);
-    else group_block(j, 1, decode, x, b, sums, more, last);
+static void group_rows(const struct job *j, int64_t width, const uint8_t *x, const bf16 *w,
+                       int64_t steps, struct decoder *d, int parts, float *sums, int more,
+                       struct pending *last) {
+    if (width == 3) group_block(j, 3, x, w, steps, d, parts, sums, more, last);
+    else if (width == 2) group_block(j, 2, x, w, steps, d, parts, sums, more, last);
+    else group_block(j, 1, x, w, steps, d, parts, sums, more, last);
 }
 
-static void panel_rows(const struct job *j, int64_t panel, int64_t row0, int64_t rows, int64_t chunk,
-                       uint8_t *x, struct pending *last) {
+/* Readies the decoder for `steps` blocks of a panel from `first` on. */
+static void aim(const struct packed *w, struct decoder *d, int64_t panel, int64_t first,
+                int64_t steps, bf16 *to) {
+    d->from = w->blocks + (panel * (w->ins / STEP) + first) * CODED_BYTES;
+    if (first == 0) {
+        d->next = w->exceptions + w->starts[panel];
+        d->end = w->exceptions + w->starts[panel + 1];
+    }
+    d->to = to, d->left = 8 * steps, d->block = first;
+}
+
+/* A block of rows, in tile order at the start of scratch, by panels from..to. */
+static void block_rows(const struct job *j, int64_t row0, int64_t rows, int64_t from, int64_t to,
+                       int64_t chunk, uint8_t *x) {
     const struct packed *w = j->w;
-    bf16 *scratch = (bf16 *)(x + X_BYTES);
-    float *sums = (float *)(x + X_BYTES + B_BYTES);
+    bf16 *weights = (bf16 *)(x + L2_BYTES);
+    float *sums = (float *)(x + L2_BYTES + 2 * B_BYTES);
     __m256i *halves = (__m256i *)(sums + MAX_ROWS * PANEL);
-    int64_t tiles = (rows + 15) / 16, steps = w->ins / STEP;
-    struct panel b = {0};
-    if (w->coded) {
-        b.coded = w->blocks + panel * steps * CODED_BYTES;
-        b.next = w->exceptions + w->starts[panel];
-        b.end = w->exceptions + w->starts[panel + 1];
-        b.tiles = scratch;
-    }
-    for (int64_t first = 0; first < steps; first += chunk) {
-        b.first = first;
-        b.steps = steps - first < chunk ? steps - first : chunk;
-        b.done = 0;
-        int64_t others = (tiles + WIDE - 1) / WIDE - 1;
-        b.fetch = w->blocks + (panel * steps + first + b.steps) * (w->coded ? CODED_BYTES : PLAIN_BYTES);
-        b.lines = others ? (int)(((w->coded ? CODED_BYTES : PLAIN_BYTES) / 64 + others - 1) / others) : 0;
-        if (!w->coded) b.tiles = (bf16 *)(w->blocks + (panel * steps + first) * PLAIN_BYTES);
-        for (int64_t t = 0; t < tiles; t += WIDE) {
-            int64_t width = tiles - t < WIDE ? tiles - t : WIDE, left = rows - 16 * t;
-            const uint8_t *from = x + (first * tiles + t * b.steps) * TILE_BYTES;
-            float *at = sums + (t / WIDE + (chunk >= steps ? panel * ((tiles + 2) / WIDE) : 0))
-                        % (chunk >= steps ? 2 : MAX_ROWS / GROUP) * SUMS;
-            if (w->coded && t == 0) group_rows(j, width, 1, from, &b, at, first > 0, last);
-            else group_rows(j, width, 0, from, &b, at, first > 0, last);
-            finish_some(j, last, GROUP);
-            if (first + chunk >= steps)
-                *last = (struct pending){at, (int)width, at, halves + 16 * t, row0 + 16 * t, panel, 0,
-                                         (int)(left < GROUP ? left : GROUP)};
+    int64_t tiles = (rows + 15) / 16, steps = w->ins / STEP, groups = (tiles + WIDE - 1) / WIDE;
+    int64_t turn = 0, slot = 0;
+    int parts = w->coded ? (int)((8 + groups - 1) / groups) : 0;
+    __m512i table = w->coded ? code_table(w) : _mm512_setzero_si512();
+    struct decoder d = {0};
+    struct pending last = {0};
+    if (w->coded) aim(w, &d, from, 0, chunk, weights);
+    decode_some(&d, table, ALL);
+    for (int64_t panel = from; panel < to; panel++)
+        for (int64_t first = 0; first < steps; first += chunk, turn ^= 1) {
+            int64_t count = steps - first < chunk ? steps - first : chunk;
+            int64_t then = first + chunk < steps ? first + chunk : 0; /* 0: the next panel */
+            const bf16 *b = weights + turn * (B_BYTES / 2);
+            if (!w->coded) b = (const bf16 *)w->blocks + (panel * steps + first) * BLOCK;
+            else if (then || panel + 1 < to)
+                aim(w, &d, panel + !then, then, steps - then < chunk ? steps - then : chunk,
+                    weights + (turn ^ 1) * (B_BYTES / 2));
+            for (int64_t t = 0; t < tiles; t += WIDE) {
+                int64_t width = tiles - t < WIDE ? tiles - t : WIDE, left = rows - 16 * t;
+                float *own = sums + (chunk >= steps ? slot++ % 2 : t / WIDE) * SUMS;
+                group_rows(j, width, x + (first * tiles + t * count) * TILE_BYTES, b, count, &d,
+                           parts, own, first > 0, &last);
+                finish_some(j, &last, GROUP);
+                if (!then)
+                    last = (struct pending){own, (int)width, own, halves + 16 * t, row0 + 16 * t,
+                                            panel, 0, (int)(left < GROUP ? left : GROUP)};
+            }
+            decode_some(&d, table, ALL);
         }
-    }
+    store_held(&last);
+    finish_some(j, &last, GROUP);
 }
 
 void product_many(const struct job *j, int64_t row0, int64_t row1, int64_t from, int64_t to,
                   uint8_t *scratch) {
-    int64_t most = X_BYTES / (j->w->ins * 2), steps = j->w->ins / STEP;
-    most = most > MAX_ROWS ? MAX_ROWS : most < GROUP ? most / 16 * 16 : most / GROUP * GROUP;
+    int64_t steps = j->w->ins / STEP, row = j->w->ins * sizeof(bf16);
     int64_t chunks = (steps + MAX_STEPS - 1) / MAX_STEPS, chunk = (steps + chunks - 1) / chunks;
+    int64_t most = (L2_BYTES - 2 * chunk * PLAIN_BYTES) / row;
+    most = most > MAX_ROWS ? MAX_ROWS : most < GROUP ? most / 16 * 16 : most / GROUP * GROUP;
     amx_full();
     while (row0 < row1) {
-        int64_t parts = (row1 - row0 + most - 1) / most;
-        int64_t rows = ((row1 - row0 + parts - 1) / parts + GROUP - 1) / GROUP * GROUP;
+        int64_t groups = (row1 - row0 + GROUP - 1) / GROUP, parts = (row1 - row0 + most - 1) / most;
+        int64_t rows = (groups + parts - 1) / parts * GROUP;
         if (rows > most) rows = most;
         if (rows > row1 - row0) rows = row1 - row0;
-        struct pending last = {0};
         arrange(j, row0, rows, chunk, scratch);
-        for (int64_t p = from; p < to; p++) panel_rows(j, p, row0, rows, chunk, scratch, &last);
-        store_held(&last);
-        finish_some(j, &last, GROUP);
+        block_rows(j, row0, rows, from, to, chunk, scratch);
         row0 += rows;
     }
     amx_release();
