@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, Protocol
 from actorium.actors.config import Config
 
 CLIENT = "client"
+LEDGER = "ledger"
+"""Where a core sends records that must be committed before what follows them is told."""
 IDLE_BEAT = 0.5
 """Seconds between the heartbeats of an actor that rests."""
 
 
 class Send(NamedTuple):
-    """One message to send: `to` is a role ("scheduler", "worker-0", ...) or `CLIENT`."""
+    """One message to send: `to` is a role ("scheduler", "worker-0", ...), `CLIENT` or `LEDGER`."""
 
     to: str
     message: Any
@@ -64,6 +66,11 @@ class Core(Protocol):
       `front`; the text is one line that names the field where it can.
     - `on_client_gone(client: bytes, now: float)`: something was to be sent to this client, but it
       is not connected, or has not read for so long that its backlog was dropped.
+    - `on_client_slow(client: bytes, slow: bool, now: float)`: the client does not read what is sent
+      to it, which waits here; or (not slow) it has read all of it.
+    - `ledger`: the `Ledger` that takes what is sent to `LEDGER`, and what `commit.Recorder` lists:
+      among it `on_ledger_full(why: str, now: float)`: the ledger takes no more, and what was to be
+      told after those records waits; `on_ledger_ok(now)`: that has gone out now.
     """
 
     inbox: Any

@@ -40,8 +40,12 @@ class Compute:
         self._ctx = ctx
         self._work: SimpleQueue[StepPlan | Reset] = SimpleQueue()
         self._harvest: SimpleQueue[Timed] = SimpleQueue()
+        self._ready: Ready
         self._post: Post = _nothing
         self._epoch = 0
+        """The scheduler's."""
+        self._taken = False
+        """The scheduler knows that we are here: plans before that are for the worker before us."""
         self.results: deque[Ready | StepResult] = deque()
         self.failure: BaseException | None = None
         self.phase, self.detail = "starting", "importing torch"
@@ -84,10 +88,10 @@ class Compute:
         while True:
             message = self._next(ahead)
             if isinstance(message, Reset):
-                self._epoch = message.epoch
-                runner.reset()
-                timer.reset()
-            elif message.epoch < self._epoch:
+                if self._takes(message):
+                    runner.reset()
+                    timer.reset()
+            elif not self._taken or message.epoch != self._epoch:
                 self.given -= 1
             elif timer.waits:
                 self._harvest.put(timer.launch(runner, message))
@@ -95,6 +99,16 @@ class Compute:
                 self._finish(timer.launch(runner, message))
                 if meter is not None and meter.after(message):
                     self.memory = meter.footprint.gauges()
+
+    def _takes(self, reset: Reset) -> bool:
+        """Whether a reset counts: not one of an older scheduler, or meant for an older worker."""
+        if reset.epoch < self._epoch or reset.worker not in (0, self._ctx.epoch):
+            return False
+        self._epoch, self._taken = reset.epoch, reset.worker > 0
+        if not self._taken:
+            self.results.append(self._ready)
+            self._post()
+        return True
 
     def _next(self, ahead: Prefault) -> StepPlan | Reset:
         """What comes next; memory for pages is taken until it does."""
@@ -124,6 +138,7 @@ class Compute:
         opened.ready.load_seconds["allocate"] += perf_counter() - start
         gc.freeze()  # torch's objects live to the end: not worth a collector's look
         self.memory = opened.footprint.gauges()
+        self._ready = opened.ready
         self.results.append(opened.ready)
         self._say("ready", opened.ready.device)
         return opened.runner, opened.meter, ahead

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,25 +96,35 @@ class Ring:
         self.now = 100.0
         self.depth = 2 if settings.scheduler.overlap else 1
         self.scheduler = core.build(Context(settings, Path("/nowhere"), "scheduler", 3, 0))
-        self.worker = null_worker.NullWorker(
-            Context(settings, Path("/nowhere"), "worker-0", 3, 0), windows, checkpoints,
-            acceptance, cost)
+        self.new_worker = partial(_worker, settings, windows, checkpoints, acceptance, cost)
+        self.worker = self.new_worker(3)
         self.plans: deque[StepPlan] = deque()
         self.results: deque[StepResult] = deque()
         self.sent: list[StepPlan] = []
         self.heard: dict[int, Heard] = {}
         self.submits: dict[str, Submit] = {}
         self.replies: list[Reply] = []
+        self.up = False
+        """The worker is there."""
         self.worked = 0
         """Steps that the worker has run."""
         if start:
             self.start()
 
-    def start(self) -> None:
-        """Let the worker tell that it is ready."""
+    def start(self, **changes: Any) -> None:
+        """Let the worker tell that it is ready. changes: of what it tells."""
+        self.up = True
         (ready,) = self.worker.on_wake(self.now)
-        self.tell(ready.message)
+        self.tell(msgspec.structs.replace(ready.message, **changes))
         self.wake()
+
+    def lose_worker(self, **changes: Any) -> None:
+        """A fresh worker is there; what the old one was doing is lost. changes: of its Ready."""
+        self.plans.clear()
+        self.results.clear()
+        self.worker = self.new_worker(self.worker.ready.epoch + 1)
+        (ready,) = self.worker.on_wake(self.now)
+        self.tell(msgspec.structs.replace(ready.message, **changes))
 
     def tell(self, message: Any) -> None:
         frame = msgspec.msgpack.encode(message)
@@ -129,7 +140,11 @@ class Ring:
                 assert send.to == "worker-0"
                 message = msgspec.msgpack.decode(frame, type=ToWorker)
                 if isinstance(message, Reset):
+                    if not self.up:
+                        continue
                     self.worker.on_message(message, self.now)
+                    for answer in self.worker.on_wake(self.now):
+                        self.tell(answer.message)
                 else:
                     self.plans.append(message)
                     self.sent.append(message)
@@ -227,6 +242,13 @@ class Ring:
         assert not self.scheduler.books.requests and not self.in_flight
         assert self.scheduler.next_timer() is None
         assert list(self.scheduler.on_wake(self.now)) == []
+
+
+def _worker(settings: Config, windows: tuple[int, ...], checkpoints: int | None,
+            acceptance: tuple[float, ...], cost: null_worker.Cost | None,
+            epoch: int) -> null_worker.NullWorker:
+    return null_worker.NullWorker(Context(settings, Path("/nowhere"), "worker-0", epoch, 0),
+                                  windows, checkpoints, acceptance, cost)
 
 
 def expected(heard: Heard, limit: int = 10**9) -> tuple[list[int], str]:

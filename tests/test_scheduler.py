@@ -111,9 +111,7 @@ def test_long_completions_survive_preemptions_and_a_lost_worker() -> None:
     for _ in range(150):
         ring.work()
         ring.deliver()
-    ring.plans.clear()
-    ring.results.clear()
-    ring.tell(ring.worker.ready)
+    ring.lose_worker()
     ring.run()
     assert_whole(ring)
 

@@ -135,9 +135,7 @@ def test_a_lost_worker_takes_the_checkpoints_with_it() -> None:
     assert cached(run_before[0]) == 0
     r.submit([*SYSTEM, *range(300, 400)], max_tokens=30)
     r.wake()
-    r.plans.clear()
-    r.results.clear()
-    r.tell(r.worker.ready)
+    r.lose_worker()
     r.run()
     assert_whole(r)
 
@@ -154,9 +152,7 @@ def test_who_is_admitted_without_pages_for_a_chunk_is_still_told_to_the_worker()
     r.work()
     r.submit([*range(100, 107), 0, 1, *range(200, 212)], max_tokens=40, min_tokens=3, tenant="a")
     r.submit([0, 200], max_tokens=1, tenant="a")
-    r.plans.clear()
-    r.results.clear()
-    r.tell(r.worker.ready)
+    r.lose_worker()
     r.wake()
     r.work()
     r.now += 100

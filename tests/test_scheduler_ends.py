@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from helpers_scheduler import Ring, assert_whole, column, config, expected, ints
 
-from actorium.actors.messages import PageGroup, Ready, StepResult
+from actorium.actors.messages import PageGroup, StepResult
 from actorium.actors.scheduler.results import BadResult
 
 # --- ends ----------------------------------------------------------------------------------------
@@ -224,9 +224,7 @@ def test_a_new_worker_gets_everything_again() -> None:
     for _ in range(9):
         ring.work()
         ring.deliver()
-    ring.plans.clear()
-    ring.results.clear()
-    ring.tell(ring.worker.ready)
+    ring.lose_worker()
     ring.run()
     assert_whole(ring)
 
@@ -240,9 +238,7 @@ def test_a_new_worker_with_less_room_ends_what_has_outgrown_it() -> None:
     for _ in range(60):
         ring.work()
         ring.deliver()
-    ring.plans.clear()
-    ring.results.clear()
-    ring.tell(msgspec.structs.replace(ring.worker.ready, groups=[PageGroup(36)]))
+    ring.lose_worker(groups=[PageGroup(36)])
     ring.run()
     assert [h.reason for h in ring.heard.values()] == ["length", "error", "length", "length"]
     assert "40 tokens need 40 pages of 1, the pool has 35" in (ring.heard[2].events[-1].error or "")
@@ -276,10 +272,7 @@ def test_gauges_add_up() -> None:
 
 def test_slots_are_limited_by_what_the_worker_has() -> None:
     ring = Ring(config(seqs=8), start=False)
-    ready = msgspec.structs.replace(ring.worker.ready, slots=3)
-    assert isinstance(ready, Ready)
-    ring.worker.on_wake(0.0)
-    ring.tell(ready)
+    ring.start(slots=3)
     for _ in range(6):
         ring.submit(4, max_tokens=4)
     ring.run()

@@ -112,9 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def lose_the_worker(self) -> None:
         """A fresh worker says that it is ready; what the old one was doing is lost."""
-        self.ring.plans.clear()
-        self.ring.results.clear()
-        self.ring.tell(self.ring.worker.ready)
+        self.ring.lose_worker()
         self.ring.wake()
 
     @invariant()
@@ -141,7 +139,7 @@ def check(heard: Heard, limit: int) -> None:
     stopped_outside = heard.reason == "stop" and heard.events[-1].stop_token is None
     if heard.reason in ("length", "stop") and not stopped_outside:
         assert (heard.tokens, heard.reason) == (tokens, reason)
-    if heard.error_code:
+    if heard.error_code and heard.error_code != "quarantined":  # lost its worker when alone, twice
         assert heard.error_code in ("queue_full", "context_overflow") and not heard.tokens
 
 

@@ -296,9 +296,7 @@ def test_a_new_worker_starts_without_drafts_and_with_what_was_learnt() -> None:
         ring.work()
         ring.deliver()
     before = ring.scheduler.health().gauges["spec_decode_num_drafts"]
-    ring.plans.clear()
-    ring.results.clear()
-    ring.tell(ring.worker.ready)
+    ring.lose_worker()
     ring.wake()
     assert ring.scheduler.books.table.window == 3 and ring.scheduler._unresolved[0].window == 1
     ring.run()

@@ -85,7 +85,8 @@ def test_with_little_room(world: tuple[int, list[int]], room: int) -> None:
 
 @settings(max_examples=100)
 @given(worlds(), st.data())
-def test_killers_that_let_some_steps_pass(world: tuple[int, list[int]], data: st.DataObject) -> None:
+def test_killers_that_let_some_steps_pass(world: tuple[int, list[int]],
+                                          data: st.DataObject) -> None:
     count, killers = world
     late = {sid: data.draw(st.integers(0, MOST_STEPS - 1)) for sid in killers}
     w = World(count, late)

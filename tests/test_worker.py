@@ -104,6 +104,13 @@ def test_loading_computing_and_resetting(model: Path) -> None:
     names = [phase for phase, _ in shell.phases]
     assert names == sorted(names, key=["loading", "warming", "ready"].index)
     assert sum("/" in detail for _, detail in shell.phases) >= 2  # "shard 1/3"
+    shell.core.on_message(_plans(7, 1)[0], 0.0)  # of a scheduler that does not know us yet
+    shell.core.on_message(Reset(7), 0.0)
+    shell.until(lambda: shell.got == [ready])
+    shell.got.clear()
+    shell.core.on_message(Reset(7, worker=2), 0.0)  # meant for the worker before this one
+    shell.core.on_message(_plans(7, 1)[0], 0.0)
+    shell.core.on_message(Reset(7, worker=3), 0.0)
     for plan in _plans(7, 5):
         shell.core.on_message(plan, 0.0)
     shell.until(lambda: len(shell.got) == 5)
@@ -113,7 +120,8 @@ def test_loading_computing_and_resetting(model: Path) -> None:
     assert all(r.busy_us > 0 for r in results)
     assert shell.core.health().phase == "idle"
     assert shell.core.health().step == 5
-    shell.core.on_message(Reset(8), 0.0)
+    shell.core.on_message(Reset(8, worker=3), 0.0)
+    shell.core.on_message(Reset(7), 0.0)
     for plan in _plans(7, 2) + _plans(8, 5):  # what an older scheduler says is not heard
         shell.core.on_message(plan, 0.0)
     shell.until(lambda: len(shell.got) == 10)
@@ -159,6 +167,7 @@ def test_truncated_weights_are_named(model: Path, tmp_path: Path) -> None:
 def test_a_step_that_fails_is_fatal(model: Path) -> None:
     shell = Shell(model).start()
     shell.ready()
+    shell.core.on_message(Reset(1, worker=3), 0.0)
     shell.core.on_message(StepPlan(1, 1, extend=_i4((2, 1))), 0.0)
     with pytest.raises(ValueError, match="slot 2 cannot take 1 tokens: it is empty") as caught:
         shell.until(lambda: False)

@@ -36,9 +36,15 @@ class Books:
         """Slots that the next plan must release."""
         self.preemptions: Counter[str] = Counter()
         """By cause: memory, priority, forced, worker."""
+        self.over: list[Request] = []
+        """Requests that have ended since somebody took this list."""
+        self.trial: frozenset[int] | None = None
+        """Only these may be admitted, being under suspicion; None = all."""
         self.looked_up = self.hits = 0
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
         self.reserve = Reserve()
+        self.remembers = False
+        """Sequences keep the logprobs that were told of them."""
         self._config, self._memory_config = config, memory
         self.furnish(SlotTable(1, 1), [PageGroup(1)], 1)
 
@@ -76,14 +82,14 @@ class Books:
         request = sequence.request
         del self.sequences[sequence.sid], request.live[sequence.sid]
         if not request.live:
-            del self.requests[request.key]
+            self.over.append(self.requests.pop(request.key))
 
     def preempt(self, sequence: Sequence, cause: str) -> None:
         """Take slot and pages from a running sequence; it will be recomputed, first of its class,
         as far as the cache has lost it by then."""
         self._vacate(sequence)
         sequence.preempted = True
-        self.queue.push(sequence)
+        self.queue.push(sequence, ran=True)
         self.preemptions[cause] += 1
 
     def _vacate(self, sequence: Sequence) -> None:
@@ -175,8 +181,11 @@ class Books:
 
     @property
     def head(self) -> Sequence | None:
-        """Whom the policy admits next."""
-        return self.queue.choose(self._cached_tokens)
+        """Whom the policy admits next; under suspicion, the first on trial."""
+        if self.trial is None:
+            return self.queue.choose(self._cached_tokens)
+        known = (self.sequences.get(sid) for sid in sorted(self.trial))
+        return next((s for s in known if s is not None and not s.slot), None)
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether there is a slot and room for a waiting sequence, and nothing is worth waiting a

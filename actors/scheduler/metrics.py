@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from actorium.actors.histograms import BOUNDS, Histogram
 from actorium.actors.messages import SequenceEvent, StepResult
+from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.plans import PlanRecord
 from actorium.actors.scheduler.requests import Sequence
 
@@ -154,3 +155,19 @@ class Metrics:
                 told |= histogram.gauges()
             self._told = told
         return self._told
+
+
+def memory_gauges(books: Books) -> dict[str, float]:
+    """Pages by state (all groups together), what the cache saved, and preemptions by cause."""
+    pools, tree = books.memory.pools, books.memory.tree
+    causes = {f"preemptions_{cause}": books.preemptions[cause]
+              for cause in ("memory", "priority", "forced", "worker")}
+    return {"free_pages": sum(p.free for p in pools), "used_pages": sum(p.used for p in pools),
+            "held_pages": sum(p.held for p in pools), "cached_pages": sum(p.cached for p in pools),
+            "quarantined_pages": sum(p.quarantined for p in pools),
+            "cache_hit_tokens": books.hits, "cache_lookup_tokens": books.looked_up,
+            "checkpoints": books.memory.checkpoints.held,
+            "checkpoints_saved": books.memory.checkpoints.saved,
+            "checkpoints_evicted": books.memory.checkpoints.evicted,
+            "evicted_pages": 0 if tree is None else tree.stats.evictions,
+            "preemptions": books.preemptions.total(), **causes}

@@ -83,7 +83,10 @@ class NullWorker:
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
                            checkpoints=checkpoints or 0, drafts=drafts)
-        self._epoch = context.epoch
+        self._epoch = 0
+        """The scheduler's."""
+        self._taken = False
+        """The scheduler knows that we are here."""
         self._steps = 0
         self._out: list[Send] = [Send("scheduler", self.ready)]
         debug = config.memory.debug_memory
@@ -113,13 +116,20 @@ class NullWorker:
     def on_message(self, message: ToWorker, now: float) -> None:
         """Take a plan (and answer it) or a reset."""
         if isinstance(message, Reset):
-            self._epoch = message.epoch
-            self._clear(len(self._admits))
-            if self._memory is not None:
-                self._memory.clear()
-        elif message.epoch == self._epoch:
+            self._reset(message)
+        elif self._taken and message.epoch == self._epoch:
             self._out.append(Send("scheduler", self.run(message)))
             self._steps += 1
+
+    def _reset(self, reset: Reset) -> None:
+        if reset.epoch < self._epoch or reset.worker not in (0, self.ready.epoch):
+            return
+        self._epoch, self._taken = reset.epoch, reset.worker > 0
+        self._clear(len(self._admits))
+        if self._memory is not None:
+            self._memory.clear()
+        if not self._taken:
+            self._out.append(Send("scheduler", self.ready))
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
         """A worker has no front."""

@@ -62,12 +62,12 @@ class WaitingQueue:
             return self._classes[0].front(LOOKED_AT)
         return [line.first for line in self._classes.values()]
 
-    def push(self, sequence: Sequence) -> None:
-        """Join, new or preempted."""
+    def push(self, sequence: Sequence, ran: bool = False) -> None:
+        """Join; `ran`: from a slot."""
         self._classes.setdefault(self._class(sequence), Line()).push(sequence)
         self._changed(sequence, 1)
         if self.fair is not None:
-            (self.fair.preempt if sequence.preempted else self.fair.arrive)(sequence.tenant)
+            (self.fair.preempt if ran else self.fair.arrive)(sequence.tenant)
 
     def admit(self, sequence: Sequence) -> None:
         """Leave the queue for a slot."""

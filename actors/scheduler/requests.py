@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from actorium.actors.messages import Open, Submit
+from actorium.actors.messages import Open, RowLogprobs, SequenceEvent, Submit
 from actorium.actors.params import Resolved
 from actorium.actors.scheduler.memory import Lock
 from actorium.actors.scheduler.nodes import Node
@@ -74,6 +74,11 @@ class Sequence:
     """Those of them that were accepted."""
     prompt_told: int = 1
     """Prompt positions whose logprobs went out (position 0 has none)."""
+    logprobs: list[RowLogprobs] = field(default_factory=list)
+    """Of all its emitted tokens, in order, where a recovery may want them."""
+    prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
+    finish: SequenceEvent | None = None
+    """How it has ended."""
 
     @property
     def tenant(self) -> str:
@@ -103,6 +108,8 @@ class Request:
     """Of the submit, with max_tokens capped to what can be held."""
     live: dict[int, Sequence] = field(default_factory=dict)
     """By sid."""
+    choices: list[Sequence] = field(default_factory=list)
+    """All of them, in order."""
     waiting: int = 0
     """Sequences of it in the waiting queue."""
 
@@ -124,11 +131,13 @@ def open_request(submit: Submit, first_sid: int) -> Request:
     for index in range(submit.n):
         sid = first_sid + index
         request.live[sid] = Sequence(sid, request, index, choice_seed(submit.seed, index))
+    request.choices = list(request.live.values())
     return request
 
 
-def opening(sequence: Sequence) -> Open:
-    """What the detokenizer must know of a sequence before its tokens."""
+def opening(sequence: Sequence, epoch: int) -> Open:
+    """What the detokenizer must know of a sequence before its tokens. epoch: the scheduler's."""
     submit = sequence.request.submit
     return Open(sid=sequence.sid, rid=submit.rid, index=sequence.index, client=submit.client,
-                prompt=submit.prompt, text=submit.text, logprobs=submit.params.logprobs)
+                prompt=submit.prompt, text=submit.text, logprobs=submit.params.logprobs,
+                epoch=epoch)

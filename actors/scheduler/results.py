@@ -62,11 +62,12 @@ def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
         books.served(record.sids, None)
         return Credited(len(slots), TokenBatch(
             step=result.step, sids=record.sids_column, starts=starts.tobytes(),
-            counts=result.counts, tokens=result.tokens))
+            counts=result.counts, tokens=result.tokens, epoch=result.epoch))
     rows = _unpack(record, result)
     known = _credit_apart(books, record, rows, starts)
     books.served(record.sids[known], rows.counts[known])
-    credited = _batch(record, rows, known, starts, _events(books, record, rows, result, known))
+    events = _events(books, record, rows, result, known)
+    credited = _batch(record, result.epoch, rows, known, starts, events)
     credited.verified = _verified(record, rows)
     return credited
 
@@ -98,7 +99,8 @@ def _credit_windows(books: Books, record: PlanRecord, result: StepResult,
     books.table.credit(record.slots, starts, tokens, counts, record.window)
     books.served(record.sids, counts)
     batch = TokenBatch(step=result.step, sids=record.sids_column, starts=starts.tobytes(),
-                       counts=result.counts, tokens=result.tokens, drafts=record.window - 1)
+                       counts=result.counts, tokens=result.tokens, epoch=result.epoch,
+                       drafts=record.window - 1)
     going = _histogram(record, result)
     return Credited(len(tokens), batch, Verified(going, [0] * len(going)))
 
@@ -155,7 +157,7 @@ def _credit_apart(books: Books, record: PlanRecord, rows: Rows,
     return known
 
 
-def _batch(record: PlanRecord, rows: Rows, known: NDArray[np.bool_], starts: Ints,
+def _batch(record: PlanRecord, epoch: int, rows: Rows, known: NDArray[np.bool_], starts: Ints,
            events: list[SequenceEvent]) -> Credited:
     keep = known & (rows.counts > 0)
     tokens = rows.tokens[np.repeat(keep, rows.counts)]
@@ -164,7 +166,8 @@ def _batch(record: PlanRecord, rows: Rows, known: NDArray[np.bool_], starts: Int
     batch = TokenBatch(step=record.step, sids=record.sids[keep].tobytes(),
                        starts=starts[keep].tobytes(),
                        counts=rows.counts[keep].astype(np.uint8).tobytes(),
-                       tokens=tokens.tobytes(), events=events, drafts=record.window - 1,
+                       tokens=tokens.tobytes(), events=events, epoch=epoch,
+                       drafts=record.window - 1,
                        firsts=int(np.count_nonzero(keep[:record.firsts])))
     return Credited(len(tokens), batch)
 
@@ -183,19 +186,28 @@ def _events(books: Books, record: PlanRecord, rows: Rows, result: StepResult,
             news[sequence.sid] = {"cached_tokens": sequence.cached_len}
     for logprobs in result.logprobs:
         if known[logprobs.row]:
-            news.setdefault(int(record.sids[logprobs.row]), {})["logprobs"] = logprobs
+            sid = int(record.sids[logprobs.row])
+            news.setdefault(sid, {})["logprobs"] = logprobs
+            if books.remembers:
+                books.sequences[sid].logprobs.append(logprobs)
     for logprobs in result.prompt_logprobs:
         sequence = books.sequences.get(record.extends[logprobs.row])
         if sequence is not None and (fresh := _untold(sequence, logprobs)) is not None:
             news.setdefault(sequence.sid, {})["prompt_logprobs"] = fresh
-    if finished:
-        _finish(books, record, rows, known, news)
-    return [SequenceEvent(sid=sid, **fields) for sid, fields in news.items()]
+            if books.remembers:
+                sequence.prompt_logprobs.append(fresh)
+    ended = _finish(books, record, rows, known, news) if finished else []
+    events = {sid: SequenceEvent(sid=sid, **fields) for sid, fields in news.items()}
+    for sequence in ended:
+        sequence.finish = msgspec.structs.replace(events[sequence.sid], logprobs=None,
+                                                  prompt_logprobs=None)
+    return list(events.values())
 
 
 def _finish(books: Books, record: PlanRecord, rows: Rows, known: NDArray[np.bool_],
-            news: dict[int, dict[str, Any]]) -> None:
-    ends = rows.ends()
+            news: dict[int, dict[str, Any]]) -> list[Sequence]:
+    """End those that the result ends, and return them."""
+    ends, ended = rows.ends(), []
     for row in np.flatnonzero((rows.finish > 0) & known):
         sid, code = int(record.sids[row]), int(rows.finish[row])
         fields = news.setdefault(sid, {})
@@ -205,6 +217,8 @@ def _finish(books: Books, record: PlanRecord, rows: Rows, known: NDArray[np.bool
         sequence = books.sequences[sid]
         books.end(sequence)
         fields |= drafts_of(sequence)
+        ended.append(sequence)
+    return ended
 
 
 def drafts_of(sequence: Sequence) -> dict[str, int]:

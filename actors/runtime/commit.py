@@ -1,0 +1,128 @@
+"""The shell's hold on a ledger: nothing that follows a record is sent before the record is there.
+
+All records of a wake are committed by one write. When the disk is full, what was to follow waits
+here, in order, and the core is told so; it is tried again every `RETRY` seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from actorium.actors.core import LEDGER, Context, Send
+from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.actors.ledger.ledger import Ledger
+from actorium.actors.ledger.segments import LedgerFull, Record
+
+LOG = logging.getLogger("actorium.ledger")
+RETRY = 0.1
+DIRECTORY = "ledger"
+"""Within the run directory, where no other was chosen."""
+
+
+class Recorder(Protocol):
+    """What a core with a ledger offers (see `core.Core`)."""
+
+    ledger: Ledger | None
+    next_sid: int
+
+    def alive(self) -> Iterable[Record]: ...
+
+    def on_ledger_full(self, why: str, now: float) -> None: ...
+
+    def on_ledger_ok(self, now: float) -> None: ...
+
+    @property
+    def done(self) -> bool: ...
+
+
+class Committer:
+    """Between a core and the sockets."""
+
+    def __init__(self, core: Recorder, ledger: Ledger) -> None:
+        self._core, self._ledger = core, ledger
+        self._held: list[Send] = []
+        self.pause = RETRY
+        self.full = False
+        """The last commit failed: call `retry` every `pause` seconds."""
+
+    def pass_on(self, sends: Sequence[Send], now: float) -> Sequence[Send]:
+        """Commit the records among `sends`; returns what may be sent now, in order."""
+        first = next((i for i, send in enumerate(sends) if send.to == LEDGER), None)
+        if first is None:
+            return sends
+        after = []
+        for send in sends[first:]:
+            if send.to == LEDGER:
+                self._ledger.append(send.message.kind, send.message.payload)
+            else:
+                after.append(send)
+        try:
+            self._ledger.commit()
+        except LedgerFull as error:
+            self.full, self._held = True, after
+            why = f"the ledger takes no more: {error.strerror}"
+            LOG.error("%s; requests wait until it does", why)
+            self._core.on_ledger_full(why, now)
+            return sends[:first]
+        return [*sends[:first], *after]
+
+    def retry(self, now: float) -> Sequence[Send]:
+        """After a failure: try again, with less on the disk if that can be had. Returns what may
+        be sent now."""
+        try:
+            self._compact()
+            self._ledger.commit()
+        except LedgerFull:
+            return []
+        held, self._held, self.full = self._held, [], False
+        LOG.warning("the ledger takes records again")
+        self._core.on_ledger_ok(now)
+        return held
+
+    def tidy(self) -> None:
+        """Compact when it is time to: after the sends, since nobody waits for it."""
+        if self._ledger.grown and not self.full:
+            try:
+                self._compact()
+            except LedgerFull as error:
+                LOG.warning("cannot compact: %s", error.strerror)
+
+    def _compact(self) -> None:
+        self._ledger.compact(self._core.alive, self._core.next_sid)
+
+    def close(self) -> None:
+        """Give up the ledger; what it holds is forgotten if all of it was told."""
+        self._ledger.close(forget=self._core.done and not self.full)
+
+
+def committer(core: Any) -> Committer | None:
+    """For a core that has a ledger."""
+    ledger = getattr(core, "ledger", None)
+    return None if ledger is None else Committer(core, ledger)
+
+
+def open_ledger(context: Context) -> Ledger | None:
+    """The engine's ledger, or None where it keeps none. Raises `BadConfig` if the directory cannot
+    be used, `EngineUnavailable` if another engine writes there or the disk is full."""
+    recovery, model = context.config.recovery, context.config.model.model
+    if not (recovery.ledger and (recovery.restart or recovery.ledger_dir is not None)):
+        return None
+    own = recovery.ledger_dir
+    directory = context.run_dir / DIRECTORY if own is None else Path(own).expanduser()
+    try:
+        ledger = Ledger(directory, model)
+    except LedgerFull as error:
+        raise EngineUnavailable(f"ledger_dir: {directory}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadConfig(f"ledger_dir: {directory}: {text}", "recovery.ledger_dir") from None
+    history = ledger.history
+    unfinished = sum(not entry.over for entry in history.entries.values())
+    if history.meta is not None and history.meta.model != model and unfinished:
+        ledger.close()
+        raise BadConfig(f"ledger_dir: {directory} holds {unfinished} unfinished requests of the "
+                        f"model {history.meta.model!r}", "recovery.ledger_dir")
+    return ledger

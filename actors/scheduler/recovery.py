@@ -1,0 +1,230 @@
+"""What the scheduler remembers for others: for the ledger, for a detokenizer or a client that has
+missed something, and for the scheduler after it.
+
+Pure. What is written down goes out as `Send(LEDGER, record)` before the news that it is about.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from actorium.actors.config import RecoveryConfig
+from actorium.actors.core import LEDGER, Send
+from actorium.actors.ledger.records import (
+    ADMITTED,
+    BATCH,
+    Admitted,
+    Entry,
+    History,
+    Said,
+    entry_records,
+    record,
+)
+from actorium.actors.ledger.segments import Record
+from actorium.actors.messages import Open, TokenBatch
+from actorium.actors.scheduler.pages import Ints
+from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
+from actorium.actors.scheduler.slots import SlotTable
+
+RETAINED_REQUESTS = 4096
+RETAINED_TOKENS = 4 << 20
+"""Of all requests that are kept after their end, prompts included: 16 MiB."""
+TOLD_AT_ONCE = 32
+"""Requests that are over, told to a new detokenizer at one wake: what lives goes first."""
+Key = tuple[bytes, str]
+
+
+class Past(NamedTuple):
+    """What an earlier life of the scheduler has left."""
+
+    history: History
+    same_boot: bool
+    """Its times are of this boot of the machine."""
+    now: float
+    """CLOCK_MONOTONIC seconds."""
+
+
+class Retained:
+    """Requests that are over, kept for a while for clients that have lost their stream."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._kept: OrderedDict[Key, tuple[float, Request]] = OrderedDict()
+        self._tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, request in self._kept.values())
+
+    def keep(self, request: Request, now: float) -> None:
+        """From now on, instead of an older one of the same key."""
+        self.drop(request.key)
+        self._kept[request.key] = now + self._seconds, request
+        self._tokens += weight(request)
+        while len(self._kept) > RETAINED_REQUESTS or self._tokens > RETAINED_TOKENS:
+            self.drop(next(iter(self._kept)))
+
+    def get(self, key: Key) -> Request | None:
+        kept = self._kept.get(key)
+        return None if kept is None else kept[1]
+
+    def drop(self, key: Key) -> None:
+        """Unknown ones are ignored."""
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._tokens -= weight(kept[1])
+
+    def expire(self, now: float) -> None:
+        """Drop those whose time is over."""
+        while self._kept and next(iter(self._kept.values()))[0] <= now:
+            self.drop(next(iter(self._kept)))
+
+
+class Chronicle:
+    """Records for the ledger, and what was told, for whoever has to hear it again."""
+
+    def __init__(self, recovery: RecoveryConfig, epoch: int) -> None:
+        self.retained = Retained(recovery.retain)
+        self.remembers = recovers(recovery)
+        """Requests are kept after their end, and logprobs with their tokens."""
+        self._writes = self.remembers and recovery.ledger
+        self._epoch = epoch
+        self._records: list[Send] = []
+        self._to_tell: deque[Request] = deque()
+
+    # --- the ledger ---
+
+    def admitted(self, request: Request) -> None:
+        """A request is on the ring."""
+        if self._writes:
+            self._write(record(ADMITTED, Admitted(request.submit, request.choices[0].sid)))
+
+    def told(self, batch: TokenBatch) -> None:
+        """A batch is about to be told."""
+        if self._writes:
+            self._write(record(BATCH, batch))
+
+    def _write(self, written: Record) -> None:
+        self._records.append(Send(LEDGER, written))
+
+    @property
+    def waiting(self) -> bool:
+        """There are records that did not go out yet."""
+        return bool(self._records)
+
+    def take(self) -> list[Send]:
+        """The records since the last call."""
+        records, self._records = self._records, []
+        return records
+
+    def alive(self, requests: Iterable[Request], table: SlotTable) -> Iterator[Record]:
+        """Records that say all of these requests, and of the retained ones."""
+        for group in (self.retained, requests):
+            for request in group:
+                yield from entry_records(Entry(request.submit, [
+                    _said(choice, table) for choice in request.choices]))
+
+    # --- telling once more ---
+
+    def over(self, requests: list[Request], now: float) -> None:
+        """These requests have ended; they are taken out of the list."""
+        if requests and self.remembers:
+            for request in requests:
+                _slim(request)
+                self.retained.keep(request, now)
+        requests.clear()
+        self.retained.expire(now)
+
+    def tell_all(self, requests: Iterable[Request], table: SlotTable) -> Iterator[Open]:
+        """For a new detokenizer: what lives, now; what is over follows by `tell_some`."""
+        self._to_tell = deque(self.retained)
+        for request in requests:
+            yield from self.openings(request, table)
+
+    def tell_some(self, table: SlotTable) -> list[Open]:
+        """A few of the requests that are over and have to be told again."""
+        opens: list[Open] = []
+        for _ in range(min(TOLD_AT_ONCE, len(self._to_tell))):
+            opens += self.openings(self._to_tell.popleft(), table)
+        return opens
+
+    @property
+    def telling(self) -> bool:
+        """`tell_some` has more to say."""
+        return bool(self._to_tell)
+
+    def openings(self, request: Request, table: SlotTable, again: bool = False) -> Iterator[Open]:
+        """Everything about a request, its choices in order; again: also what the client knows."""
+        for choice in request.choices:
+            yield msgspec.structs.replace(
+                opening(choice, self._epoch), emitted=emitted_of(choice, table).tobytes(),
+                emitted_logprobs=choice.logprobs, prompt_logprobs=choice.prompt_logprobs,
+                end=choice.finish, again=again,
+                cached_tokens=choice.cached_len if choice.first_told else None)
+
+
+def recovers(recovery: RecoveryConfig) -> bool:
+    """Whether anything is remembered beyond this life."""
+    return recovery.restart or recovery.ledger_dir is not None
+
+
+def emitted_of(sequence: Sequence, table: SlotTable) -> Ints:
+    """What a sequence has emitted, wherever it is."""
+    return table.emitted_tokens(sequence.slot) if sequence.slot else sequence.emitted
+
+
+def weight(request: Request) -> int:
+    """Tokens that are kept of a request that is over."""
+    return len(request.prompt) + sum(len(choice.emitted) for choice in request.choices)
+
+
+def _slim(request: Request) -> None:
+    """Drop what only a living request needs."""
+    for choice in request.choices:
+        choice.key = choice.match = choice.started = None
+
+
+def _said(sequence: Sequence, table: SlotTable) -> Said:
+    return Said(sequence.sid, bytearray(emitted_of(sequence, table).tobytes()),
+                sequence.cached_len if sequence.first_told else None, sequence.logprobs,
+                sequence.prompt_logprobs, sequence.finish)
+
+
+# --- reading the ledger ---------------------------------------------------------------------------
+
+def revive(past: Past, timeout: float) -> Iterator[Request]:
+    """The requests of the ledger in order of admission; those without a living sequence are over.
+    timeout: seconds, for those with a deadline in the time of another boot that is not to be had
+    back from their arrival."""
+    for entry in past.history.entries.values():
+        submit = entry.submit
+        if not past.same_boot:
+            deadline = submit.deadline
+            if deadline is not None:
+                allowed = deadline - submit.arrival if submit.arrival else timeout
+                deadline = past.now + max(allowed, 0.0)
+            submit = msgspec.structs.replace(submit, deadline=deadline, arrival=past.now)
+        request = open_request(submit, entry.choices[0].sid)
+        for choice, said in zip(request.choices, entry.choices, strict=True):
+            _restore(choice, said)
+        yield request
+
+
+def _restore(sequence: Sequence, said: Said) -> None:
+    sequence.emitted = np.frombuffer(bytes(said.tokens), np.int32)
+    sequence.preempted = bool(len(sequence.emitted))
+    sequence.logprobs, sequence.prompt_logprobs = said.logprobs, said.prompt_logprobs
+    if said.cached_tokens is not None:
+        sequence.first_told, sequence.cached_len = True, said.cached_tokens
+    sequence.prompt_told = max((row.start + len(row.chosen) // 4 for row in said.prompt_logprobs),
+                               default=1)
+    if said.finish is not None:
+        sequence.finish = said.finish
+        del sequence.request.live[sequence.sid]
