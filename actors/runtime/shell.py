@@ -14,9 +14,9 @@ import math
 import os
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 import zmq
@@ -34,6 +34,9 @@ from actorium.actors.runtime.process import (
     EXIT_FAULT,
 )
 from actorium.actors.runtime.rundir import address
+
+if TYPE_CHECKING:
+    from actorium.actors.runtime.commit import Committer
 
 LOG = logging.getLogger("actorium.shell")
 BURST = 256
@@ -64,6 +67,7 @@ class Shell:
         self.inbox: Inbox | None = None
         self.front: Front | None = None
         self._gate: Gate | None = None
+        self._commits: Committer | None = None
         self.outboxes: dict[str, Outbox] = {}
         self._hwm = ctx.config.runtime.queue_messages
         self._watched: set[str] = set()
@@ -107,6 +111,10 @@ class Shell:
             self._gate = open_gate(self.ctx, self.context, self.front)
             if self._gate is not None:
                 self.loop.add_reader(self._gate.fd, self._gate.serve)
+        if getattr(core, "ledger", None) is not None:
+            from actorium.actors.runtime.commit import committer
+
+            self._commits = committer(core)
         on_start = getattr(core, "on_start", None)
         if on_start is not None:
             on_start(self.post)
@@ -142,6 +150,8 @@ class Shell:
         for socket in (self.inbox, self.front, self._gate, *self.outboxes.values()):
             if socket is not None:
                 socket.close()
+        if self._commits is not None:
+            self._commits.close()
         self.context.term()  # waits for what is on its way, a fraction of a second at the most
         self.loop.close()
 
@@ -175,6 +185,8 @@ class Shell:
         if front is not None and look_again:
             self._take_clients(core, front, now)
         sends = core.on_wake(now)
+        if self._commits is not None:
+            sends = self._commit(self._commits, sends, now)
         for send in sends:
             self._send(send, now)
         if front is not None:
@@ -210,10 +222,28 @@ class Shell:
             self._look(now)
         elif self._look_timer is None:  # this wake may be the last for long
             self._look_timer = self.loop.call_later(BEAT_GAP, self._on_look_timer)
+        if self._commits is not None:
+            self._commits.tidy()
         if self._drain_until is not None and core.done and self._all_sent():
             self.loop.stop()
 
     # --- sending ---
+
+    def _commit(self, commits: Committer, sends: Sequence[Send], now: float) -> Sequence[Send]:
+        was_full = commits.full
+        sends = commits.pass_on(sends, now)
+        if commits.full and not was_full:
+            self.loop.call_later(commits.pause, self._on_commit_retry, commits)
+        return sends
+
+    def _on_commit_retry(self, commits: Committer) -> None:
+        now = monotonic()
+        for send in commits.retry(now):
+            self._send(send, now)
+        if commits.full:
+            self.loop.call_later(commits.pause, self._on_commit_retry, commits)
+        else:
+            self.wake_soon()
 
     def _send(self, send: Send, now: float) -> None:
         if send.to == CLIENT:
@@ -269,7 +299,8 @@ class Shell:
             self._arm_retry()
 
     def _all_sent(self) -> bool:
-        return not any(box.backlog for box in self.outboxes.values()) and not (
+        held = self._commits is not None and self._commits.full
+        return not held and not any(box.backlog for box in self.outboxes.values()) and not (
             self.front is not None and self.front.waiting)
 
     # --- timer ---
