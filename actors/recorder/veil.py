@@ -4,8 +4,8 @@ All that a plan knows of tokens is which prompts begin alike, page by page (the 
 that is all that is kept: of each page but its last token nothing, and of that a keyed hash of
 everything up to it, that token included. Equal beginnings stay equal, different ones differ (but
 for one in 2^31), and no token is replaced alike in two places, as it would be by a substitution of
-ids, which gives a text away by how often each occurs. The key is drawn for each recording and
-never written.
+ids, which gives a text away by how often each occurs. The chain of hashes begins with random bytes
+that are drawn for each recording and never written.
 
 What is emitted ends up in the cache, too. Which sequence a result's rows belong to is read off the
 plans, by the rule of `StepResult`.
@@ -24,30 +24,37 @@ from numpy.typing import NDArray
 from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
 
 Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+NOTHING = np.zeros(0, np.int32)
 DIGEST = 16
+"""Bytes that a page hands on to the next; 4 of them are told."""
 SPARE = 4
 """Chains for each slot: results of two plans may be on their way while others enter their slots."""
 
 
 class Veil:
-    """The key, and where each running sequence stands."""
+    """The secret, and where each running sequence stands."""
 
     def __init__(self, page_size: int, slots: int) -> None:
         """`slots`: the most that the worker may have."""
         self._page = page_size
-        self._key = os.urandom(32)
+        self._seed = os.urandom(DIGEST)
         self._chains = SPARE * (slots + 1)
         self._next = 0
         self._of_slot = np.zeros(slots + 2, np.int64)
         """Chain of the sequence in each slot."""
-        self._digest = [bytes(DIGEST)] * self._chains
+        self._digest = [self._seed] * self._chains
         """Of the whole pages of each chain."""
         self._tail = np.zeros((self._chains, page_size), np.int32)
+        self._flat = self._tail.reshape(-1)
         self._fill = np.zeros(self._chains, np.int64)
         self._left = np.zeros(slots + 2, np.int64)
         """Tokens of each slot that no plan has extended over yet."""
-        self._rows: deque[tuple[int, NDArray[np.int64]]] = deque()
+        self._plans: deque[tuple[int, Longs]] = deque()
         """(step, chain of each sampled row) of the plans without a result."""
+        self._decoded: bytes | None = None
+        """The last plan's `decode`, unless slots have changed hands since, and its rows."""
+        self._rows = np.zeros(0, np.int64)
 
     # --- prompts ---
 
@@ -61,15 +68,14 @@ class Veil:
 
     def _fold(self, column: bytes, out: Ints | None = None) -> bytes:
         """Digest of the column's whole pages; `out` gets their veiled last tokens."""
-        digest, step, last = bytes(DIGEST), 4 * self._page, self._page - 1
-        for at in range(0, len(column) - step + 1, step):
-            digest = self._hash(digest, column[at:at + step])
-            if out is not None:
-                out[at // 4 + last] = number(digest)
+        digest, size = self._seed, 4 * self._page
+        digests = []
+        for at in range(0, len(column) - size + 1, size):
+            digest = blake2b(digest + column[at:at + size], digest_size=DIGEST).digest()
+            digests.append(digest)
+        if out is not None and digests:
+            out[self._page - 1::self._page] = numbers(digests)
         return digest
-
-    def _hash(self, before: bytes, page: bytes) -> bytes:
-        return blake2b(before + page, digest_size=DIGEST, key=self._key).digest()
 
     def submit(self, message: Submit) -> Submit:
         """The request without its words: no prompt, no stop strings, no biases."""
@@ -82,18 +88,21 @@ class Veil:
 
     def forget(self) -> None:
         """No result of a plan made so far will come."""
-        self._rows.clear()
+        self._plans.clear()
 
     def plan(self, plan: StepPlan) -> None:
         """Note whose rows the plan samples."""
         for admit in plan.admit:
             self._admit(admit)
-        rows = [self._of_slot[np.frombuffer(plan.decode, np.int32)]]
+        if plan.decode != self._decoded:
+            self._decoded = plan.decode
+            self._rows = self._of_slot[np.frombuffer(plan.decode, np.int32)]
+        rows = self._rows
         if plan.extend:
             slots, counts = np.frombuffer(plan.extend, np.int32).reshape(-1, 2).T
             self._left[slots] -= counts
-            rows.insert(0, self._of_slot[slots[self._left[slots] == 0]])
-        self._rows.append((plan.step, np.concatenate(rows)))
+            rows = np.concatenate((self._of_slot[slots[self._left[slots] == 0]], rows))
+        self._plans.append((plan.step, rows))
 
     def _admit(self, admit: Admit) -> None:
         chain = self._next
@@ -105,44 +114,59 @@ class Veil:
         self._fill[chain] = rest
         self._of_slot[admit.slot] = chain
         self._left[admit.slot] = len(tokens) - admit.cached_len
+        self._decoded = None
 
     def result(self, result: StepResult) -> StepResult:
         """The result without what its tokens were. Those of a plan that is not known any more
         (the core will not know it either) are nothing."""
-        while self._rows and self._rows[0][0] < result.step:
-            self._rows.popleft()
-        rows = None
-        if self._rows and self._rows[0][0] == result.step:
-            rows = self._rows.popleft()[1]
+        plans = self._plans
+        while plans and plans[0][0] < result.step:
+            plans.popleft()
         out = np.zeros(len(result.tokens) // 4, np.int32)
-        counts = np.frombuffer(result.counts, np.uint8).astype(np.int64)
-        if rows is not None and len(rows) == len(counts) and counts.sum() == len(out):
-            self._emit(rows, counts, np.frombuffer(result.tokens, np.int32), out)
-        return msgspec.structs.replace(result, tokens=out.tobytes(), logprobs=[],
-                                       prompt_logprobs=[], drafts=b"")
+        if plans and plans[0][0] == result.step:
+            self._emit(plans.popleft()[1], result, out)
+        return StepResult(result.epoch, result.step, result.counts, out.tobytes(), result.finish,
+                          busy_us=result.busy_us, idle_us=result.idle_us)
 
-    def _emit(self, rows: NDArray[np.int64], counts: NDArray[np.int64], tokens: Ints,
-              out: Ints) -> None:
+    def _emit(self, rows: Longs, result: StepResult, out: Ints) -> None:
+        tokens = np.frombuffer(result.tokens, np.int32)
+        if result.counts == b"\1" * len(rows) and len(tokens) == len(rows):
+            due, values = self._push(rows, tokens)
+            out[due] = values
+            return
+        counts = np.frombuffer(result.counts, np.uint8).astype(np.int64)
+        if len(counts) != len(rows) or counts.sum() != len(tokens):
+            return
         starts = np.cumsum(counts) - counts
         for position in range(int(counts.max(initial=0))):
             having = counts > position
             at = starts[having] + position
-            self._push(rows[having], tokens[at], at, out)
+            due, values = self._push(rows[having], tokens[at])
+            out[at[due]] = values
 
-    def _push(self, chains: NDArray[np.int64], tokens: Ints, at: NDArray[np.int64],
-              out: Ints) -> None:
-        """One token more for each of the chains."""
+    def _push(self, chains: Longs, tokens: Ints) -> tuple[Longs, Ints]:
+        """One token more for each of the chains: which of them end a page by it, and the veiled
+        tokens of these."""
         fill = self._fill[chains]
-        self._tail[chains, fill] = tokens
+        self._flat[chains * self._page + fill] = tokens
         fill += 1
         self._fill[chains] = fill
-        for index in np.flatnonzero(fill == self._page).tolist():
-            chain = chains[index]
-            digest = self._hash(self._digest[chain], self._tail[chain].tobytes())
-            self._digest[chain], self._fill[chain] = digest, 0
-            out[at[index]] = number(digest)
+        due = np.flatnonzero(fill == self._page)
+        if not len(due):
+            return due, NOTHING
+        ended = chains[due]
+        self._fill[ended] = 0
+        pages, size = self._tail[ended].tobytes(), 4 * self._page
+        digests = []
+        for number, chain in enumerate(ended.tolist()):
+            page = pages[number * size:(number + 1) * size]
+            digest = blake2b(self._digest[chain] + page, digest_size=DIGEST).digest()
+            self._digest[chain] = digest
+            digests.append(digest)
+        return due, numbers(digests)
 
 
-def number(digest: bytes) -> int:
-    """A token made of a digest, 0 to 2^31 - 1."""
-    return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
+def numbers(digests: list[bytes]) -> Ints:
+    """A token made of each digest, 0 to 2^31 - 1. i4[n]"""
+    words = np.frombuffer(b"".join(digests), np.int32).reshape(-1, DIGEST // 4)
+    return words[:, 0] & np.int32(0x7FFFFFFF)
