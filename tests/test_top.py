@@ -1,0 +1,128 @@
+"""`actorium top`: rates from two readings, what is shown, and a real engine's snapshot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers_cli import NULL, Cli
+from helpers_runtime import short_dir
+
+from actorium.actors.messages import ActorStatus, Status
+from actorium.actors.watchdog.processes import Process
+from actorium.tools.cli.top import Reading, bar, figures, rates, screen, view
+
+
+@pytest.fixture
+def cli() -> Iterator[Cli]:
+    with short_dir() as base:
+        yield Cli(str(base))
+
+
+def reading(at: float, gauges: dict[str, float], cpu: float = 1.0, epoch: int = 1,
+            ready: bool = True, beat_age: float = 0.1, **more: Any) -> Reading:
+    actors = [ActorStatus("e", "scheduler", 11, epoch, "stepping", 5, 0.2, beat_age, "",
+                          gauges | {"restarts": float(epoch - 1)}),
+              ActorStatus("e", "worker-0", 12, 1, "idle", 5, 0.2, 0.1)]
+    status = Status("r", ready, more.get("error"), actors)
+    return Reading(at, status, {"scheduler": Process(cpu, 8 << 20)}, {"model": "some/model"})
+
+
+def rendered(shown: list[dict[str, Any]]) -> str:
+    from rich.console import Console
+
+    console = Console(width=200, highlight=False)
+    with console.capture() as capture:
+        console.print(screen(shown))
+    return capture.get()
+
+
+def test_rates_are_of_the_time_between_two_readings() -> None:
+    before = reading(10.0, {"tokens": 100.0, "busy_us": 0.0, "finished_stop": 1.0})
+    now = reading(12.0, {"tokens": 700.0, "busy_us": 1.5e6, "idle_us": 0.5e6, "finished_stop": 2.0,
+                         "finished_length": 3.0, "running": 4.0, "waiting": 2.0}, cpu=2.0)
+    shown = view("e", before, now)
+    assert shown["rates"]["tokens"] == 300 and shown["rates"]["finished"] == 2
+    assert shown["rates"]["device_busy"] == 0.75
+    assert shown["rates"]["device_idle_ratio"] == 0.25
+    assert (shown["running"], shown["waiting"], shown["state"]) == (4, 2, "ready")
+    scheduler, worker = shown["actors"]
+    assert (scheduler["cpu"], scheduler["resident_bytes"]) == (0.5, 8 << 20)
+    assert (worker["cpu"], worker["resident_bytes"]) == (None, None)
+
+
+def test_a_scheduler_of_another_life_has_no_rates_yet() -> None:
+    before, now = reading(10.0, {"tokens": 900.0}), reading(11.0, {"tokens": 50.0}, epoch=2)
+    shown = view("e", before, now)
+    assert shown["rates"]["tokens"] == 0 and shown["actors"][0]["cpu"] is None
+    assert shown["actors"][0]["restarts"] == 1
+    assert set(rates(None, {"tokens": 5.0}, 1.0).values()) == {0.0}
+
+
+def test_why_an_engine_is_not_ready() -> None:
+    now = reading(1.0, {}, ready=False, beat_age=2.0)
+    assert view("e", now, now)["state"] == "scheduler is stepping"
+    assert view("e", now, now._replace(status=None))["state"] == "no answer"
+    failed = reading(1.0, {}, ready=False, error="worker-0 was killed")
+    assert view("e", failed, failed)["state"] == "worker-0 was killed"
+
+
+def test_what_is_on_the_screen() -> None:
+    gauges = {"free_pages": 60.0, "held_pages": 10.0, "cached_pages": 30.0,
+              "cache_hit_tokens": 1.0, "cache_lookup_tokens": 4.0, "suspects": 2.0,
+              "spec_decode_k": 2.0, "spec_decode_acceptance_length": 2.4}
+    shown = view("e", reading(0.0, {}), reading(1.0, gauges))
+    text = rendered([shown])
+    for part in ("e  some/model  ready", "2 drafts, 2.40 tokens a window",
+                 "2 suspected of killing the worker", "10 held, 30 cached, 60 free; 25 % hits",
+                 "scheduler", "8 MiB", "stepping"):
+        assert part in text, part
+    assert rendered([]) == "no engine is running\n"
+
+
+@pytest.mark.parametrize(("pages", "drawn"), [
+    ((100, 0, 0), "." * 10), ((0, 100, 0), "#" * 10), ((50, 25, 25), "###++....."),
+    ((1, 98, 1), "#" * 10), ((0, 0, 0), "." * 10)])
+def test_the_bar_of_pages(pages: tuple[int, int, int], drawn: str) -> None:
+    free, held, cached = pages
+    assert bar({"free": free, "held": held, "cached": cached}, 10) == drawn
+
+
+def test_no_pages_no_bar() -> None:
+    shown = view("e", reading(0.0, {}), reading(1.0, {}))
+    assert not any("pages" in line for line in figures(shown))
+
+
+def test_a_snapshot_of_a_real_engine(cli: Cli) -> None:
+    with cli.serve("--name", "one", *NULL, "--probe-port", "0") as served:
+        report = served.report.decode()  # type: ignore[attr-defined]
+        assert "engine 'one'" in report
+        assert served.stderr is not None
+        rest = b"".join(served.stderr.readline() for _ in range(6))
+        assert b"  probes: http://127.0.0.1:" in rest
+        address = rest.decode().split("probes: ")[1].split()[0]
+        watchdog = next(row for row in cli.actors() if row["role"] == "watchdog")
+        assert watchdog["detail"] == f"probes: {address}"
+        assert not any("|" in gauge for row in cli.actors() for gauge in row["gauges"])
+        done = cli.run("top", "--interval", "0.2")
+        assert done.returncode == 0, done.stderr
+        text = done.stdout.decode()
+        assert "one  demo  ready" in text and "0 running   0 waiting" in text
+        assert address in text
+        views = json.loads(cli.run("top", "one", "--json", "--interval", "0.1").stdout)
+        assert [v["name"] for v in views] == ["one"]
+        assert {a["role"] for a in views[0]["actors"]} == {
+            "tokenizer", "scheduler", "worker-0", "detokenizer", "watchdog"}
+        assert all(a["resident_bytes"] > 1 << 20 for a in views[0]["actors"])
+
+
+def test_bad_words_are_named(cli: Cli) -> None:
+    done = cli.run("top", "nobody")
+    assert (done.returncode, done.stderr) == (
+        1, b"actorium: error: no engine named 'nobody' is running\n")
+    done = cli.run("top", "--interval", "0")
+    assert (done.returncode, done.stderr) == (
+        2, b"actorium: error: --interval: must be between 0.05 and 3600, got 0\n")
+    assert cli.run("top", "--once").stdout == b"no engine is running\n"
