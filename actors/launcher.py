@@ -29,7 +29,6 @@ import msgspec
 
 from actorium.actors import config as configs
 from actorium.actors import keys
-from actorium.actors import keys
 from actorium.actors.config import Config
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
 from actorium.actors.job import Job, Report
@@ -150,8 +149,6 @@ class Launcher:
         runtime = self.config.check().runtime
         if missing := missing_packages(self.config):
             raise BadConfig(f"an engine needs {', '.join(missing)}: pip install 'actorium[engine]'")
-        if runtime.listen is not None:
-            keys.read_server(keys.directory(runtime.keys_dir))
         if runtime.listen is not None:
             keys.read_server(keys.directory(runtime.keys_dir))
         self._run_dir = RunDir(runtime.name, runtime.run_dir)
