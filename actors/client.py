@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from time import monotonic, sleep
 from types import TracebackType
 from typing import Any
@@ -49,12 +50,15 @@ class Client:
     Connects at the first call, and again after the engine was restarted. `target` is an engine's
     name, or the path (`ipc://` or plain) of its run directory; `run_dir` is where names are looked
     up (default: as the engine's own `--run-dir`). `tenant` is whose requests these are (see
-    `Request.tenant`). Raises `InvalidRequest` on a bad tenant.
+    `Request.tenant`). When an actor of the engine dies and comes back, requests go on; when the
+    whole engine ends, they fail unless another one with the same name and ledger appears within
+    `resume_timeout` seconds. Raises `InvalidRequest` on a bad tenant or timeout.
     """
 
-    def __init__(self, target: str | os.PathLike[str] = "default",
-                 run_dir: str | None = None, tenant: str = "") -> None:
+    def __init__(self, target: str | os.PathLike[str] = "default", run_dir: str | None = None,
+                 tenant: str = "", resume_timeout: float = 0.0) -> None:
         self._directory = locate(target, run_dir)
+        self._resume = calls.Resumption(resume_timeout)
         self._link: Link | None = None
         self._incarnation = calls.Incarnation(self._directory)
         self._core = ClientCore(calls.fresh_prefix(), tenant)
@@ -226,13 +230,15 @@ class Client:
     def _notice_restart(self) -> None:
         """Another engine has the run directory now: what was sent to the last one is lost."""
         if self._link is not None and self._incarnation.replaced():
-            self._drop(calls.gone_away(self._directory))
+            self._engine_gone()
 
     def _connect(self, *fronts: str) -> Link:
         if self._link is None:
             check_alive(self._directory)
             self._incarnation.remember()
-            self._link = Link(self._directory)
+            self._link = Link(self._directory, self._resume.identity)
+            if self._resume.end():
+                self._send_all(self._core.renewed(monotonic()))
         self._link.connect(*fronts)
         return self._link
 
@@ -244,25 +250,42 @@ class Client:
     def _abort(self, aborts: list[Abort]) -> None:
         if self._link is not None:
             for abort in aborts:
+                self._core.aborting(abort.rid, monotonic())
                 self._link.connect(TOKENIZER)
                 self._link.send(TOKENIZER, encode(abort, "rid"))
 
     def _ask(self, front: str, question: Callable[[str], Any], timeout: float | None) -> Any:
         check_timeout(timeout)
         self._notice_restart()
-        call: Call = self._core.call(math.inf if timeout is None else monotonic() + timeout)
+        now = monotonic()
+        call: Call = self._core.call(question, math.inf if timeout is None else now + timeout,
+                                     front, now)
         try:
-            frame = encode(question(call.rid), "text")
-            self._connect(front).send(front, frame)
+            self._connect(front).send(front, call.frame)
             self._wait(lambda: call.done)
         finally:
             self._core.forget(call.rid)
         return call.result()
 
     def _pump(self) -> None:
-        if self._link is not None:
-            for message in self._link.receive():
-                self._core.on_message(message)
+        link = self._link
+        if link is None:
+            return
+        now = monotonic()
+        again = link.reconnected()
+        if again and self._incarnation.gone():
+            self._engine_gone()
+            return
+        for front in again:
+            self._send_all(self._core.reconnected(front, now))
+        for message in link.receive():
+            self._core.on_message(message, now)
+
+    def _send_all(self, frames: list[tuple[str, bytes]]) -> None:
+        """What may be sent once more later: not at all where the pipe is full."""
+        for front, frame in frames:
+            with suppress(EngineUnavailable):
+                self._connect(front).send(front, frame)
 
     def _wait(self, until: Callable[[], bool]) -> None:
         """Take messages until `until()`. Raises `EngineUnavailable` when the engine is gone."""
@@ -274,8 +297,10 @@ class Client:
             if until():
                 return
             if self._link is None:
-                raise calls.gone_away(self._directory)
-            if self._link.wait(min(calls.LIVENESS, self._core.soonest - now)):
+                self._come_back(now)
+                continue
+            self._send_all(self._core.resend(now))
+            if self._link.wait(min(calls.LIVENESS, min(self._core.soonest, self._core.due) - now)):
                 quiet.heard(now)
                 continue
             self._check(quiet)
@@ -284,13 +309,34 @@ class Client:
         """Nothing came for a while: is the engine alive, does it still know this client?"""
         if self._incarnation.gone():
             self._pump()
-            self._drop(calls.gone_away(self._directory))
+            self._engine_gone()
             return
         if self._core.attached and quiet.ask(monotonic()):
             self._send(DETOKENIZER, encode(Attach(), "client"))
 
+    def _engine_gone(self) -> None:
+        """The engine has ended. What waits may be taken up by the next one, or fails."""
+        link = self._link
+        if link is None or not self._resume.begin(link.identity, monotonic()):
+            self._drop(calls.gone_away(self._directory))
+            return
+        self._link, self._core.attached = None, False
+        link.close()
+
+    def _come_back(self, now: float) -> None:
+        """Connect to the next engine, if it is there. Raises `EngineUnavailable` when it is late.
+        """
+        if self._resume.late(now):
+            self._drop(calls.gone_away(self._directory))
+            raise calls.gone_away(self._directory)
+        if not calls.may_exist(self._directory):
+            sleep(calls.POLL)
+            return
+        self._connect(TOKENIZER, DETOKENIZER)
+
     def _drop(self, error: EngineUnavailable) -> None:
         link, self._link = self._link, None
+        self._resume.end()
         self._core.fail_all(error)
         if link is not None:
             link.close()

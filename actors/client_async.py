@@ -9,6 +9,7 @@ import asyncio
 import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -32,9 +33,10 @@ from actorium.actors.params import SamplingParams
 class AsyncClient:
     """An asyncio connection to one engine; arguments and errors as for `Client`."""
 
-    def __init__(self, target: str | os.PathLike[str] = "default",
-                 run_dir: str | None = None, tenant: str = "") -> None:
+    def __init__(self, target: str | os.PathLike[str] = "default", run_dir: str | None = None,
+                 tenant: str = "", resume_timeout: float = 0.0) -> None:
         self._directory = locate(target, run_dir)
+        self._resume = calls.Resumption(resume_timeout)
         self._link: Link | None = None
         self._incarnation = calls.Incarnation(self._directory)
         self._fds: list[int] = []
@@ -185,13 +187,15 @@ class AsyncClient:
 
     def _notice_restart(self) -> None:
         if self._link is not None and self._incarnation.replaced():
-            self._drop(calls.gone_away(self._directory))
+            self._engine_gone()
 
     def _connect(self, *fronts: str) -> None:
         if self._link is None:
             check_alive(self._directory)
             self._incarnation.remember()
-            self._link = Link(self._directory)
+            self._link = Link(self._directory, self._resume.identity)
+            if self._resume.end():
+                self._send_all(self._core.renewed(monotonic()))
         loop = asyncio.get_running_loop()
         for fd in self._link.connect(*fronts):
             loop.add_reader(fd, self._pump)
@@ -205,8 +209,16 @@ class AsyncClient:
         asyncio.get_running_loop().call_soon(self._pump)
         self._arm()
 
+    def _send_all(self, frames: list[tuple[str, bytes]]) -> None:
+        """As `Client._send_all`."""
+        for front, frame in frames:
+            with suppress(EngineUnavailable):
+                self._connect(front)
+                self._send(front, frame)
+
     def _abort(self, aborts: list[Abort]) -> None:
         for abort in aborts if self._link is not None else ():
+            self._core.aborting(abort.rid, monotonic())
             self._connect(TOKENIZER)
             self._send(TOKENIZER, encode(abort, "rid"))
 
@@ -214,13 +226,13 @@ class AsyncClient:
                    timeout: float | None) -> Any:
         check_timeout(timeout)
         self._notice_restart()
-        call = self._core.call(math.inf if timeout is None else monotonic() + timeout)
+        now = monotonic()
+        call = self._core.call(question, math.inf if timeout is None else now + timeout, front, now)
         news = asyncio.Event()
         call.notify = news.set
         try:
-            frame = encode(question(call.rid), "text")
             self._connect(front)
-            self._send(front, frame)
+            self._send(front, call.frame)
             while not call.done:
                 news.clear()
                 await news.wait()
@@ -232,10 +244,17 @@ class AsyncClient:
         """Take all that has come. Runs whenever an fd is readable and after each send."""
         if self._link is None:
             return
-        self._quiet.heard(monotonic())
+        now = monotonic()
+        self._quiet.heard(now)
         try:
+            again = self._link.reconnected()
+            if again and self._incarnation.gone():
+                self._engine_gone()
+                return
+            for front in again:
+                self._send_all(self._core.reconnected(front, now))
             for message in self._link.receive():
-                self._core.on_message(message)
+                self._core.on_message(message, now)
         except ActoriumError as error:
             self._drop(EngineUnavailable(error.message))
         if self._core.attached and self._attaching is not None:
@@ -245,25 +264,48 @@ class AsyncClient:
     def _arm(self) -> None:
         """While anything waits, a timer looks after deadlines and the engine's life."""
         if self._timer is None and (self._core.waiting or self._attaching is not None):
-            delay = min(calls.LIVENESS, max(0.001, self._core.soonest - monotonic()))
+            next_due = min(self._core.soonest, self._core.due)
+            delay = min(calls.LIVENESS, max(0.001, next_due - monotonic()))
             self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         now = monotonic()
-        if self._link is None:
-            return
         self._abort(self._core.expire(now))
+        if self._link is None:
+            self._come_back(now)
+            return
         if self._incarnation.gone():
             self._pump()
-            self._drop(calls.gone_away(self._directory))
+            self._engine_gone()
             return
+        self._send_all(self._core.resend(now))
         if self._core.attached and self._core.waiting and self._quiet.ask(now):
             self._send(DETOKENIZER, encode(Attach(), "client"))
         self._arm()
 
+    def _engine_gone(self) -> None:
+        """As `Client._engine_gone`."""
+        link = self._link
+        if link is None or not self._resume.begin(link.identity, monotonic()):
+            self._drop(calls.gone_away(self._directory))
+            return
+        self._link, self._core.attached = None, False
+        self._close(link)
+        self._arm()
+
+    def _come_back(self, now: float) -> None:
+        """Connect to the next engine, if it is there; everything fails when it is late."""
+        if self._resume.late(now):
+            self._drop(calls.gone_away(self._directory))
+        elif not calls.may_exist(self._directory):
+            self._arm()
+        else:
+            self._connect(TOKENIZER, DETOKENIZER)
+
     def _drop(self, error: EngineUnavailable) -> None:
         link, self._link = self._link, None
+        self._resume.end()
         attaching, self._attaching = self._attaching, None
         self._core.fail_all(error)
         if attaching is not None:
@@ -272,11 +314,14 @@ class AsyncClient:
             self._timer.cancel()
             self._timer = None
         if link is not None:
-            loop = asyncio.get_running_loop()
-            for fd in self._fds:
-                loop.remove_reader(fd)
-            self._fds = []
-            link.close()
+            self._close(link)
+
+    def _close(self, link: Link) -> None:
+        loop = asyncio.get_running_loop()
+        for fd in self._fds:
+            loop.remove_reader(fd)
+        self._fds = []
+        link.close()
 
 
 class AsyncDeltaStream(AsyncIterator[StreamDelta]):

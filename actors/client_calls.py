@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from actorium.actors.client_requests import Completion, Request, column
+from actorium.actors.client_requests import Completion, Request, check_timeout, column
 from actorium.actors.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -222,6 +222,36 @@ def not_ready(timeout: float | None) -> DeadlineExceeded:
 def gone_away(directory: Path) -> EngineUnavailable:
     """The error of everything that was under way when the engine died."""
     return EngineUnavailable(f"the engine {directory.name!r} went away", "name")
+
+
+class Resumption:
+    """How a client's requests outlive an engine: who it was there, and until when it waits."""
+
+    def __init__(self, timeout: float) -> None:
+        """Raises `InvalidRequest` unless `timeout` is a number of seconds, 0 = do not wait."""
+        if timeout != 0:
+            check_timeout(timeout, "resume_timeout")
+        self._timeout = timeout
+        self._until = 0.0
+        self.identity = b""
+        """Under which the client is known to the engine that is gone; empty = it need not be."""
+        self.waiting = False
+        """For another engine, to take up what was under way."""
+
+    def begin(self, identity: bytes, now: float) -> bool:
+        """The engine has gone; True = wait for another one."""
+        if self._timeout > 0 and not self.waiting:
+            self.identity, self._until, self.waiting = identity, now + self._timeout, True
+        return self.waiting
+
+    def late(self, now: float) -> bool:
+        """It was waited for long enough, or need not be."""
+        return not self.waiting or now >= self._until
+
+    def end(self) -> bool:
+        """It is there, or given up; True if it was waited for."""
+        waiting, self.waiting = self.waiting, False
+        return waiting
 
 
 class Incarnation:

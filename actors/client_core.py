@@ -6,165 +6,48 @@ No sockets and no clock here; only the standard library and msgspec are imported
 from __future__ import annotations
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from actorium.actors.client_pending import (
+    DETOKENIZER,
+    SILENCE,
+    TOKENIZER,
+    WATCHDOG,
+    Call,
+    Pending,
+    nothing,
+)
 from actorium.actors.client_requests import (
     Completion,
     Request,
-    StreamDelta,
     check_tenant,
+    encode,
     encode_request,
 )
 from actorium.actors.errors import ActoriumError, QueueFull, from_code
 from actorium.actors.messages import (
     Abort,
     Accepted,
+    Attach,
     Attached,
     Delta,
     Rejected,
+    Resume,
     TextBatch,
-    TokenLogprob,
 )
 
 GRACE = 1.0
 """Seconds beyond a request's timeout that the client waits for the engine to say so itself."""
 WINDOW = 1024
 """Requests of one batch that are under way at once."""
-
-
-class Choice:
-    """One choice of a running request: what has come so far."""
-
-    __slots__ = ("seen", "chars", "parts", "tokens", "logprobs", "prompt_logprobs", "last")
-
-    def __init__(self) -> None:
-        self.seen = 0
-        self.chars = 0
-        self.parts: list[str] = []
-        self.tokens: list[int] = []
-        self.logprobs: list[TokenLogprob] | None = None
-        self.prompt_logprobs: list[TokenLogprob | None] | None = None
-        self.last: Delta | None = None
-
-
-class Pending:
-    """A request under way. `notify` is called whenever there is news, `on_done` once at the end."""
-
-    def __init__(self, rid: str, n: int, deadline: float, streaming: bool) -> None:
-        self.rid = rid
-        self.deadline = deadline
-        self.streaming = streaming
-        self.choices = [Choice() for _ in range(n)]
-        self.deltas: deque[StreamDelta] = deque()
-        self.error: ActoriumError | None = None
-        self.done = False
-        self.accepted = False
-        self.notify: Callable[[], None] = _nothing
-        self.on_done: Callable[[Pending], None] = _ignore
-
-    def add(self, delta: Delta) -> None:
-        """Take a delta; those that repeat what is known already are cut to what is new."""
-        if delta.index >= len(self.choices) or self.done:
-            return
-        choice = self.choices[delta.index]
-        if choice.last is not None:
-            return
-        if delta.start > choice.seen:
-            self.fail(ActoriumError("tokens were lost between the engine and the client"))
-            return
-        tokens = array("i", delta.tokens).tolist()
-        text, logprobs = delta.text, delta.logprobs
-        if delta.start < choice.seen:
-            known = choice.seen - delta.start
-            tokens = tokens[known:]
-            text = text[choice.chars:] if delta.start == 0 else ""
-            if logprobs is not None:
-                logprobs = logprobs[max(0, len(logprobs) - len(tokens)):]
-        choice.seen += len(tokens)
-        choice.chars += len(text)
-        self._keep(choice, delta, text, tokens, logprobs)
-        if delta.finish_reason is not None:
-            choice.last = delta
-            self._finished(delta)
-
-    def _keep(self, choice: Choice, delta: Delta, text: str, tokens: list[int],
-              logprobs: list[TokenLogprob] | None) -> None:
-        if self.streaming:
-            if delta.error is None:
-                self.deltas.append(StreamDelta(
-                    text=text, token_ids=tokens, logprobs=logprobs,
-                    prompt_logprobs=delta.prompt_logprobs, finish_reason=delta.finish_reason,
-                    stop_reason=delta.stop_reason, usage=delta.usage, index=delta.index,
-                    rid=self.rid))
-            return
-        choice.parts.append(text)
-        choice.tokens += tokens
-        if logprobs is not None:
-            choice.logprobs = (choice.logprobs or []) + logprobs
-        if delta.prompt_logprobs is not None:
-            choice.prompt_logprobs = delta.prompt_logprobs
-
-    def _finished(self, delta: Delta) -> None:
-        if delta.error is not None:
-            self.fail(from_code(delta.error.code, delta.error.message, delta.error.param))
-        elif delta.finish_reason == "deadline":
-            self.fail(from_code("deadline", f"request {self.rid}: its deadline passed"))
-        elif delta.finish_reason == "abort" and not self.streaming:
-            self.fail(from_code("aborted", f"request {self.rid} was aborted"))
-        elif delta.finish_reason == "error":
-            self.fail(ActoriumError(f"request {self.rid} failed"))
-        elif all(choice.last is not None for choice in self.choices):
-            self._end()
-
-    def fail(self, error: ActoriumError) -> None:
-        """End with an error, unless it has ended."""
-        if not self.done:
-            self.error = error
-            self._end()
-
-    def _end(self) -> None:
-        self.done = True
-        self.on_done(self)
-
-    def completions(self) -> list[Completion]:
-        """The finished choices in order. Raises the request's error."""
-        if self.error is not None:
-            raise self.error
-        made = []
-        for index, choice in enumerate(self.choices):
-            last = choice.last
-            assert last is not None and last.usage is not None and last.finish_reason is not None
-            made.append(Completion(
-                text="".join(choice.parts), token_ids=choice.tokens,
-                finish_reason=last.finish_reason, stop_reason=last.stop_reason,
-                logprobs=choice.logprobs, prompt_logprobs=choice.prompt_logprobs,
-                usage=last.usage, index=index, rid=self.rid))
-        return made
-
-
-class Call:
-    """A question with one answer: tokenize, server_info, status, flush_cache."""
-
-    def __init__(self, rid: str, deadline: float) -> None:
-        self.rid = rid
-        self.deadline = deadline
-        self.answer: Any = None
-        self.error: ActoriumError | None = None
-        self.done = False
-        self.notify: Callable[[], None] = _nothing
-
-    def fail(self, error: ActoriumError) -> None:
-        if not self.done:
-            self.error, self.done = error, True
-
-    def result(self) -> Any:
-        """The answering message. Raises the error it was refused with."""
-        if self.error is not None:
-            raise self.error
-        return self.answer
+SETTLE = 1.0
+"""Seconds that a new detokenizer has to tell its streams by itself before they are asked for."""
+ABORT_AGAIN = 1.0
+"""Seconds after which an abort that had no effect is sent again."""
+ABORTED = 1024
+"""Aborted requests that are remembered for that."""
 
 
 class ClientCore:
@@ -179,6 +62,14 @@ class ClientCore:
         self.attached = False
         self.soonest = math.inf
         """No deadline lies before this."""
+        self.due = math.inf
+        """Nothing has to be sent again before this."""
+        self._epoch = 0
+        """Of the detokenizer."""
+        self._broken = False
+        """The stream's connection broke; what was on it may be lost."""
+        self._aborted: dict[str, float] = {}
+        self._again: list[Abort] = []
 
     def new_rid(self) -> str:
         """A rid that this client has not used."""
@@ -190,45 +81,127 @@ class ClientCore:
         rid = self.new_rid()
         frame, n = encode_request(rid, request, self._tenant)
         deadline = math.inf if request.timeout is None else now + request.timeout + GRACE
-        pending = Pending(rid, n, deadline, streaming)
-        self.waiting[rid] = pending
-        self.soonest = min(self.soonest, deadline)
+        pending = Pending(rid, n, deadline, streaming, TOKENIZER, frame, now)
+        self._wait_for(pending)
         return pending, frame
 
-    def call(self, deadline: float) -> Call:
-        """Register a question; its message must carry the call's rid."""
-        call = Call(self.new_rid(), deadline)
-        self.waiting[call.rid] = call
-        self.soonest = min(self.soonest, deadline)
+    def call(self, question: Callable[[str], Any], deadline: float, front: str = TOKENIZER,
+             now: float = 0.0) -> Call:
+        """Register a question, made of its rid; its `frame` is to be sent to `front`. Raises
+        `InvalidRequest`."""
+        rid = self.new_rid()
+        due = math.inf if front == WATCHDOG else now + SILENCE
+        call = Call(rid, front, encode(question(rid), "text"), deadline, due)
+        self._wait_for(call)
         return call
 
-    def forget(self, rid: str) -> bool:
+    def _wait_for(self, item: Pending | Call) -> None:
+        self.waiting[item.rid] = item
+        self.soonest = min(self.soonest, item.deadline)
+        self.due = min(self.due, item.due)
+
+    def forget(self, rid: str, now: float = 0.0) -> bool:
         """Stop waiting; True if it had not ended, so that an Abort is due."""
         item = self.waiting.pop(rid, None)
+        if isinstance(item, Pending) and not item.done:
+            self.aborting(rid, now)
         return item is not None and not item.done
 
-    def on_message(self, message: Any) -> None:
+    def aborting(self, rid: str, now: float) -> None:
+        """An abort is being sent; should the request go on, it is sent again."""
+        self._aborted[rid] = now
+        if len(self._aborted) > ABORTED:
+            del self._aborted[next(iter(self._aborted))]
+
+    def on_message(self, message: Any, now: float = 0.0) -> None:
         """Take one message from the engine; those about unknown rids are dropped."""
         if isinstance(message, TextBatch):
             for delta in message.deltas:
+                if delta.rid in self._aborted:
+                    self._goes_on(delta, now)
                 item = self.waiting.get(delta.rid)
                 if isinstance(item, Pending):
-                    item.add(delta)
+                    item.add(delta, now)
+                    self.due = min(self.due, item.due)
                     self._news(item)
             return
         if isinstance(message, Attached):
-            self.attached = True
+            self._on_attached(message.epoch, now)
             return
         item = self._addressee(message)
         if item is None:
             return
         if isinstance(message, Rejected):
-            item.fail(from_code(message.code, message.message, message.param))
+            if not (isinstance(item, Pending) and item.told):  # else of one that was sent again
+                item.fail(from_code(message.code, message.message, message.param))
         elif isinstance(message, Accepted) and isinstance(item, Pending):
-            item.accepted = True
+            item.accept(now)
+            self.due = min(self.due, item.due)
         elif isinstance(item, Call):
             item.answer, item.done = message, True
         self._news(item)
+
+    def _goes_on(self, delta: Delta, now: float) -> None:
+        """News of an aborted request: if it is not its end, the abort may have been lost."""
+        if delta.finish_reason is not None:
+            del self._aborted[delta.rid]
+        elif now >= self._aborted[delta.rid] + ABORT_AGAIN:
+            self._aborted[delta.rid] = self.due = now
+            self._again.append(Abort(delta.rid))
+
+    # --- what was lost ---
+
+    def _on_attached(self, epoch: int, now: float) -> None:
+        """A new detokenizer tells all streams by itself; after a broken connection to the same one
+        they have to be asked for."""
+        self.attached = True
+        if epoch != self._epoch and self._epoch:
+            self._told_due(now + SETTLE)
+        elif self._broken:
+            self._told_due(now)
+        self._epoch, self._broken = epoch, False
+
+    def _told_due(self, when: float) -> None:
+        for item in self.waiting.values():
+            if isinstance(item, Pending) and item.told:
+                item.due = min(item.due, when)
+                self.due = min(self.due, when)
+
+    def reconnected(self, front: str, now: float) -> list[tuple[str, bytes]]:
+        """The connection to a front broke and was made anew: what to send now. Requests and
+        questions that its actor may have died with are due."""
+        if front == DETOKENIZER:
+            self._broken = True
+            return [(DETOKENIZER, encode(Attach(), "client"))]
+        for item in self.waiting.values():
+            if item.front == front and not (isinstance(item, Pending) and item.told):
+                item.due = self.due = now
+        return []
+
+    def renewed(self, now: float) -> list[tuple[str, bytes]]:
+        """Another engine goes on with the ledger of the one before: what to send first."""
+        self._epoch, self.attached = 0, False
+        for front in (TOKENIZER, WATCHDOG):
+            self.reconnected(front, now)
+        self._told_due(now)
+        return self.reconnected(DETOKENIZER, now)
+
+    def resend(self, now: float) -> list[tuple[str, bytes]]:
+        """(front, frame) of what is due: requests and questions once more, or `Resume`, or an
+        abort."""
+        if now < self.due:
+            return []
+        out = [(TOKENIZER, encode(abort, "rid")) for abort in self._again]
+        self._again = []
+        self.due = math.inf
+        for item in self.waiting.values():
+            if item.due <= now:
+                frame = encode(Resume(item.rid), "rid") if item.sending(now) else item.frame
+                out.append((item.front, frame))
+            self.due = min(self.due, item.due)
+        return out
+
+    # --- who is meant ---
 
     def _addressee(self, message: Any) -> Pending | Call | None:
         if message.rid != "-":
@@ -282,7 +255,7 @@ class Batch:
         self._more = True
         self.live: dict[str, tuple[int, Request]] = {}
         self.ready: deque[tuple[int, list[Completion] | ActoriumError]] = deque()
-        self.notify: Callable[[], None] = _nothing
+        self.notify: Callable[[], None] = nothing
 
     def settled(self) -> bool:
         """There is something to do: results to hand out, or nothing left to wait for."""
@@ -326,11 +299,3 @@ class Batch:
         """Give up what is under way: the aborts to send."""
         rids, self.live = list(self.live), {}
         return [Abort(rid) for rid in rids if self._core.forget(rid)]
-
-
-def _nothing() -> None:
-    pass
-
-
-def _ignore(_: Pending) -> None:
-    pass

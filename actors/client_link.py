@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from actorium.actors.client_pending import DETOKENIZER, TOKENIZER, WATCHDOG
 from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.messages import (
     MAX_MESSAGE_BYTES,
@@ -24,11 +25,10 @@ LINGER_MS = 200
 """How long closing may take to get the last aborts out."""
 HWM = 10_000
 ANSWERS: dict[str, Any] = {
-    "tokenizer.front": FromTokenizerFront,
-    "detokenizer.front": FromDetokenizerFront,
-    "watchdog.front": FromWatchdogFront,
+    TOKENIZER: FromTokenizerFront,
+    DETOKENIZER: FromDetokenizerFront,
+    WATCHDOG: FromWatchdogFront,
 }
-TOKENIZER, DETOKENIZER, WATCHDOG = ANSWERS
 
 
 def locate(target: str | os.PathLike[str], run_dir: str | None) -> Path:
@@ -45,17 +45,21 @@ def check_alive(directory: Path) -> None:
 
 
 class Link:
-    """One DEALER for each front, all under one fresh identity. Not connected until used.
+    """One DEALER for each front, all under one identity, fresh unless given. Not connected until
+    used. ZMQ reconnects by itself and keeps what could not be sent; `reconnected` tells of it,
+    since what the other side had taken may be lost.
 
     ZMQ's fd is edge-triggered: after `receive` has been exhausted nothing waits, but a later `send`
     may take the edge of what arrived meanwhile, so `receive` again after sending.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, identity: bytes = b"") -> None:
         self.directory = directory
-        self.identity = b"c" + os.urandom(12)
+        self.identity = identity or b"c" + os.urandom(12)
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self._sockets: dict[str, zmq.Socket[Any]] = {}
+        self._monitors: dict[str, zmq.Socket[Any]] = {}
+        self._connections: dict[str, int] = {}
         self._decode: dict[str, Any] = {}
         self._poller = zmq.Poller()
 
@@ -64,10 +68,10 @@ class Link:
         made = []
         for front in fronts:
             if front not in self._sockets:
-                made.append(self._connect(front))
+                made += self._connect(front)
         return made
 
-    def _connect(self, front: str) -> int:
+    def _connect(self, front: str) -> list[int]:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, self.identity)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
@@ -76,16 +80,20 @@ class Link:
         socket.setsockopt(zmq.RECONNECT_IVL, 10)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        monitor = socket.get_monitor_socket(int(zmq.EVENT_HANDSHAKE_SUCCEEDED))
         try:
             socket.connect(rundir.address(self.directory, front))
         except zmq.ZMQError as error:
+            socket.disable_monitor()
             socket.close(0)
             raise EngineUnavailable(f"cannot connect to {self.directory / front}: {error}") \
                 from None
-        self._sockets[front] = socket
-        self._poller.register(socket, zmq.POLLIN)
+        self._sockets[front], self._monitors[front] = socket, monitor
+        self._connections[front] = 0
+        for readable in (socket, monitor):
+            self._poller.register(readable, zmq.POLLIN)
         self._decode[front] = msgspec.msgpack.Decoder(ANSWERS[front]).decode
-        return int(socket.getsockopt(zmq.FD))
+        return [int(s.getsockopt(zmq.FD)) for s in (socket, monitor)]
 
     def send(self, front: str, frame: bytes) -> None:
         """Raises `EngineUnavailable` if the engine has stopped taking messages."""
@@ -109,6 +117,20 @@ class Link:
                     raise ActoriumError(f"unreadable answer from {front} "
                                         f"(another version of actorium?): {error}") from None
 
+    def reconnected(self) -> list[str]:
+        """Fronts whose connection was made anew since the last call, not for the first time."""
+        fronts = []
+        for front, monitor in self._monitors.items():
+            again = False
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    monitor.recv_multipart(zmq.NOBLOCK)
+                    again = again or self._connections[front] > 0
+                    self._connections[front] += 1
+            if again:
+                fronts.append(front)
+        return fronts
+
     def wait(self, seconds: float) -> bool:
         """Block until something arrives, at most so long; True if something did."""
         return bool(self._poller.poll(max(0, int(seconds * 1000 + 0.999))))
@@ -117,6 +139,10 @@ class Link:
         """Close the sockets; what was sent gets `LINGER_MS` to leave."""
         for socket in self._sockets.values():
             with contextlib.suppress(zmq.ZMQError):
+                socket.disable_monitor()
                 socket.close()
+        for monitor in self._monitors.values():
+            monitor.close(0)
         self._sockets.clear()
+        self._monitors.clear()
         self._context.term()

@@ -150,12 +150,12 @@ def _encode_params(params: SamplingParams) -> bytes:
         raise
 
 
-def check_timeout(timeout: Any) -> None:
-    """Raise `InvalidRequest` unless `timeout` is None or a positive, finite number."""
+def check_timeout(timeout: Any, field: str = "timeout") -> None:
+    """Raise `InvalidRequest` naming `field` unless it is None or a positive, finite number."""
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (number and 0 < timeout < math.inf):
-        raise InvalidRequest(f"timeout: must be a positive number of seconds, got {timeout!r}",
-                             "timeout")
+        raise InvalidRequest(f"{field}: must be a positive number of seconds, got {timeout!r}",
+                             field)
 
 
 def check_tenant(tenant: Any) -> str:

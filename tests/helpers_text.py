@@ -29,13 +29,16 @@ from actorium.actors.messages import (
     Cancel,
     Flush,
     GetStatus,
+    Hello,
     Open,
+    Recall,
     Reply,
     SequenceEvent,
     Status,
     Stop,
     Submit,
     TokenBatch,
+    Unknown,
 )
 from actorium.actors.runtime.rundir import RunDir, address
 from actorium.actors.tokenizer.core import TokenizerCore
@@ -127,11 +130,17 @@ class FakeScheduler:
         self.full_at: int | None = None
         self._sid = 0
         self._step = 0
+        self._known: set[tuple[bytes, str]] = set()
 
     def on_message(self, message: Any) -> list[Any]:
         """What goes to the detokenizer at once."""
         if isinstance(message, Submit):
             return self._submit(message)
+        if isinstance(message, Hello):
+            return []
+        if isinstance(message, Recall):
+            key = message.client, message.rid
+            return [] if key in self._known else [Unknown(message.rid, message.client)]
         if isinstance(message, Flush):
             return [Reply(message.rid, message.client, b'{"pages": 7, "kept": 2}')]
         if isinstance(message, Stop):
@@ -144,6 +153,9 @@ class FakeScheduler:
         return [self._end(sid, finish_reason="abort") for sid in mine]
 
     def _submit(self, submit: Submit) -> list[Any]:
+        if (submit.client, submit.rid) in self._known:
+            return []
+        self._known.add((submit.client, submit.rid))
         self.submits.append(submit)
         full = self.full_at is not None and len(self.live) + submit.n > self.full_at
         out: list[Any] = []

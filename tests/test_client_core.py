@@ -9,7 +9,7 @@ from helpers_text import i4
 
 from actorium.actors.client_calls import requests
 from actorium.actors.client_core import GRACE, ClientCore, Pending
-from actorium.actors.client_requests import Request
+from actorium.actors.client_requests import Request, encode
 from actorium.actors.errors import (
     Aborted,
     ActoriumError,
@@ -23,6 +23,8 @@ from actorium.actors.messages import (
     Delta,
     Info,
     Rejected,
+    Resume,
+    ServerInfo,
     TextBatch,
     TokenLogprob,
     Usage,
@@ -62,13 +64,16 @@ def test_what_comes_again_is_cut() -> None:
     assert not core.waiting
 
 
-def test_a_gap_is_an_error() -> None:
+def test_a_gap_is_asked_for_from_the_start() -> None:
     core = ClientCore("c")
     pending = started(core)
     say(core, pending, 0, "ab")
-    say(core, pending, 3, "d")
-    with pytest.raises(ActoriumError, match="lost"):
-        pending.completions()
+    say(core, pending, 3, "d", end="length")
+    assert not pending.done
+    assert core.resend(core.due) == [("tokenizer.front", encode(Resume(pending.rid), "rid"))]
+    say(core, pending, 2, "c")
+    say(core, pending, 0, "abcd", end="length")
+    assert pending.completions()[0].text == "abcd"
 
 
 def test_choices_end_one_by_one() -> None:
@@ -111,7 +116,7 @@ def test_refusals_go_to_whom_they_belong() -> None:
 def test_deadlines_and_the_end_of_everything() -> None:
     core = ClientCore("c")
     patient, hasty = started(core), started(core, timeout=5.0)
-    call = core.call(104.0)
+    call = core.call(ServerInfo, 104.0, now=100.0)
     assert core.soonest == 104.0
     assert core.expire(104.0) == [] and isinstance(call.error, DeadlineExceeded)
     assert core.soonest == 105.0 + GRACE

@@ -14,13 +14,16 @@ from helpers_text import byte_level, context, i4, ints, loaded, write_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actorium.actors.core import Send
 from actorium.actors.detokenizer.core import DetokenizerCore
+from actorium.actors.detokenizer.readers import KNOCK, RETURN
 from actorium.actors.messages import (
     Answer,
     Attach,
     Attached,
     Cancel,
     Delta,
+    Hello,
     Open,
     Reply,
     RowLogprobs,
@@ -42,13 +45,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def core(model: Path) -> DetokenizerCore:
-    return loaded(DetokenizerCore(context(model)))
+    return attached(model)
+
+
+def attached(model: Path) -> DetokenizerCore:
+    """A core that has loaded and knows both clients."""
+    core = loaded(DetokenizerCore(context(model)))
+    for client in (A, B):
+        core.on_client(client, Attach(), 0.0)
+    core.on_wake(0.0)
+    return core
 
 
 def opened(core: DetokenizerCore, sid: int = 1, rid: str = "r", client: bytes = A, index: int = 0,
-           prompt: bytes = b"hi", emitted: bytes = b"", **text: Any) -> None:
+           prompt: bytes = b"hi", emitted: bytes = b"", end: SequenceEvent | None = None,
+           epoch: int = 0, again: bool = False, **text: Any) -> None:
     core.on_message(Open(sid, rid, index, client, i4(list(prompt)), TextParams(**text), 0,
-                         i4(list(emitted))), 0.0)
+                         i4(list(emitted)), end=end, epoch=epoch, again=again), 0.0)
 
 
 def batch(core: DetokenizerCore, *rows: tuple[int, int, list[int]],
@@ -85,7 +98,7 @@ def test_attach_and_loading(model: Path) -> None:
     opened(core)
     batch(core, (1, 0, [65]))
     core.on_client(A, Attach(), 0.0)
-    assert core.on_wake(0.0) == []
+    assert core.on_wake(0.0) == [Send("scheduler", Hello("tokenizer", 3))]
     sends = core.on_wake(0.0)
     assert sends[0].message == Attached(3) and sends[1].message.deltas[0].text == "A"
     assert core.health().phase == "stepping" and not core.done
@@ -106,17 +119,20 @@ def test_one_batch_a_client_and_wake(core: DetokenizerCore) -> None:
     assert (delta.start, ints(delta.tokens), delta.text) == (3, [100, 101], "de")
 
 
-def test_duplicates_are_cut_and_gaps_are_errors(core: DetokenizerCore) -> None:
+def test_duplicates_are_cut_and_gaps_are_asked_for(core: DetokenizerCore) -> None:
     opened(core)
     batch(core, (1, 0, [65, 66]))
     batch(core, (1, 0, [65, 66]))
     batch(core, (1, 1, [66, 67]))
     delta = only(core)
     assert (delta.text, ints(delta.tokens)) == ("ABC", [65, 66, 67])
-    batch(core, (1, 5, [70]), (99, 0, [1]))
-    deltas, sent = wake(core)
-    assert deltas[A][0].error is not None and deltas[A][0].finish_reason == "error"
-    assert sent == [Cancel("r", A)] and core.done
+    batch(core, (1, 5, [70]), (99, 0, [1]), events=[SequenceEvent(1, "length")])
+    batch(core, (1, 6, [71]))
+    assert wake(core) == ({}, [Hello("tokenizer", 3)])
+    opened(core, emitted=b"ABCDEF", end=SequenceEvent(1, "length"))
+    delta = only(core)
+    assert (delta.start, delta.text, delta.finish_reason) == (3, "DEF", "length")
+    assert core.done
 
 
 def test_half_characters_wait_and_are_flushed_at_the_end(core: DetokenizerCore) -> None:
@@ -197,7 +213,7 @@ def test_any_batching_gives_the_same(model: Path, text: str, cut: list[bool], st
             groups.append([])
     results = []
     for batches in ([[t] for t in ids], [g for g in groups if g]):
-        core = loaded(DetokenizerCore(context(model)))
+        core = attached(model)
         opened(core, stop=(stop,))
         deltas: list[Delta] = []
         at = 0
@@ -230,7 +246,7 @@ def test_logprobs(core: DetokenizerCore) -> None:
                        f4(-1.0, -2.0, -4.0))
     core.on_message(TokenBatch(1, b"", b"", b"", b"", [SequenceEvent(1, prompt_logprobs=prompt)]),
                     0.0)
-    assert wake(core) == ({}, []), "prompt logprobs wait for the first token"
+    assert only(core).prompt_logprobs is None, "prompt logprobs wait for the first token"
     batch(core, (1, 0, list(b"abc")), events=[SequenceEvent(1, logprobs=rows)])
     delta = only(core)
     assert delta.prompt_logprobs is not None and delta.prompt_logprobs[0] is None
@@ -287,7 +303,11 @@ def test_a_client_that_is_gone(core: DetokenizerCore) -> None:
     core.on_client_gone(A, 0.0)
     core.on_client_gone(b"unknown", 0.0)
     deltas, sent = wake(core)
-    assert sent == [Cancel("r", A), Cancel("s", A)] and list(deltas) == [B]
+    assert sent == [] and list(deltas) == [B] and core.next_timer() == KNOCK
+    assert [(s.client, s.message) for s in core.on_wake(KNOCK)] == [(A, TextBatch([]))]
+    core.on_client_gone(A, KNOCK)
+    assert core.next_timer() == 2 * KNOCK
+    assert [s.message for s in core.on_wake(RETURN)] == [Cancel("r", A), Cancel("s", A)]
     batch(core, (1, 1, [65]), events=[SequenceEvent(1, "abort")])
     assert wake(core) == ({}, [])
     core.on_client(A, Attach(), 0.0)
@@ -311,7 +331,7 @@ def test_answers_of_the_scheduler_are_passed_on(core: DetokenizerCore) -> None:
 def test_an_answer_before_the_tokenizer_is_loaded(model: Path) -> None:
     core = DetokenizerCore(context(model))
     core.on_message(Reply("f", A, b"{}"), 0.0)
-    assert core.on_wake(0.0) == []
+    core.on_wake(0.0)
     assert [send.message for send in core.on_wake(0.0)] == [Answer("f", b"{}")]
 
 
@@ -321,12 +341,14 @@ def test_an_answer_to_a_client_that_is_gone(core: DetokenizerCore) -> None:
     core.on_message(Reply("f", A, b"{}"), 0.0)
     core.on_wake(0.0)
     core.on_client_gone(A, 0.0)
-    assert [send.message for send in core.on_wake(0.0)] == [Cancel("r", A)]
+    assert [send.message for send in core.on_wake(RETURN)] == [Cancel("r", A)]
     assert core.done
 
 
 def test_without_a_tokenizer(tmp_path: Path) -> None:
     core = loaded(DetokenizerCore(context(tmp_path / "none", skip_tokenizer=True)))
+    core.on_client(A, Attach(), 0.0)
+    core.on_wake(0.0)
     opened(core)
     batch(core, (1, 0, [65, 66]), events=[SequenceEvent(1, "length")])
     last = only(core)

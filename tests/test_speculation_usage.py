@@ -14,6 +14,7 @@ from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.incremental import NoText
 from actorium.actors.messages import (
     ActorStatus,
+    Attach,
     Open,
     SequenceEvent,
     Status,
@@ -30,6 +31,8 @@ def detokenizer() -> DetokenizerCore:
     core = DetokenizerCore(Context(Config(model=ModelConfig(skip_tokenizer=True)), Path("/nowhere"),
                                    "detokenizer", 1, 0))
     core.on_wake(0.0)
+    core.on_wake(0.0)
+    core.on_client(b"c", Attach(), 0.0)
     core.on_wake(0.0)
     return core
 

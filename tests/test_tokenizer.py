@@ -163,7 +163,7 @@ def test_bad_parameters(core: TokenizerCore, params: dict[str, Any], code: str,
 def test_resent_requests_are_accepted_once(core: TokenizerCore,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     first = generate(core)
-    assert generate(core) == [first[1]]
+    assert generate(core) == [first[1]], "at once: it only had to queue"
     other = Generate("r", SamplingParams(), text="hello")
     assert len(ask(core, other, b"another client")) == 2
     monkeypatch.setattr(tokenizer_core, "REMEMBERED", 2)

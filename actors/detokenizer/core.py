@@ -1,27 +1,34 @@
 """The detokenizer actor's core: tokens in, text out, stop strings found on the way.
 
-All that happened to one client's sequences since the last wake goes out as one `TextBatch`. Tokens
-are numbered: those seen before are dropped, so a batch may come twice. A sequence that the
-scheduler opens anew (`Open.emitted`, after this actor was restarted) starts over: its first delta
-has `start` 0 and the whole text, and the client drops what it already has.
+All that happened to one client's sequences since the last wake goes out as one `TextBatch`. What a
+client cannot be told now, because it reads slowly or is not connected, is merged until it can.
+
+Nothing here outlives the actor. A new incarnation says `Hello` to the scheduler and is told every
+sequence anew (`Open` with what was emitted): it starts over, its first delta has `start` 0 and the
+whole text, and the client drops what it has. Tokens are numbered: those seen before are dropped; if
+some were missed, `Hello` again. What an older scheduler says after a newer one is dropped, too.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, NamedTuple
 
 from actorium.actors import models
 from actorium.actors.core import CLIENT, Context, Health, Send
-from actorium.actors.detokenizer.incremental import Detokenizer, NoText, make
-from actorium.actors.detokenizer.sequence import Sequence
-from actorium.actors.errors import ActoriumError, EngineUnavailable
+from actorium.actors.detokenizer.incremental import Detokenizer, NoTexts, make
+from actorium.actors.detokenizer.readers import Readers
+from actorium.actors.detokenizer.sequence import Key, Sequence
+from actorium.actors.errors import Aborted, UnknownRequest
 from actorium.actors.messages import (
     Answer,
     Attach,
     Attached,
     Cancel,
     Delta,
+    Hello,
     Open,
     Rejected,
     Reply,
@@ -31,6 +38,7 @@ from actorium.actors.messages import (
     ToDetokenizer,
     ToDetokenizerFront,
     TokenBatch,
+    Unknown,
 )
 from actorium.actors.tokenizer.model import load_tokenizer
 
@@ -38,7 +46,21 @@ LOADING_BUDGET = 120.0
 WORKING_BUDGET = 30.0
 LOST_CLIENTS = 256
 """Vanished clients whose requests are remembered, should they come back and ask."""
+ENDED = 16_384
+"""Ended sequences that are remembered, should a new scheduler tell of them again."""
+ASK_AGAIN = 0.5
+"""Seconds until the scheduler is asked once more for what was missed."""
+MERGED = 1 << 17
+"""Tokens (and entries of logprobs) that are merged for one slow client before it is given up."""
 NO_EVENT: dict[int, SequenceEvent] = {}
+
+
+class Ended(NamedTuple):
+    """A sequence that is over here."""
+
+    key: Key
+    stopped: int | None
+    """Tokens after which a stop string matched; None = the scheduler ended it."""
 
 
 class DetokenizerCore:
@@ -54,7 +76,12 @@ class DetokenizerCore:
         self._early: list[Any] = []
         self._live: dict[int, Sequence] = {}
         self._clients: dict[bytes, set[int]] = {}
+        self._readers = Readers()
         self._lost: dict[bytes, list[str]] = {}
+        self._ended: dict[int, Ended] = {}
+        self._fence = 0
+        """Highest epoch of a scheduler so far."""
+        self._asked = -math.inf
         self._dirty: dict[int, Sequence] = {}
         self._out: list[Send] = []
         self._tokens = 0
@@ -64,64 +91,92 @@ class DetokenizerCore:
     # --- Core ---------------------------------------------------------------------------------
 
     def on_message(self, message: Any, now: float) -> None:
-        """Take an Open, a TokenBatch or a Reply to pass on (the shell drops it if its client is
-        gone); Opens and TokenBatches that come before the tokenizer is loaded wait."""
+        """Take an Open, a TokenBatch, an Unknown, or a Reply to pass on (the shell drops it if its
+        client is gone). What needs the tokenizer waits until it is loaded."""
         if isinstance(message, Reply):
             self._out.append(Send(CLIENT, Answer(message.rid, message.json), message.client))
         elif self._detokenizer is None:
             self._early.append(message)
         elif isinstance(message, TokenBatch):
-            self._batch(message)
+            self._batch(message, now)
+        elif isinstance(message, Open):
+            self._open(message, self._detokenizer, now)
         else:
-            self._open(message, self._detokenizer)
+            self._unknown(message)
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
         """Attach: answered with this incarnation's epoch, and with errors for the requests that
         were given up because the client was gone or did not read."""
         if isinstance(message, Attach):
+            self._readers.here(client)
             self._out.append(Send(CLIENT, Attached(self._ctx.epoch), client))
-            if lost := self._lost.pop(client, None):
-                deltas = [_lost_delta(rid) for rid in lost]
-                self._out.append(Send(CLIENT, TextBatch(deltas), client))
+            self._tell_lost(client)
 
     def on_client_gone(self, client: bytes, now: float) -> None:
-        """The client cannot be reached any more: give its requests up."""
-        sids = self._clients.get(client, set())
-        rids = list(dict.fromkeys(self._live[sid].rid for sid in sorted(sids)))
-        rids += [s.rid for s in self._dirty.values() if s.client == client and s.rid not in rids]
-        if rids:
-            self._lost[client] = self._lost.pop(client, []) + rids
-            if len(self._lost) > LOST_CLIENTS:
-                del self._lost[next(iter(self._lost))]
-        for rid in rids:
-            self._out.append(Send("scheduler", Cancel(rid, client)))
-        for sid in list(sids):
-            self._dirty.pop(sid, None)
-            self._close(self._live[sid])
+        """The client cannot be reached: its requests are given up unless it comes back soon."""
+        if client in self._clients or any(s.client == client for s in self._dirty.values()):
+            self._readers.gone(client, now)
+        else:
+            self._readers.forget(client)
+
+    def on_client_slow(self, client: bytes, slow: bool, now: float) -> None:
+        """The client does not read what is sent, or has read it all."""
+        if slow:
+            self._readers.slow.add(client)
+        else:
+            self._readers.slow.discard(client)
+            self._tell_lost(client)
 
     def on_wake(self, now: float) -> Seq[Send]:
         """One TextBatch for each client that there is news for. The second wake loads: raises
         `BadModel`."""
         if not self._announced:  # let a heartbeat say "loading" before it blocks
             self._announced = True
-            return []
+            return [self._hello()]
         if self._detokenizer is None:
             self._load()
             for message in self._early:
                 self.on_message(message, now)
             self._early = []
+        readers = self._readers
+        if not readers.all_open:
+            self._look_after(readers, now)
         out, self._out = self._out, []
         if self._dirty:
-            by_client: dict[bytes, list[Delta]] = {}
-            for seq in self._dirty.values():
-                by_client.setdefault(seq.client, []).append(seq.delta())
-            self._dirty = {}
-            out.extend(Send(CLIENT, TextBatch(d), client) for client, d in by_client.items())
+            out.extend(self._news(readers))
         return out
 
+    def _news(self, readers: Readers) -> list[Send]:
+        """A TextBatch for each client with news that can be told now."""
+        by_client: dict[bytes, list[Delta]] = {}
+        waiting: dict[int, Sequence] = {}
+        everybody = readers.all_open
+        for sid, seq in self._dirty.items():
+            if everybody or not readers.shut(seq.client):
+                by_client.setdefault(seq.client, []).append(seq.delta())
+            else:
+                waiting[sid] = seq
+        self._dirty = waiting
+        return [Send(CLIENT, TextBatch(deltas), client) for client, deltas in by_client.items()]
+
+    def _look_after(self, readers: Readers, now: float) -> None:
+        """Give up who is away for too long or far behind; knock at the others."""
+        for client in readers.overdue(now):
+            self._give_up(client)
+        if readers.slow:
+            behind: Counter[bytes] = Counter()
+            for seq in self._dirty.values():
+                if seq.client in readers.slow:
+                    behind[seq.client] += seq.weight
+            for client, weight in behind.items():
+                if weight > MERGED:
+                    self._give_up(client)
+        for client in readers.knocks(now):
+            self._out.append(Send(CLIENT, TextBatch([]), client))
+
     def next_timer(self) -> float | None:
-        """At once until loaded, then never."""
-        return 0.0 if self._detokenizer is None else None
+        """At once until loaded, then when a client that is away needs a look."""
+        return 0.0 if self._detokenizer is None else self._readers.next_timer()
 
     def drain(self, now: float) -> None:
         """Go on until the live sequences have ended."""
@@ -146,23 +201,87 @@ class DetokenizerCore:
     def _load(self) -> None:
         config = self._ctx.config.model
         if config.skip_tokenizer:
-            self._detokenizer = NoTextMaker()
+            self._detokenizer = NoTexts()
             return
         path = models.resolve(config.model)
         self._detokenizer = make(load_tokenizer(path), path / "tokenizer.json")
 
-    def _open(self, message: Open, detokenizer: Detokenizer) -> None:
-        if message.sid in self._live:
+    def _hello(self) -> Send:
+        return Send("scheduler", Hello(self._ctx.role, self._ctx.epoch))
+
+    def _fenced(self, epoch: int) -> bool:
+        """True for what an older scheduler says after a newer one."""
+        self._fence = max(self._fence, epoch)
+        return epoch < self._fence
+
+    def _open(self, message: Open, detokenizer: Detokenizer, now: float) -> None:
+        """A sequence, new or told once more. Its client gets a delta at once, which may be empty:
+        the receipt that its request is in the ledger."""
+        key = message.client, message.rid, message.index
+        if self._fenced(message.epoch) or (not message.again and self._is_over(message, key)):
             return
+        old = self._live.get(message.sid)
+        if old is not None and old.key == key:
+            if not message.again:
+                self._catch_up(old, message)
+                return
+            if len(message.emitted) // 4 < old.seen:
+                return  # on its way since before what is known; the client will ask again
+        if old is not None:
+            self._close(old)
         prompt = memoryview(message.prompt).cast("i")
         stream = detokenizer.stream(prompt, message.text.skip_special_tokens)
-        seq = self._live[message.sid] = Sequence(message, stream)
+        seq = self._live[message.sid] = self._dirty[message.sid] = Sequence(message, stream)
         self._clients.setdefault(message.client, set()).add(message.sid)
-        if message.emitted:
-            self._dirty[message.sid] = seq
-            self._push(seq, memoryview(message.emitted).cast("i").tolist(), None)
+        self._ended.pop(message.sid, None)
+        self._readers.meet(message.client, now)
+        self._catch_up(seq, message)
 
-    def _batch(self, message: TokenBatch) -> None:
+    def _is_over(self, message: Open, key: Key) -> bool:
+        """It has ended here, or its client has been given up: the scheduler is told again."""
+        ended = self._ended.get(message.sid)
+        if ended is not None and ended.key == key:
+            if ended.stopped is not None:
+                self._out.append(Send("scheduler", Stop(message.sid, ended.stopped)))
+            return True
+        if message.rid in self._lost.get(message.client, ()):
+            if message.end is None:
+                self._out.append(Send("scheduler", Cancel(message.rid, message.client)))
+            return True
+        return False
+
+    def _catch_up(self, seq: Sequence, message: Open) -> None:
+        """Take what the message tells and `seq` has not seen."""
+        end, skip = message.end, seq.seen
+        if message.cached_tokens is not None:
+            seq.cached = message.cached_tokens
+        if end is not None:
+            seq.note(end)
+        for row in message.prompt_logprobs:
+            seq.add_prompt_logprobs(row)
+        if len(message.emitted) // 4 > skip:
+            self._dirty[seq.sid] = seq
+            emitted = memoryview(message.emitted).cast("i").tolist()
+            if message.emitted_logprobs:
+                seq.add_history(message.emitted_logprobs, emitted, skip)
+            self._push(seq, emitted[skip:], None if end is None else end.stop_token)
+        if end is not None and self._live.get(seq.sid) is seq:
+            self._finish(seq, end)
+
+    def _unknown(self, message: Unknown) -> None:
+        """The scheduler knows nothing of a request: what is left of it here is void."""
+        for sid in list(self._clients.get(message.client, ())):
+            seq = self._live[sid]
+            if seq.rid == message.rid:
+                self._dirty.pop(sid, None)
+                self._close(seq)
+        if not self._readers.shut(message.client):  # else it will ask again
+            delta = _error_delta(message.rid, UnknownRequest.code, "the engine does not know it")
+            self._out.append(Send(CLIENT, TextBatch([delta]), message.client))
+
+    def _batch(self, message: TokenBatch, now: float) -> None:
+        if self._fenced(message.epoch):
+            return
         self._step += 1
         tokens = memoryview(message.tokens).cast("i").tolist()
         starts = memoryview(message.starts).cast("i").tolist()
@@ -174,17 +293,24 @@ class DetokenizerCore:
         for event in message.events:
             if (seq := live.get(event.sid)) is not None:
                 seq.note(event)
+        missed: set[int] = set()
         at = 0
         for sid, start, count in zip(sids, starts, message.counts, strict=True):
             end = at + count
             seq = live.get(sid)
             if seq is not None and count:
-                dirty[sid] = seq
-                self._row(seq, tokens[at:end], seq.seen - start, events.get(sid))
+                if start > seq.seen:
+                    missed.add(sid)
+                else:
+                    dirty[sid] = seq
+                    self._row(seq, tokens[at:end], seq.seen - start, events.get(sid))
             at = end
         self._tokens += at
+        if missed and now >= self._asked + ASK_AGAIN:
+            self._asked = now
+            self._out.append(self._hello())
         for event in message.events:
-            if (seq := live.get(event.sid)) is not None:
+            if (seq := live.get(event.sid)) is not None and event.sid not in missed:
                 self._finish(seq, event)
 
     def _verified(self, message: TokenBatch, sids: list[int], starts: list[int]) -> None:
@@ -200,10 +326,7 @@ class DetokenizerCore:
 
     def _row(self, seq: Sequence, tokens: list[int], skip: int,
              event: SequenceEvent | None) -> None:
-        """Tokens of one sequence, the first `skip` of them known already (< 0: some are lost)."""
-        if skip < 0:
-            self._fail(seq, f"{-skip} tokens were lost on the way to the detokenizer")
-            return
+        """Tokens of one sequence, the first `skip` of them known already."""
         if event is not None and event.logprobs is not None:
             seq.add_logprobs(event.logprobs, tokens, skip)
         new = tokens[skip:] if skip else tokens
@@ -230,30 +353,42 @@ class DetokenizerCore:
         self._dirty[seq.sid] = seq
         self._close(seq)
 
-    def _fail(self, seq: Sequence, message: str) -> None:
-        """An engine fault: end the sequence with an error, at the client and the scheduler."""
-        seq.end("error", None, Rejected(seq.rid, ActoriumError.code, message))
-        self._out.append(Send("scheduler", Cancel(seq.rid, seq.client)))
-        self._close(seq)
+    def _give_up(self, client: bytes) -> None:
+        """Cancel all that a client has here; it is told when it comes back."""
+        sids = self._clients.get(client, set())
+        rids = list(dict.fromkeys(self._live[sid].rid for sid in sorted(sids)))
+        for rid in rids:
+            self._out.append(Send("scheduler", Cancel(rid, client)))
+        rids += [s.rid for s in self._dirty.values() if s.client == client and s.rid not in rids]
+        if rids:
+            self._lost[client] = self._lost.pop(client, []) + rids
+            if len(self._lost) > LOST_CLIENTS:
+                del self._lost[next(iter(self._lost))]
+        for sid in list(sids):
+            self._close(self._live[sid])
+        self._dirty = {sid: s for sid, s in self._dirty.items() if s.client != client}
+        self._readers.forget(client)
+
+    def _tell_lost(self, client: bytes) -> None:
+        if lost := self._lost.pop(client, None):
+            why = "given up: the client did not read its stream"
+            deltas = [_error_delta(rid, Aborted.code, why) for rid in dict.fromkeys(lost)]
+            self._out.append(Send(CLIENT, TextBatch(deltas), client))
 
     def _close(self, seq: Sequence) -> None:
         del self._live[seq.sid]
+        stopped = seq.seen if isinstance(seq.stop_reason, str) else None
+        self._ended[seq.sid] = Ended(seq.key, stopped)
+        if len(self._ended) > ENDED:
+            del self._ended[next(iter(self._ended))]
         mine = self._clients[seq.client]
         mine.discard(seq.sid)
         if not mine:
             del self._clients[seq.client]
 
 
-class NoTextMaker:
-    """skip_tokenizer: every stream is without text."""
-
-    def stream(self, prompt: Seq[int], skip_special: bool) -> NoText:
-        return NoText()
-
-
-def _lost_delta(rid: str) -> Delta:
-    why = Rejected(rid, EngineUnavailable.code, "given up: the client did not read its stream")
-    return Delta(rid, 0, 0, "", b"", finish_reason="error", error=why)
+def _error_delta(rid: str, code: str, why: str) -> Delta:
+    return Delta(rid, 0, 0, "", b"", finish_reason="error", error=Rejected(rid, code, why))
 
 
 def build(ctx: Context) -> DetokenizerCore:

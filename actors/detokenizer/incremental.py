@@ -271,3 +271,10 @@ class NoText:
 
     def flush(self) -> str:
         return ""
+
+
+class NoTexts:
+    """skip_tokenizer: every stream is without text."""
+
+    def stream(self, prompt: Sequence[int], skip_special: bool) -> NoText:
+        return NoText()

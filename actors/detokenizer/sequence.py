@@ -18,6 +18,8 @@ from actorium.actors.messages import (
 )
 
 FINISHED_BY_STOP = "stop"
+Key = tuple[bytes, str, int]
+"""(client, rid, index)"""
 
 
 class Sequence:
@@ -26,7 +28,7 @@ class Sequence:
     __slots__ = ("sid", "rid", "index", "client", "prompt_tokens", "cached", "seen",
                  "drafted", "accepted", "finish_reason", "stop_reason", "error", "_prompt",
                  "_stream", "_stops", "_min_tokens", "_include_stop", "_text", "_tokens", "_start",
-                 "_logprobs", "_prompt_logprobs")
+                 "_logprobs", "_prompt_logprobs", "_prompt_told")
 
     def __init__(self, message: Open, stream: Stream) -> None:
         self.sid = message.sid
@@ -53,6 +55,18 @@ class Sequence:
         self._start = 0
         self._logprobs: list[TokenLogprob] | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
+        self._prompt_told = False
+
+    @property
+    def key(self) -> Key:
+        """What it is to its client."""
+        return self.client, self.rid, self.index
+
+    @property
+    def weight(self) -> int:
+        """Size of what waits to be told: tokens, and alternatives of their logprobs."""
+        entries = self._logprobs
+        return len(self._tokens) + sum(1 + len(e.top) for e in entries or ())
 
     def take(self, tokens: Seq[int], stop_token: int | None = None) -> bool:
         """Take the next tokens; True if a stop string matched, which ends the sequence there.
@@ -103,6 +117,14 @@ class Sequence:
         entries = expand(row, tokens)
         self._logprobs = (self._logprobs or []) + entries[skip:]
 
+    def add_history(self, rows: Seq[RowLogprobs], tokens: Seq[int], skip: int) -> None:
+        """Logprobs of all its `tokens` so far, row after row; the first `skip` are known."""
+        entries: list[TokenLogprob] = []
+        for row in rows:
+            at = len(entries)
+            entries += expand(row, tokens[at:at + len(row.chosen) // 4])
+        self._logprobs = (self._logprobs or []) + entries[skip:]
+
     def drop_logprobs(self, count: int) -> None:
         """Drop the logprobs of `count` tokens that lie beyond a stop string."""
         if self._logprobs is not None and count:
@@ -115,10 +137,12 @@ class Sequence:
         if event.draft_tokens is not None:
             self.drafted, self.accepted = event.draft_tokens, event.accepted_tokens or 0
         if event.prompt_logprobs is not None:
-            self._add_prompt_logprobs(event.prompt_logprobs)
+            self.add_prompt_logprobs(event.prompt_logprobs)
 
-    def _add_prompt_logprobs(self, row: RowLogprobs) -> None:
-        """Logprobs of prompt positions from `row.start` on; they go out with the first delta."""
+    def add_prompt_logprobs(self, row: RowLogprobs) -> None:
+        """Logprobs of prompt positions from `row.start` on; they go out with the first token."""
+        if self._prompt_told:
+            return
         if self._prompt_logprobs is None:
             self._prompt_logprobs = [None] * self.prompt_tokens
         count = len(row.chosen) // 4
@@ -132,13 +156,17 @@ class Sequence:
         if self.finish_reason is not None:
             usage = Usage(self.prompt_tokens, self.cached, self.seen, self.drafted,
                           self.accepted)
+        prompt_logprobs = None
+        if self._prompt_logprobs is not None and (self.seen or self.finish_reason is not None):
+            prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+            self._prompt_told = True
         made = Delta(self.rid, self.index, self._start, self._text,
-                     array("i", self._tokens).tobytes(), self._logprobs, self._prompt_logprobs,
+                     array("i", self._tokens).tobytes(), self._logprobs, prompt_logprobs,
                      self.finish_reason, self.stop_reason, usage, self.error)
         self._text = ""
         self._tokens = []
         self._start = self.seen
-        self._logprobs = self._prompt_logprobs = None
+        self._logprobs = None
         return made
 
 

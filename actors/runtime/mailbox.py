@@ -252,6 +252,9 @@ class Front(_Bound):
         """(client, why) for each frame of the last `receive` that was no message."""
         self.lost: list[bytes] = []
         """Clients found gone or given up since the owner last cleared the list."""
+        self.turned: list[tuple[bytes, bool]] = []
+        """(client, slow): clients that began to lag behind, or have caught up, since the owner
+        last cleared the list."""
         self._backlogs: dict[bytes, deque[bytes]] = {}
         self._backlog_bytes: Counter[bytes] = Counter()
         self._given_up: set[bytes] = set()
@@ -327,6 +330,8 @@ class Front(_Bound):
         self.lost.append(client)
 
     def _keep(self, client: bytes, frame: bytes) -> None:
+        if client not in self._backlogs:
+            self.turned.append((client, True))
         backlog = self._backlogs.setdefault(client, deque())
         self._backlog_bytes[client] += len(frame)
         backlog.append(frame)
@@ -348,3 +353,4 @@ class Front(_Bound):
                 self._lose(client, len(backlog))
             elif not backlog:
                 del self._backlogs[client], self._backlog_bytes[client]
+                self.turned.append((client, False))

@@ -190,8 +190,8 @@ class Shell:
         for send in sends:
             self._send(send, now)
         if front is not None:
-            if front.lost:
-                self._tell_lost(core, front, now)
+            if front.lost or front.turned:
+                self._tell_of_clients(core, front, now)
             # Sending on the front may have taken the edge of what clients sent meanwhile.
             more = more or ((look_again or bool(sends)) and front.pending())
         if more:
@@ -209,13 +209,16 @@ class Shell:
         if front.waiting:
             front.flush()
 
-    def _tell_lost(self, core: Core, front: Front, now: float) -> None:
-        lost, front.lost = front.lost, []
+    def _tell_of_clients(self, core: Core, front: Front, now: float) -> None:
+        """Who has fallen behind or caught up, and who is gone."""
+        (turned, front.turned), (lost, front.lost) = (front.turned, []), (front.lost, [])
+        on_client_slow = getattr(core, "on_client_slow", None)
         on_client_gone = getattr(core, "on_client_gone", None)
-        if on_client_gone is not None:
-            for client in lost:
-                on_client_gone(client, now)
-            self.wake_soon()
+        for client, slow in turned if on_client_slow is not None else ():
+            on_client_slow(client, slow, now)
+        for client in lost if on_client_gone is not None else ():
+            on_client_gone(client, now)
+        self.wake_soon()
 
     def _after_wake(self, core: Core, now: float) -> None:
         if now - self._looked_at >= BEAT_GAP:

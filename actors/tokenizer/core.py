@@ -1,8 +1,9 @@
 """The tokenizer actor's core: checks requests, turns them into token ids, puts them on the ring.
 
-One request gives one answer to its client, `Accepted` or `Rejected`, and at most one `Submit`. Text
-never reaches the scheduler. The model's files are read at the second wake, so that heartbeats can
-say "loading" meanwhile; what came before is answered then.
+One request gives one answer to its client, `Accepted` or `Rejected`, and at most one `Submit`; a
+request that is sent again is submitted again. Text never reaches the scheduler. The model's files
+are read at the second wake, so that heartbeats can say "loading" meanwhile; what came before is
+answered then.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from actorium.actors.messages import (
     Generate,
     Info,
     Message,
+    Recall,
     Rejected,
+    Resume,
     ServerInfo,
     Submit,
     Tokenize,
@@ -41,6 +44,9 @@ WORKING_BUDGET = 60.0
 """Seconds one burst may take: the longest prompt a client can send tokenizes in a few."""
 REMEMBERED = 1 << 16
 """Requests kept for telling a resent Generate from a new one; the oldest are forgotten."""
+SUBMIT_AGAIN = 0.5
+"""Seconds for which a resent Generate is taken for one that had to queue. Later on it is submitted
+anew, since the scheduler may have died with it; the scheduler drops what it knows."""
 
 
 class Nudge(Message, frozen=True):
@@ -60,7 +66,8 @@ class TokenizerCore:
         self._announced = False
         self._seeds = defaults.Seeds(ctx.config.model.seed, ctx.entropy)
         self._pending: deque[tuple[bytes, Any, float]] = deque()
-        self._known: dict[tuple[bytes, str], int] = {}
+        self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
+        """Requests submitted: prompt tokens, and when last."""
         self._out: list[Send] = []
         self._draining = False
         self._done_requests = 0
@@ -118,6 +125,9 @@ class TokenizerCore:
         if isinstance(message, Abort):
             self._out.append(Send("scheduler", Cancel(message.rid, client)))
             return
+        if isinstance(message, Resume):
+            self._out.append(Send("scheduler", Recall(message.rid, client)))
+            return
         try:
             self._handle(client, message, now)
         except ActoriumError as error:
@@ -151,10 +161,11 @@ class TokenizerCore:
 
     def _generate(self, client: bytes, message: Generate, now: float, model: TextModel) -> None:
         key = (client, message.rid)
-        if (tokens := self._known.get(key)) is not None:
-            self._tell(client, Accepted(message.rid, tokens))
+        known = self._known.get(key)
+        if known is not None and now < known[1] + SUBMIT_AGAIN:
+            self._tell(client, Accepted(message.rid, known[0]))
             return
-        if self._draining:
+        if self._draining and known is None:
             raise EngineUnavailable("the engine is stopping")
         defaults.check_params(message.params, model.facts)
         ids = self._prompt(message, model)
@@ -167,7 +178,7 @@ class TokenizerCore:
             seed=self._seeds.next() if seed is None else seed,
             deadline=now + timeout, arrival=now, tenant=message.tenant,
             priority=message.priority)))
-        self._remember(key, len(ids))
+        self._remember(key, len(ids), now)
         self._tell(client, Accepted(message.rid, len(ids)))
 
     def _prompt(self, message: Generate, model: TextModel) -> Any:
@@ -187,8 +198,8 @@ class TokenizerCore:
         defaults.check_prompt(ids, model.facts, given[0] if given[0] == "messages" else "prompt")
         return ids
 
-    def _remember(self, key: tuple[bytes, str], tokens: int) -> None:
-        self._known[key] = tokens
+    def _remember(self, key: tuple[bytes, str], tokens: int, now: float) -> None:
+        self._known[key] = tokens, now
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
 

@@ -1,0 +1,91 @@
+"""Which clients can be told something now: who is away, and for how long that is borne. Pure.
+
+A new incarnation does not know whether a client's connection has come back yet, and what is sent
+too early is lost. So it knocks first: an empty message, whose failure the shell reports within the
+same wake. A client that no wake has reported gone after a knock is there.
+"""
+
+from __future__ import annotations
+
+RETURN = 0.8
+"""Seconds in which a client whose connection broke may come back before it is given up."""
+RECONNECT = 5.0
+"""The same for clients that this incarnation has never reached."""
+KNOCK = 0.1
+"""Seconds between two tries to reach a client."""
+REMEMBERED = 4096
+"""Clients kept as reached; the oldest are knocked at anew."""
+
+
+class Away:
+    """A client that cannot be told anything now."""
+
+    __slots__ = ("until", "knock_at", "knocked")
+
+    def __init__(self, until: float, knock_at: float) -> None:
+        self.until = until
+        self.knock_at = knock_at
+        self.knocked = False
+        """A knock is on its way: reached, unless `gone` comes before the next wake."""
+
+
+class Readers:
+    """The clients of one incarnation of the detokenizer."""
+
+    def __init__(self) -> None:
+        self._here: dict[bytes, None] = {}
+        self._away: dict[bytes, Away] = {}
+        self.slow: set[bytes] = set()
+        """Clients that have not read what was sent: wait until they have."""
+
+    @property
+    def all_open(self) -> bool:
+        """Everybody can be told."""
+        return not (self._away or self.slow)
+
+    def shut(self, client: bytes) -> bool:
+        """Nothing may be sent to the client now."""
+        return client in self._away or client in self.slow
+
+    def meet(self, client: bytes, now: float) -> None:
+        """A sequence of this client was opened."""
+        if client not in self._here and client not in self._away:
+            self._away[client] = Away(now + RECONNECT, now)
+
+    def here(self, client: bytes) -> None:
+        """The client has spoken, or a knock has reached it."""
+        self._away.pop(client, None)
+        self._here[client] = None
+        if len(self._here) > REMEMBERED:
+            del self._here[next(iter(self._here))]
+
+    def gone(self, client: bytes, now: float) -> None:
+        """What was sent did not reach the client; there is more for it."""
+        self._here.pop(client, None)
+        self.slow.discard(client)
+        away = self._away.setdefault(client, Away(now + RETURN, now))
+        away.knocked, away.knock_at = False, now + KNOCK
+
+    def forget(self, client: bytes) -> None:
+        """There is nothing for the client any more."""
+        self._away.pop(client, None)
+        self._here.pop(client, None)
+        self.slow.discard(client)
+
+    def overdue(self, now: float) -> list[bytes]:
+        """Who did not come back in time."""
+        return [c for c, away in self._away.items() if away.until <= now and not away.knocked]
+
+    def knocks(self, now: float) -> list[bytes]:
+        """Whom to knock at now. The knocks of the wake before have succeeded."""
+        for client in [c for c, away in self._away.items() if away.knocked]:
+            self.here(client)
+        due = [c for c, away in self._away.items() if away.knock_at <= now]
+        for client in due:
+            self._away[client].knocked = True
+        return due
+
+    def next_timer(self) -> float | None:
+        """When to look again; None = nobody is away."""
+        return min((0.0 if a.knocked else min(a.knock_at, a.until) for a in self._away.values()),
+                   default=None)
