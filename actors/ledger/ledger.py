@@ -56,7 +56,8 @@ class Ledger:
         self.torn = torn
         """Ends of segments that were never whole."""
         self._writer = Writer(directory, sync)
-        self._writer.commit(pack([self._head(self.history.next_sid)]))
+        # With the first batch: whoever opens a ledger and leaves it alone has changed nothing.
+        self._waiting.append(self._head(self.history.next_sid))
 
     def _head(self, next_sid: int) -> Record:
         return record(META, Meta(self._boot, self._model, next_sid))

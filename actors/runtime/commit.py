@@ -11,15 +11,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from actorium.actors.core import LEDGER, Context, Send
+from actorium.actors.core import LEDGER as RECORDS
+from actorium.actors.core import Context, Send
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.ledger.ledger import Ledger
+from actorium.actors.ledger.records import History
 from actorium.actors.ledger.segments import LedgerFull, Record
+from actorium.actors.runtime.rundir import LEDGER
 
 LOG = logging.getLogger("actorium.ledger")
 RETRY = 0.1
-DIRECTORY = "ledger"
-"""Within the run directory, where no other was chosen."""
 
 
 class Recorder(Protocol):
@@ -47,15 +48,18 @@ class Committer:
         self.pause = RETRY
         self.full = False
         """The last commit failed: call `retry` every `pause` seconds."""
+        if ledger.history.entries:
+            ledger.history = History()  # it was read: the core holds what is needed of it
+            self._try_to_compact()  # times are of this boot then
 
     def pass_on(self, sends: Sequence[Send], now: float) -> Sequence[Send]:
         """Commit the records among `sends`; returns what may be sent now, in order."""
-        first = next((i for i, send in enumerate(sends) if send.to == LEDGER), None)
+        first = next((i for i, send in enumerate(sends) if send.to == RECORDS), None)
         if first is None:
             return sends
         after = []
         for send in sends[first:]:
-            if send.to == LEDGER:
+            if send.to == RECORDS:
                 self._ledger.append(send.message.kind, send.message.payload)
             else:
                 after.append(send)
@@ -85,10 +89,13 @@ class Committer:
     def tidy(self) -> None:
         """Compact when it is time to: after the sends, since nobody waits for it."""
         if self._ledger.grown and not self.full:
-            try:
-                self._compact()
-            except LedgerFull as error:
-                LOG.warning("cannot compact: %s", error.strerror)
+            self._try_to_compact()
+
+    def _try_to_compact(self) -> None:
+        try:
+            self._compact()
+        except LedgerFull as error:
+            LOG.warning("cannot compact: %s", error.strerror)
 
     def _compact(self) -> None:
         self._ledger.compact(self._core.alive, self._core.next_sid)
@@ -111,7 +118,7 @@ def open_ledger(context: Context) -> Ledger | None:
     if not (recovery.ledger and (recovery.restart or recovery.ledger_dir is not None)):
         return None
     own = recovery.ledger_dir
-    directory = context.run_dir / DIRECTORY if own is None else Path(own).expanduser()
+    directory = context.run_dir / LEDGER if own is None else Path(own).expanduser()
     try:
         ledger = Ledger(directory, model)
     except LedgerFull as error:

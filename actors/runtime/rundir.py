@@ -20,6 +20,8 @@ MAX_IPC_PATH = 107
 LONGEST_SOCKET = "detokenizer.front"
 OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json"})
 OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1")
+LEDGER = "ledger"
+"""Directory of the ledger, where no other was chosen."""
 LOCK_TRIES = 6
 LOCK_PAUSE = 0.005
 
@@ -100,7 +102,7 @@ class RunDir:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             info, parent = self.path.stat(), self.path.parent.stat()
-            foreign = sorted(e.name for e in self.path.iterdir() if not _is_ours(e.name))
+            foreign = sorted(e.name for e in self.path.iterdir() if not _is_ours(e))
         except OSError as error:
             raise BadConfig(f"run_dir: cannot make {self.path}: {error.strerror}",
                             "runtime.run_dir") from None
@@ -140,7 +142,11 @@ class RunDir:
     def _clear(self) -> None:
         """Remove what an engine that was killed has left."""
         for entry in self.path.iterdir():
-            if entry.name != "lock" and _is_ours(entry.name):
+            if entry.name == LEDGER:
+                for file in entry.iterdir():
+                    file.unlink(missing_ok=True)
+                entry.rmdir()
+            elif entry.name != "lock" and _is_ours(entry):
                 entry.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -169,5 +175,7 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _is_ours(name: str) -> bool:
-    return name in OUR_FILES or name.endswith(OUR_SUFFIXES)
+def _is_ours(entry: Path) -> bool:
+    if entry.name == LEDGER and entry.is_dir() and not entry.is_symlink():
+        return all(f.name == "lock" or f.suffix == ".seg" for f in entry.iterdir())
+    return entry.name in OUR_FILES or entry.name.endswith(OUR_SUFFIXES)

@@ -1,0 +1,167 @@
+"""Commit before telling: the shell's hold on the ledger, full disks, what is left where."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from actorium.actors.config import Config, ModelConfig, RecoveryConfig
+from actorium.actors.core import LEDGER, Context, Send
+from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.actors.ledger.ledger import Ledger
+from actorium.actors.ledger.records import ADMITTED, Admitted, record
+from actorium.actors.ledger.segments import LedgerFull, Record, Writer, read_all
+from actorium.actors.messages import Submit
+from actorium.actors.params import Resolved, TextParams
+from actorium.actors.runtime.commit import Committer, open_ledger
+from actorium.actors.runtime.rundir import RunDir
+
+
+class Core:
+    """What a core with a ledger offers."""
+
+    next_sid = 1
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.heard: list[str] = []
+        self.done = False
+        self.kept: list[Record] = []
+
+    def alive(self) -> Iterable[Record]:
+        return self.kept
+
+    def on_ledger_full(self, why: str, now: float) -> None:
+        self.heard.append(why)
+
+    def on_ledger_ok(self, now: float) -> None:
+        self.heard.append("ok")
+
+
+def sends(*names: str) -> list[Send]:
+    """Names in capitals are records."""
+    return [Send(LEDGER, Record(9, n.encode())) if n.isupper() else Send(n, n) for n in names]
+
+
+def said(passed: Iterable[Send]) -> str:
+    return " ".join(send.to for send in passed)
+
+
+def written(directory: Path) -> list[bytes]:
+    return [payload for kind, payload in read_all(directory)[0] if kind == 9]
+
+
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(self: Writer, batch: bytes) -> None:
+        raise LedgerFull(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Writer, "commit", commit)
+
+
+def test_records_are_there_before_what_follows(tmp_path: Path) -> None:
+    commits = Committer(core := Core(Ledger(tmp_path)), core.ledger)
+    assert said(commits.pass_on(sends("a", "b"), 0.0)) == "a b"
+    assert written(tmp_path) == []
+    assert said(commits.pass_on(sends("a", "X", "Y", "b", "c"), 0.0)) == "a b c"
+    assert written(tmp_path) == [b"X", b"Y"] and not core.heard
+    commits.close()
+
+
+def test_a_full_disk_holds_back_what_follows(tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = Committer(core := Core(Ledger(tmp_path)), core.ledger)
+    with monkeypatch.context() as patch:
+        full(patch)
+        assert said(commits.pass_on(sends("a", "X", "b"), 0.0)) == "a" and commits.full
+        assert core.heard == ["the ledger takes no more: no space"]
+        assert said(commits.pass_on(sends("order", "refusal"), 0.1)) == "order refusal"
+        assert list(commits.retry(0.2)) == [] and commits.full
+        assert written(tmp_path) == []
+    core.kept = [Record(9, b"KEPT")]
+    assert said(commits.retry(0.3)) == "b" and not commits.full
+    assert core.heard[1:] == ["ok"] and written(tmp_path) == [b"KEPT", b"X"]
+    assert said(commits.pass_on(sends("Z", "c"), 0.4)) == "c"
+    core.done = True
+    commits.close()
+    assert not list(tmp_path.iterdir()), "all was told: nothing is kept"
+
+
+def test_compaction_when_it_has_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = Committer(core := Core(Ledger(tmp_path, segment_bytes=300)), core.ledger)
+    core.kept = [Record(9, b"KEPT")]
+    commits.pass_on(sends(*["X" * 50] * 3), 0.0)
+    commits.tidy()
+    assert len(written(tmp_path)) == 3, "not yet"
+    commits.pass_on(sends(*["X" * 50] * 3), 0.0)
+    with monkeypatch.context() as patch:
+        full(patch)
+        commits.tidy()
+    assert len(written(tmp_path)) == 6, "it could not, and nothing is lost"
+    commits.tidy()
+    assert written(tmp_path) == [b"KEPT"]
+    commits.close()
+    assert written(tmp_path) == [b"KEPT"], "it was not done: what is unfinished stays"
+
+
+def context(run_dir: Path, ledger_dir: Path | None = None, model: str = "m",
+            **recovery: bool) -> Context:
+    directory = None if ledger_dir is None else str(ledger_dir)
+    config = Config(model=ModelConfig(model=model),
+                    recovery=RecoveryConfig(ledger_dir=directory, **recovery))
+    return Context(config, run_dir, "scheduler", 1, 0)
+
+
+def test_where_the_ledger_is(tmp_path: Path) -> None:
+    assert open_ledger(context(tmp_path)) is None, "nothing is started again: nobody reads it"
+    assert open_ledger(context(tmp_path, restart=True, ledger=False)) is None
+    for ledger, where in ((open_ledger(context(tmp_path, restart=True)), tmp_path / "ledger"),
+                          (open_ledger(context(tmp_path, tmp_path / "own")), tmp_path / "own")):
+        assert ledger is not None and ledger.directory == where
+        with pytest.raises(EngineUnavailable, match="another engine writes"):
+            Ledger(where)
+        ledger.close()
+
+
+def test_a_ledger_of_another_model(tmp_path: Path) -> None:
+    submit = Submit("r", b"c", b"\0\0\0\0", 1, Resolved(max_tokens=1), TextParams(), seed=1)
+    ledger = open_ledger(context(tmp_path, tmp_path / "own", "one"))
+    assert ledger is not None
+    ledger.append(ADMITTED, Admitted(submit, 1))
+    ledger.commit()
+    ledger.close()
+    with pytest.raises(BadConfig, match="own holds 1 unfinished requests of the model 'one'"):
+        open_ledger(context(tmp_path, tmp_path / "own", "two"))
+    again = open_ledger(context(tmp_path, tmp_path / "own", "one"))
+    assert again is not None and not again.history.entries[b"c", "r"].over
+    again.close()
+
+
+def test_a_directory_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadConfig, match=r"^ledger_dir: .*file"):
+        open_ledger(context(tmp_path, tmp_path / "file"))
+
+    def roll(self: Writer) -> None:
+        raise LedgerFull(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Writer, "roll", roll)
+    with pytest.raises(EngineUnavailable, match=r"^ledger_dir: .*no space"):
+        open_ledger(context(tmp_path, tmp_path / "own"))
+
+
+def test_the_run_directory_goes_with_its_ledger(tmp_path: Path) -> None:
+    run_dir = RunDir("e", str(tmp_path))
+    ledger = open_ledger(context(run_dir.path, restart=True))
+    assert ledger is not None
+    ledger.append(9, record(ADMITTED, b"x").payload)
+    ledger.commit()
+    ledger.close()
+    run_dir.close()
+    assert not run_dir.path.exists()
+    (tmp_path / "e" / "ledger").mkdir(parents=True)
+    (tmp_path / "e" / "ledger" / "thesis.txt").write_text("")
+    with pytest.raises(BadConfig, match="'ledger', which is no engine's"):
+        RunDir("e", str(tmp_path))
