@@ -1,15 +1,16 @@
-"""The shipped checkpoint: files, sizes, tokenizer, configuration."""
+"""The shipped checkpoint: files, sizes, tokenizer, configuration, and that it has learned."""
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actorium.tools.demo_tasks import generate
+from actorium.tools.demo_tasks import generate, held_out, score
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -55,18 +56,57 @@ def test_the_checkpoint_is_small_and_complete() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 16e6
 
 
+def attention_names(at: str) -> set[str]:
+    return {f"{at}self_attn.{name}.weight"
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
+
+
+def delta_names(at: str) -> set[str]:
+    weights = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "conv1d", "norm")
+    return {f"{at}linear_attn.{name}" for name in ("A_log", "dt_bias")} | {
+        f"{at}linear_attn.{name}.weight" for name in weights}
+
+
+def layer_names(at: str, kind: str) -> set[str]:
+    rest = ("input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj",
+            "mlp.down_proj")
+    mixer = delta_names(at) if kind == "linear_attention" else attention_names(at)
+    return mixer | {f"{at}{name}.weight" for name in rest}
+
+
 def test_every_tensor_is_there_in_bf16() -> None:
     config, table = read_json("config.json"), tensor_table()
-    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert config["architectures"] == ["Qwen3_5ForCausalLM"]
     assert {entry["dtype"] for entry in table.values()} == {"BF16"}
-    assert len(table) == 2 + 11 * config["num_hidden_layers"]
-    assert "lm_head.weight" not in table and config["tie_word_embeddings"]
-    rows, columns = table["model.embed_tokens.weight"]["shape"]
-    assert (rows, columns) == (config["vocab_size"], config["hidden_size"])
-    assert table["model.layers.0.self_attn.k_proj.weight"]["shape"] == [
-        config["num_key_value_heads"] * config["head_dim"],
-        config["hidden_size"],
-    ]
+    assert len(config["layer_types"]) == config["num_hidden_layers"]
+    assert set(config["layer_types"]) == {"linear_attention", "full_attention"}
+    names = {"model.embed_tokens.weight", "model.norm.weight"}
+    for i, kind in enumerate(config["layer_types"]):
+        names |= layer_names(f"model.layers.{i}.", kind)
+    draft = {name for name in table if name.startswith("mtp.")}
+    assert set(table) - draft == names and config["tie_word_embeddings"]
+    assert config["mtp_num_hidden_layers"] == 1
+    assert draft == layer_names("mtp.layers.0.", "full_attention") | {
+        f"mtp.{name}.weight" for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc",
+                                          "norm")}
+
+
+def test_tensors_have_the_sizes_the_config_tells() -> None:
+    config, table = read_json("config.json"), tensor_table()
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    inner = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + inner
+    at = f"model.layers.{config['layer_types'].index('linear_attention')}.linear_attn."
+    sizes = {
+        "model.embed_tokens.weight": [config["vocab_size"], hidden],
+        "mtp.fc.weight": [hidden, 2 * hidden],
+        "mtp.layers.0.self_attn.q_proj.weight": [2 * heads * config["head_dim"], hidden],
+        f"{at}in_proj_qkv.weight": [channels, hidden],
+        f"{at}conv1d.weight": [channels, 1, config["linear_conv_kernel_dim"]],
+        f"{at}out_proj.weight": [hidden, inner],
+        f"{at}A_log": [config["linear_num_value_heads"]],
+    }
+    assert {name: table[name]["shape"] for name in sizes} == sizes
 
 
 def test_sizes_suit_the_kernels() -> None:
@@ -75,6 +115,9 @@ def test_sizes_suit_the_kernels() -> None:
     assert config["head_dim"] in (32, 64)
     assert config["max_position_embeddings"] >= 2048
     assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
+    assert config["linear_key_head_dim"] in (32, 64) and config["linear_value_head_dim"] in (32, 64)
+    assert config["linear_num_value_heads"] % config["linear_num_key_heads"] == 0
+    assert config["linear_conv_kernel_dim"] == 4
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -141,3 +184,33 @@ def test_transformers_reads_the_tokenizer_alike(tokenizer: Any) -> None:
     )
     expected = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     assert list(ids) == tokenizer.encode(expected).ids
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[Any]:
+    torch = pytest.importorskip("torch")
+    from actorium.tools.train_demo_files import load
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads would wait for one another at every small operation
+    yield load(FOLDER)
+    torch.set_num_threads(before)
+
+
+def test_held_out_questions_are_answered(trained: Any, tokenizer: Any) -> None:
+    from actorium.tools.measure_acceptance import greedy
+    from actorium.tools.train_demo_data import question_text
+
+    items = [item for task in ("add", "copy", "reverse", "json") for item in held_out(task, 6)]
+    made = greedy(trained[0], tokenizer, [question_text(item.prompt) for item in items], 60)
+    right = [score(item, tokenizer.decode(ids)) for item, ids in zip(items, made, strict=True)]
+    assert sum(right) >= 0.85 * len(items)
+
+
+def test_most_drafts_of_free_text_are_accepted(trained: Any, tokenizer: Any) -> None:
+    from actorium.tools.measure_acceptance import CHAT, measure, prompts_of
+
+    prompts = [*prompts_of("story", 6), *prompts_of(CHAT, 4)]
+    model, mtp = trained
+    first, second = measure(model, mtp, tokenizer, prompts, 2).shares
+    assert first >= 0.75 and second >= 0.5
