@@ -48,16 +48,19 @@ class Client:
     """A blocking connection to one engine. For one thread at a time: give each its own.
 
     Connects at the first call, and again after the engine was restarted. `target` is an engine's
-    name, or the path (`ipc://` or plain) of its run directory; `run_dir` is where names are looked
-    up (default: as the engine's own `--run-dir`). `tenant` is whose requests these are (see
-    `Request.tenant`). When an actor of the engine dies and comes back, requests go on; when the
-    whole engine ends, they fail unless another one with the same name and ledger appears within
-    `resume_timeout` seconds. Raises `InvalidRequest` on a bad tenant or timeout.
+    name, the path (`ipc://` or plain) of its run directory, or, on another machine, its address
+    (`tcp://host:port`); that takes a `key`, the path of a key file (`actorium keys`). `run_dir` is
+    where names are looked up (default: as the engine's own `--run-dir`). `tenant` is whose requests
+    these are (see `Request.tenant`). When an actor of the engine dies and comes back, requests go
+    on; when the whole engine ends, they fail unless another one with the same name and ledger
+    appears within `resume_timeout` seconds. Raises `InvalidRequest` on a bad tenant or timeout,
+    `BadConfig` on a bad key.
     """
 
     def __init__(self, target: str | os.PathLike[str] = "default", run_dir: str | None = None,
-                 tenant: str = "", resume_timeout: float = 0.0) -> None:
-        self._directory = locate(target, run_dir)
+                 tenant: str = "", resume_timeout: float = 0.0,
+                 key: str | os.PathLike[str] | None = None) -> None:
+        self._directory = locate(target, run_dir, key)
         self._resume = calls.Resumption(resume_timeout)
         self._link: Link | None = None
         self._incarnation = calls.Incarnation(self._directory)
@@ -273,7 +276,7 @@ class Client:
             return
         now = monotonic()
         again = link.reconnected()
-        if again and self._incarnation.gone():
+        if (again or link.refused) and self._incarnation.gone():
             self._engine_gone()
             return
         for front in again:

@@ -34,8 +34,9 @@ class AsyncClient:
     """An asyncio connection to one engine; arguments and errors as for `Client`."""
 
     def __init__(self, target: str | os.PathLike[str] = "default", run_dir: str | None = None,
-                 tenant: str = "", resume_timeout: float = 0.0) -> None:
-        self._directory = locate(target, run_dir)
+                 tenant: str = "", resume_timeout: float = 0.0,
+                 key: str | os.PathLike[str] | None = None) -> None:
+        self._directory = locate(target, run_dir, key)
         self._resume = calls.Resumption(resume_timeout)
         self._link: Link | None = None
         self._incarnation = calls.Incarnation(self._directory)

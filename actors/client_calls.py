@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from actorium.actors.client_remote import Remote
 from actorium.actors.client_requests import Completion, Request, check_timeout, column
 from actorium.actors.errors import (
     DeadlineExceeded,
@@ -194,14 +195,17 @@ def ready_deadline(timeout: float | None, now: float) -> float:
     return now + (READY_TIMEOUT if timeout is None else timeout)
 
 
-def may_exist(directory: Path) -> bool:
-    """True if an engine runs there (looks at the lock only where there is a configuration)."""
+def may_exist(directory: Path | Remote) -> bool:
+    """True if an engine runs there (looks at the lock only where there is a configuration), or
+    might, on another machine."""
+    if isinstance(directory, Remote):
+        return True
     return (directory / "config.json").exists() and rundir.is_running(directory)
 
 
-def check_late(directory: Path, deadline: float, now: float) -> None:
+def check_late(directory: Path | Remote, deadline: float, now: float) -> None:
     """Raise `EngineUnavailable` past the deadline."""
-    if now >= deadline:
+    if now >= deadline and isinstance(directory, Path):
         raise EngineUnavailable(f"no engine {directory.name!r} is running "
                                 f"(looked in {directory.parent})", "name")
 
@@ -219,8 +223,10 @@ def not_ready(timeout: float | None) -> DeadlineExceeded:
     return DeadlineExceeded(f"the engine is not ready after {seconds:g} s")
 
 
-def gone_away(directory: Path) -> EngineUnavailable:
+def gone_away(directory: Path | Remote) -> EngineUnavailable:
     """The error of everything that was under way when the engine died."""
+    if isinstance(directory, Remote):
+        return directory.why()
     return EngineUnavailable(f"the engine {directory.name!r} went away", "name")
 
 
@@ -257,7 +263,7 @@ class Resumption:
 class Incarnation:
     """Tells the engine that a client is connected to from a later one in the same run directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | Remote) -> None:
         self._directory = directory
         self._known: tuple[int, ...] = ()
 
@@ -267,6 +273,8 @@ class Incarnation:
 
     def gone(self) -> bool:
         """True if that engine does not run any more, whether or not another one does."""
+        if isinstance(self._directory, Remote):
+            return self._directory.lost()
         now = self._look()
         if 0 in self._known:  # it was only just starting when it was looked at
             self._known = now
@@ -278,6 +286,8 @@ class Incarnation:
 
     def _look(self) -> tuple[int, ...]:
         found: list[int] = []
+        if isinstance(self._directory, Remote):
+            return ()  # nothing there can be looked at
         for name in ("lock", "config.json"):  # one made, the other written by each launcher
             try:
                 info = os.stat(self._directory / name)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import zmq
 
 from actorium.actors.client_pending import DETOKENIZER, TOKENIZER, WATCHDOG
+from actorium.actors.client_remote import WATCHED, Remote
+from actorium.actors.endpoints import SCHEME
 from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.messages import (
     MAX_MESSAGE_BYTES,
@@ -24,6 +27,9 @@ from actorium.actors.runtime import rundir
 LINGER_MS = 200
 """How long closing may take to get the last aborts out."""
 HWM = 10_000
+CONNECTED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+EVENT = struct.Struct("=H")
+"""How a monitor's message begins."""
 ANSWERS: dict[str, Any] = {
     TOKENIZER: FromTokenizerFront,
     DETOKENIZER: FromDetokenizerFront,
@@ -31,15 +37,24 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-def locate(target: str | os.PathLike[str], run_dir: str | None) -> Path:
-    """The run directory of an engine: by name, or by its path (or `ipc://` address)."""
-    name = os.fspath(target).removeprefix("ipc://")
+Place: TypeAlias = Path | Remote
+"""Where an engine is: its run directory, or its address on another machine."""
+
+
+def locate(target: str | os.PathLike[str], run_dir: str | None,
+           key: str | os.PathLike[str] | None = None) -> Place:
+    """Where an engine is: by name, by its run directory's path (or `ipc://` address), or by a
+    `tcp://` address, for which a key is needed."""
+    name = os.fspath(target)
+    if name.startswith(SCHEME):
+        return Remote(name, key)
+    name = name.removeprefix("ipc://")
     return Path(name).absolute() if "/" in name else rundir.engine_dir(name, run_dir).absolute()
 
 
-def check_alive(directory: Path) -> None:
+def check_alive(directory: Place) -> None:
     """Raise `EngineUnavailable` unless a launcher holds the run directory."""
-    if not rundir.is_running(directory):
+    if isinstance(directory, Path) and not rundir.is_running(directory):
         raise EngineUnavailable(f"no engine {directory.name!r} is running "
                                 f"(looked in {directory.parent})", "name")
 
@@ -53,7 +68,7 @@ class Link:
     may take the edge of what arrived meanwhile, so `receive` again after sending.
     """
 
-    def __init__(self, directory: Path, identity: bytes = b"") -> None:
+    def __init__(self, directory: Place, identity: bytes = b"") -> None:
         self.directory = directory
         self.identity = identity or b"c" + os.urandom(12)
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
@@ -80,14 +95,15 @@ class Link:
         socket.setsockopt(zmq.RECONNECT_IVL, 10)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        monitor = socket.get_monitor_socket(int(zmq.EVENT_HANDSHAKE_SUCCEEDED))
+        place = self.directory
+        monitor = socket.get_monitor_socket(WATCHED if isinstance(place, Remote) else CONNECTED)
         try:
-            socket.connect(rundir.address(self.directory, front))
+            socket.connect(place.open(socket, front) if isinstance(place, Remote)
+                           else rundir.address(place, front))
         except zmq.ZMQError as error:
             socket.disable_monitor()
             socket.close(0)
-            raise EngineUnavailable(f"cannot connect to {self.directory / front}: {error}") \
-                from None
+            raise EngineUnavailable(f"cannot connect to {place.name}/{front}: {error}") from None
         self._sockets[front], self._monitors[front] = socket, monitor
         self._connections[front] = 0
         for readable in (socket, monitor):
@@ -117,6 +133,11 @@ class Link:
                     raise ActoriumError(f"unreadable answer from {front} "
                                         f"(another version of actorium?): {error}") from None
 
+    @property
+    def refused(self) -> bool:
+        """An engine on another machine does not take this client's key."""
+        return isinstance(self.directory, Remote) and self.directory.refused
+
     def reconnected(self) -> list[str]:
         """Fronts whose connection was made anew since the last call, not for the first time."""
         fronts = []
@@ -124,7 +145,11 @@ class Link:
             again = False
             with contextlib.suppress(zmq.Again):
                 while True:
-                    monitor.recv_multipart(zmq.NOBLOCK)
+                    (event,) = EVENT.unpack_from(monitor.recv_multipart(zmq.NOBLOCK)[0])
+                    if isinstance(self.directory, Remote):
+                        self.directory.hear(front, event)
+                    if event != CONNECTED:
+                        continue
                     again = again or self._connections[front] > 0
                     self._connections[front] += 1
             if again:
@@ -137,6 +162,8 @@ class Link:
 
     def close(self) -> None:
         """Close the sockets; what was sent gets `LINGER_MS` to leave."""
+        if isinstance(self.directory, Remote):
+            self.directory.close()
         for socket in self._sockets.values():
             with contextlib.suppress(zmq.ZMQError):
                 socket.disable_monitor()

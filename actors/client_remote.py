@@ -43,6 +43,8 @@ class Remote:
         self._pair = keys.read_pair(key)
         if not self._pair.server:
             raise BadConfig(f"key: {os.fspath(key)} is a server's key, not a client's", "key")
+        self._fronts: set[str] = set()
+        """Those with a socket."""
         self._down: dict[str, float] = {}
         """Front -> since when it has not been connected."""
         self._failed: dict[str, int] = {}
@@ -66,6 +68,9 @@ class Remote:
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
         socket.setsockopt(zmq.IPV6, int(self._endpoint.ipv6))
+        if not self._fronts:
+            self._refused = False
+        self._fronts.add(front)
         self._down[front] = monotonic()
         return self._endpoint.address(front.partition(".")[0])
 
@@ -94,6 +99,6 @@ class Remote:
 
     def close(self) -> None:
         """The sockets are about to be closed."""
+        self._fronts.clear()
         self._down.clear()
         self._failed.clear()
-        self._refused = False

@@ -172,6 +172,9 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Where keys lie; default $XDG_CONFIG_HOME/actorium/keys, else ~/.config/actorium/keys."""
     recorder_bytes: int = 16 << 20
     """Flight recorder: bytes on disk for the last messages of the scheduler; 0 = none."""
+    crash_reports: bool = True
+    """When an actor dies, put its logs, the recording and the configuration into one file, in
+    `crashes` beside the run directories; the last five are kept."""
     record_prompts: bool = False
     """Let recordings hold prompts and completions; off = only which of them begin alike."""
 

@@ -296,12 +296,22 @@ class Launcher:
         unexpected = self._stops == 0 and self.failure is None
         if unexpected and gone.status in (EXIT_FAULT, EXIT_BAD_CONFIG):
             self._await_last_words(actor.pid)
+        if unexpected and gone.status != EXIT_BAD_CONFIG:
+            self._report_crash(gone)
         if self._revives(actor.role) and gone.status != EXIT_BAD_CONFIG:
             self._on_death(actor, gone)
         elif unexpected and self.failure is None:
             self._on_fault(actor, gone.status)
         if self._keeper is not None:
             self._keeper.tell(gone)
+
+    def _report_crash(self, gone: Exited) -> None:
+        from actorium.actors.runtime import crash
+
+        fatal = self._fatals.get(gone.pid)
+        if self._run_dir is not None and self.config.runtime.crash_reports:
+            crash.report(self._run_dir.path, gone, fatal.message if fatal is not None else "",
+                         lambda path: _say(f"crash report: {path}"))
 
     def _on_death(self, actor: Actor, gone: Exited) -> None:
         fatal = self._fatals.get(actor.pid)

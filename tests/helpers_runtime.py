@@ -211,7 +211,8 @@ def short_dir() -> Iterator[Path]:
 
 
 def make_config(base: Path, **runtime: Any) -> Config:
-    values = {"name": "t", "run_dir": str(base), "drain_timeout": 5.0, "start_timeout": 60.0}
+    values = {"name": "t", "run_dir": str(base), "drain_timeout": 5.0, "start_timeout": 60.0,
+              "crash_reports": False}
     return Config(runtime=RuntimeConfig(**(values | runtime)))
 
 
