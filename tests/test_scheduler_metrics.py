@@ -132,3 +132,21 @@ def test_a_histogram_travels_as_gauges() -> None:
 def test_bounds_rise() -> None:
     for bounds in histograms.BOUNDS.values():
         assert list(bounds) == sorted(set(bounds)) and bounds[0] > 0
+
+
+def test_what_goes_on_after_a_worker_is_counted_with_its_tokens() -> None:
+    ring = Clocked(config())
+    ring.submit(5, max_tokens=20)
+    ring.submit(6, max_tokens=20)
+    ring.wake()
+    for _ in range(4):
+        ring.work()
+        ring.deliver()
+    assert gauges(ring)["resumed_sequences"] == 0
+    emitted = sum(len(h.tokens) for h in ring.heard.values())
+    ring.lose_worker()
+    ring.wake()
+    ring.run()
+    told = gauges(ring)
+    assert (told["resumed_sequences"], told["resumed_tokens"]) == (2, emitted) and emitted > 0
+    assert told["ledger_full"] == 0

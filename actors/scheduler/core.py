@@ -196,12 +196,13 @@ class SchedulerCore:
                   "waiting_requests": books.queue.requests,
                   "steps": self._step, "suspects": self._suspects.circle,
                   "quarantined": self._suspects.convictions, "worker_restarts": self._restarts,
-                  "retained": len(self._chronicle.retained), **memory_gauges(books), **self._sums,
+                  "retained": len(self._chronicle.retained), "ledger_full": bool(self._full),
+                  **memory_gauges(books), **self._sums,
                   **self._planner.drafting.gauges()}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
         told = {k: float(v) for k, v in gauges.items()}
-        return Health(phase, self._step, budget, told | self._metrics.gauges(phase != "stepping"),
-                      self._notice)
+        observed = self._metrics.gauges(phase != "stepping", self.ledger)
+        return Health(phase, self._step, budget, told | observed, self._notice)
 
     def _phase(self) -> str:
         if self._draining:
@@ -229,7 +230,7 @@ class SchedulerCore:
         self._news.extend(Send(DETOKENIZER, message)
                           for message in self._chronicle.tell_all(live, self.books.table))
         if live:
-            tokens = sum(len(s.emitted) for s in self.books.sequences.values())
+            tokens = self._metrics.resumed(self.books.sequences.values())
             self._notice = (f"resumed {len(live)} unfinished requests from the ledger, with "
                             f"{tokens} tokens emitted")
 
@@ -417,6 +418,7 @@ class SchedulerCore:
         self._unresolved.clear()
         while (sequence := books.table.latest()) is not None:
             books.preempt(sequence, "worker")
+            self._metrics.resumed([sequence])
         window = 1 + ready.drafts
         slots = min(self._config.max_num_seqs, ready.slots - 1,
                     max(self._config.max_num_batched_tokens // window, 1))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.histograms import BOUNDS, Histogram
+from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepResult
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.plans import PlanRecord
@@ -48,6 +49,7 @@ class Metrics:
         self.histograms = {name: Histogram(name) for name in BOUNDS}
         self.finished: Counter[str] = Counter()
         """Sequences that have ended, by reason."""
+        self._resumed = {"resumed_sequences": 0.0, "resumed_tokens": 0.0}
         self._lives: dict[int, Life] = {}
         self._times = np.zeros(slots)
         """When the last token of each slot's `_owners` came, but for the group's."""
@@ -71,6 +73,14 @@ class Metrics:
             else:
                 self.histograms["queued"].add(now - life.arrival)
             self._lives[sequence.sid] = life
+
+    def resumed(self, sequences: Iterable[Sequence]) -> int:
+        """These go on after the death of a worker or a scheduler. Returns how many tokens they had
+        emitted."""
+        tokens = [len(sequence.emitted) for sequence in sequences]
+        self._resumed["resumed_sequences"] += len(tokens)
+        self._resumed["resumed_tokens"] += sum(tokens)
+        return sum(tokens)
 
     def result(self, record: PlanRecord, result: StepResult, now: float) -> None:
         """A step's result; before what it ends is taken off the books."""
@@ -146,11 +156,14 @@ class Metrics:
 
     # --- what is told ---
 
-    def gauges(self, resting: bool) -> dict[str, float]:
+    def gauges(self, resting: bool, ledger: Ledger | None = None) -> dict[str, float]:
         """For the heartbeat; `resting`: no step is under way."""
         self._asked += 1
         if resting or self._asked % REFRESH == 0 or not self._told:
-            told = {f"finished_{reason}": float(n) for reason, n in self.finished.items()}
+            told = self._resumed | {f"finished_{reason}": float(n)
+                                    for reason, n in self.finished.items()}
+            if ledger is not None:
+                told["ledger_bytes"] = float(ledger.bytes)
             for histogram in self.histograms.values():
                 told |= histogram.gauges()
             self._told = told
