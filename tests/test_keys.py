@@ -1,0 +1,163 @@
+"""Key files, who is let in, and where an engine may listen."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from helpers_cli import Cli, cli, one_line
+from helpers_keys import key_dir
+from zmq.utils import z85
+
+from actorium.actors import keys
+from actorium.actors.config import Config, RuntimeConfig
+from actorium.actors.endpoints import Endpoint, parse
+from actorium.actors.errors import BadConfig
+
+__all__ = ["cli"]
+STRANGER = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_key_files_are_private_and_whole(tmp_path: Path) -> None:
+    where = key_dir(tmp_path, "ann")
+    server, client = keys.read_server(where), keys.read_pair(tmp_path / "ann.key")
+    assert mode(where) == 0o700 and mode(where / keys.SERVER_KEY) == 0o600
+    assert mode(tmp_path / "ann.key") == mode(where / keys.CLIENTS) == 0o600
+    assert client.server == server.public and client.public != server.public
+    assert len({server.secret, server.public, client.secret, client.public}) == 4
+    assert keys.clients(where) == {"ann": client.public}
+    assert server.secret not in repr(server)
+    assert not list(where.glob(".*"))
+
+
+def test_what_exists_is_not_overwritten(tmp_path: Path) -> None:
+    where = key_dir(tmp_path, "ann")
+    before = (where / keys.SERVER_KEY).read_bytes(), (tmp_path / "ann.key").read_bytes()
+    with pytest.raises(BadConfig, match="exists"):
+        keys.make_server(where)
+    with pytest.raises(BadConfig, match="'ann' is let in already"):
+        keys.make_client(where, "ann", tmp_path / "other.key")
+    with pytest.raises(BadConfig, match=r"ann\.key exists already"):
+        keys.make_client(where, "bob", tmp_path / "ann.key")
+    assert keys.clients(where).keys() == {"ann"}
+    assert before == ((where / keys.SERVER_KEY).read_bytes(), (tmp_path / "ann.key").read_bytes())
+    assert keys.make_server(where, replace=True) != keys.read_pair(tmp_path / "ann.key")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-x", "a\n", "a/b", "x" * 65, "ä"])
+def test_bad_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadConfig, match="no name for a client"):
+        keys.authorise(key_dir(tmp_path), name, STRANGER)
+
+
+@pytest.mark.parametrize("public", ["", "x" * 39, "x" * 41, "'" * 40, "x" * 39 + "\n"])
+def test_bad_public_keys_are_refused(tmp_path: Path, public: str) -> None:
+    with pytest.raises(BadConfig, match="no public key"):
+        keys.authorise(key_dir(tmp_path), "ann", public)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", b'{"public": "x", "secret": "y"}'])
+def test_a_file_that_is_no_key(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.key"
+    path.write_bytes(data)
+    path.chmod(0o600)
+    with pytest.raises(BadConfig, match=r"a\.key is no key file"):
+        keys.read_pair(path)
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    key_dir(tmp_path, "ann")
+    (tmp_path / "ann.key").chmod(0o640)
+    with pytest.raises(BadConfig, match=r"others can read .*ann\.key"):
+        keys.read_pair(tmp_path / "ann.key")
+
+
+def test_the_list_follows_its_file(tmp_path: Path) -> None:
+    where = key_dir(tmp_path, "ann")
+    public = keys.clients(where)["ann"]
+    allowed = keys.AllowList(where)
+    assert allowed.name_of(public) == "ann" and allowed.name_of(STRANGER) is None
+    keys.authorise(where, "bob", STRANGER)
+    assert allowed.name_of(STRANGER) == "bob" and allowed.name_of(public) == "ann"
+    keys.revoke(where, "ann")
+    assert allowed.name_of(public) is None and allowed.name_of(STRANGER) == "bob"
+    (where / keys.CLIENTS).write_text("one two three\nbob\n" + z85.encode(bytes(32)).decode())
+    assert allowed.name_of(STRANGER) is None
+    (where / keys.CLIENTS).unlink()
+    assert allowed.name_of(STRANGER) is None
+    with pytest.raises(BadConfig, match="no client named 'ann'"):
+        keys.revoke(where, "ann")
+
+
+def test_many_may_write_the_list_at_once(tmp_path: Path) -> None:
+    where = key_dir(tmp_path)
+    names = [f"client{i}" for i in range(12)]
+    threads = [threading.Thread(target=keys.authorise, args=(where, name, STRANGER))
+               for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(keys.clients(where)) == sorted(names)
+
+
+@pytest.mark.parametrize(("text", "host", "port"), [
+    ("tcp://10.0.0.1:5000", "10.0.0.1", 5000), ("tcp://*:1", "*", 1),
+    ("tcp://[::1]:65533", "[::1]", 65533), ("tcp://localhost:80", "127.0.0.1", 80)])
+def test_addresses(text: str, host: str, port: int) -> None:
+    found = parse(text)
+    assert found == Endpoint(host, port)
+    assert found.address("watchdog") == f"tcp://{host}:{port + 2}"
+
+
+@pytest.mark.parametrize("text", [
+    "", "tcp://", "tcp://host", "tcp://:1", "tcp://h:", "h:1", "udp://h:1", "tcp://::1:5",
+    "tcp://h:x", "tcp://h:0", "tcp://h:65534", "tcp://h:-1", "tcp://h:1/x/y:2"])
+def test_bad_addresses(text: str) -> None:
+    with pytest.raises(BadConfig, match="^listen: "):
+        Config(runtime=RuntimeConfig(listen=text)).check()
+
+
+def test_the_command(cli: Cli, tmp_path: Path) -> None:
+    def run(*words: str) -> str:
+        done = cli.run("keys", *words, ACTORIUM_KEYS_DIR=str(tmp_path / "k"))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode()
+
+    server = run("server").split()[-1]
+    run("client", "ann", "--out", str(tmp_path / "ann.key"))
+    ann = keys.read_pair(tmp_path / "ann.key")
+    assert ann.server == server
+    told = run("client", "bob", "--server", server, "--out", str(tmp_path / "bob.key"))
+    bob = keys.read_pair(tmp_path / "bob.key")
+    assert bob.public in told and bob.server == server
+    assert run("list").splitlines() == [f"server: {server}", f"ann: {ann.public}"]
+    run("authorise", "bob", bob.public)
+    run("revoke", "ann")
+    assert run("list").splitlines() == [f"server: {server}", f"bob: {bob.public}"]
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    ((), "do what?"), (("serve",), "no such action (did you mean server?)"),
+    (("revoke",), "takes a NAME, got nothing"), (("list",), "no server key in"),
+    (("client", "ann"), "no server key in"), (("authorise", "a", "b"), "no public key")])
+def test_a_bad_command_is_one_line(cli: Cli, tmp_path: Path, words: tuple[str, ...],
+                                   text: str) -> None:
+    done = cli.run("keys", *words, ACTORIUM_KEYS_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert text in one_line(done.stderr)
+
+
+def test_serve_will_not_listen_without_a_key(cli: Cli, tmp_path: Path) -> None:
+    done = cli.run("serve", "--null-worker", "--skip-tokenizer", "--listen", "tcp://127.0.0.1:5000",
+                   "--keys-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert "no server key in" in one_line(done.stderr)
+    assert "actorium keys server" in one_line(done.stderr)
+    assert cli.entries() == []
