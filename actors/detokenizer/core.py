@@ -222,8 +222,10 @@ class DetokenizerCore:
             return
         old = self._live.get(message.sid)
         if old is not None and old.key == key:
-            if not message.again:
+            if not message.again or old.untold:
                 self._catch_up(old, message)
+                if message.again:
+                    self._dirty[message.sid] = old
                 return
             if len(message.emitted) // 4 < old.seen:
                 return  # on its way since before what is known; the client will ask again

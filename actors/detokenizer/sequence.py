@@ -63,6 +63,11 @@ class Sequence:
         return self.client, self.rid, self.index
 
     @property
+    def untold(self) -> bool:
+        """Its client has had no token of it yet, so there is none to be told again."""
+        return self._start == 0
+
+    @property
     def weight(self) -> int:
         """Size of what waits to be told: tokens, and alternatives of their logprobs."""
         entries = self._logprobs
