@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
+import http.client as http_client
 import json
 import os
 import signal
@@ -233,7 +233,7 @@ class Http:
         self.port = found.port
 
     def get(self, path: str, timeout: float = 20.0) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = http_client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -362,3 +362,33 @@ def test_a_taken_port_ends_the_engine_with_one_line() -> None:
             code, error = launcher.finish()
         assert (code, error) == (2, f"actorium: probe_port: cannot listen at 127.0.0.1:{port}: "
                                     "Address already in use\n")
+
+
+def pid_of(engine: Engine, role: str) -> int:
+    return next(a.pid for a in engine.client.status().actors if a.role == role)
+
+
+def test_a_killed_watchdog_listens_again_where_it_did() -> None:
+    with serving(restart=True) as (engine, http):
+        os.kill(pid_of(engine, "watchdog"), signal.SIGKILL)
+        until = time.monotonic() + 20
+        code = 0
+        while code != 200 and time.monotonic() < until:
+            try:
+                code = http.get("/readyz", timeout=5)[0]
+            except (ConnectionError, http_client.HTTPException):
+                continue
+        assert code == 200
+        assert 'actorium:actor_epoch{role="watchdog"} 2.0' in http.get("/metrics")[1]
+
+
+def test_a_restart_is_counted_and_the_engine_ready_again() -> None:
+    with serving(restart=True) as (engine, http):
+        os.kill(pid_of(engine, "worker-0"), signal.SIGKILL)
+        http.until("/readyz", 503, 5.0)
+        assert http.get("/livez")[0] == 200
+        http.until("/readyz", 200, 20.0)
+        assert http.get("/health_generate")[0] == 200
+        text = http.get("/metrics")[1]
+        assert 'actorium:restarts_total{cause="killed",role="worker-0"} 1.0' in text
+        assert 'actorium:actor_epoch{role="worker-0"} 2.0' in text
