@@ -95,7 +95,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Speculative decoding: the model's MTP layer drafts tokens, the next step verifies them."""
 
-    speculative: str = "off"
+    speculative: str = "auto"
     """auto (mtp:2 where the checkpoint has MTP weights) | off | mtp:K (at most K drafts, as many as
     pay at the moment) | mtp:K,fixed (always K)."""
     force_acceptance: str = ""

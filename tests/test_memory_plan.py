@@ -194,7 +194,8 @@ def test_bad_flags_exit_2_with_one_line(argv: list[str], message: str,
 
 
 def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COMMAND[:2], "--memory", "2GiB", "-tp", "2", "--max-num-seqs", "32"]) == 2
+    assert main([*COMMAND[:2], "--memory", "2GiB", "-tp", "2", "--max-num-seqs", "32",
+                 "--speculative", "off"]) == 2
     need = 33 * (75_497_472 + 1_474_560) + 76_972_032 + 1_048_576  # one checkpoint fits in 1/16
     assert f"are {need - (1 << 31):,} too few" in capsys.readouterr().err
 

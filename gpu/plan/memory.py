@@ -239,9 +239,7 @@ def make_plan(shape: PlanShape, demand: Demand, budget: int, name: str = "memory
     Raises `BadConfig` with what is missing when the budget, which errors call `name`, does not
     hold the states and the fewest pages.
     """
-    shape = as_served(shape, demand)
-    if not shape.mtp:
-        demand = demand._replace(drafts=0)
+    shape, demand = as_served(shape, demand)
     state, groups = state_bytes(shape, demand), _groups(shape, demand)
     chosen = _checkpoints(shape, demand, budget)
     live = (demand.max_num_seqs + 1) * sum(state) if shape.recurrent else 0
@@ -271,12 +269,15 @@ def _filled(plan: MemoryPlan) -> MemoryPlan:
     return replace(plan, checkpoints=max(plan.checkpoints, min(plan.checkpoints + spare, useful)))
 
 
-def as_served(shape: PlanShape, demand: Demand) -> PlanShape:
-    """Without the MTP layers where nothing is drafted. Raises `BadConfig` if there are none."""
+def as_served(shape: PlanShape, demand: Demand) -> tuple[PlanShape, Demand]:
+    """Without the MTP layers where nothing is drafted, and without drafts where there are none.
+    Raises `BadConfig` if drafts are asked for that nothing can make."""
     if demand.drafts and not shape.mtp and not demand.auto:
         raise BadConfig(f"--speculative: {shape.architecture}: the config tells of no MTP layer",
                         "speculative")
-    return shape if demand.drafts else replace(shape, mtp=0)
+    if demand.drafts and shape.mtp:
+        return shape, demand
+    return replace(shape, mtp=0), demand._replace(drafts=0)
 
 
 def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
