@@ -39,7 +39,7 @@ test: $(VENV)/.ready-test
 # Ten times the examples of `make test`, for the state machines.
 battery: $(VENV)/.ready-test
 	$(BIN)/python -m pytest --hypothesis-profile=battery --timeout=3600 tests/test_scheduler_machine.py \
-		tests/test_radix_machine.py
+		tests/test_radix_machine.py tests/test_scheduler_lives.py
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

@@ -165,8 +165,8 @@ class Chronicle:
         for choice in request.choices:
             yield msgspec.structs.replace(
                 opening(choice, self._epoch), emitted=emitted_of(choice, table).tobytes(),
-                emitted_logprobs=choice.logprobs, prompt_logprobs=choice.prompt_logprobs,
-                end=choice.finish, again=again,
+                emitted_logprobs=choice.logprobs.copy(),
+                prompt_logprobs=choice.prompt_logprobs.copy(), end=choice.finish, again=again,
                 cached_tokens=choice.cached_len if choice.first_told else None)
 
 

@@ -1,0 +1,465 @@
+"""A scheduler, a worker, a detokenizer and clients that may die at any moment, in virtual time.
+
+Everything that moves is decided by one seeded `random.Random`, so a failing seed replays. A death
+loses the actor's state and what was on its way to it, and perhaps the end of what it had sent. What
+was committed to the ledger stays. The worker's tokens are hashes of (seed, position), in some
+schedules of its life as well, and each token's logprob is its own id: whatever a client is told can
+be checked.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from helpers_scheduler import CLIENT, column, config, ints
+
+from actorium.actors.config import RecoveryConfig
+from actorium.actors.core import LEDGER, Context, Send
+from actorium.actors.ledger.records import META, History, Meta, record
+from actorium.actors.ledger.segments import Record
+from actorium.actors.messages import (
+    Cancel,
+    Hello,
+    Open,
+    Recall,
+    RowLogprobs,
+    SequenceEvent,
+    StepPlan,
+    Stop,
+    Submit,
+    ToDetokenizer,
+    TokenBatch,
+    ToScheduler,
+    ToWorker,
+    Unknown,
+)
+from actorium.actors.params import Resolved, TextParams
+from actorium.actors.scheduler import core, null_worker
+from actorium.actors.scheduler.recovery import Past
+from actorium.actors.scheduler.requests import choice_seed
+
+Key = tuple[str, int]
+"""(rid, choice)"""
+
+
+@dataclass
+class Told:
+    """What a client knows of one choice."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reason: str | None = None
+    error: str | None = None
+
+
+@dataclass
+class Seq:
+    """A sequence, as the detokenizer knows it."""
+
+    key: Key
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ended: bool = False
+
+
+class Worker(null_worker.NullWorker):
+    """Tells logprobs; dies of plans with a poisonous seed."""
+
+    poison: frozenset[int] = frozenset()
+
+    fickle = False
+    """Other tokens in each life (as numerics that depend on the batch may have it): what is
+    committed must not be computed again."""
+
+    def _sample(self, rows: Any, reach: Any) -> Any:
+        self._rows_told = rows
+        tokens, counts, finish = super()._sample(rows, reach)
+        if self.fickle:
+            tokens = (tokens + 31 * self._epoch + 7 * self.ready.epoch) % null_worker.VOCAB
+        return tokens, counts, finish
+
+    def _check_emitted(self, admit: Any) -> None:
+        if not self.fickle:
+            super()._check_emitted(admit)
+
+    def run(self, plan: StepPlan) -> Any:
+        result = super().run(plan)
+        tokens, at, told = np.frombuffer(result.tokens, np.int32), 0, []
+        for row, (slot, count) in enumerate(zip(self._rows_told.tolist(), result.counts,
+                                                strict=True)):
+            mine, at = tokens[at:at + count], at + count
+            admit = self._admits[slot]
+            if admit is not None and admit.params.logprobs >= 0 and count:
+                f4 = mine.astype(np.float32).tobytes()
+                told.append(RowLogprobs(row, 0, f4, mine.tobytes(), mine.tobytes(), f4))
+        return msgspec.structs.replace(result, logprobs=told)
+
+    def poisoned(self, plan: StepPlan) -> bool:
+        """Whether a sequence that the plan computes kills the worker."""
+        slots = {*ints(plan.decode), *ints(plan.extend)[::2]}
+        admits = [*plan.admit, *(a for a in self._admits if a is not None and a.slot in slots)]
+        return any(a.seed in self.poison for a in admits)
+
+
+class Lives:
+    """See the module. `play` makes random moves; `finish` lets everything come to rest."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = chance = random.Random(seed)
+        drafts = chance.choice([0, 0, 2])
+        self.poisonous, self.fickle = chance.random() < 0.2, chance.random() < 0.4
+        settings = config(
+            page_size=chance.choice([1, 2, 16]), pool_tokens=chance.choice([100, 300, 4000]),
+            seqs=chance.choice([1, 3, 8]), chunk=chance.choice([3, 9, 512]),
+            overlap=chance.random() < 0.7, policy=chance.choice(["fcfs", "lpm", "priority", "fair"]),
+            queued=chance.choice([3, 100]), max_model_len=90,
+            speculative=f"mtp:{drafts},fixed" if drafts else "off")
+        self.settings = msgspec.structs.replace(settings, recovery=RecoveryConfig(
+            # Who asks anew for what is forgotten gets it computed anew.
+            restart=True, retain=1e6 if self.fickle else chance.choice([0.0, 3.0, 1000.0])))
+        self.now = 100.0
+        self.submits: dict[str, Submit] = {}
+        self.stops: dict[Key, int] = {}
+        self.told: dict[Key, Told] = {}
+        self.given_up: set[str] = set()
+        self.unknown: set[str] = set()
+        self.ledger: list[Record] = [record(META, Meta("boot", ""))]
+        self.fills = 0
+        """Commits that will fail yet."""
+        self.held: list[Send] | None = None
+        self.held_records: list[Record] = []
+        self.to_detokenizer: deque[Any] = deque()
+        self.to_worker: deque[Any] = deque()
+        self.to_scheduler: deque[Any] = deque()
+        self.epochs = {"scheduler": 0, "detokenizer": 0, "worker": 0}
+        self.deaths = {"scheduler": 0, "detokenizer": 0, "worker": 0}
+        self.poison: set[int] = set()
+        self.seqs: dict[int, Seq] = {}
+        self.fence = 0
+        self.new_scheduler()
+        self.new_worker()
+
+    # --- lives -----------------------------------------------------------------------------------
+
+    def new_scheduler(self) -> None:
+        """From the ledger, and nothing else."""
+        self.epochs["scheduler"] += 1
+        self.to_scheduler.clear()
+        self.held, self.held_records = None, []
+        context = Context(self.settings, Path("/nowhere"), "scheduler",
+                          self.epochs["scheduler"], 0)
+        past = Past(History().read(self.ledger), True, self.now)
+        self.scheduler = core.SchedulerCore(context, past)
+
+    def new_worker(self) -> None:
+        self.epochs["worker"] += 1
+        self.to_worker.clear()
+        self.worker = Worker(Context(self.settings, Path("/nowhere"), "worker-0",
+                                     self.epochs["worker"], 0))
+        self.worker.poison, self.worker.fickle = frozenset(self.poison), self.fickle
+        self._answers()
+
+    def new_detokenizer(self) -> None:
+        self.epochs["detokenizer"] += 1
+        self.to_detokenizer.clear()
+        self.seqs, self.fence = {}, 0
+        self.to_scheduler.append(Hello("detokenizer", self.epochs["detokenizer"]))
+
+    def _cut(self, *queues: deque[Any]) -> None:
+        """The end of what a dead actor has sent may be lost."""
+        for queue in queues:
+            for _ in range(self.chance.choice([0, 0, 1, len(queue)])):
+                if queue:
+                    queue.pop()
+
+    def kill_scheduler(self) -> None:
+        """Between two wakes, or in one: before it commits, or before it sends."""
+        self.deaths["scheduler"] += 1
+        when = self.chance.choice(["between", "uncommitted", "unsent"])
+        if when == "unsent" and self.held is None:
+            for send in self.scheduler.on_wake(self.now):
+                if send.to == LEDGER:
+                    self.ledger.append(send.message)
+        self._cut(self.to_worker, self.to_detokenizer)
+        self.new_scheduler()
+
+    def kill_worker(self) -> None:
+        self.deaths["worker"] += 1
+        results = [m for m in self.to_scheduler if type(m).__name__ == "StepResult"]
+        for message in results[len(results) - self.chance.randint(0, len(results)):]:
+            self.to_scheduler.remove(message)
+        self.new_worker()
+
+    def kill_detokenizer(self) -> None:
+        self.deaths["detokenizer"] += 1
+        self.new_detokenizer()
+
+    # --- the ring --------------------------------------------------------------------------------
+
+    def hear(self) -> None:
+        """The scheduler takes what came, some of it or all, and wakes."""
+        for _ in range(self.chance.choice([1, 1, 2, 99])):
+            if self.to_scheduler:
+                frame = msgspec.msgpack.encode(self.to_scheduler.popleft())
+                self.scheduler.on_message(msgspec.msgpack.decode(frame, type=ToScheduler),
+                                          self.now)
+        self.wake()
+
+    def wake(self) -> None:
+        """As `runtime/commit.py` does it."""
+        if self.held is not None:
+            self._retry()
+        sends = list(self.scheduler.on_wake(self.now))
+        first = next((i for i, s in enumerate(sends) if s.to == LEDGER), len(sends))
+        records = [s.message for s in sends if s.to == LEDGER]
+        after = [s for s in sends[first:] if s.to != LEDGER]
+        self._send(sends[:first])
+        if records and self.fills:
+            assert self.held is None
+            self.held, self.held_records = after, records
+            self.scheduler.on_ledger_full("the ledger takes no more", self.now)
+            return
+        self.ledger += records
+        self._send(after)
+
+    def _retry(self) -> None:
+        self.fills -= self.fills > 0
+        if not self.fills:
+            held, self.held = self.held, None
+            self.ledger += self.held_records
+            self._send(held or [])
+            self.scheduler.on_ledger_ok(self.now)
+
+    def _send(self, sends: list[Send]) -> None:
+        for send in sends:
+            frame = msgspec.msgpack.encode(send.message)
+            if send.to == "detokenizer":
+                self.to_detokenizer.append(msgspec.msgpack.decode(frame, type=ToDetokenizer))
+            else:
+                self.to_worker.append(msgspec.msgpack.decode(frame, type=ToWorker))
+
+    def work(self) -> None:
+        """The worker takes a message, and may die of it."""
+        if self.to_worker:
+            message = self.to_worker.popleft()
+            plan = message if isinstance(message, StepPlan) else None
+            if plan is not None and self.worker._taken and plan.epoch == self.worker._epoch \
+                    and self.worker.poisoned(plan):
+                self.deaths["worker"] += 1
+                self.new_worker()
+                return
+            self.worker.on_message(message, self.now)
+            self._answers()
+
+    def _answers(self) -> None:
+        self.to_scheduler.extend(send.message for send in self.worker.on_wake(self.now))
+
+    def compact(self) -> None:
+        """Perhaps killed before the old segments are gone."""
+        alive = [record(META, Meta("boot", "", self.scheduler.next_sid)), *self.scheduler.alive()]
+        if self.held is None:
+            self.ledger = alive if self.chance.random() < 0.7 else self.ledger + alive
+
+    # --- the detokenizer -------------------------------------------------------------------------
+
+    def detokenize(self) -> None:
+        if not self.to_detokenizer:
+            return
+        message = self.to_detokenizer.popleft()
+        if isinstance(message, Unknown):
+            self.unknown.add(message.rid)
+        elif isinstance(message, Open | TokenBatch) and message.epoch >= self.fence:
+            self.fence = message.epoch
+            if isinstance(message, Open):
+                self._open(message)
+            else:
+                self._take_batch(message)
+
+    def _open(self, opened: Open) -> None:
+        key = opened.rid, opened.index
+        known = self.seqs.get(opened.sid)
+        if known is None or known.key != key or opened.again:
+            if known is not None and known.key == key and len(opened.emitted) // 4 < len(
+                    known.tokens):
+                return
+            known = self.seqs[opened.sid] = Seq(key)
+            self._tell(known, 0, None)
+        skip, tokens = len(known.tokens), ints(opened.emitted)
+        logprobs = [float(x) for row in opened.emitted_logprobs
+                    for x in np.frombuffer(row.chosen, np.float32)]
+        if opened.logprobs >= 0:
+            assert logprobs == [float(t) for t in tokens], "logprobs of all that was emitted"
+        if tokens[skip:]:
+            self._push(opened.sid, known, tokens[skip:], logprobs[skip:])
+        if opened.end is not None:
+            self._end(opened.sid, known, opened.end)
+
+    def _take_batch(self, batch: TokenBatch) -> None:
+        events = {event.sid: event for event in batch.events}
+        at, all_tokens = 0, ints(batch.tokens)
+        for sid, start, count in zip(ints(batch.sids), ints(batch.starts), batch.counts,
+                                     strict=True):
+            tokens, at = all_tokens[at:at + count], at + count
+            seq = self.seqs.get(sid)
+            if seq is None or seq.ended:
+                continue
+            skip = len(seq.tokens) - start
+            if skip < 0:
+                self.to_scheduler.append(Hello("detokenizer", self.epochs["detokenizer"]))
+                return
+            row = events[sid].logprobs if sid in events else None
+            logprobs = [] if row is None else np.frombuffer(row.chosen, np.float32).tolist()
+            self._push(sid, seq, tokens[skip:], logprobs[skip:])
+        for event in batch.events:
+            if event.sid in self.seqs:
+                self._end(event.sid, self.seqs[event.sid], event)
+
+    def _push(self, sid: int, seq: Seq, tokens: list[int], logprobs: list[float]) -> None:
+        if seq.ended:
+            return
+        start = len(seq.tokens)
+        seq.tokens += tokens
+        seq.logprobs += logprobs
+        stop = self.stops.get(seq.key, 10**9)
+        if len(seq.tokens) >= stop:
+            del seq.tokens[stop:], seq.logprobs[stop:]
+            seq.ended = True
+            self.to_scheduler.append(Stop(sid, stop))
+            self._tell(seq, start, SequenceEvent(sid, finish_reason="stop"))
+        else:
+            self._tell(seq, start, None)
+
+    def _end(self, sid: int, seq: Seq, event: SequenceEvent) -> None:
+        if event.finish_reason is not None and not seq.ended:
+            seq.ended = True
+            self._tell(seq, len(seq.tokens), event)
+
+    def _tell(self, seq: Seq, start: int, event: SequenceEvent | None) -> None:
+        """To the client, who drops what it knows."""
+        told = self.told.setdefault(seq.key, Told())
+        if told.reason is not None:
+            both = min(len(told.tokens), len(seq.tokens))
+            assert told.tokens[:both] == seq.tokens[:both], "a told token has changed"
+            return
+        assert start <= len(told.tokens), "a gap"
+        for mine, new in ((told.tokens, seq.tokens), (told.logprobs, seq.logprobs)):
+            common = min(len(mine), len(new))
+            assert mine[:common] == new[:common], "a committed token has changed"  # type: ignore[index]
+            mine += new[common:]  # type: ignore[operator]
+        if event is not None:
+            told.reason, told.error = event.finish_reason, event.error_code
+
+    # --- the clients -----------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        chance, number = self.chance, len(self.submits)
+        prompt = [chance.choice([7, 100 * number]) + i for i in range(chance.randint(1, 20))]
+        deadline = self.now + chance.randint(1, 200) if chance.random() < 0.2 else None
+        n = chance.choice([1, 1, 1, 3])
+        submit = Submit(
+            rid=f"r{number}", client=CLIENT, prompt=column(prompt), n=n, text=TextParams(),
+            params=Resolved(max_tokens=chance.randint(1, 40), logprobs=chance.choice([-1, -1, 1])),
+            seed=1000 + number, deadline=deadline, tenant=chance.choice(["", "a"]),
+            priority=chance.randint(0, 2), arrival=self.now)
+        self.submits[submit.rid] = submit
+        for index in range(n):
+            if chance.random() < 0.2:
+                self.stops[submit.rid, index] = chance.randint(1, 30)
+        if self.poisonous and chance.random() < 0.2:
+            self.poison.add(submit.seed)
+            self.worker.poison = frozenset(self.poison)
+        self.to_scheduler.append(submit)
+
+    def ask_again(self) -> None:
+        """A resent request, or a recall."""
+        if self.submits:
+            rid = self.chance.choice(list(self.submits))
+            asks = [Recall(rid, CLIENT)]
+            if not self.over(rid):  # a client does not ask anew for what it has whole
+                asks.append(self.submits[rid])
+            self.to_scheduler.append(self.chance.choice(asks))
+
+    def cancel(self) -> None:
+        if self.submits:
+            rid = self.chance.choice(list(self.submits))
+            self.given_up.add(rid)
+            self.to_scheduler.append(Cancel(rid, CLIENT))
+
+    def over(self, rid: str) -> bool:
+        """Whether the client knows all about a request."""
+        return all(self.told.get((rid, i), Told()).reason for i in range(self.submits[rid].n))
+
+    # --- a schedule ------------------------------------------------------------------------------
+
+    def play(self, moves: int) -> None:
+        """So many random moves."""
+        usual = [self.work, self.hear, self.detokenize]
+        rare = [self.submit, self.submit, self.submit, self.ask_again, self.cancel, self.compact,
+                self.fill, self.kill_scheduler, self.kill_detokenizer]
+        if not self.poisonous:
+            rare.append(self.kill_worker)
+        for _ in range(moves):
+            self.now += self.chance.random()
+            self.chance.choice(usual if self.chance.random() < 0.85 else rare)()
+
+    def fill(self) -> None:
+        """The disk is full for a while."""
+        if self.held is None:
+            self.fills = self.chance.randint(1, 5)
+
+    def finish(self) -> None:
+        """No more deaths but of poison: clients ask until they know all."""
+        self.fills = 0
+        for _ in range(60):
+            self._settle()
+            open_ones = [rid for rid in self.submits if not self.over(rid)]
+            if not open_ones:
+                break
+            for rid in open_ones:
+                self.to_scheduler.append(self.submits[rid] if rid in self.unknown
+                                         or self.chance.random() < 0.5 else Recall(rid, CLIENT))
+        else:
+            raise AssertionError(f"never told: {open_ones}")
+        assert not self.scheduler.books.requests
+        gauges = self.scheduler.health().gauges
+        assert gauges["running"] == gauges["waiting"] == gauges["held_pages"] == 0
+
+    def _settle(self) -> None:
+        for _ in range(20_000):
+            self.now += 0.001
+            self.hear()
+            self.work()
+            self.detokenize()
+            if not (self.to_scheduler or self.to_worker or self.to_detokenizer
+                    or self.scheduler._unresolved or self.scheduler.next_timer() == 0.0):
+                return
+        raise AssertionError("it never comes to rest")
+
+    def violations(self) -> Iterator[str]:
+        """Whatever a client was told that its request does not say."""
+        for (rid, index), told in self.told.items():
+            submit = self.submits[rid]
+            seed, prompt = choice_seed(submit.seed, index), len(submit.prompt) // 4
+            want = [null_worker.next_token(seed, prompt + i, null_worker.VOCAB)
+                    for i in range(min(submit.params.max_tokens, 90 - prompt))]
+            name = f"{rid}.{index}"
+            if told.tokens != want[:len(told.tokens)] and not self.fickle:
+                yield f"{name}: wrong tokens"
+            if submit.params.logprobs >= 0 and told.logprobs != [float(t) for t in told.tokens]:
+                yield f"{name}: wrong logprobs"
+            stop = self.stops.get((rid, index), 10**9)
+            whole = {"length": len(told.tokens) == len(want), "stop": len(told.tokens) == stop,
+                     "abort": rid in self.given_up, "deadline": submit.deadline is not None,
+                     "error": told.error in ("quarantined", "queue_full", "unavailable",
+                                             "deadline", "context_overflow")}
+            if not whole.get(told.reason or "", False):
+                yield f"{name}: {told.reason} ({told.error}) after {len(told.tokens)} tokens"
+            if told.error == "quarantined" and self.poisonous and submit.seed not in self.poison:
+                yield f"{name}: an innocent is quarantined"

@@ -1,0 +1,69 @@
+"""The simulation: schedules of random deaths in virtual time, every token checked."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+from helpers_lives import Lives
+from hypothesis import settings
+
+QUICK, BATTERY = 100, 5000
+MOVES = 250
+
+
+def schedules() -> int:
+    """So many in the profile that was chosen."""
+    return BATTERY if settings.default.max_examples >= BATTERY else QUICK  # type: ignore[union-attr]
+
+
+def live(seed: int) -> Lives:
+    lives = Lives(seed)
+    lives.play(MOVES)
+    lives.finish()
+    assert not (bad := list(lives.violations())), f"seed {seed}: {bad}"
+    return lives
+
+
+def test_schedules() -> None:
+    deaths: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    tokens, start = 0, time.monotonic()
+    for seed in range(schedules()):
+        try:
+            lives = live(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        deaths.update(lives.deaths)
+        ends.update(told.reason or "" for told in lives.told.values())
+        ends.update(told.error or "" for told in lives.told.values())
+        tokens += sum(len(told.tokens) for told in lives.told.values())
+    print(f"{schedules()} schedules, {tokens} tokens, deaths {dict(deaths)}, ends {dict(ends)}, "
+          f"{time.monotonic() - start:.1f} s")
+    assert min(deaths.values()) > schedules(), "every actor dies more than once a schedule"
+    assert min(ends[r] for r in ("length", "stop", "abort", "deadline", "quarantined")) > 0
+
+
+def test_a_seed_replays() -> None:
+    one, two = live(7), live(7)
+    assert one.told == two.told and one.deaths == two.deaths
+
+
+@pytest.mark.parametrize("tooth", ["uncommitted", "forgetful", "unfenced"])
+def test_it_has_teeth(tooth: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one of the rules, the simulation fails."""
+    from actorium.actors.scheduler import recovery
+    from actorium.actors.scheduler.null_worker import NullWorker
+    from actorium.actors.scheduler.recovery import Chronicle
+
+    if tooth == "uncommitted":  # tokens are told without being written down
+        monkeypatch.setattr(Chronicle, "told", lambda self, batch: None)
+    elif tooth == "forgetful":  # what was emitted is not restored
+        monkeypatch.setattr(recovery, "_restore", lambda sequence, said: None)
+    else:  # a worker takes whatever plans come
+        monkeypatch.setattr(NullWorker, "_reset", lambda self, reset: (
+            setattr(self, "_epoch", reset.epoch), setattr(self, "_taken", True)))
+    with pytest.raises(Exception):  # noqa: B017  (whatever breaks first)
+        for seed in range(40):
+            live(seed)
