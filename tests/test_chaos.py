@@ -1,0 +1,97 @@
+"""A slice of the chaos battery (`make chaos` runs all of it), and that it has teeth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
+from actorium.tools.chaos.gaps import Gaps, quantile
+from actorium.tools.chaos.kills import chaos, kills
+from actorium.tools.chaos.streams import Maker
+from actorium.tools.chaos.teeth import UNFENCED, no_dedup
+
+pytestmark = pytest.mark.chaos
+KILLED_SCHEDULER = [Fault(1.0, "kill", ("scheduler",))]
+KILLED_DETOKENIZER = [Fault(1.0, "kill", ("detokenizer",))]
+
+
+def sound(row: dict[str, Any]) -> None:
+    assert row["wrong"] == []
+
+
+# --- the harness itself --------------------------------------------------------------------------
+
+def test_a_plan_is_of_its_seed_and_kills_everybody() -> None:
+    faults = plan(5, 400.0, 8, 2, 5, 3)
+    assert faults == plan(5, 400.0, 8, 2, 5, 3) != plan(6, 400.0, 8, 2, 5, 3)
+    alone = [fault.roles[0] for fault in faults if fault.kind == "kill" and len(fault.roles) == 1]
+    assert {role: alone.count(role) for role in ROLES} == dict.fromkeys(ROLES, 8)
+    assert {fault.roles for fault in faults if len(fault.roles) == 2} == set(PAIRS)
+    assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+    assert sum(fault.kind == "stop" for fault in faults) == 8
+    assert sum(fault.kind == "full" for fault in faults) == 3
+
+
+def test_gaps_go_to_the_last_fault() -> None:
+    gaps = Gaps()
+    gaps.heard(1, 0.0, 0.0, 9.0)
+    gaps.fault("a", 10.0)
+    gaps.heard(1, 0.0, 9.0, 10.5)
+    gaps.heard(1, 0.0, 10.5, 12.0)
+    gaps.heard(2, 13.5, 13.5, 19.0)
+    gaps.fault("b", 20.0)
+    gaps.heard(1, 0.0, 12.0, 20.25)
+    found = gaps.summary()
+    assert found["a"] == {"streams": 1, "p50": 1.5, "p99": 1.5, "max": 1.5}
+    assert found["b"]["max"] == 0.25 and found["all"]["streams"] == 2
+
+
+def test_quantiles() -> None:
+    values = [float(i) for i in range(1, 101)]
+    assert (quantile(values, 0.5), quantile(values, 0.99), quantile(values, 1.0)) == (50, 99, 100)
+    assert quantile([], 0.5) == 0.0
+
+
+def test_a_stream_is_checked_token_by_token() -> None:
+    from actorium.actors.client_requests import StreamDelta
+    from actorium.actors.messages import Usage
+
+    def fed(*deltas: StreamDelta) -> list[str]:
+        want = Maker(1, (4, 4)).make()
+        for delta in deltas:
+            want.take(delta)
+        return want.wrong
+
+    right = Maker(1, (4, 4)).make()._expected[0]
+    usage = Usage(1, 0, 4)
+    end = StreamDelta(text="", token_ids=right[2:], finish_reason="length", usage=usage)
+    assert fed(StreamDelta(text="", token_ids=right[:2]), end) == []
+    assert fed(end), "lost"
+    assert fed(StreamDelta(text="", token_ids=right[:3]), end), "duplicated"
+    assert fed(StreamDelta(text="", token_ids=[right[0], right[1] ^ 1]), end), "changed"
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+def test_every_stream_goes_on_through_every_fault() -> None:
+    row = kills(seed=1, seconds=36.0, streams=60, rounds=1, stops=1, pairs=1, full=1)
+    sound(row)
+    assert row["complete"] > 300 and row["ghost_messages"] > 0
+    assert all(row["struck"][role] for role in ROLES)
+    assert row["gaps"]["all"]["p99"] < 5.0  # the machine may be busy; figures are `make chaos`'s
+
+
+# --- teeth ---------------------------------------------------------------------------------------
+
+def test_without_fencing_it_fails() -> None:
+    row = chaos(KILLED_SCHEDULER, seed=2, streams=20, roles=UNFENCED)
+    assert row["ghost_messages"] > 0
+    assert any("instead of" in text for text in row["wrong"])
+
+
+def test_without_dedup_it_fails() -> None:
+    with no_dedup():
+        row = chaos(KILLED_DETOKENIZER, seed=3, streams=20)
+    assert any("instead of" in text for text in row["wrong"])

@@ -1,0 +1,131 @@
+"""Faults: which, when, and how they are done to the processes of an engine.
+
+Processes are found in /proc by their command line, which names the run directory: it works while
+the watchdog, who else would know, is dead.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import select
+import signal
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+from msgspec import Struct
+
+ROLES = ("worker-0", "scheduler", "detokenizer", "tokenizer", "watchdog")
+PAIRS = (("worker-0", "scheduler"), ("scheduler", "detokenizer"), ("tokenizer", "detokenizer"),
+         ("watchdog", "worker-0"), ("watchdog", "scheduler"))
+KILL, STOP, FULL = "kill", "stop", "full"
+"""SIGKILL; SIGSTOP, until somebody kills it; no room for the ledger, for a while."""
+STOPPED = ("worker-0", "scheduler", "detokenizer", "tokenizer")
+FULL_SECONDS = 1.5
+SOFT_LIMIT = 1024
+"""RLIMIT_FSIZE of a process whose disk is full: every file that matters is longer."""
+
+
+class Fault(Struct, frozen=True):
+    """Something that is done at `at` seconds."""
+
+    at: float
+    kind: str
+    roles: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {'+'.join(self.roles)}"
+
+
+def plan(seed: int, seconds: float, rounds: int, stops: int, pairs: int, full: int) -> list[Fault]:
+    """Faults spread evenly over the time, in random order: each role is killed once a round, and
+    never twice in a row; `stops` rounds in which roles are stopped, `pairs` of `PAIRS` at once,
+    `full` times a full disk."""
+    chance = random.Random(seed)
+    whats: list[tuple[str, tuple[str, ...]]] = []
+    for turn in range(max(rounds, stops)):
+        part = [(KILL, (role,)) for role in ROLES] if turn < rounds else []
+        part += [(STOP, (role,)) for role in STOPPED] if turn < stops else []
+        chance.shuffle(part)
+        whats += part
+    extra = [(KILL, pair) for pair in (PAIRS * pairs)[:pairs]] + [(FULL, ("scheduler",))] * full
+    for what in extra:
+        whats.insert(chance.randrange(len(whats) + 1), what)
+    step = seconds / max(len(whats), 1)
+    return [Fault(round(step * (i + chance.uniform(0.05, 0.25)), 3), kind, roles)
+            for i, (kind, roles) in enumerate(whats)]
+
+
+class Process(Struct, frozen=True):
+    """An actor that runs."""
+
+    role: str
+    pid: int
+    epoch: int
+
+
+def actors(run_dir: Path) -> dict[str, Process]:
+    """The actors of the engine in a run directory, by role; no zombies."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError, ValueError, IndexError):
+                argv = (entry / "cmdline").read_bytes().decode().split("\0")
+                at = argv.index("actorium.actors.main")
+                if argv[at + 2] == str(run_dir) and _state(entry) != "Z":
+                    found[argv[at + 1]] = Process(argv[at + 1], int(entry.name), int(argv[at + 3]))
+    return found
+
+
+def naming(text: str) -> list[int]:
+    """Processes with `text` in their command line, but this one; no zombies."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                if text.encode() in (entry / "cmdline").read_bytes() and _state(entry) != "Z":
+                    found.append(int(entry.name))
+    return found
+
+
+def _state(entry: Path) -> str:
+    return (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def strike(fault: Fault, run_dir: Path) -> list[Process]:
+    """Do it; returns whom it was done to."""
+    known = actors(run_dir)
+    victims = [known[role] for role in fault.roles if role in known]
+    for victim in victims:
+        with suppress(ProcessLookupError):
+            if fault.kind == FULL:
+                limit_files(victim.pid, SOFT_LIMIT)
+            else:
+                os.kill(victim.pid, signal.SIGSTOP if fault.kind == STOP else signal.SIGKILL)
+    return victims
+
+
+def limit_files(pid: int, most: int) -> None:
+    """Let a process write no file past so many bytes; -1 = as long as it likes."""
+    with suppress(ProcessLookupError):
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if most < 0 else most, hard))
+
+
+def wait_gone(pids: list[int], seconds: float) -> list[int]:
+    """Wait for processes to end; those that have not."""
+    until, alive = monotonic() + seconds, []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            try:
+                poll = select.poll()
+                poll.register(fd, select.POLLIN)
+                if not poll.poll(max(0.0, until - monotonic()) * 1000):
+                    alive.append(pid)
+            finally:
+                os.close(fd)
+    return alive

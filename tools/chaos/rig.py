@@ -1,0 +1,82 @@
+"""The engine under test, and what it may not leave behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from actorium.actors.engine import Engine
+from actorium.actors.roles import roles_of
+from actorium.tools.chaos.faults import naming, wait_gone
+
+WORKER = "actorium.tools.chaos.worker:build"
+CRASHES = "crashes"
+SHORT_WORKER = "actorium.tools.chaos.worker:build_short"
+
+
+class Rig:
+    """An engine in a directory of its own."""
+
+    def __init__(self, engine: Engine, base: Path) -> None:
+        self.engine, self.base = engine, base
+        self.run_dir = base / engine.name
+        self.left: list[str] = []
+        """What it has left behind, known once it is closed."""
+
+    def gauges(self, role: str = "scheduler") -> dict[str, float]:
+        """Of an actor's last beat; {} while it is not there."""
+        for actor in self.engine.client.status().actors:
+            if actor.role == role:
+                return actor.gauges
+        return {}
+
+    def close(self) -> None:
+        """End the engine, and look for what is left."""
+        self.engine.close()
+        self.left = leftovers(self.base)
+
+
+def leftovers(base: Path) -> list[str]:
+    """Processes that still name the directory, and files in it; crash reports are meant to stay."""
+    alive = wait_gone(naming(str(base)), 2.0)
+    files = (path.relative_to(base) for path in sorted(base.rglob("*")))
+    return [f"process {pid}" for pid in alive] + [
+        f"file {file}" for file in files if file.parts[0] != CRASHES]
+
+
+@contextmanager
+def rig(worker: str = WORKER, roles: dict[str, str] | None = None, **config: Any) -> Iterator[Rig]:
+    """An engine with the battery's worker, restarts and pages that are checked. roles: others than
+    the engine's own; config: as of `Engine`."""
+    base = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
+    values: dict[str, Any] = {
+        "null_worker": True, "skip_tokenizer": True, "restart": True, "silence": 1.0,
+        "max_restarts": 10_000, "debug_memory": True, "run_dir": str(base)} | config
+    try:
+        with Engine(roles=_roles(worker, roles or {}), **values) as engine:
+            made = Rig(engine, base)
+            yield made
+            made.close()
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _roles(worker: str, others: dict[str, str]) -> dict[str, str]:
+    from actorium.actors.config import Config
+
+    return roles_of(Config()) | {"worker-0": worker} | others
+
+
+def resources(pids: list[int]) -> tuple[int, int]:
+    """Resident bytes and open files of processes together."""
+    memory = files = 0
+    for pid in pids:
+        entry = Path(f"/proc/{pid}")
+        memory += int((entry / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        files += len(list((entry / "fd").iterdir()))
+    return memory, files

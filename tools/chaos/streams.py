@@ -1,0 +1,188 @@
+"""Requests whose every token is known beforehand, and clients that stream and check them.
+
+What is wrong is collected, not raised: a run goes on, and its report says everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from time import monotonic
+
+import numpy as np
+
+from actorium.actors.client import AsyncClient
+from actorium.actors.client_async import AsyncDeltaStream
+from actorium.actors.client_requests import StreamDelta
+from actorium.actors.errors import ActoriumError
+from actorium.actors.params import SamplingParams
+from actorium.actors.scheduler.null_worker import VOCAB, hash_tokens
+from actorium.actors.scheduler.requests import choice_seed
+from actorium.tools.chaos.gaps import Gaps
+
+LATEST = 90.0
+"""Seconds within which a request must have ended."""
+CLEAN = 500
+"""Prompts are made of smaller tokens."""
+REFUSED = ("queue_full", "unavailable")
+"""Codes of honest refusals."""
+
+
+@dataclass
+class Want:
+    """One request, and what has come of it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    begun: float = 0.0
+    last: float = 0.0
+    """When something new came."""
+    number: int = 0
+    tokens: list[list[int]] = field(default_factory=list)
+    ended: int = 0
+    """Choices."""
+    wrong: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens = [[] for _ in range(self.params.n)]
+        self._expected = [self._tokens_of(index) for index in range(self.params.n)]
+
+    def _tokens_of(self, index: int) -> list[int]:
+        most, seed = self.params.max_tokens, self.params.seed
+        assert most is not None and seed is not None
+        places = np.arange(len(self.prompt), len(self.prompt) + most, dtype=np.uint64)
+        seeds = np.full(most, choice_seed(seed, index), np.uint64)
+        return hash_tokens(seeds, places, VOCAB).tolist()
+
+    def take(self, delta: StreamDelta) -> None:
+        """Check what is new, token by token."""
+        have, expected = self.tokens[delta.index], self._expected[delta.index]
+        for token in delta.token_ids:
+            at = len(have)
+            if at >= len(expected):
+                self.wrong.append(f"token {at} of {len(expected)} (duplicated?)")
+            elif token != expected[at]:
+                self.wrong.append(f"token {at} is {token} instead of {expected[at]}")
+            have.append(token)
+        if delta.finish_reason is not None:
+            self.ended += 1
+            self._check_end(delta, len(have), len(expected))
+
+    def _check_end(self, delta: StreamDelta, got: int, wanted: int) -> None:
+        if delta.finish_reason != "length":
+            self.wrong.append(f"ended with {delta.finish_reason} after {got} of {wanted} tokens")
+        elif got != wanted:
+            self.wrong.append(f"ended with {got} tokens instead of {wanted}")
+        elif delta.usage is None or delta.usage.completion_tokens != wanted:
+            self.wrong.append(f"usage says {delta.usage}, {wanted} tokens came")
+
+    @property
+    def count(self) -> int:
+        """Tokens that have come."""
+        return sum(len(tokens) for tokens in self.tokens)
+
+
+class Maker:
+    """Random requests from a seed."""
+
+    def __init__(self, seed: int, tokens: tuple[int, int], prompt: int = 200) -> None:
+        """tokens: completions have between the two; prompt: the longest."""
+        self._random = random.Random(seed)
+        self._tokens, self._longest = tokens, prompt
+        self._shared = [self._random.randrange(CLEAN) for _ in range(prompt)]
+
+    def make(self, poison: int | None = None) -> Want:
+        """The next request; `poison` is a token to put into its prompt."""
+        chance = self._random
+        shared = self._shared[:chance.randrange(self._longest)] if chance.random() < 0.5 else []
+        own = [chance.randrange(CLEAN) for _ in range(1 + chance.randrange(self._longest // 2))]
+        prompt = [*shared, *own, *([] if poison is None else [poison])]
+        return Want(prompt, SamplingParams(
+            max_tokens=chance.randint(*self._tokens), seed=chance.getrandbits(62),
+            n=2 if chance.random() < 0.05 and poison is None else 1, ignore_eos=True))
+
+    def chance(self, probability: float) -> bool:
+        return self._random.random() < probability
+
+
+@dataclass
+class Tally:
+    """What a row counts."""
+
+    requests: int = 0
+    tokens: int = 0
+    complete: int = 0
+    aborted: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    """By code of the error."""
+    wrong: list[str] = field(default_factory=list)
+
+    def settle(self, want: Want) -> None:
+        """A stream is over."""
+        self.tokens += want.count
+        self.wrong += [f"request {want.number}: {text}" for text in want.wrong[:3]]
+
+
+class Traffic:
+    """Streams of one or more clients, each checked."""
+
+    def __init__(self, maker: Maker, gaps: Gaps | None = None, aborts: float = 0.0) -> None:
+        """aborts: share of the requests that are given up in the middle."""
+        self.tally, self.gaps = Tally(), gaps or Gaps()
+        self._maker, self._aborts = maker, aborts
+        self.live: dict[int, Want] = {}
+
+    async def one(self, client: AsyncClient, want: Want) -> str | None:
+        """Run one request to its end; returns the code of its error, if any."""
+        self.tally.requests += 1
+        want.number = self.tally.requests
+        want.begun = want.last = monotonic()
+        self.live[want.number] = want
+        stream = client.stream(want.prompt, want.params)
+        try:
+            async with asyncio.timeout(LATEST):
+                await self._read(stream, want)
+        except TimeoutError:
+            want.wrong.append(f"has not ended in {LATEST:g} s ({want.count} tokens came)")
+        except ActoriumError as error:
+            return self._failed(error, want)
+        finally:
+            await stream.aclose()
+            del self.live[want.number]
+            self.tally.settle(want)
+        return None
+
+    def _failed(self, error: ActoriumError, want: Want) -> str:
+        if error.code in REFUSED and not want.count:
+            self.tally.refused[error.code] += 1
+        else:
+            self.tally.failed[error.code] += 1
+        return error.code
+
+    async def _read(self, stream: AsyncDeltaStream, want: Want) -> None:
+        give_up = 1 + want.count
+        abort = self._maker.chance(self._aborts)
+        async for delta in stream:
+            now = monotonic()
+            self.gaps.heard(want.number, want.begun, want.last, now)
+            want.last = now
+            want.take(delta)
+            if abort and want.count > give_up:
+                self.tally.aborted += 1
+                return
+        if want.ended == want.params.n:
+            self.tally.complete += 1
+        else:
+            want.wrong.append(f"its stream ended after {want.ended} of {want.params.n} choices")
+
+    async def keep(self, client: AsyncClient, streams: int, until: asyncio.Event) -> None:
+        """So many requests at a time, one after the other, until the event; then to their ends."""
+        async def again() -> None:
+            while not until.is_set():
+                code = await self.one(client, self._maker.make())
+                if code is not None:
+                    await asyncio.sleep(0.2)  # refused: as a client would, later again
+        await asyncio.gather(*(again() for _ in range(streams)))
