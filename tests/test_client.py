@@ -24,6 +24,7 @@ from actorium.actors.errors import (
     EngineUnavailable,
     InvalidRequest,
     QueueFull,
+    UnknownRequest,
 )
 from actorium.actors.params import SamplingParams
 
@@ -325,6 +326,45 @@ def test_a_restart_is_noticed_while_waiting(model: Path) -> None:
         first.die()
         with FakeEngine(model, base=first.base), pytest.raises(EngineUnavailable):
             list(stream)
+        client.close()
+
+
+def test_another_engine_in_time_takes_up_what_was_not_begun(model: Path) -> None:
+    """Without a common ledger the next engine knows nothing: what was begun cannot go on."""
+    with FakeEngine(model) as first:
+        client = Client(first.name, first.base, resume_timeout=30)
+        first.allow = 1
+        begun = client.stream("abc", params(max_tokens=200))
+        assert next(begun).text == "a"
+        fresh = client.stream("abc", params(max_tokens=3))
+        first.die()
+        second = threading.Timer(0.2, lambda: engines.append(
+            FakeEngine(model, base=first.base).__enter__()))
+        engines: list[FakeEngine] = []
+        second.start()
+        assert "".join(d.text for d in fresh) == "abc"
+        with pytest.raises(UnknownRequest):
+            list(begun)
+        assert client.generate("cd", params(max_tokens=2)).text == "cd"
+        second.join()
+        engines[0].die()
+        client.close()
+
+
+def test_an_engine_that_does_not_come_in_time(model: Path) -> None:
+    with pytest.raises(InvalidRequest, match="resume_timeout"):
+        Client(resume_timeout=-1)
+    with FakeEngine(model) as engine:
+        client = Client(engine.name, engine.base, resume_timeout=0.3)
+        engine.allow = 0
+        stream = client.stream("abc", params(max_tokens=200))
+        engine.die()
+        begin = monotonic()
+        with pytest.raises(EngineUnavailable, match="went away"):
+            list(stream)
+        assert 0.3 <= monotonic() - begin < 5
+        with pytest.raises(EngineUnavailable):
+            client.generate("x")
         client.close()
 
 

@@ -13,7 +13,7 @@ import uvloop
 from helpers_text import FakeEngine, byte_level, write_model
 
 from actorium.actors.client import AsyncClient, Request
-from actorium.actors.errors import EngineUnavailable, InvalidRequest
+from actorium.actors.errors import EngineUnavailable, InvalidRequest, UnknownRequest
 from actorium.actors.params import SamplingParams
 
 TEXT = "the € day, \U0001f600 é!"
@@ -118,6 +118,26 @@ def test_cancelling_a_task_aborts(engine: FakeEngine) -> None:
             assert len(engine.scheduler.cancels) == 3
             engine.allow = math.inf
             assert (await client.generate("ab", params(max_tokens=2))).text == "ab"
+
+    run(asyncio.new_event_loop, main())
+
+
+def test_another_engine_in_time_takes_up_what_was_not_begun(engine: FakeEngine) -> None:
+    async def main() -> None:
+        async with AsyncClient(engine.name, engine.base, resume_timeout=30) as client:
+            engine.allow = 1
+            begun = client.stream("abc", params(max_tokens=200))
+            await anext(begun)
+            task = asyncio.create_task(client.generate("abc", params(max_tokens=3)))
+            while len(engine.scheduler.submits) < 2:
+                await client.tokenize("x")
+            await asyncio.to_thread(engine.die)
+            model = Path(engine.tokenizer._config.model.model)
+            with FakeEngine(model, base=engine.base):
+                assert (await task).text == "abc"
+                with pytest.raises(UnknownRequest):
+                    await anext(begun)
+                assert (await client.generate("cd", params(max_tokens=2))).text == "cd"
 
     run(asyncio.new_event_loop, main())
 

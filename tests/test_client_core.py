@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from helpers_text import i4
 
 from actorium.actors.client_calls import requests
-from actorium.actors.client_core import GRACE, ClientCore, Pending
+from actorium.actors.client_core import GRACE, SETTLE, ClientCore, Pending
 from actorium.actors.client_requests import Request, encode
 from actorium.actors.errors import (
     Aborted,
@@ -16,10 +17,13 @@ from actorium.actors.errors import (
     DeadlineExceeded,
     EngineUnavailable,
     InvalidRequest,
+    UnknownRequest,
 )
 from actorium.actors.messages import (
     Abort,
     Accepted,
+    Attach,
+    Attached,
     Delta,
     Info,
     Rejected,
@@ -141,3 +145,96 @@ def test_shapes_and_lists_of_parameters() -> None:
     assert requests(["a", "b"], None, None)[1]([["a"], error]) == ["a", error]
     with pytest.raises(InvalidRequest, match="1 for 2"):
         requests(["a", "b"], [two], None)
+
+
+# --- what is sent again, and when ---------------------------------------------------------------
+
+
+def due(core: ClientCore, now: float) -> list[str]:
+    """What is sent again now: "Generate", "Resume", ..."""
+    decoded = [msgspec.msgpack.decode(frame)[0] for _, frame in core.resend(now)]
+    return [str(kind) for kind in decoded]
+
+
+def test_a_request_is_sent_again_until_its_receipt() -> None:
+    core = ClientCore("c")
+    pending = started(core)
+    core.on_message(Accepted(pending.rid, 1), 100.0)
+    sent = [now / 2 for now in range(200, 250) if due(core, now / 2) == ["Generate"]]
+    assert sent == [101.0, 103.0, 107.0, 115.0, 123.0]
+    core.on_message(TextBatch([Delta(pending.rid, 0, 0, "", b"")]), 124.0)
+    assert not pending.deltas and due(core, 128.9) == []
+    assert [now for now in range(124, 180) if due(core, now) == ["Resume"]] == [129, 139, 159]
+
+
+def test_what_is_still_with_the_tokenizer_is_sent_again_when_it_dies() -> None:
+    core = ClientCore("c")
+    waiting, told = started(core), started(core)
+    call = core.call(ServerInfo, math.inf, now=100.0)
+    core.on_message(TextBatch([Delta(told.rid, 0, 0, "a", i4([97]))]), 103.0)
+    assert due(core, 104.0) == []
+    assert core.reconnected("tokenizer.front", 104.0) == []
+    assert due(core, 104.0) == ["Generate", "ServerInfo"]
+    assert call.frame and waiting.frame and not told.frame
+
+
+def test_a_new_detokenizer_tells_by_itself_a_broken_connection_does_not() -> None:
+    core = ClientCore("c")
+    pending = started(core, streaming=True)
+    core.on_message(Attached(1), 100.0)
+    core.on_message(TextBatch([Delta(pending.rid, 0, 0, "ab", i4([97, 98]))]), 100.0)
+    ((front, frame),) = core.reconnected("detokenizer.front", 101.0)
+    assert front == "detokenizer.front" and frame == encode(Attach(), "client")
+    core.on_message(Attached(1), 101.0)
+    assert due(core, 101.0) == ["Resume"], "what was on its way is lost"
+    core.reconnected("detokenizer.front", 103.0)
+    core.on_message(Attached(2), 103.0)
+    assert due(core, 103.0) == [] and due(core, 103.0 + SETTLE) == ["Resume"]
+
+
+def test_an_unknown_request_is_sent_anew_unless_something_was_seen() -> None:
+    core = ClientCore("c")
+    fresh, seen = started(core), started(core)
+    say(core, seen, 0, "a")
+    unknown = [Delta(p.rid, 0, 0, "", b"", finish_reason="error",
+                     error=Rejected(p.rid, "unknown_request", "?")) for p in (fresh, seen)]
+    core.on_message(TextBatch(unknown), 100.0)
+    assert due(core, 100.0) == ["Generate"] and not fresh.done
+    with pytest.raises(UnknownRequest):
+        seen.completions()
+
+
+def test_an_abort_without_effect_is_sent_again() -> None:
+    core = ClientCore("c")
+    pending = started(core)
+    assert core.forget(pending.rid, 100.0)
+    delta = Delta(pending.rid, 0, 0, "a", i4([97]))
+    core.on_message(TextBatch([delta]), 100.5)
+    assert due(core, 100.5) == []
+    core.on_message(TextBatch([delta]), 101.0)
+    assert due(core, 101.0) == ["Abort"] and due(core, 101.0) == []
+    core.on_message(TextBatch([Delta(pending.rid, 0, 1, "", b"", finish_reason="abort")]), 103.0)
+    core.on_message(TextBatch([delta]), 105.0)
+    assert due(core, 105.0) == []
+
+
+def test_another_engine_takes_up_what_the_first_has_left() -> None:
+    core = ClientCore("c")
+    fresh, told = started(core), started(core)
+    core.on_message(Attached(7), 100.0)
+    say(core, told, 0, "a")
+    assert [front for front, _ in core.renewed(200.0)] == ["detokenizer.front"]
+    assert not core.attached and due(core, 200.0) == ["Generate", "Resume"]
+    core.on_message(Attached(1), 200.0)
+    say(core, told, 0, "abc", end="length")
+    say(core, fresh, 0, "x", end="length")
+    assert [p.completions()[0].text for p in (fresh, told)] == ["x", "abc"]
+
+
+def test_a_refusal_of_a_repetition_is_no_refusal() -> None:
+    core = ClientCore("c")
+    pending = started(core)
+    say(core, pending, 0, "a")
+    core.on_message(Rejected(pending.rid, "unavailable", "stopping"), 101.0)
+    say(core, pending, 1, "b", end="length")
+    assert pending.completions()[0].text == "ab"

@@ -184,8 +184,10 @@ class DetokenizerCore:
 
     @property
     def done(self) -> bool:
-        """True when no sequence lives and all is said."""
-        return not (self._live or self._dirty or self._out or self._early)
+        """True when no sequence lives and all is said to those who are there."""
+        away = self._readers.away
+        unsaid = any(seq.client not in away for seq in self._dirty.values())
+        return not (self._live or unsaid or self._out or self._early)
 
     def health(self) -> Health:
         """Phase "loading" until the tokenizer is read; `step` counts batches."""
@@ -241,16 +243,16 @@ class DetokenizerCore:
 
     def _is_over(self, message: Open, key: Key) -> bool:
         """It has ended here, or its client has been given up: the scheduler is told again."""
-        ended = self._ended.get(message.sid)
-        if ended is not None and ended.key == key:
-            if ended.stopped is not None:
-                self._out.append(Send("scheduler", Stop(message.sid, ended.stopped)))
-            return True
         if message.rid in self._lost.get(message.client, ()):
             if message.end is None:
                 self._out.append(Send("scheduler", Cancel(message.rid, message.client)))
             return True
-        return False
+        ended = self._ended.get(message.sid)
+        if ended is None or ended.key != key:
+            return False
+        if ended.stopped is not None and message.end is None:
+            self._out.append(Send("scheduler", Stop(message.sid, ended.stopped)))
+        return True
 
     def _catch_up(self, seq: Sequence, message: Open) -> None:
         """Take what the message tells and `seq` has not seen."""

@@ -34,27 +34,27 @@ class Readers:
 
     def __init__(self) -> None:
         self._here: dict[bytes, None] = {}
-        self._away: dict[bytes, Away] = {}
+        self.away: dict[bytes, Away] = {}
         self.slow: set[bytes] = set()
         """Clients that have not read what was sent: wait until they have."""
 
     @property
     def all_open(self) -> bool:
         """Everybody can be told."""
-        return not (self._away or self.slow)
+        return not (self.away or self.slow)
 
     def shut(self, client: bytes) -> bool:
         """Nothing may be sent to the client now."""
-        return client in self._away or client in self.slow
+        return client in self.away or client in self.slow
 
     def meet(self, client: bytes, now: float) -> None:
         """A sequence of this client was opened."""
-        if client not in self._here and client not in self._away:
-            self._away[client] = Away(now + RECONNECT, now)
+        if client not in self._here and client not in self.away:
+            self.away[client] = Away(now + RECONNECT, now)
 
     def here(self, client: bytes) -> None:
         """The client has spoken, or a knock has reached it."""
-        self._away.pop(client, None)
+        self.away.pop(client, None)
         self._here[client] = None
         if len(self._here) > REMEMBERED:
             del self._here[next(iter(self._here))]
@@ -63,29 +63,29 @@ class Readers:
         """What was sent did not reach the client; there is more for it."""
         self._here.pop(client, None)
         self.slow.discard(client)
-        away = self._away.setdefault(client, Away(now + RETURN, now))
+        away = self.away.setdefault(client, Away(now + RETURN, now))
         away.knocked, away.knock_at = False, now + KNOCK
 
     def forget(self, client: bytes) -> None:
         """There is nothing for the client any more."""
-        self._away.pop(client, None)
+        self.away.pop(client, None)
         self._here.pop(client, None)
         self.slow.discard(client)
 
     def overdue(self, now: float) -> list[bytes]:
         """Who did not come back in time."""
-        return [c for c, away in self._away.items() if away.until <= now and not away.knocked]
+        return [c for c, away in self.away.items() if away.until <= now and not away.knocked]
 
     def knocks(self, now: float) -> list[bytes]:
         """Whom to knock at now. The knocks of the wake before have succeeded."""
-        for client in [c for c, away in self._away.items() if away.knocked]:
+        for client in [c for c, away in self.away.items() if away.knocked]:
             self.here(client)
-        due = [c for c, away in self._away.items() if away.knock_at <= now]
+        due = [c for c, away in self.away.items() if away.knock_at <= now]
         for client in due:
-            self._away[client].knocked = True
+            self.away[client].knocked = True
         return due
 
     def next_timer(self) -> float | None:
         """When to look again; None = nobody is away."""
-        return min((0.0 if a.knocked else min(a.knock_at, a.until) for a in self._away.values()),
+        return min((0.0 if a.knocked else min(a.knock_at, a.until) for a in self.away.values()),
                    default=None)

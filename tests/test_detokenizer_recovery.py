@@ -1,0 +1,200 @@
+"""The detokenizer's core when others die, clients vanish, or do not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_text import context, i4, ints, loaded, write_model
+
+from actorium.actors.core import Send
+from actorium.actors.detokenizer import core as module
+from actorium.actors.detokenizer.core import ASK_AGAIN, DetokenizerCore
+from actorium.actors.detokenizer.readers import KNOCK, RECONNECT
+from actorium.actors.messages import (
+    Attach,
+    Attached,
+    Cancel,
+    Delta,
+    Hello,
+    Open,
+    SequenceEvent,
+    Stop,
+    TextBatch,
+    TokenBatch,
+    Unknown,
+)
+from actorium.actors.params import TextParams
+
+A, B = b"a", b"b"
+HELLO = Hello("tokenizer", 3)
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> DetokenizerCore:
+    core: DetokenizerCore = loaded(DetokenizerCore(context(write_model(tmp_path / "m"))))
+    core.on_client(A, Attach(), 0.0)
+    core.on_wake(0.0)
+    return core
+
+
+def open_(core: DetokenizerCore, sid: int = 1, rid: str = "r", said: bytes = b"", now: float = 0.0,
+          client: bytes = A, stop: tuple[str, ...] = (), **more: Any) -> None:
+    core.on_message(Open(sid, rid, 0, client, i4(list(b"hi")), TextParams(stop=stop),
+                         emitted=i4(list(said)), **more), now)
+
+
+def say(core: DetokenizerCore, start: int, text: bytes, sid: int = 1, now: float = 0.0,
+        epoch: int = 0, end: SequenceEvent | None = None) -> None:
+    core.on_message(TokenBatch(1, i4([sid]), i4([start]), bytes([len(text)]), i4(list(text)),
+                               [end] if end else [], epoch), now)
+
+
+def wake(core: DetokenizerCore, now: float = 0.0) -> tuple[list[Delta], list[Any]]:
+    """(all deltas, other messages)"""
+    deltas, others = [], []
+    for send in core.on_wake(now):
+        if isinstance(send.message, TextBatch) and send.message.deltas:
+            deltas += send.message.deltas
+        else:
+            others.append(send.message)
+    return deltas, others
+
+
+def shown(core: DetokenizerCore, now: float = 0.0) -> list[tuple[int, str]]:
+    deltas, others = wake(core, now)
+    assert others == []
+    return [(d.start, d.text) for d in deltas]
+
+
+def test_the_receipt_comes_before_the_first_token(core: DetokenizerCore) -> None:
+    open_(core)
+    ((receipt,), _) = wake(core)
+    assert (receipt.rid, receipt.tokens, receipt.finish_reason) == ("r", b"", None)
+    open_(core)
+    assert wake(core) == ([], []), "known"
+
+
+def test_an_older_scheduler_is_fenced_off(core: DetokenizerCore) -> None:
+    open_(core, epoch=1)
+    say(core, 0, b"ab", epoch=1)
+    open_(core, said=b"abc", epoch=2)
+    say(core, 3, b"X", epoch=1)
+    open_(core, sid=2, rid="old", epoch=1)
+    say(core, 3, b"d", epoch=2)
+    assert shown(core) == [(0, "abcd")]
+
+
+def test_a_new_scheduler_hears_again_what_was_decided_here(core: DetokenizerCore) -> None:
+    open_(core, stop=("cd",))
+    say(core, 0, b"abcd")
+    assert wake(core)[1] == [Stop(1, 4)]
+    open_(core, said=b"abcdef", stop=("cd",), epoch=2)
+    assert wake(core) == ([], [Stop(1, 4)])
+    open_(core, sid=1, rid="other", said=b"x", epoch=3)
+    assert shown(core) == [(0, "x")], "a scheduler without a ledger numbers from 1 again"
+
+
+def test_gaps_are_asked_for_now_and_then(core: DetokenizerCore) -> None:
+    open_(core)
+    for start in (2, 3):
+        say(core, start, b"x")
+    assert wake(core)[1] == [HELLO]
+    say(core, 4, b"x", now=ASK_AGAIN / 2)
+    assert wake(core)[1] == []
+    say(core, 5, b"x", now=ASK_AGAIN, end=SequenceEvent(1, "length"))
+    assert wake(core)[1] == [HELLO] and not core.done, "an end beyond a gap is no end"
+    open_(core, said=b"abxxxx", end=SequenceEvent(1, "length"))
+    ((delta,), _) = wake(core)
+    assert (delta.start, delta.text, delta.finish_reason) == (0, "abxxxx", "length")
+
+
+def test_all_is_told_again_on_request(core: DetokenizerCore) -> None:
+    open_(core)
+    say(core, 0, b"abc")
+    assert shown(core) == [(0, "abc")]
+    open_(core, said=b"abcd", again=True)
+    assert shown(core) == [(0, "abcd")]
+    open_(core, said=b"ab", again=True)
+    assert shown(core) == [], "older than what is known"
+    say(core, 4, b"e", end=SequenceEvent(1, "length"))
+    assert shown(core) == [(4, "e")]
+    open_(core, said=b"abcde", end=SequenceEvent(1, "length"), cached_tokens=2, again=True)
+    ((delta,), _) = wake(core)
+    assert (delta.start, delta.text, delta.finish_reason) == (0, "abcde", "length")
+    assert delta.usage is not None and delta.usage.cached_tokens == 2
+
+
+def test_an_unknown_request_is_an_error_of_its_stream(core: DetokenizerCore) -> None:
+    open_(core)
+    core.on_message(Unknown("r", A), 0.0)
+    ((delta,), _) = wake(core)
+    assert delta.error is not None and delta.error.code == "unknown_request" and core.done
+
+
+def test_a_new_incarnation_knocks_before_it_speaks(core: DetokenizerCore) -> None:
+    open_(core, said=b"abc", client=B, now=10.0)
+    assert core.next_timer() == 10.0
+    assert core.on_wake(10.0) == [Send("client", TextBatch([]), B)]
+    core.on_client_gone(B, 10.0)
+    assert core.next_timer() == 10.0 + KNOCK and core.on_wake(10.01) == []
+    say(core, 3, b"d", now=10.1)
+    assert core.on_wake(10.1) == [Send("client", TextBatch([]), B)]
+    assert core.next_timer() == 0.0
+    assert shown(core, 10.1) == [(0, "abcd")], "nothing was lost by speaking too early"
+    assert core.next_timer() is None
+
+
+def test_a_client_that_does_not_come_back_is_given_up(core: DetokenizerCore) -> None:
+    open_(core, said=b"abc", client=B, now=10.0)
+    now = 10.0
+    while now < 10.0 + RECONNECT:
+        assert wake(core, now) == ([], [TextBatch([])])
+        core.on_client_gone(B, now)
+        due = core.next_timer()
+        assert due is not None and due > now
+        now = due
+    assert wake(core, now)[1] == [Cancel("r", B)] and core.done
+    open_(core, said=b"abcd", client=B, epoch=2)
+    assert wake(core, now)[1] == [Cancel("r", B)], "the new scheduler has not heard of it"
+    core.on_client(B, Attach(), now)
+    deltas, others = wake(core, now)
+    assert others == [Attached(3)] and deltas[0].error is not None
+    assert deltas[0].error.code == "aborted"
+
+
+def test_what_a_slow_client_has_not_read_is_merged(core: DetokenizerCore) -> None:
+    open_(core)
+    wake(core)
+    core.on_client_slow(A, True, 0.0)
+    for n in range(100):
+        say(core, n, b"x")
+        assert wake(core) == ([], [])
+    say(core, 100, b"y", end=SequenceEvent(1, "length"))
+    assert wake(core) == ([], []) and not core.done
+    core.on_client_slow(A, False, 1.0)
+    ((delta,), _) = wake(core)
+    assert (delta.start, len(ints(delta.tokens)), delta.finish_reason) == (0, 101, "length")
+    assert core.done
+
+
+def test_a_client_far_behind_is_given_up(core: DetokenizerCore,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MERGED", 50)
+    open_(core)
+    open_(core, 2, "q", client=B)
+    core.on_client(B, Attach(), 0.0)
+    wake(core)
+    core.on_client_slow(A, True, 0.0)
+    sent = []
+    for n in range(60):
+        say(core, n, b"x")
+        say(core, n, b"z", sid=2)
+        deltas, others = wake(core)
+        sent += others
+        assert [d.rid for d in deltas] == ["q"], "the others read on"
+    assert sent == [Cancel("r", A)]
+    core.on_client_slow(A, False, 1.0)
+    ((delta,), _) = wake(core)
+    assert delta.error is not None and "did not read" in delta.error.message
