@@ -2,18 +2,16 @@
 
 A turn is all that a core hears until it is next asked what to send, and that question. Both files
 begin with a `Header`; when one is full the other is begun anew, so that between half and all of
-the bytes that were granted hold what came last. A file is [u4 length][payload] again and again and
-ends at a length of 0.
+the bytes that were granted hold what came last. A file is [u4 length][payload] again and again.
 
-They are written through a mapping: a turn is a copy into memory that the kernel keeps whatever
-becomes of the process, without a system call, so that not even the last turn before a SIGKILL is
-missing. The blocks behind the mapping are allocated before they are touched, since a full disk
-would end the process by SIGBUS otherwise; where that fails, the recording stops.
+A turn is one `write`, with no buffer before it: after a SIGKILL not even the last turn is missing.
+(A mapping would spare the system call, a microsecond or two, but a file that somebody truncates, or
+a disk that is full after all, would end the process by SIGBUS: not worth it for a recorder.)
 """
 
 from __future__ import annotations
 
-import mmap
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -28,8 +26,6 @@ from actorium.actors.messages import SequenceEvent, Submit, ToScheduler
 VERSION = 1
 SUFFIXES = (".tape0", ".tape1")
 LENGTH = struct.Struct("<I")
-CHUNK = 1 << 18
-"""Bytes that are allocated at once."""
 
 
 class Choice(Struct, frozen=True, array_like=True):
@@ -105,53 +101,39 @@ class Tape:
         self._paths = [run_dir / f"{header.role}{suffix}" for suffix in SUFFIXES]
         self._number = -1
         self._fd = -1
-        self._map: mmap.mmap | None = None
+        self._at = 0
         for path in self._paths:
             path.unlink(missing_ok=True)
         self._next_file()
 
     def add(self, turn: Turn) -> None:
-        """Write a turn; one that no file can hold is left out. Raises `OSError` on a full disk."""
+        """Write a turn. Raises `OSError` on a full disk."""
         data = self._encode(turn)
-        need = LENGTH.size + len(data)
-        if self._at + need > self._half:
+        if self._at + LENGTH.size + len(data) > self._half:
             self._next_file()
-        self.turns += 1
-        if self._at + need > self._half:  # a turn is missing, so what comes is in mid-life
-            return
         self._put(data)
+        self.turns += 1
 
     def _next_file(self) -> None:
         self.close()
         self._number += 1
         path = self._paths[self._number % 2]
         path.unlink(missing_ok=True)  # who reads the old one may go on
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._fd, self._half)
-        self._map = mmap.mmap(self._fd, self._half)
-        self._at = self._allocated = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._at = 0
         past = self._header.past if self._number == 0 else None
-        data = self._encode(msgspec.structs.replace(self._header, turn=self.turns, past=past))
-        if LENGTH.size + len(data) > self._half:  # a past that is too long to be told
-            data = self._encode(msgspec.structs.replace(self._header, turn=1, past=None))
-        self._put(data)
+        self._put(self._encode(msgspec.structs.replace(self._header, turn=self.turns, past=past)))
 
     def _put(self, data: bytes) -> None:
-        assert self._map is not None
-        body, end = self._at + LENGTH.size, self._at + LENGTH.size + len(data)
-        while self._allocated < min(end + LENGTH.size, self._half):
-            os.posix_fallocate(self._fd, self._allocated, CHUNK)
-            self._allocated += CHUNK
-        self._map[body:end] = data
-        # The length last: a payload is there before it is spoken of.
-        self._map[self._at:body] = LENGTH.pack(len(data))
-        self._at = end
+        frame = LENGTH.pack(len(data)) + data
+        if os.write(self._fd, frame) < len(frame):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._at += len(frame)
 
     def close(self) -> None:
-        if self._map is not None:
-            self._map.close()
+        if self._fd >= 0:
             os.close(self._fd)
-            self._map = None
+            self._fd = -1
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -200,7 +182,7 @@ def _frames(data: bytes) -> Iterator[bytes]:
     while at + LENGTH.size <= len(data):
         (length,) = LENGTH.unpack_from(data, at)
         at += LENGTH.size
-        if not length or at + length > len(data):
+        if at + length > len(data):
             return
         yield data[at:at + length]
         at += length

@@ -29,7 +29,7 @@ NOTHING = np.zeros(0, np.int32)
 DIGEST = 16
 """Bytes that a page hands on to the next; 4 of them are told."""
 SPARE = 4
-"""Chains for each slot: results of two plans may be on their way while others enter their slots."""
+"""Chains for each slot: results of two plans may be due while others have entered its slots."""
 
 
 class Veil:
@@ -39,15 +39,16 @@ class Veil:
         """`slots`: the most that the worker may have."""
         self._page = page_size
         self._seed = os.urandom(DIGEST)
-        self._chains = SPARE * (slots + 1)
-        self._next = 0
-        self._of_slot = np.zeros(slots + 2, np.int64)
+        chains = SPARE * (slots + 2)
+        self._of_slot = np.arange(slots + 2, dtype=np.int64)
         """Chain of the sequence in each slot."""
-        self._digest = [self._seed] * self._chains
+        self._free = deque(range(slots + 2, chains))
+        """The other chains; results may still be due to those that were freed last."""
+        self._digest = [self._seed] * chains
         """Of the whole pages of each chain."""
-        self._tail = np.zeros((self._chains, page_size), np.int32)
+        self._tail = np.zeros((chains, page_size), np.int32)
         self._flat = self._tail.reshape(-1)
-        self._fill = np.zeros(self._chains, np.int64)
+        self._fill = np.zeros(chains, np.int64)
         self._left = np.zeros(slots + 2, np.int64)
         """Tokens of each slot that no plan has extended over yet."""
         self._plans: deque[tuple[int, Longs]] = deque()
@@ -105,8 +106,8 @@ class Veil:
         self._plans.append((plan.step, rows))
 
     def _admit(self, admit: Admit) -> None:
-        chain = self._next
-        self._next = (chain + 1) % self._chains
+        self._free.append(int(self._of_slot[admit.slot]))
+        chain = self._free.popleft()
         tokens = np.frombuffer(admit.tokens, np.int32)
         rest = len(tokens) % self._page
         self._digest[chain] = self._fold(admit.tokens)

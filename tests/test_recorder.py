@@ -1,0 +1,365 @@
+"""The flight recorder: what it keeps, what it must not, and that the same plans come out again."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from helpers_scheduler import CLIENT, Ring, column, config, ints
+
+from actorium.actors.config import Config
+from actorium.actors.core import Context
+from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
+from actorium.actors.params import Resolved, TextParams
+from actorium.actors.recorder import tape
+from actorium.actors.recorder.recorder import Recorder, checksum, recorded
+from actorium.actors.recorder.replay import load, play
+from actorium.actors.recorder.tape import BadTape, Recording
+from actorium.actors.recorder.veil import Veil
+from actorium.tools.cli.replay import plan_line
+
+replace = msgspec.structs.replace
+PAGE = 16
+
+
+def with_recorder(settings: Config, prompts: bool = False, limit: int = 1 << 22) -> Config:
+    return replace(settings, runtime=replace(settings.runtime, record_prompts=prompts,
+                                             recorder_bytes=limit))
+
+
+class Taped(Ring):
+    """A ring whose scheduler is recorded, and asked for its timer after each wake, as a shell
+    does."""
+
+    def __init__(self, where: Path, settings: Config, **more: Any) -> None:
+        self.taped = False
+        super().__init__(settings, start=False, **more)
+        self.scheduler = Recorder(self.scheduler, Context(settings, where, "scheduler", 3, 0))
+        self.taped = True
+        self.start()
+
+    def wake(self) -> None:
+        super().wake()
+        if self.taped:
+            self.scheduler.next_timer()
+
+
+def recording(where: Path) -> Recording:
+    return load(where / "scheduler.tape0")
+
+
+def assert_replays(where: Path, sent: list[StepPlan]) -> list[StepPlan]:
+    """The same plans come out again; they are returned."""
+    found = recording(where)
+    assert found.whole and not found.torn
+    again: list[StepPlan] = []
+    for played in play(found):
+        again += played.plans
+        assert played.same and not played.error
+    assert [checksum(plan) for plan in again] == [checksum(plan) for plan in sent]
+    return again
+
+
+def bare(plan: StepPlan) -> StepPlan:
+    """A plan without tokens."""
+    return replace(plan, admit=[replace(a, tokens=bytes(len(a.tokens))) for a in plan.admit])
+
+
+def busy_day(ring: Taped, dice: random.Random, requests: int) -> None:
+    """Prompts that share beginnings, conversations that go on, cancels, stops, deadlines."""
+    texts = [[dice.randrange(500) for _ in range(dice.randrange(20, 90))] for _ in range(4)]
+    for number in range(requests):
+        heard = [h for h in ring.heard.values() if h.tokens and h.reason]
+        if heard and dice.random() < 0.4:  # the next turn of a conversation
+            last = dice.choice(heard)
+            prompt = ints(last.submit.prompt) + last.tokens + [7, 8, 9]
+        else:
+            prompt = dice.choice(texts)[:dice.randrange(1, 90)] + [dice.randrange(500)]
+        deadline = ring.now + 0.5 if dice.random() < 0.1 else None
+        rid = ring.submit(prompt, max_tokens=dice.randrange(1, 60), n=dice.choice([1, 1, 2]),
+                          deadline=deadline, eos_ids=(5, 6))
+        ring.now += dice.random()
+        if dice.random() < 0.1:
+            ring.cancel(rid)
+        if dice.random() < 0.1 and ring.heard:
+            ring.stop(dice.choice(list(ring.heard)), 1)
+        if dice.random() < 0.05:
+            ring.flush()
+        if number % 5 == 4:
+            ring.run(dice)
+    ring.run(dice)
+
+
+KINDS: dict[str, Callable[[], tuple[Config, dict[str, Any]]]] = {
+    "plain": lambda: (config(), {}),
+    "tight": lambda: (config(pool_tokens=640, chunk=64), {}),
+    "forced": lambda: (config(force_preempt=5), {}),
+    "lpm": lambda: (config(policy="lpm", pool_tokens=1024), {}),
+    "page of 1": lambda: (config(page_size=1, pool_tokens=512), {}),
+    "checkpoints": lambda: (config(), {"checkpoints": 8}),
+    "drafts": lambda: (config(speculative="mtp:2"), {"acceptance": (0.8, 0.6)}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_plans_come_out_again(tmp_path: Path, kind: str, seed: int) -> None:
+    settings, more = KINDS[kind]()
+    ring = Taped(tmp_path, with_recorder(settings), **more)
+    busy_day(ring, random.Random(seed), 60)
+    again = assert_replays(tmp_path, ring.sent)
+    assert [bare(plan) for plan in again] == [bare(plan) for plan in ring.sent]
+    assert sum(a.cached_len for plan in again for a in plan.admit) > 0, "prefixes were shared"
+
+
+def test_with_prompts_the_plans_are_equal_to_the_byte(tmp_path: Path) -> None:
+    ring = Taped(tmp_path, with_recorder(config(), prompts=True))
+    busy_day(ring, random.Random(3), 30)
+    assert assert_replays(tmp_path, ring.sent) == ring.sent
+
+
+def test_a_conversation_is_found_in_the_cache_again(tmp_path: Path) -> None:
+    """What was emitted is part of what later prompts are compared with."""
+    ring = Taped(tmp_path, with_recorder(config()))
+    ring.submit(list(range(40)), max_tokens=60)
+    ring.run()
+    ring.submit(list(range(40)) + ring.heard[1].tokens, max_tokens=2)
+    ring.run()
+    again = assert_replays(tmp_path, ring.sent)
+    cached = [a.cached_len for plan in again for a in plan.admit]
+    assert cached == [0, 96], "40 and 59 tokens were computed: six pages"
+
+
+def test_no_text_is_in_a_recording(tmp_path: Path) -> None:
+    secret = [300 + i * 7 % 150 for i in range(64)]
+    bias = {431: 1.25}
+
+    def bytes_of(where: Path, prompts: bool) -> tuple[bytes, list[int]]:
+        where.mkdir()
+        ring = Taped(where, with_recorder(config(), prompts=prompts))
+        ring.tell(Submit(rid="r", client=CLIENT, prompt=column(secret), n=1, seed=5,
+                         params=Resolved(max_tokens=70, logit_bias=bias, logprobs=2),
+                         text=TextParams(stop=("swordfish",))))
+        ring.submits["r"] = Submit(rid="r", client=CLIENT, prompt=column(secret), n=1, seed=5,
+                                   params=Resolved(max_tokens=70), text=TextParams())
+        ring.run()
+        return (where / "scheduler.tape0").read_bytes(), ring.heard[1].tokens
+
+    for prompts in (True, False):
+        data, emitted = bytes_of(tmp_path / str(prompts), prompts)
+        assert (column(secret[:3]) in data) is prompts
+        assert (b"swordfish" in data) is prompts
+        assert (msgspec.msgpack.encode(bias)[1:] in data) is prompts
+        found = load(tmp_path / str(prompts) / "scheduler.tape0")
+        told = [t for turn in found.turns for event in turn.events
+                if isinstance(event.message, StepResult) for t in ints(event.message.tokens)]
+        assert (told == emitted) is prompts
+        if not prompts:
+            assert sum(t != 0 for t in told) == (64 + 70) // PAGE - 64 // PAGE
+            assert not set(told) & set(emitted) - {0}
+
+
+# --- the veil ------------------------------------------------------------------------------------
+
+def test_equal_beginnings_and_nothing_else_stay_equal() -> None:
+    veil = Veil(4, 8)
+    one, two = [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 0, 8, 9]
+    a, b = ints(veil.tokens(column(one))), ints(veil.tokens(column(two)))
+    assert len(a) == 9 and a[:4] == b[:4] and a[7] != b[7]
+    assert [i for i, token in enumerate(a) if token] == [3, 7]
+    repeated = ints(veil.tokens(column([1, 2, 3, 4] * 50)))
+    assert len({t for t in repeated if t}) == 50, "the same page is another one elsewhere"
+    assert ints(Veil(4, 8).tokens(column(one)))[3] != a[3], "each recording has its own secret"
+    assert veil.tokens(b"abc") == bytes(3)
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+def test_what_is_emitted_continues_the_prompt(page: int) -> None:
+    """In random steps of 0 to 3 tokens, over slots that change hands while results are due."""
+    dice, veil = random.Random(page), Veil(page, 4)
+    whole: dict[int, list[int]] = {}
+    veiled: dict[int, list[int]] = {}
+    seat: dict[int, int] = {}
+    due: list[tuple[int, list[int]]] = []
+    for step in range(1, 200):
+        admits = []
+        if dice.random() < 0.3 or not seat:
+            slot, name = dice.randrange(1, 5), len(whole)
+            prompt = [dice.randrange(1000) for _ in range(dice.randrange(1, 40))]
+            whole[name], seat[slot] = prompt, name
+            veiled[name] = ints(veil.tokens(column(prompt)))
+            admits = [Admit(slot, column(prompt), len(prompt), 0, b"", Resolved(max_tokens=9), 0)]
+        new = {a.slot for a in admits}
+        decode = [s for s in seat if s not in new]
+        extend = [[a.slot, len(a.tokens) // 4] for a in admits]
+        veil.plan(StepPlan(1, step, admit=admits, decode=column(decode),
+                           extend=np.array(extend, np.int32).tobytes()))
+        due.append((step, [seat[s] for s in (*new, *decode)]))
+        if len(due) == 2:
+            number, names = due.pop(0)
+            counts = [dice.randrange(4) for _ in names]
+            tokens = [[dice.randrange(1000) for _ in range(c)] for c in counts]
+            result = veil.result(StepResult(1, number, bytes(counts), column(sum(tokens, [])),
+                                            bytes(len(names))))
+            told = iter(ints(result.tokens))
+            for name, mine in zip(names, tokens, strict=True):
+                whole[name] += mine
+                veiled[name] += [next(told) for _ in mine]
+    assert len(whole) > 20
+    for name, tokens in whole.items():
+        assert ints(veil.tokens(column(tokens))) == veiled[name]
+
+
+# --- the tape ------------------------------------------------------------------------------------
+
+def test_the_ring_keeps_what_came_last(tmp_path: Path) -> None:
+    limit = 1 << 17
+    ring = Taped(tmp_path, with_recorder(config(), limit=limit))
+    turns = []
+    for _ in range(60):
+        ring.submit(40, max_tokens=30)
+        ring.run()
+        found = recording(tmp_path)
+        turns.append(found.header.turn + len(found.turns))
+        assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= limit
+    assert turns == sorted(set(turns)), "the latest turn is always there"
+    assert not found.whole and len(list(tmp_path.iterdir())) == 2
+    assert len(found.turns) * 2 > found.header.turn // 100
+    assert found.turns[-1].now == ring.now
+    both = {(p, tape.read(p.read_bytes(), "x").header.turn) for p in tmp_path.iterdir()}
+    assert found.header.turn == min(turn for _, turn in both)
+    with pytest.raises(BadTape, match="mid-life"):
+        next(play(found))
+
+
+def test_both_files_make_a_whole(tmp_path: Path) -> None:
+    ring = Taped(tmp_path, with_recorder(config(), limit=1 << 17))
+    while not (tmp_path / "scheduler.tape1").exists():
+        ring.submit(40, max_tokens=30)
+        ring.run()
+    ring.submit(40, max_tokens=30)
+    ring.run()
+    assert_replays(tmp_path, ring.sent)
+    assert load(tmp_path / "scheduler.tape1").whole
+    (tmp_path / "scheduler.tape0").unlink()
+    assert not load(tmp_path / "scheduler.tape1").whole
+
+
+def test_a_torn_end_and_other_files(tmp_path: Path) -> None:
+    ring = Taped(tmp_path, with_recorder(config()))
+    ring.submit(20)
+    ring.run()
+    path = tmp_path / "scheduler.tape0"
+    data, turns = path.read_bytes(), len(recording(tmp_path).turns)
+    end = len(data)
+    assert len(tape.read(data[:end - 3], "x").turns) == turns - 1
+    broken = bytearray(data)
+    broken[end - 20:end] = b"\xc1" * 20
+    assert tape.read(bytes(broken), "x").torn
+    for bad in (b"", b"\0" * 100, b"hello, world", b"\xff" * 64, data[:8]):
+        path.write_bytes(bad)
+        with pytest.raises(BadTape, match=r"scheduler\.tape0 is no recording"):
+            recording(tmp_path)
+    with pytest.raises(BadTape, match="cannot read"):
+        load(tmp_path / "none.tape0")
+
+
+def test_a_full_disk_ends_the_recording_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                              caplog: pytest.LogCaptureFixture) -> None:
+    ring = Taped(tmp_path, with_recorder(config(), limit=1 << 20))
+    left, write, before = [50], os.write, len(recording(tmp_path).turns)
+
+    def filling(fd: int, data: bytes) -> int:
+        left[0] -= 1
+        return write(fd, data) if left[0] > 0 else write(fd, data[:5])
+
+    monkeypatch.setattr(os, "write", filling)
+    for _ in range(30):
+        ring.submit(200, max_tokens=20)
+        ring.run()
+    assert all(len(heard.tokens) == 20 for heard in ring.heard.values())
+    assert [r.message for r in caplog.records if "flight recorder stops" in r.message]
+    assert len(recording(tmp_path).turns) == before + 49
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    context = Context(with_recorder(config()), tmp_path, "scheduler", 4, 0)
+    core = ring.scheduler
+    assert recorded(core, context) is core
+
+
+def test_only_a_scheduler_is_recorded(tmp_path: Path) -> None:
+    ring = Ring(config(), start=False)
+    for settings, role in ((config(), "worker-0"), (with_recorder(config(), limit=0), "scheduler")):
+        context = Context(settings, tmp_path, role, 1, 0)
+        assert recorded(ring.scheduler, context) is ring.scheduler
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_scheduler_dies_of_is_on_the_tape(tmp_path: Path) -> None:
+    ring = Taped(tmp_path, with_recorder(config()))
+    ring.submit(20, max_tokens=10)
+    ring.wake()
+    bad = StepResult(3, ring.sent[0].step, b"\1" * 7, column([1] * 7), bytes(7))
+    with pytest.raises(Exception, match=r".") as raised:
+        ring.tell(bad)
+    *before, last = play(recording(tmp_path))
+    assert all(played.same for played in before)
+    assert last.turn.now is None and last.same
+    assert last.error == f"{type(raised.value).__name__}: {raised.value}"
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "actorium.tools.cli", "replay", *words],
+                          capture_output=True, text=True, timeout=60)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    ring = Taped(tmp_path, with_recorder(config(), limit=1 << 17))
+    ring.submit(20, max_tokens=10)
+    ring.run()
+    path = tmp_path / "scheduler.tape0"
+    done = command(str(path), "--show", "3")
+    assert done.returncode == 0, done.stderr
+    head, *lines, last = done.stdout.splitlines()
+    assert "epoch 3" in head and "tokens veiled" in head
+    assert lines == [plan_line(plan) for plan in ring.sent[-3:]]
+    assert last == f"{len(ring.sent)} plans, all as they were"
+    early = command(str(path), "--until", "4").stdout.splitlines()
+    assert early[-2] == plan_line(ring.sent[3]) and early[-1].startswith("4 plans")
+
+    found = recording(tmp_path)  # one token more to compute than there was: other plans
+    at = next(i for i, turn in enumerate(found.turns)
+              if any(isinstance(e.message, Submit) for e in turn.events))
+    submit = found.turns[at].events[-1]
+    assert isinstance(submit.message, Submit)
+    longer = replace(submit.message, prompt=submit.message.prompt + bytes(64))
+    found.turns[at] = replace(found.turns[at], events=[replace(submit, message=longer)])
+    _write(path, found)
+    done = command(str(path))
+    assert done.returncode == 1
+    assert "the plans differ from those of then" in done.stderr
+
+    (tmp_path / "x").write_bytes(b"x")
+    done = command(str(tmp_path / "x"))
+    assert done.returncode == 2 and "is no recording" in done.stderr
+    path.unlink()
+    for _ in range(40):
+        ring.submit(40, max_tokens=60)
+        ring.run()
+    done = command(str(path), "--show", "2")
+    assert done.returncode == 0 and "begins in mid-life" in done.stdout
+    assert len(done.stdout.splitlines()) == 4 and "StepResult" in done.stdout
+
+
+def _write(path: Path, found: Recording) -> None:
+    frames = [msgspec.msgpack.encode(part) for part in (found.header, *found.turns)]
+    path.write_bytes(b"".join(tape.LENGTH.pack(len(f)) + f for f in frames))
