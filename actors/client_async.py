@@ -256,6 +256,7 @@ class AsyncClient:
                 self._send_all(self._core.reconnected(front, now))
             for message in self._link.receive():
                 self._core.on_message(message, now)
+            self._send_all(self._core.resend(now))
         except ActoriumError as error:
             self._drop(EngineUnavailable(error.message))
         if self._core.attached and self._attaching is not None:

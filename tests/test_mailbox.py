@@ -362,6 +362,7 @@ def test_a_slow_client_that_catches_up_gets_everything_in_order(
         assert msgspec.msgpack.decode(slow.recv(), type=Told).number == i
     front.flush()
     assert not front.waiting and not front.lost and front.dropped == 0
+    assert front.turned[0] == (b"slow", True) and front.turned[-1] == (b"slow", False)
 
 
 def test_an_identity_goes_to_its_newest_connection(context: zmq.Context[Any], base: Path) -> None:

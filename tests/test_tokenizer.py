@@ -24,7 +24,9 @@ from actorium.actors.messages import (
     FlushCache,
     Generate,
     Info,
+    Recall,
     Rejected,
+    Resume,
     ServerInfo,
     Submit,
     Tokenize,
@@ -34,7 +36,7 @@ from actorium.actors.messages import (
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.explain import explain
 from actorium.actors.tokenizer import core as tokenizer_core
-from actorium.actors.tokenizer.core import TokenizerCore
+from actorium.actors.tokenizer.core import SUBMIT_AGAIN, TokenizerCore
 from actorium.actors.tokenizer.defaults import Seeds, splitmix64
 
 CLIENT = b"client"
@@ -164,12 +166,31 @@ def test_resent_requests_are_accepted_once(core: TokenizerCore,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     first = generate(core)
     assert generate(core) == [first[1]], "at once: it only had to queue"
+    request = Generate("r", SamplingParams(), text="hello")
+    for later in (NOW + SUBMIT_AGAIN, NOW + SUBMIT_AGAIN + 0.1):
+        core.on_client(CLIENT, request, later)
+        sent = [send.message for send in core.on_wake(later)]
+        assert sent[-1] == first[1]
+        assert [type(m) for m in sent[:-1]] == ([Submit] if later == NOW + SUBMIT_AGAIN else [])
     other = Generate("r", SamplingParams(), text="hello")
     assert len(ask(core, other, b"another client")) == 2
     monkeypatch.setattr(tokenizer_core, "REMEMBERED", 2)
     generate(core, "r3")
     assert len(generate(core, "r4")) == 2 and len(core._known) <= 3
     assert len(generate(core)) == 2, "forgotten, so it counts as new"
+
+
+def test_a_resent_request_is_no_new_one_while_draining(core: TokenizerCore) -> None:
+    generate(core)
+    core.drain(NOW)
+    request = Generate("r", SamplingParams(), text="hello")
+    core.on_client(CLIENT, request, NOW + 1)
+    assert [type(send.message) for send in core.on_wake(NOW + 1)] == [Submit, Accepted]
+    assert rejected(generate(core, "new")).code == "unavailable"
+
+
+def test_resume_goes_to_the_scheduler(core: TokenizerCore) -> None:
+    assert ask(core, Resume("r"), b"me") == [Recall("r", b"me")]
 
 
 def test_seeds(model: Path, core: TokenizerCore) -> None:
