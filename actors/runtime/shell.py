@@ -214,10 +214,12 @@ class Shell:
         (turned, front.turned), (lost, front.lost) = (front.turned, []), (front.lost, [])
         on_client_slow = getattr(core, "on_client_slow", None)
         on_client_gone = getattr(core, "on_client_gone", None)
-        for client, slow in turned if on_client_slow is not None else ():
-            on_client_slow(client, slow, now)
-        for client in lost if on_client_gone is not None else ():
-            on_client_gone(client, now)
+        if on_client_slow is not None:
+            for client, slow in turned:
+                on_client_slow(client, slow, now)
+        if on_client_gone is not None:
+            for client in lost:
+                on_client_gone(client, now)
         self.wake_soon()
 
     def _after_wake(self, core: Core, now: float) -> None:
