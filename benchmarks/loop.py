@@ -18,6 +18,7 @@ from actorium.actors.messages import Cancel, Flush, Open, StepResult, Stop, Subm
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import core
 from actorium.actors.scheduler.null_worker import NullWorker
+from actorium.actors.scheduler.outgoing import WORKER
 
 CLIENT = b"bench"
 TICK_S = 0.001
@@ -94,7 +95,7 @@ class Loop:
 
     def _wake(self) -> None:
         for send in self.scheduler.on_wake(self.now):
-            if send.to == core.WORKER:
+            if send.to == WORKER:
                 self.worker.on_message(send.message, self.now)
             elif isinstance(send.message, Open):
                 opened = send.message

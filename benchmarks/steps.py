@@ -37,6 +37,7 @@ from actorium.actors.engine import Engine
 from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import core, null_worker
+from actorium.actors.scheduler.outgoing import WORKER
 
 RUNNING = (1, 16, 64, 256, 1024)
 CONTEXT = 512
@@ -84,7 +85,7 @@ class Bench:
         sent = [(send.to, self._encoder.encode(send.message))
                 for send in self.scheduler.on_wake(0.0)]
         spent = (time.perf_counter_ns() - start) / 1000
-        return spent, [frame for to, frame in sent if to == core.WORKER]
+        return spent, [frame for to, frame in sent if to == WORKER]
 
     def work(self, plans: Sequence[bytes]) -> None:
         """Let the worker run the plans; their results queue up."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from actorium.actors.config import MemoryConfig, SchedulerConfig
-from actorium.actors.messages import Admit, PageGroup
+from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.memory import Memory
 from actorium.actors.scheduler.pages import NO_PAGES, BooksError, Ints
 from actorium.actors.scheduler.policy import CLIP, Reserve, Running, choose_victim
@@ -45,8 +45,23 @@ class Books:
         self.reserve = Reserve()
         self.remembers = False
         """Sequences keep the logprobs that were told of them."""
+        self.most_waiting = config.max_num_queued_reqs
+        """Requests."""
         self._config, self._memory_config = config, memory
         self.furnish(SlotTable(1, 1), [PageGroup(1)], 1)
+
+    def furnish_for(self, worker: Ready) -> None:
+        """Start over with what a worker has.
+
+        There are no more slots than a step may decode: so every running sequence decodes in every
+        step, and while one still extends at least a token of the budget is left for it.
+        """
+        window = 1 + worker.drafts
+        slots = min(self._config.max_num_seqs, worker.slots - 1,
+                    max(self._config.max_num_batched_tokens // window, 1))
+        windows = tuple(group.window for group in worker.groups)
+        self.furnish(SlotTable(slots + 1, worker.page_size, window, windows), worker.groups,
+                     worker.page_size, worker.recurrent, worker.checkpoints)
 
     def furnish(self, table: SlotTable, groups: SequenceOf[PageGroup], page_size: int,
                 recurrent: bool = False, checkpoints: int = 0) -> None:

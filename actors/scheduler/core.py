@@ -10,7 +10,9 @@ Where things live: `books` (who is where), `slots` (numpy columns of the running
 page pools and the prefix tree), `pages` (one pool), `radix`, `eviction`, `nodes` (the tree),
 `checkpoints` (of recurrent states), `queue` (the waiting), `policy` (every choice, as a pure
 function), `speculation` (how many drafts), `plans` (making a plan), `results` (reading its result),
-`metrics` (what is observed of requests).
+`metrics` (what is observed of requests), `limits` (whom to refuse), `outgoing` (what is sent, in
+which order), `recovery` (what the ledger and others are told, and going on from it), `suspects` and
+`trials` (who kills the worker).
 """
 
 from __future__ import annotations
@@ -44,21 +46,18 @@ from actorium.actors.messages import (
 )
 from actorium.actors.runtime.commit import open_ledger
 from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.limits import Objection, longest, misfit
+from actorium.actors.scheduler.limits import Objection, longest, misfit, objection_to
 from actorium.actors.scheduler.metrics import Metrics, memory_gauges
+from actorium.actors.scheduler.outgoing import Outgoing
 from actorium.actors.scheduler.plans import Planner, PlanRecord
-from actorium.actors.scheduler.policy import cannot_meet
 from actorium.actors.scheduler.queue import Deadlines
 from actorium.actors.scheduler.recovery import Chronicle, Past, revive
 from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
 from actorium.actors.scheduler.results import drafts_of, resolve
-from actorium.actors.scheduler.slots import SlotTable
-from actorium.actors.scheduler.speculation import Drafting, Verified
-from actorium.actors.scheduler.suspects import Suspects
+from actorium.actors.scheduler.speculation import Drafting
+from actorium.actors.scheduler.trials import Trials
 from actorium.actors.speculation import parse_speculative
 
-WORKER = "worker-0"
-DETOKENIZER = "detokenizer"
 QUARANTINE = Objection(Quarantined.code, "the worker died each time it ran this request alone")
 STEP_BUDGET_S = 60.0
 """Seconds after which a step without progress counts as hung."""
@@ -87,30 +86,19 @@ class SchedulerCore:
         self._draining = False
         self._step = 0
         self.next_sid = 1
-        """Of the next sequence."""
-        self.ledger: Ledger | None = None
-        """For the shell."""
+        self.ledger: Ledger | None = None  # for the shell
         self._chronicle = Chronicle(context.config.recovery, context.epoch)
         self.books.remembers = self._chronicle.remembers
-        self._orders: list[Send] = [Send(WORKER, Reset(self._epoch))]
-        """To the worker: sent before the news, it is the one who must not wait."""
-        self._news: list[Send] = []
-        self._events: list[SequenceEvent] = []
-        self._refusals: list[Send] = []
-        """What is told although the ledger is full."""
-        self._full = ""
-        """Why the ledger takes no more; empty = it does."""
-        self._suspects = Suspects()
-        self._restarts = 0
-        """Workers that came after the first one of this life."""
-        self._best_rate = 0.0
-        """Most tokens a second that a step has computed."""
+        self._outgoing = Outgoing(self._chronicle)
+        self._outgoing.order(Reset(self._epoch))
+        self._trials = Trials(self.books)
+        self._restarts = 0  # of the worker
+        self._best_rate = 0.0  # most tokens a second that a step has computed
         self._audited = 0
         self._notice = ""
         """What people should know, kept in the health's detail."""
         self._sums = {"tokens": 0, "prompt_tokens": 0, "busy_us": 0, "idle_us": 0}
-        if past is not None:
-            self._revive(past)
+        self._revived = past is not None and self._revive(past)
 
     # --- the shell's side ------------------------------------------------------------------------
 
@@ -134,59 +122,48 @@ class SchedulerCore:
             self._on_hello(message, now)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
-        """The scheduler has no front."""
+        """No front."""
 
     def on_wake(self, now: float) -> SequenceOf[Send]:
         """End what is overdue, send as many plans as may be on their way, tell the news."""
         for request in self._deadlines.expired(now):
             self._end_request(request, "deadline")
-        self._judge()
-        while (self._worker is not None and len(self._unresolved) < self._depth
-               and not self._full):
+        self._trials.hold()
+        depth = 0 if self._worker is None or self._outgoing.full else self._depth
+        while len(self._unresolved) < depth:
             made = self._planner.plan(self._step + 1, tuple(self._unresolved))
             if made is None:
                 break
             plan, record = made
             self._step += 1
             self._unresolved.append(record)
-            self._orders.append(Send(WORKER, plan))
+            self._outgoing.order(plan)
             if plan.admit:
                 seated = self.books.table.sequences
                 self._metrics.admitted([seated[admit.slot] for admit in plan.admit], now)
-        if self._events:
-            self._metrics.ended(self._events, now)
-            self._tell(self._batch(self._events))
-            self._events = []
+        if events := self._outgoing.events:
+            self._metrics.ended(events, now)
+            self._outgoing.tell_batch(self._batch(events))
+            self._outgoing.events = []
         self._audit()
         self._chronicle.over(self.books.over, now)
-        return self._out()
-
-    def _out(self) -> list[Send]:
-        """What may go out now: orders, refusals, records, and what was committed with them."""
-        out = self._orders + self._refusals
-        self._orders, self._refusals = [], []
-        if not self._full:
-            opens = self._chronicle.tell_some(self.books.table)
-            out += self._chronicle.take() + self._news
-            out += [Send(DETOKENIZER, message) for message in opens]
-            self._news = []
-        return out
+        return self._outgoing.take(self.books.table)
 
     def next_timer(self) -> float | None:
         """The earliest deadline, or at once where more is to be told."""
-        return 0.0 if self._chronicle.telling and not self._full else self._deadlines.next()
+        return 0.0 if self._outgoing.urgent else self._deadlines.next()
 
     def drain(self, now: float) -> None:
         """Refuse what comes from now on, finish what is here (if there is a worker to do it)."""
         self._draining = True
-        if self._worker is None:
+        if self._worker is None and not self._revived:
             for request in list(self.books.requests.values()):
                 self._refuse(request, Objection("unavailable", "the engine is stopping"))
 
     @property
     def done(self) -> bool:
-        unsaid = self._events or self._news or self._chronicle.telling
-        return self._draining and not (self.books.requests or self._unresolved or unsaid)
+        busy = self.books.requests or self._unresolved or not self._outgoing.empty
+        return self._draining and not busy
 
     def health(self) -> Health:
         """Phase, step and gauges; tokens and microseconds are sums since the start."""
@@ -194,10 +171,9 @@ class SchedulerCore:
         phase = self._phase()
         gauges = {"running": books.table.running, "waiting": len(books.queue),
                   "waiting_requests": books.queue.requests,
-                  "steps": self._step, "suspects": self._suspects.circle,
-                  "quarantined": self._suspects.convictions, "worker_restarts": self._restarts,
-                  "retained": len(self._chronicle.retained), "ledger_full": bool(self._full),
-                  **memory_gauges(books), **self._sums,
+                  "steps": self._step, **self._trials.gauges(), "worker_restarts": self._restarts,
+                  "retained": len(self._chronicle.retained),
+                  "ledger_full": bool(self._outgoing.full), **memory_gauges(books), **self._sums,
                   **self._planner.drafting.gauges()}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
         told = {k: float(v) for k, v in gauges.items()}
@@ -209,7 +185,7 @@ class SchedulerCore:
             return "draining"
         if self._worker is None:
             return "starting"
-        if self._full:
+        if self._outgoing.full:
             return "idle"
         if self.books.requests or self._unresolved:
             return "stepping"
@@ -217,8 +193,9 @@ class SchedulerCore:
 
     # --- what is remembered ----------------------------------------------------------------------
 
-    def _revive(self, past: Past) -> None:
-        """Go on from what the ledger says: its requests wait, with all that they have emitted."""
+    def _revive(self, past: Past) -> bool:
+        """Go on from what the ledger says: its requests wait, with all that they have emitted.
+        True if there are any: then there is a worker, or there will be."""
         self.next_sid = past.history.next_sid
         for request in revive(past, self._config.request_timeout):
             if request.live:
@@ -227,12 +204,12 @@ class SchedulerCore:
             else:
                 self._chronicle.over([request], past.now)
         live = self.books.requests.values()
-        self._news.extend(Send(DETOKENIZER, message)
-                          for message in self._chronicle.tell_all(live, self.books.table))
+        self._outgoing.tell(self._chronicle.tell_all(live, self.books.table))
         if live:
             tokens = self._metrics.resumed(self.books.sequences.values())
             self._notice = (f"resumed {len(live)} unfinished requests from the ledger, with "
                             f"{tokens} tokens emitted")
+        return bool(live)
 
     def alive(self) -> Iterator[Record]:
         """Records that say all that must not be forgotten."""
@@ -240,31 +217,26 @@ class SchedulerCore:
 
     def on_ledger_full(self, why: str, now: float) -> None:
         """The ledger takes no more: plan nothing, tell nothing but refusals."""
-        self._full = self._notice = why
+        self._outgoing.full = self._notice = why
 
     def on_ledger_ok(self, now: float) -> None:
         """It does again."""
-        self._full, self._notice = "", "the ledger takes records again"
+        self._outgoing.full, self._notice = "", "the ledger takes records again"
 
     def _on_hello(self, hello: Hello, now: float) -> None:
         """A new detokenizer, or one that has missed something."""
         self._chronicle.over(self.books.over, now)
         live = self.books.requests.values()
-        self._news.extend(Send(DETOKENIZER, message)
-                          for message in self._chronicle.tell_all(live, self.books.table))
+        self._outgoing.tell(self._chronicle.tell_all(live, self.books.table))
 
     def _on_recall(self, recall: Recall, now: float) -> None:
         self._chronicle.over(self.books.over, now)
         key = recall.client, recall.rid
         request = self.books.requests.get(key) or self._chronicle.retained.get(key)
         if request is None:
-            self._news.append(Send(DETOKENIZER, Unknown(recall.rid, recall.client)))
+            self._outgoing.tell([Unknown(recall.rid, recall.client)])
         else:
-            self._tell_again(request)
-
-    def _tell_again(self, request: Request) -> None:
-        opens = self._chronicle.openings(request, self.books.table, again=True)
-        self._news.extend(Send(DETOKENIZER, message) for message in opens)
+            self._outgoing.tell_again(request, self.books.table)
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -277,55 +249,29 @@ class SchedulerCore:
         self._chronicle.over(self.books.over, now)
         known = self._chronicle.retained.get(key)
         if known is not None:
-            self._tell_again(known)
+            self._outgoing.tell_again(known, self.books.table)
             return
         request = open_request(submit, self.next_sid)
         self.next_sid += submit.n
-        objection = self._objection(request, now)
+        closed = "the engine is stopping" if self._draining else self._outgoing.full
+        objection = objection_to(request, now, self.books, self._worker, self._best_rate, closed)
         if objection is not None:
             self._turn_away(request, objection, now)
             return
         self._chronicle.admitted(request)
-        self._news.extend(Send(DETOKENIZER, opening(s, self._epoch)) for s in request.choices)
+        self._outgoing.tell(opening(choice, self._epoch) for choice in request.choices)
         self.books.enlist(request)
         self._deadlines.add(request, len(self.books.requests))
         if self._worker is not None:
             self._cap(request, self._worker)
         self._sums["prompt_tokens"] += len(request.prompt)
 
-    def _objection(self, request: Request, now: float) -> Objection | None:
-        """What there is against a new request."""
-        submit, books, most = request.submit, self.books, self._config.max_num_queued_reqs
-        if not submit.prompt or len(submit.prompt) % 4:
-            return Objection("invalid_request", f"prompt: {len(submit.prompt)} bytes are no tokens "
-                             "(4 bytes each)")
-        if self._draining:
-            return Objection("unavailable", "the engine is stopping")
-        if self._full:
-            return Objection("unavailable", self._full)
-        if books.queue.requests >= most + books.table.free:
-            return Objection("queue_full", f"{most} requests are waiting already")
-        ahead = self._ahead()
-        if cannot_meet(submit.deadline, now, ahead, len(request.prompt), self._best_rate):
-            return Objection("deadline", "the deadline cannot be met: at its best the engine "
-                             f"computes {self._best_rate:,.0f} tokens a second, and {ahead} wait "
-                             f"before these {len(request.prompt)}")
-        return None if self._worker is None else misfit(request, self._worker, books.memory)
-
     def _turn_away(self, request: Request, objection: Objection, now: float) -> None:
         """Refuse a request that never was on the ring: told at once, whatever the ledger does."""
-        events = [_error(choice.sid, objection) for choice in request.choices]
+        events = [objection.event(choice.sid) for choice in request.choices]
         self._metrics.ended(events, now)
-        told = self._refusals if self._full else self._news
-        told.extend(Send(DETOKENIZER, opening(s, self._epoch)) for s in request.choices)
-        told.append(Send(DETOKENIZER, self._batch(events)))
-
-    def _ahead(self) -> int:
-        """Tokens that are computed before a new request's, whatever happens."""
-        books = self.books
-        extending = sum(s.total - s.computed for s in books.extending)
-        # Only first come, first served lets nobody overtake; else nothing is sure.
-        return books.queue.tokens + extending if books.queue.policy == "fcfs" else 0
+        self._outgoing.refuse(opening(choice, self._epoch) for choice in request.choices)
+        self._outgoing.refuse([self._batch(events)])
 
     def _cap(self, request: Request, worker: Ready) -> None:
         """Where max_tokens would go past what can be held, the completion ends earlier, with
@@ -357,12 +303,12 @@ class SchedulerCore:
 
     def _on_flush(self, flush: Flush) -> None:
         freed, kept = self.books.memory.flush()
-        self._news.append(Send(DETOKENIZER, Reply(
-            flush.rid, flush.client, msgspec.json.encode({"pages": freed, "kept": kept}))))
+        self._outgoing.tell([Reply(flush.rid, flush.client,
+                                   msgspec.json.encode({"pages": freed, "kept": kept}))])
 
     def _refuse(self, request: Request, objection: Objection) -> None:
         for sequence in list(request.live.values()):
-            self._end(sequence, _error(sequence.sid, objection))
+            self._end(sequence, objection.event(sequence.sid))
 
     def _end_request(self, request: Request, reason: str) -> None:
         for sequence in list(request.live.values()):
@@ -373,15 +319,11 @@ class SchedulerCore:
         if drafts := drafts_of(sequence):
             event = msgspec.structs.replace(event, **drafts)
         sequence.finish = event
-        self._events.append(event)
+        self._outgoing.events.append(event)
 
     def _batch(self, events: list[SequenceEvent]) -> TokenBatch:
         return TokenBatch(step=self._step, sids=b"", starts=b"", counts=b"", tokens=b"",
                           events=events, epoch=self._epoch)
-
-    def _tell(self, batch: TokenBatch) -> None:
-        self._chronicle.told(batch)
-        self._news.append(Send(DETOKENIZER, batch))
 
     # --- the books -------------------------------------------------------------------------------
 
@@ -405,52 +347,23 @@ class SchedulerCore:
 
     def _on_ready(self, ready: Ready) -> None:
         """A worker is there, empty. Whatever ran on one before it will be recomputed. (One that was
-        taken up already says so once more when it is asked.)
-
-        There are no more slots than a step may decode: so every running sequence decodes in every
-        step, and while one still extends at least a token of the budget is left for it.
-        """
+        taken up already says so once more when it is asked.)"""
         if self._worker is not None and ready.epoch <= self._worker.epoch:
             return
         self._restarts += self._worker is not None
         books = self.books
-        convicted = self._accuse()
+        convicted = self._trials.accuse(self._unresolved)
         self._unresolved.clear()
         while (sequence := books.table.latest()) is not None:
             books.preempt(sequence, "worker")
             self._metrics.resumed([sequence])
-        window = 1 + ready.drafts
-        slots = min(self._config.max_num_seqs, ready.slots - 1,
-                    max(self._config.max_num_batched_tokens // window, 1))
-        windows = tuple(group.window for group in ready.groups)
-        books.furnish(SlotTable(slots + 1, ready.page_size, window, windows),
-                      ready.groups, ready.page_size, ready.recurrent, ready.checkpoints)
+        books.furnish_for(ready)
         self._planner.start_over(Drafting(ready.drafts, self._fixed))
         self._worker = ready
-        self._orders.append(Send(WORKER, Reset(self._epoch, ready.epoch)))
+        self._outgoing.order(Reset(self._epoch, ready.epoch))
         if convicted is not None:
             self._refuse(convicted, QUARANTINE)
         self._fit_all()
-
-    def _accuse(self) -> Request | None:
-        """The worker has died: who was in its unanswered plans is a suspect. Returns the request
-        that is to be ended for it, if any."""
-        sequences = self.books.sequences
-        planned = {sid for record in self._unresolved
-                   for sid in (*record.sids.tolist(), *record.extends.values())}
-        guilty = self._suspects.died(planned & sequences.keys(), sequences.keys())
-        return None if guilty is None else sequences[guilty].request
-
-    def _judge(self) -> None:
-        """While somebody is under suspicion, nobody else runs."""
-        if not (self._suspects.circle or self.books.trial):
-            return
-        self._suspects.settle(self.books.sequences.keys())
-        trial = self.books.trial = self._suspects.trial
-        if trial is not None:
-            for sequence in list(self.books.table.sequences):
-                if sequence is not None and sequence.sid not in trial:
-                    self.books.preempt(sequence, "worker")
 
     def _on_result(self, result: StepResult, now: float) -> None:
         """Results come in the order of the plans; any other is of another life."""
@@ -463,24 +376,15 @@ class SchedulerCore:
         self._metrics.result(record, result, now)
         credited = resolve(self.books, record, result)
         if self._planner.drafting.most:
-            self._learn(record, result, credited.verified)
+            self._planner.learn(record, credited.verified, result.busy_us)
         self._sums["tokens"] += credited.tokens
         self._sums["busy_us"] += result.busy_us
         self._sums["idle_us"] += result.idle_us
         if credited.batch is not None:
             if credited.batch.events:
                 self._metrics.ended(credited.batch.events, now)
-            self._tell(credited.batch)
-        if self._suspects.circle:
-            self._suspects.decoded(record.sids[record.firsts:].tolist())
-
-    def _learn(self, record: PlanRecord, result: StepResult, verified: Verified | None) -> None:
-        """What a step tells of drafts: how many were right, and what making them cost."""
-        drafting = self._planner.drafting
-        if verified is not None:
-            drafting.verified(verified)
-        if record.window == 1 + record.drafts and not record.extends:
-            drafting.timed(record.decodes, record.drafts, result.busy_us)
+            self._outgoing.tell_batch(credited.batch)
+        self._trials.decoded(record)
 
 
 def build(context: Context) -> SchedulerCore:
@@ -494,8 +398,3 @@ def build(context: Context) -> SchedulerCore:
     core = SchedulerCore(context, Past(ledger.history, ledger.same_boot, monotonic()))
     core.ledger = ledger
     return core
-
-
-def _error(sid: int, objection: Objection) -> SequenceEvent:
-    return SequenceEvent(sid=sid, finish_reason="error", error_code=objection.code,
-                         error=objection.why)

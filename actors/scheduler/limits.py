@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from actorium.actors.messages import Ready
+from actorium.actors.messages import Ready, SequenceEvent
+from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.memory import Memory
+from actorium.actors.scheduler.policy import cannot_meet
 from actorium.actors.scheduler.requests import Request
 
 
@@ -15,6 +17,10 @@ class Objection(NamedTuple):
     code: str
     """An `errors.CODES` name."""
     why: str
+
+    def event(self, sid: int) -> SequenceEvent:
+        """The end of a sequence for this reason."""
+        return SequenceEvent(sid=sid, finish_reason="error", error_code=self.code, error=self.why)
 
 
 def misfit(request: Request, worker: Ready, memory: Memory) -> Objection | None:
@@ -38,3 +44,30 @@ def longest(worker: Ready, memory: Memory) -> int:
     made.
     """
     return min(worker.max_model_len, memory.capacity(1 + worker.drafts) + 1)
+
+
+def objection_to(request: Request, now: float, books: Books, worker: Ready | None, rate: float,
+                 closed: str) -> Objection | None:
+    """What there is against a new request. rate: most tokens a second that the engine has shown;
+    closed: why nobody is let in; empty = they are."""
+    submit, most = request.submit, books.most_waiting
+    if not submit.prompt or len(submit.prompt) % 4:
+        return Objection("invalid_request",
+                         f"prompt: {len(submit.prompt)} bytes are no tokens (4 bytes each)")
+    if closed:
+        return Objection("unavailable", closed)
+    if books.queue.requests >= most + books.table.free:
+        return Objection("queue_full", f"{most} requests are waiting already")
+    ahead = _ahead(books)
+    if cannot_meet(submit.deadline, now, ahead, len(request.prompt), rate):
+        return Objection("deadline", "the deadline cannot be met: at its best the engine computes "
+                         f"{rate:,.0f} tokens a second, and {ahead} wait before these "
+                         f"{len(request.prompt)}")
+    return None if worker is None else misfit(request, worker, books.memory)
+
+
+def _ahead(books: Books) -> int:
+    """Tokens that are computed before a new request's, whatever happens."""
+    extending = sum(s.total - s.computed for s in books.extending)
+    # Only first come, first served lets nobody overtake; else nothing is sure.
+    return books.queue.tokens + extending if books.queue.policy == "fcfs" else 0

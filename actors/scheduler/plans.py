@@ -12,7 +12,7 @@ from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.pages import Ints
 from actorium.actors.scheduler.requests import Sequence
 from actorium.actors.scheduler.slots import Rows
-from actorium.actors.scheduler.speculation import Drafting
+from actorium.actors.scheduler.speculation import Drafting, Verified
 
 
 class PlanRecord(NamedTuple):
@@ -86,6 +86,13 @@ class Planner:
         if drafting.most != self.drafting.most:
             self.drafting = drafting
         self._books.table.window = 1
+
+    def learn(self, record: PlanRecord, verified: Verified | None, busy_us: int) -> None:
+        """What a step tells of drafts: how many were right, and what making them cost."""
+        if verified is not None:
+            self.drafting.verified(verified)
+        if record.window == 1 + record.drafts and not record.extends:
+            self.drafting.timed(record.decodes, record.drafts, busy_us)
 
     def _assemble(self, step: int, rows: Rows, draft: Draft) -> tuple[StepPlan, PlanRecord]:
         extends = draft.extends
