@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from helpers_runtime import short_dir
 from helpers_text import write_model
 
-from actorium.actors.client import AsyncClient
+from actorium.actors import client_link
+from actorium.actors.client import AsyncClient, Client
 from actorium.actors.engine import Engine
 from actorium.actors.messages import ActorStatus
 from actorium.actors.params import SamplingParams
@@ -22,9 +23,9 @@ KILLS = ("detokenizer", "tokenizer", "detokenizer", "tokenizer")
 Told = tuple[str, list[int], int, str | None]
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    model = write_model(tmp_path / "m", max_position_embeddings=1 << 14)
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    model = write_model(tmp_path_factory.mktemp("model") / "m", max_position_embeddings=1 << 14)
     with short_dir() as base, Engine(model, null_worker=True, device="cpu", run_dir=str(base),
                                      restart=True, max_num_seqs=32) as engine:
         yield engine
@@ -81,3 +82,43 @@ def test_streams_outlive_tokenizer_and_detokenizer(engine: Engine) -> None:
     disturbed = asyncio.run(everything(engine, kill=True))
     for mine, other in zip(disturbed, undisturbed, strict=True):
         assert mine == other
+
+
+def gauge(client: Client, name: str) -> float:
+    """What the scheduler's last heartbeat says."""
+    return next(a.gauges[name] for a in client.status().actors if a.role == "scheduler")
+
+
+def test_a_client_that_does_not_read_gets_its_deltas_merged(
+        engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 8_000
+    params = SamplingParams(max_tokens=count, seed=1, ignore_eos=True)
+    monkeypatch.setattr(client_link, "HWM", 10)
+    with Client(engine.name, engine.config.runtime.run_dir) as slow, engine.client as other:
+        before = gauge(other, "tokens")
+        stream = slow.stream("slow", params)
+        while gauge(other, "tokens") < before + count:
+            time.sleep(0.02)
+        deltas = list(stream)
+        ids = [token for delta in deltas for token in delta.token_ids]
+        assert len(ids) == count and len(deltas) < count / 2
+        assert other.generate("slow", params).token_ids == ids
+
+
+def test_requests_of_a_client_that_vanished_are_aborted_soon(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=16_000, ignore_eos=True)
+    with Client(engine.name, engine.config.runtime.run_dir) as other:
+        gone = Client(engine.name, engine.config.runtime.run_dir)
+        streams = [gone.stream(f"gone {n}", params) for n in range(8)]
+        for stream in streams:
+            next(stream)
+        while gauge(other, "running") < 8:
+            time.sleep(0.01)
+        link, gone._link = gone._link, None  # as when its process is killed: nothing is said
+        assert link is not None
+        link.close()
+        begin, tokens = time.monotonic(), gauge(other, "tokens")
+        while gauge(other, "running"):
+            time.sleep(0.01)
+        assert time.monotonic() - begin < 2.0  # the gauge itself is 0.25 s old
+        assert gauge(other, "tokens") < tokens + 8 * 15_000

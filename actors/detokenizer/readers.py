@@ -7,7 +7,7 @@ same wake. A client that no wake has reported gone after a knock is there.
 
 from __future__ import annotations
 
-RETURN = 0.8
+RETURN = 0.5
 """Seconds in which a client whose connection broke may come back before it is given up."""
 RECONNECT = 5.0
 """The same for clients that this incarnation has never reached."""
