@@ -7,7 +7,8 @@ make and encode the next plan, encode the detokenizer's batch. The null worker's
 counted. Context 512 and more, page size 16, two plans on their way, one steady batch. Timings are
 medians over all steps of a repetition, then over repetitions. Each batch is measured with the
 prefix cache, without it, with it for a model with recurrent layers, and for both kinds of models
-with two drafts a step, accepted with probabilities 0.8 and 0.6. Prompts have nothing in common; at
+with two drafts a step, accepted with probabilities 0.8 and 0.6; and with a ledger in a tmpfs, to
+which each step is committed. Prompts have nothing in common; at
 the admission of a single prompt, its first half is cached already.
 
 --ring runs the real processes with the null worker instead: steps a second from request to last
@@ -31,11 +32,18 @@ import msgspec
 import numpy as np
 
 from actorium.actors.client import Client, SamplingParams
-from actorium.actors.config import Config, MemoryConfig, SchedulerConfig, SpeculationConfig
+from actorium.actors.config import (
+    Config,
+    MemoryConfig,
+    RecoveryConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from actorium.actors.core import Context, Send
 from actorium.actors.engine import Engine
 from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
 from actorium.actors.params import Resolved, TextParams
+from actorium.actors.runtime.commit import committer
 from actorium.actors.scheduler import core, null_worker
 from actorium.actors.scheduler.outgoing import WORKER
 
@@ -43,6 +51,7 @@ RUNNING = (1, 16, 64, 256, 1024)
 CONTEXT = 512
 TARGETS = {1: 30, 16: 40, 64: 60, 256: 150, 1024: 450}
 WARMUP = 20
+SHM = Path("/dev/shm")
 DRAFTS, ACCEPTANCE = 2, (0.8, 0.6)
 RING_TOKENS = {1: 4000, 16: 3000, 64: 2000, 256: 800, 1024: 300}
 """Tokens that each request of --ring asks for: about a second or two of steps."""
@@ -51,18 +60,20 @@ RING_TOKENS = {1: 4000, 16: 3000, 64: 2000, 256: 800, 1024: 300}
 class Bench:
     """A scheduler and a null worker in one process, exchanging encoded messages."""
 
-    def __init__(self, running: int, cache: bool, recurrent: bool = False,
-                 drafts: int = 0) -> None:
+    def __init__(self, running: int, cache: bool, recurrent: bool = False, drafts: int = 0,
+                 ledger: Path | None = None) -> None:
         speculative = f"mtp:{drafts},fixed" if drafts else "off"
         config = Config(
             memory=MemoryConfig(max_total_tokens=(running + 1) * 8 * CONTEXT, prefix_cache=cache),
             scheduler=SchedulerConfig(max_num_seqs=running + 1, max_num_batched_tokens=1 << 20),
-            speculation=SpeculationConfig(speculative=speculative))
+            speculation=SpeculationConfig(speculative=speculative),
+            recovery=RecoveryConfig(ledger_dir=None if ledger is None else str(ledger)))
         directory = Path("/nonexistent")
         self.scheduler = core.build(Context(config, directory, "scheduler", 1, 0))
         self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
                                              checkpoints=64 if recurrent else None,
                                              acceptance=ACCEPTANCE)
+        self._commits = committer(self.scheduler)
         self._encoder = msgspec.msgpack.Encoder()
         self._to_scheduler = msgspec.msgpack.Decoder(ToScheduler)
         self._to_worker = msgspec.msgpack.Decoder(ToWorker)
@@ -82,8 +93,10 @@ class Bench:
         start = time.perf_counter_ns()
         for frame in frames:
             self.scheduler.on_message(self._to_scheduler.decode(frame), 0.0)
-        sent = [(send.to, self._encoder.encode(send.message))
-                for send in self.scheduler.on_wake(0.0)]
+        sends = self.scheduler.on_wake(0.0)
+        if self._commits is not None:
+            sends = self._commits.pass_on(sends, 0.0)
+        sent = [(send.to, self._encoder.encode(send.message)) for send in sends]
         spent = (time.perf_counter_ns() - start) / 1000
         return spent, [frame for to, frame in sent if to == WORKER]
 
@@ -106,9 +119,14 @@ class Bench:
 
 
 def steady(running: int, steps: int, cache: bool = True, recurrent: bool = False,
-           drafts: int = 0) -> tuple[float, int]:
+           drafts: int = 0, ledger: bool = False) -> tuple[float, int]:
     """Median microseconds a step, and the longest plan in bytes."""
-    bench = Bench(running, cache, recurrent, drafts)
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if SHM.is_dir() else None) as directory:
+        bench = Bench(running, cache, recurrent, drafts, Path(directory) if ledger else None)
+        return _steady(bench, running, steps)
+
+
+def _steady(bench: Bench, running: int, steps: int) -> tuple[float, int]:
     bench.step()
     _, plans = bench.wake([bench.submit(i) for i in range(running)])
     bench.work(plans)
@@ -141,13 +159,14 @@ def admission(rounds: int) -> float:
 KINDS: dict[str, dict[str, Any]] = {
     "us_per_step": {}, "us_per_step_without_cache": {"cache": False},
     "us_per_step_recurrent": {"recurrent": True}, "us_per_step_drafts": {"drafts": DRAFTS},
-    "us_per_step_recurrent_drafts": {"recurrent": True, "drafts": DRAFTS}}
+    "us_per_step_recurrent_drafts": {"recurrent": True, "drafts": DRAFTS},
+    "us_per_step_ledger": {"ledger": True}}
 
 
 def in_process(repeat: int) -> dict[str, Any]:
     """Measure every batch size `repeat` times; print as it goes."""
     rows = []
-    heads = ("us/step", "no cache", "recurrent", f"k={DRAFTS}", f"rec. k={DRAFTS}")
+    heads = ("us/step", "no cache", "recurrent", f"k={DRAFTS}", f"rec. k={DRAFTS}", "ledger")
     print(f"{'running':>8}" + "".join(f" {head:>9}" for head in heads)
           + f" {'target':>7} {'plan bytes (max, k)':>20}")
     for running in RUNNING:

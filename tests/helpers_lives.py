@@ -119,7 +119,8 @@ class Lives:
             page_size=chance.choice([1, 2, 16]), pool_tokens=chance.choice([100, 300, 4000]),
             seqs=chance.choice([1, 3, 8]), chunk=chance.choice([3, 9, 512]),
             overlap=chance.random() < 0.7,
-            policy=chance.choice(["fcfs", "lpm", "priority", "fair"]), queued=chance.choice([3, 100]), max_model_len=90,
+            policy=chance.choice(["fcfs", "lpm", "priority", "fair"]),
+            queued=chance.choice([3, 100]), max_model_len=90,
             speculative=f"mtp:{drafts},fixed" if drafts else "off")
         self.settings = msgspec.structs.replace(settings, recovery=RecoveryConfig(
             # Who asks anew for what is forgotten gets it computed anew.
