@@ -20,7 +20,7 @@ from actorium.tools.evaluate import evaluate
 COUNT, PAGE = 200, 16
 LARGE, TINY = 65_536, 640
 """Tokens of the pool: everything fits; about three sequences do."""
-REQUESTS = mixed(COUNT, seed=0, logprobs=2)
+REQUESTS = mixed(COUNT, seed=3, logprobs=2)
 LONG = [(7 * i) % 1800 + 3 for i in range(200)]
 """A prompt of which 12 pages can be cached (199 tokens: the last one is always computed)."""
 FLOAT = {"dtype": "float32", "skip_tokenizer": True}
@@ -65,11 +65,16 @@ def test_the_cache_changes_no_token(cached: Engine, reference: Ran) -> None:
     assert all(c.usage.cached_tokens % PAGE == 0 for c in mine.completions)
 
 
+@pytest.mark.parametrize("speculative", ["off", "mtp:2,fixed"])
 @pytest.mark.parametrize("cache", [True, False])
-def test_a_tiny_pool_changes_no_token(cache: bool, reference: Ran) -> None:
-    mine = run(REQUESTS, max_total_tokens=TINY, prefix_cache=cache, **FLOAT)
+def test_a_tiny_pool_changes_no_token(cache: bool, speculative: str, reference: Ran) -> None:
+    """Sequences with drafts are promised more pages when they are admitted, and so preempted for
+    them less: there, preemptions are forced."""
+    force = 0 if speculative == "off" else 40
+    mine = run(REQUESTS, max_total_tokens=TINY, prefix_cache=cache, speculative=speculative,
+               force_preempt_every=force, **FLOAT)
     assert mine.tokens == reference.tokens
-    assert mine.gauges["preemptions_memory"] > 0
+    assert mine.gauges["preemptions_forced" if force else "preemptions_memory"] > 0
     assert mine.gauges["held_pages"] == mine.gauges["quarantined_pages"] == 0
     if cache:
         assert min(mine.cached, mine.gauges["evicted_pages"]) > 0
@@ -83,7 +88,7 @@ def test_in_bfloat16_sequences_part_at_near_ties_only() -> None:
     """And the demo model solves its tasks as well with a cache that is always short of pages."""
     with engine(max_total_tokens=LARGE, prefix_cache=False) as plain:
         want, score = run_in(plain.client, REQUESTS), evaluate(plain.client, 20)
-    with engine(max_total_tokens=TINY) as tiny:
+    with engine(max_total_tokens=TINY, speculative="off") as tiny:
         mine, tiny_score = run_in(tiny.client, REQUESTS), evaluate(tiny.client, 20)
         assert gauges(tiny.client)["evicted_pages"] > mine.gauges["evicted_pages"] > 0
     assert mine.gauges["preemptions_memory"] > 0 and mine.cached > 0
