@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,12 +41,13 @@ NULL: dict[str, Any] = {"null_worker": True, "skip_tokenizer": True, "drain_time
 class Tcp:
     """An engine on tcp, and its keys."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, **config: Any) -> None:
         self.base = base
         self.port = free_ports()
         self.target = f"tcp://127.0.0.1:{self.port}"
         self.keys = key_dir(base, "ann", "gone")
-        self.engine = Engine(run_dir=str(base), listen=self.target, keys_dir=str(self.keys), **NULL)
+        self.engine = Engine(run_dir=str(base), listen=self.target, keys_dir=str(self.keys),
+                             **(NULL | config))
 
     def client(self, name: str = "ann") -> Client:
         return Client(self.target, key=self.base / f"{name}.key")
@@ -55,6 +57,15 @@ class Tcp:
 def tcp() -> Iterator[Tcp]:
     with short_dir() as base:
         made = Tcp(base)
+        with made.engine:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def revived() -> Iterator[Tcp]:
+    """One whose actors are started again."""
+    with short_dir() as base:
+        made = Tcp(base, restart=True)
         with made.engine:
             yield made
 
@@ -192,6 +203,26 @@ def _throw(port: int, dice: random.Random) -> None:
 
 def test_ipc_works_beside_it(tcp: Tcp) -> None:
     assert len(tcp.engine.client.generate(PROMPT, PARAMS).token_ids) == 12
+
+
+@pytest.mark.parametrize("role", ["tokenizer", "detokenizer", "scheduler"])
+def test_a_stream_over_tcp_outlives_an_actor(revived: Tcp, role: str) -> None:
+    """The next incarnation has the same port, and asks for the same keys."""
+    params = SamplingParams(max_tokens=1500, seed=2, ignore_eos=True)
+    expected = revived.engine.client.generate(PROMPT, params).token_ids
+    with revived.client() as client:
+        stream = client.stream(PROMPT, params)
+        tokens = next(stream).token_ids
+        actors = {a.role: a for a in revived.engine.client.status().actors}
+        os.kill(actors[role].pid, signal.SIGKILL)
+        tokens = tokens + [t for delta in stream for t in delta.token_ids]
+        assert tokens == expected
+        assert client.generate(PROMPT, params).token_ids == expected
+        now = {a.role: a for a in revived.engine.client.status().actors}
+        assert now[role].epoch == actors[role].epoch + 1
+    path = stranger(revived, f"stranger-{role}")
+    with Client(revived.target, key=path) as client, pytest.raises(EngineUnavailable):
+        client.generate(PROMPT, PARAMS)
 
 
 def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
