@@ -57,7 +57,8 @@ def script(rid: str, index: int) -> bytes:
 def rows(first: int, count: int, slot: int = 0) -> RowLogprobs:
     """Logprobs that tell their position."""
     values = struct.pack(f"<{count}f", *(-0.5 * (first + i + 1) for i in range(count)))
-    return RowLogprobs(slot, first, values, i4([1] * count), i4(list(range(first, first + count))), values)
+    places = i4(list(range(first, first + count)))
+    return RowLogprobs(slot, first, values, i4([1] * count), places, values)
 
 
 @dataclass

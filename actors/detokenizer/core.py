@@ -57,7 +57,6 @@ NO_EVENT: dict[int, SequenceEvent] = {}
 
 class Ended(NamedTuple):
     """A sequence that is over here."""
-
     key: Key
     stopped: int | None
     """Tokens after which a stop string matched; None = the scheduler ended it."""
@@ -157,7 +156,7 @@ class DetokenizerCore:
             else:
                 waiting[sid] = seq
         self._dirty = waiting
-        return [Send(CLIENT, TextBatch(deltas), client) for client, deltas in by_client.items()]
+        return [Send(CLIENT, TextBatch(news), client) for client, news in by_client.items()]
 
     def _look_after(self, readers: Readers, now: float) -> None:
         """Give up who is away for too long or far behind; knock at the others."""
