@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from actorium.tools.chaos import fuzz, poison, soak, stops
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
 from actorium.tools.chaos.gaps import Gaps, quantile
 from actorium.tools.chaos.kills import chaos, kills
@@ -24,8 +25,8 @@ def sound(row: dict[str, Any]) -> None:
 # --- the harness itself --------------------------------------------------------------------------
 
 def test_a_plan_is_of_its_seed_and_kills_everybody() -> None:
-    faults = plan(5, 400.0, 8, 2, 5, 3)
-    assert faults == plan(5, 400.0, 8, 2, 5, 3) != plan(6, 400.0, 8, 2, 5, 3)
+    faults = plan(5, 400.0, 8, 2, PAIRS, 3)
+    assert faults == plan(5, 400.0, 8, 2, PAIRS, 3) != plan(6, 400.0, 8, 2, PAIRS, 3)
     alone = [fault.roles[0] for fault in faults if fault.kind == "kill" and len(fault.roles) == 1]
     assert {role: alone.count(role) for role in ROLES} == dict.fromkeys(ROLES, 8)
     assert {fault.roles for fault in faults if len(fault.roles) == 2} == set(PAIRS)
@@ -76,11 +77,36 @@ def test_a_stream_is_checked_token_by_token() -> None:
 # --- rows ----------------------------------------------------------------------------------------
 
 def test_every_stream_goes_on_through_every_fault() -> None:
-    row = kills(seed=1, seconds=36.0, streams=60, rounds=1, stops=1, pairs=1, full=1)
+    row = kills(seed=1, seconds=36.0, streams=60, rounds=1, stops=1, pairs=PAIRS[:1], full=1)
     sound(row)
     assert row["complete"] > 300 and row["ghost_messages"] > 0
     assert all(row["struck"][role] for role in ROLES)
     assert row["gaps"]["all"]["p99"] < 5.0  # the machine may be busy; figures are `make chaos`'s
+
+
+def test_poison_is_found_and_nobody_else_suffers() -> None:
+    row = poison.poison(seed=1, requests=40, poisoned=2, latest=60.0)
+    sound(row)
+    assert (row["quarantined"], row["complete"]) == (2, 38)
+
+
+def test_bad_frames_kill_nobody() -> None:
+    row = fuzz.fuzz(seed=1, count=8000)
+    sound(row)
+    assert row["frames"] >= 8000 and row["deaths"] == 0
+
+
+def test_a_stopped_engine_finishes_its_streams() -> None:
+    sound(stops.stops(seed=1, times=2))
+
+
+def test_a_killed_launcher_leaves_nothing() -> None:
+    sound(stops.orphans(times=1))
+
+
+def test_slopes() -> None:
+    assert soak.slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == 2.0
+    assert soak.slope([(1.0, 1.0)]) == 0.0
 
 
 # --- teeth ---------------------------------------------------------------------------------------

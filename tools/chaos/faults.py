@@ -11,6 +11,7 @@ import random
 import resource
 import select
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -40,10 +41,11 @@ class Fault(Struct, frozen=True):
         return f"{self.kind} {'+'.join(self.roles)}"
 
 
-def plan(seed: int, seconds: float, rounds: int, stops: int, pairs: int, full: int) -> list[Fault]:
-    """Faults spread evenly over the time, in random order: each role is killed once a round, and
-    never twice in a row; `stops` rounds in which roles are stopped, `pairs` of `PAIRS` at once,
-    `full` times a full disk."""
+def plan(seed: int, seconds: float, rounds: int, stops: int, pairs: Sequence[tuple[str, ...]],
+         full: int) -> list[Fault]:
+    """Faults spread evenly over the time, in random order: each role is killed once a round;
+    `stops` rounds in which `STOPPED` are stopped, `pairs` killed at once, `full` times a full disk.
+    """
     chance = random.Random(seed)
     whats: list[tuple[str, tuple[str, ...]]] = []
     for turn in range(max(rounds, stops)):
@@ -51,7 +53,7 @@ def plan(seed: int, seconds: float, rounds: int, stops: int, pairs: int, full: i
         part += [(STOP, (role,)) for role in STOPPED] if turn < stops else []
         chance.shuffle(part)
         whats += part
-    extra = [(KILL, pair) for pair in (PAIRS * pairs)[:pairs]] + [(FULL, ("scheduler",))] * full
+    extra = [(KILL, pair) for pair in pairs] + [(FULL, ("scheduler",))] * full
     for what in extra:
         whats.insert(chance.randrange(len(whats) + 1), what)
     step = seconds / max(len(whats), 1)

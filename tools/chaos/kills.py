@@ -130,9 +130,10 @@ async def _rest(made: Rig) -> list[str]:
     return [f"at rest: {name} is {value:g}" for name, value in held.items() if value]
 
 
-def kills(seed: int, seconds: float, streams: int, rounds: int, stops: int, pairs: int,
-          full: int, **rigging: Any) -> dict[str, Any]:
-    """The whole row; "wrong" lists what was. rigging: as of `rig`."""
+def kills(seed: int, seconds: float, streams: int, rounds: int, stops: int,
+          pairs: Sequence[tuple[str, ...]], full: int, **rigging: Any) -> dict[str, Any]:
+    """The row with a plan of its seed (see `plan`); "wrong" lists what was. rigging: as of `rig`.
+    """
     return chaos(plan(seed, seconds, rounds, stops, pairs, full), seed, streams, **rigging) | {
         "seconds": seconds}
 

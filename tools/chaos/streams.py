@@ -129,9 +129,11 @@ class Tally:
 class Traffic:
     """Streams of one or more clients, each checked."""
 
-    def __init__(self, maker: Maker, gaps: Gaps | None = None, aborts: float = 0.0) -> None:
-        """aborts: share of the requests that are given up in the middle."""
-        self.tally, self.gaps = Tally(), gaps or Gaps()
+    def __init__(self, maker: Maker, gaps: Gaps | None = None, aborts: float = 0.0,
+                 latest: float = LATEST) -> None:
+        """aborts: share of the requests that are given up in the middle; latest: seconds within
+        which each must have ended."""
+        self.tally, self.gaps, self._latest = Tally(), gaps or Gaps(), latest
         self._maker, self._aborts = maker, aborts
         self.live: dict[int, Want] = {}
 
@@ -143,10 +145,10 @@ class Traffic:
         self.live[want.number] = want
         stream = client.stream(want.prompt, want.params)
         try:
-            async with asyncio.timeout(LATEST):
+            async with asyncio.timeout(self._latest):
                 await self._read(stream, want)
         except TimeoutError:
-            want.wrong.append(f"has not ended in {LATEST:g} s ({want.count} tokens came)")
+            want.wrong.append(f"has not ended in {self._latest:g} s ({want.count} tokens came)")
         except ActoriumError as error:
             return self._failed(error, want)
         finally:

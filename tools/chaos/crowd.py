@@ -1,0 +1,159 @@
+"""The row of crowds: ten times as much as can be served, readers that do not read, and clients that
+vanish. What is refused is refused at once; what nobody waits for is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from time import monotonic
+from typing import Any
+
+import msgspec
+import zmq
+
+from actorium.actors.client import AsyncClient
+from actorium.actors.messages import Attach, Generate
+from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.rundir import address
+from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.gaps import quantile
+from actorium.tools.chaos.rig import SHORT_WORKER, Rig, resources, rig
+from actorium.tools.chaos.streams import Maker, Traffic, Want
+
+SEQS, QUEUE = 8, 32
+TOKENS = 20
+FACTOR = 10
+RATE = SEQS / (TOKENS * 0.012)
+"""Requests a second that can be served at the best."""
+ENDLESS = 1500
+"""Tokens that nobody waits for the end of."""
+REJECTION, BASELINE = 0.05, 1.0
+"""Seconds: until a refusal is there (p99), until pages are free again."""
+PATIENCE = 20.0
+TICK = 0.02
+
+
+class Raw:
+    """A client made of bare sockets, which may do what the SDK does not."""
+
+    def __init__(self, made: Rig, receive_buffer: int = 1000) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        identity = b"R" + secrets.token_bytes(12)
+        self.fronts = {}
+        for front in ("detokenizer", "tokenizer"):
+            socket = self.fronts[front] = self._context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.ROUTING_ID, identity)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.RCVHWM, receive_buffer)
+            socket.connect(address(made.run_dir, f"{front}.front"))
+        self.fronts["detokenizer"].send(msgspec.msgpack.encode(Attach()))
+        self.fronts["detokenizer"].poll(5000)
+
+    def generate(self, tokens: int) -> None:
+        """Ask for so many tokens, and wait for nothing."""
+        self.fronts["tokenizer"].send(msgspec.msgpack.encode(Generate(
+            secrets.token_hex(8), SamplingParams(max_tokens=tokens, seed=1, ignore_eos=True),
+            tokens=bytes(4 * 32))))
+
+    def vanish(self) -> None:
+        """Close everything, without a word."""
+        self._context.destroy(linger=0)
+
+
+async def _overload(made: Rig, seconds: float, seed: int) -> tuple[Traffic, list[float], int]:
+    """FACTOR times the rate. Returns the traffic, the seconds until each refusal, and how many were
+    sent."""
+    maker = Maker(seed, (TOKENS, TOKENS), prompt=40)
+    traffic, refusals, tasks = Traffic(maker), [], []
+
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        async def one(want: Want) -> None:
+            code = await traffic.one(client, want)
+            if code is not None:
+                refusals.append(monotonic() - want.begun)
+        began, sent = monotonic(), 0
+        while (spent := monotonic() - began) < seconds:
+            due = int(spent * RATE * FACTOR)
+            tasks += [asyncio.create_task(one(maker.make())) for _ in range(due - sent)]
+            sent = max(sent, due)
+            await asyncio.sleep(TICK)
+        await asyncio.gather(*tasks)
+    return traffic, refusals, sent
+
+
+async def _gauges(client: AsyncClient) -> dict[str, float]:
+    status = await client.status()
+    return next((a.gauges for a in status.actors if a.role == "scheduler"), {})
+
+
+async def _until(client: AsyncClient, name: str, low: float, high: float) -> float:
+    """Seconds until the scheduler's gauge lies between the two; `PATIENCE` if it does not."""
+    began = monotonic()
+    while (spent := monotonic() - began) < PATIENCE:
+        if low <= (await _gauges(client)).get(name, -1.0) <= high:
+            return spent
+        await asyncio.sleep(TICK)
+    return PATIENCE
+
+
+async def _vanish(made: Rig, clients: int) -> tuple[float, list[str]]:
+    """Clients that go without a word. Returns the seconds until all pages are free again."""
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        raws = [Raw(made) for _ in range(clients)]
+        for raw in raws:
+            raw.generate(ENDLESS)
+        wrong = []
+        if await _until(client, "running", clients, clients) >= PATIENCE:
+            wrong.append("the requests of clients that will vanish do not run")
+        for raw in raws:
+            raw.vanish()
+        began = monotonic()
+        await _until(client, "waiting", 0, 0)
+        await _until(client, "running", 0, 0)
+        await _until(client, "held_pages", 0, 0)
+        spent = monotonic() - began
+    return spent, wrong
+
+
+async def _slow(made: Rig, readers: int, seed: int) -> tuple[int, list[str]]:
+    """Readers that do not read, while others stream. Returns the detokenizer's bytes more."""
+    pid = actors(made.run_dir)["detokenizer"].pid
+    maker = Maker(seed, (TOKENS, TOKENS), prompt=40)
+    traffic, raws = Traffic(maker), [Raw(made, receive_buffer=1) for _ in range(readers)]
+    for raw in raws:
+        for _ in range(2):
+            raw.generate(200)
+    before = resources([pid])[0]
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        await asyncio.gather(*(traffic.one(client, maker.make()) for _ in range(QUEUE)))
+        idle = await _until(client, "running", 0, 0)
+        grown = resources([pid])[0] - before
+    for raw in raws:
+        raw.vanish()
+    tally = traffic.tally
+    wrong = tally.wrong + [f"beside slow readers: {code}" for code in tally.failed]
+    if idle >= PATIENCE:
+        wrong.append("the requests of slow readers do not end")
+    return grown, wrong
+
+
+def crowd(seed: int, seconds: float, readers: int, vanishing: int) -> dict[str, Any]:
+    """The whole row. seconds: of overload."""
+    with rig(SHORT_WORKER, max_num_seqs=SEQS, max_num_queued_reqs=QUEUE,
+             debug_memory=False) as made:
+        traffic, refusals, sent = asyncio.run(_overload(made, seconds, seed))
+    tally = traffic.tally
+    wrong = tally.wrong + made.left + [f"overload: {count} failed with {code}"
+                                       for code, count in tally.failed.items()]
+    refused = sum(tally.refused.values())
+    if tally.complete + refused != sent:
+        wrong.append(f"overload: {tally.complete} + {refused} of {sent} requests are accounted for")
+    with rig(SHORT_WORKER) as made:
+        back, vanished_wrong = asyncio.run(_vanish(made, vanishing))
+        grown, slow_wrong = asyncio.run(_slow(made, readers, seed))
+    wrong += vanished_wrong + slow_wrong + made.left
+    return {"sent": sent, "complete": tally.complete, "refused": refused,
+            "refusal_p50_s": quantile(refusals, 0.5), "refusal_p99_s": quantile(refusals, 0.99),
+            "vanished_clients": vanishing, "pages_back_s": round(back, 2),
+            "slow_readers": readers, "detokenizer_grew_mb": round(grown / 2**20, 1),
+            "wrong": wrong}

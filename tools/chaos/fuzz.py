@@ -1,0 +1,148 @@
+"""The row of frames: bytes that are no message, into every inbox and front. Nobody may die of them,
+and streams go on beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import zmq
+
+from actorium.actors import messages as m
+from actorium.actors.client import AsyncClient
+from actorium.actors.params import Resolved, SamplingParams, TextParams
+from actorium.actors.runtime.rundir import address
+from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
+from actorium.tools.chaos.streams import Maker, Traffic
+
+INBOXES: dict[str, Any] = {
+    "tokenizer.front": m.ToTokenizerFront, "detokenizer.front": m.ToDetokenizerFront,
+    "watchdog.front": m.ToWatchdogFront, "scheduler.inbox": m.ToScheduler,
+    "detokenizer.inbox": m.ToDetokenizer, "worker-0.inbox": m.ToWorker,
+    "watchdog.inbox": m.ToWatchdog, "launcher.inbox": m.ToLauncher}
+"""What each socket takes."""
+TOKENS = (1).to_bytes(4, "little") * 8
+SAMPLES: tuple[m.Message, ...] = (
+    m.Generate("r", SamplingParams(max_tokens=3, seed=1), tokens=TOKENS), m.Abort("r"),
+    m.Tokenize("r", "text"), m.ServerInfo("r"), m.Attach(), m.GetStatus("r", True),
+    m.Submit("r", b"c", TOKENS, 1, Resolved(3), TextParams(), 1), m.Cancel("r", b"c"),
+    m.StepResult(1, 1, b"\1", TOKENS[:4], b"\0"), m.Stop(1, 1), m.Hello("detokenizer", 2),
+    m.StepPlan(1, 1, extend=TOKENS[:8], decode=TOKENS[:4],
+               admit=[m.Admit(1, TOKENS, 8, 0, TOKENS, Resolved(3), 1)]), m.Reset(1, 1),
+    m.Open(1, "r", 0, b"c", TOKENS, TextParams()), m.Unknown("r", b"c"),
+    m.TokenBatch(1, TOKENS[:4], bytes(4), b"\1", TOKENS[:4], epoch=1),
+    m.Beat("worker-0", 1, 1, "idle", 1, 1.0, {"g": 1.0}), m.Exited("worker-0", 1, 1, 9),
+    m.Children([m.Child("worker-0", 1, 1)]), m.Kill("worker-0", 1, "why"), m.Spawn("worker-0", 2),
+    m.Fatal("worker-0", 1, 1, "message"))
+DEEP, LONG = 5000, 4096
+BATCH = 500
+CLIENTS = 8
+"""Connections to a front, each with an identity of its own."""
+
+
+def frames(seed: int, union: Any) -> Iterator[list[bytes]]:
+    """Messages (lists of frames) that no decoder of the union takes, without end."""
+    chance = random.Random(seed)
+    decode = msgspec.msgpack.Decoder(union).decode
+    samples = [msgspec.msgpack.encode(sample) for sample in SAMPLES]
+    while True:
+        sample = chance.choice(samples)
+        if chance.random() < 0.02:
+            yield [sample, sample]
+            continue
+        frame = _broken(chance, sample)
+        try:
+            decode(frame)
+        except Exception:
+            yield [frame]
+
+
+def _broken(chance: random.Random, sample: bytes) -> bytes:
+    """One of many ways to be wrong."""
+    way, at = chance.randrange(8), chance.randrange(len(sample))
+    if way == 0:
+        return chance.randbytes(chance.randrange(200))
+    if way == 1:
+        return sample[:at]
+    if way == 2:
+        return sample + chance.randbytes(1 + chance.randrange(9))
+    if way == 3:
+        return sample[:at] + chance.randbytes(1 + chance.randrange(4)) + sample[at + 1:]
+    if way == 4:
+        return sample[:at] + b"\xcf" + b"\xff" * 8 + sample[at + 1:]
+    if way == 5:
+        return sample[:at] + b"\xa3\xff\xfe\x80" + sample[at + 1:]
+    if way == 6 and chance.random() < 0.1:
+        return sample[:1] + b"\x91" * DEEP
+    field: Any = chance.choice((None, -1, 2**63, "x" * LONG, [[]], {"a": 1}, 1.5, b"\0" * 3, True))
+    return msgspec.msgpack.encode([msgspec.msgpack.decode(sample)[0], field])
+
+
+async def _throw(made: Rig, name: str, union: Any, count: int, seed: int) -> int:
+    """So many bad messages into one socket; those that it took."""
+    sent = 0
+    made_frames = frames(seed, union)
+    with zmq.Context() as context:
+        sockets = [_connected(context, made, name)
+                   for _ in range(CLIENTS if name.endswith("front") else 1)]
+        while sent < count:
+            for _ in range(min(BATCH, count - sent)):
+                socket = sockets[sent % len(sockets)]
+                await _send(socket, next(made_frames))
+                sent += 1
+            for socket in sockets if name.endswith("front") else ():
+                while socket.poll(0):
+                    socket.recv_multipart()
+            await asyncio.sleep(0)
+        for socket in sockets:
+            socket.close()
+    return sent
+
+
+def _connected(context: zmq.Context[zmq.Socket[bytes]], made: Rig, name: str) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.DEALER if name.endswith("front") else zmq.PUSH)
+    socket.setsockopt(zmq.LINGER, 5000)
+    socket.connect(address(made.run_dir, name))
+    return socket
+
+
+async def _send(socket: zmq.Socket[bytes], parts: list[bytes]) -> None:
+    while True:
+        try:
+            socket.send_multipart(parts, zmq.NOBLOCK)
+            return
+        except zmq.Again:
+            await asyncio.sleep(0.002)
+
+
+async def _drive(made: Rig, count: int, seed: int) -> tuple[Traffic, int]:
+    traffic, over = Traffic(Maker(seed, (10, 40), prompt=60)), asyncio.Event()
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        streams = asyncio.create_task(traffic.keep(client, 4, over))
+        sent = 0
+        for name, union in INBOXES.items():
+            sent += await _throw(made, name, union, -(-count // len(INBOXES)), seed)
+        over.set()
+        await streams
+        await client.status()
+    return traffic, sent
+
+
+def fuzz(seed: int, count: int) -> dict[str, Any]:
+    """At least `count` bad messages, shared out among the sockets."""
+    with rig(SHORT_WORKER, log_level="error") as made:
+        before = actors(made.run_dir)
+        traffic, sent = asyncio.run(_drive(made, count, seed))
+        after = actors(made.run_dir)
+    tally = traffic.tally
+    died = [role for role, actor in before.items() if after.get(role) != actor]
+    wrong = tally.wrong + made.left + [f"{role} died" for role in died] + [
+        f"beside bad frames: {code}" for code in (*tally.failed, *tally.refused)]
+    if not tally.complete:
+        wrong.append("no stream went on beside bad frames")
+    return {"frames": sent, "sockets": len(INBOXES), "deaths": len(died),
+            "streams_beside": tally.complete, "wrong": wrong}

@@ -1,0 +1,50 @@
+"""The row of poison: requests that kill the worker, among others that must not suffer for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from time import monotonic
+from typing import Any
+
+from actorium.actors.client import AsyncClient
+from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
+from actorium.tools.chaos.streams import Maker, Traffic
+
+AT_ONCE = 64
+QUARANTINED = "quarantined"
+
+
+async def _drive(made: Rig, traffic: Traffic, requests: int, poisoned: int, maker: Maker,
+                 token: int) -> dict[str, Any]:
+    bad = set(random.Random(poisoned).sample(range(requests), poisoned))
+    gate = asyncio.Semaphore(AT_ONCE)
+    codes: dict[bool, list[str]] = {True: [], False: []}
+
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        async def one(number: int) -> None:
+            async with gate:
+                is_bad = number in bad
+                code = await traffic.one(client, maker.make(token if is_bad else None))
+                codes[is_bad].append(code or "complete")
+        await asyncio.gather(*(one(number) for number in range(requests)))
+    return {"quarantined": codes[True].count(QUARANTINED),
+            "complete": codes[False].count("complete"),
+            "wrong": [f"a poisoned request: {code}" for code in codes[True] if code != QUARANTINED]
+            + [f"an innocent request: {code}" for code in codes[False] if code != "complete"]}
+
+
+def poison(seed: int, requests: int, poisoned: int, latest: float) -> dict[str, Any]:
+    """`poisoned` of the requests kill the worker: they alone end with `quarantined`. latest:
+    seconds that a request may take."""
+    from actorium.tools.chaos.worker import POISON
+
+    maker = Maker(seed, (10, 40), prompt=60)
+    traffic, began = Traffic(maker, latest=latest), monotonic()
+    with rig(SHORT_WORKER) as made:
+        row = asyncio.run(_drive(made, traffic, requests, poisoned, maker, POISON))
+        deaths = actors(made.run_dir)["worker-0"].epoch - 1
+    wrong = traffic.tally.wrong + row.pop("wrong") + made.left
+    return {"requests": requests, "poisoned": poisoned, **row, "deaths": deaths,
+            "seconds": round(monotonic() - began, 1), "wrong": wrong}

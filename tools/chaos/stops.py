@@ -1,0 +1,76 @@
+"""The row of stops: SIGTERM in the middle of streams, which all get to their ends first; and a
+launcher that is killed, which leaves nothing behind that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from time import monotonic
+from typing import Any
+
+from actorium.actors.client import AsyncClient
+from actorium.actors.engine import Engine
+from actorium.actors.errors import ActoriumError
+from actorium.tools.chaos.faults import actors, wait_gone
+from actorium.tools.chaos.rig import Rig, rig
+from actorium.tools.chaos.streams import Maker, Traffic
+
+STREAMS = 24
+GONE = 5.0
+
+
+async def _drained(made: Rig, seed: int) -> Traffic:
+    maker = Maker(seed, (10, 30), prompt=40)
+    traffic = Traffic(maker)
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        tasks = [asyncio.create_task(traffic.one(client, maker.make())) for _ in range(STREAMS)]
+        while sum(want.count > 0 for want in traffic.live.values()) < STREAMS:
+            await asyncio.sleep(0.01)
+            if all(task.done() for task in tasks):
+                break
+        assert made.engine.pid is not None
+        os.kill(made.engine.pid, signal.SIGTERM)
+        await asyncio.gather(*tasks)
+    return traffic
+
+
+def stops(seed: int, times: int) -> dict[str, Any]:
+    """SIGTERM so many times, to engines in mid-stream."""
+    wrong: list[str] = []
+    complete, longest = 0, 0.0
+    for turn in range(times):
+        began = monotonic()
+        with rig(debug_memory=False) as made:
+            tally = asyncio.run(_drained(made, seed + turn)).tally
+        complete += tally.complete
+        longest = max(longest, monotonic() - began)
+        wrong += tally.wrong + made.left + [
+            f"{count} requests failed with {code}" for code, count in tally.failed.items()]
+    dropped = times * STREAMS - complete
+    if dropped:
+        wrong.append(f"{dropped} streams were dropped")
+    return {"stops": times, "streams": times * STREAMS, "complete": complete,
+            "longest_s": round(longest, 2), "wrong": wrong}
+
+
+def orphans(times: int) -> dict[str, Any]:
+    """The launcher is killed: its actors end with it, and nobody holds what they held."""
+    wrong: list[str] = []
+    spent: list[float] = []
+    for _ in range(times):
+        with rig(debug_memory=False) as made:
+            pids = [actor.pid for actor in actors(made.run_dir).values()]
+            assert made.engine.pid is not None
+            began = monotonic()
+            os.kill(made.engine.pid, signal.SIGKILL)
+            alive = wait_gone(pids, GONE)
+            spent.append(monotonic() - began)
+            wrong += [f"{pid} outlives its launcher" for pid in alive]
+            name, base = made.engine.name, made.base
+            try:
+                Engine(name=name, run_dir=str(base), null_worker=True, skip_tokenizer=True).close()
+            except ActoriumError as error:
+                wrong.append(f"no engine can take its place: {error.message}")
+        wrong += made.left
+    return {"kills": times, "longest_s": round(max(spent), 3), "wrong": wrong}
