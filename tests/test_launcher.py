@@ -290,7 +290,8 @@ def actors_find_the_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("actors_find_the_helpers")
 class TestEngine:
     def start(self, base: Path, **config: Any) -> Engine:
-        return Engine(**({"roles": roles(), "run_dir": str(base), "drain_timeout": 5.0} | config))
+        return Engine(**({"roles": roles(), "run_dir": str(base), "drain_timeout": 5.0,
+                          "crash_reports": False} | config))
 
     def test_ready_when_made_and_gone_after(self, base: Path) -> None:
         with ThreadPoolExecutor(1) as pool:  # whose thread ends before the engine is used
@@ -331,7 +332,8 @@ class TestEngine:
     def test_everything_dies_with_the_caller(self, base: Path, number: int) -> None:
         code = ("import sys, helpers_runtime as h\n"
                 "from actorium.actors.engine import Engine\n"
-                "engine = Engine(roles=h.roles(), name='e', run_dir=sys.argv[1])\n"
+                "engine = Engine(roles=h.roles(), name='e', run_dir=sys.argv[1],"
+                " crash_reports=False)\n"
                 "print(engine.pid, flush=True)\n"
                 "import signal; signal.pause()\n")
         caller = subprocess.Popen([sys.executable, "-c", code, str(base)], env=child_env(),
