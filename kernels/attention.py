@@ -137,14 +137,20 @@ def torch_decode(
 
     pages: i32[B, P]; lens: i32[B], with the q_len new tokens in them; span >= max(lens).
     """
+    if q_len > 1:
+        # Rows of their own, which read nothing behind themselves: a draft may lie where the table
+        # names no page of the sequence's, and 0 times a stranger's NaN is NaN.
+        pages = pages.repeat_interleave(q_len, 0)
+        places = torch.arange(1 - q_len, 1, device=lens.device, dtype=lens.dtype)
+        lens = (lens[:, None] + places).flatten().clamp(min=1)  # padding may be shorter
     if window:
-        pages, lens = seen_pages(pages, lens, page_size, window + q_len - 1)
+        pages, lens = seen_pages(pages, lens, page_size, window)
         span = min(span, pages.shape[1] * page_size)
     index = token_index(pages, lens, page_size, span)
-    mask = decode_mask(lens, q_len, span, window)
+    mask = decode_mask(lens, 1, span, window)
 
     def run(q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
-        done = masked(q.view(-1, q_len, *q.shape[1:]), layer, index, mask, scale)
+        done = masked(q.unsqueeze(1), layer, index, mask, scale)
         return _into(out, done.reshape(q.shape))
 
     return run

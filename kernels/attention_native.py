@@ -8,35 +8,43 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .attention import Attend, Chunk
+from .attention import Attend, Chunk, torch_decode
 
 TILE_DIM = 32
 """What the head dimension must be a multiple of for `paged_extend`."""
 
 
 class NativeDecode:
-    """The C kernel `paged_decode`: the last token of every sequence."""
+    """The C kernel `paged_decode`: the last tokens of every sequence."""
 
     def __init__(
-        self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, page_size: int,
-        window: int, scale: float, plain: Callable[[], Attend],
+        self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, span: int, q_len: int,
+        page_size: int, window: int, scale: float,
     ) -> None:
-        """pages: i32[B, P]; lens: i32[B]; plain: makes what serves pages the kernel does not."""
+        """See `attention.torch_decode`, which serves pages that the kernel does not."""
         self.lib, self.threads, self.pages, self.lens = lib, threads, pages, lens.contiguous()
-        self.bits, self.window, self.scale = page_size.bit_length() - 1, window, scale
-        self.plain = plain
+        self.span, self.q_len, self.page_size = span, q_len, page_size
+        self.window, self.scale = window, scale
+        self.plain: Attend | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Attend`."""
         if layer.dtype is not torch.bfloat16:
-            return self.plain()(q, layer, out)
+            return self._plain(q, layer, out)
         rows, heads, dim = q.shape
         out = q.new_empty(q.shape) if out is None else out
         self.lib.paged_decode(
             q.data_ptr(), q.stride(0), layer.data_ptr(), self.pages.data_ptr(),
-            self.pages.stride(0), self.lens.data_ptr(), out.data_ptr(), rows, heads,
-            layer.shape[1] // 2, dim, self.bits, self.window, self.scale, self.threads)
+            self.pages.stride(0), self.lens.data_ptr(), out.data_ptr(), rows, self.q_len, heads,
+            layer.shape[1] // 2, dim, self.page_size.bit_length() - 1, self.window, self.scale,
+            self.threads)
         return out
+
+    def _plain(self, q: Tensor, layer: Tensor, out: Tensor | None) -> Tensor:
+        if self.plain is None:
+            self.plain = torch_decode(self.pages, self.lens, self.span, self.q_len, self.page_size,
+                                      self.window, self.scale)
+        return self.plain(q, layer, out)
 
 
 class NativeExtend:
@@ -74,13 +82,3 @@ def chunk_rows(rows: Sequence[Chunk]) -> Tensor:
         first += row.count
     found.sort(key=lambda c: -c[3] * (2 * c[2] + c[3]))
     return torch.tensor(found)
-
-
-def window_rows(pages: Tensor, lens: Tensor, q_len: int) -> Tensor:
-    """`NativeExtend`'s chunks for the last q_len tokens of B sequences.
-
-    pages: i32[B, P], rows of consecutive elements; lens: i32[B], with those tokens in it.
-    """
-    at = torch.arange(len(lens))
-    return torch.stack((pages.data_ptr() + at * (4 * pages.stride(0)), at * q_len,
-                        lens.long() - q_len, torch.full_like(at, q_len)), 1)

@@ -32,8 +32,8 @@ SIGNATURES = {
     "silu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
     "gelu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
     "rotate_write": _POINTER * 5 + [c_int64, c_int, c_int, c_int, c_float, c_int],
-    "paged_decode": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64,
-                     c_int, c_int, c_int, c_int, c_int, c_float, c_int],
+    "paged_decode": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64]
+                    + [c_int] * 6 + [c_float, c_int],
     "paged_extend": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p] + [c_int] * 5
                     + [c_float, c_int],
     "delta_step": [c_void_p, c_int64, c_int64] + _POINTER * 9 + [c_float, c_int],

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .activation import gelu_mul, silu_mul
 from .attention import Attend, AttentionOps, Chunk, torch_decode, torch_extend
-from .attention_native import NativeDecode, NativeExtend, chunk_rows, window_rows
+from .attention_native import NativeDecode, NativeExtend, chunk_rows
 from .kv import write_kv
 from .linear import (
     Gated,
@@ -160,15 +160,8 @@ class NativeOps(TorchOps):
         scale: float,
     ) -> Attend:
         """See `TorchOps.decode`."""
-        plain = functools.cache(functools.partial(
-            torch_decode, pages, lens, span, q_len, page_size, window, scale))
-        if q_len == 1:
-            return NativeDecode(self.lib, self.threads, pages, lens, page_size, window, scale,
-                                plain)
-        if not self.tiles:
-            return plain()
-        return NativeExtend(self.lib, self.threads, window_rows(pages, lens, q_len), [pages],
-                            page_size, window, scale, plain)
+        return NativeDecode(self.lib, self.threads, pages, lens, span, q_len, page_size, window,
+                            scale)
 
     def extend(
         self, rows: Sequence[Chunk], page_size: int, window: int, scale: float

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.attention import torch_extend
-from actorium.kernels.attention_native import NativeExtend
+from actorium.kernels.attention_native import NativeDecode
 from actorium.kernels.ops import NativeOps, TorchOps, select_ops
 
 CPU = torch.device("cpu")
@@ -174,7 +174,7 @@ def test_decode_of_several_tokens(
     tables = torch.nn.utils.rnn.pad_sequence([row.pages for row in case.rows], batch_first=True)
     attend = ops.decode(tables, torch.tensor(lens, dtype=torch.int32), max(lens), q_len, 16, 0,
                         case.scale)
-    assert isinstance(attend, NativeExtend)
+    assert isinstance(attend, NativeDecode)
     near(attend(case.q, case.layer), case.wanted(0))
 
 

@@ -1,4 +1,7 @@
-/* Attention of single tokens over paged keys and values. */
+/* Attention of the last token, or few, of sequences over paged keys and values.
+ *
+ * Each token is a row of its own, and what lies behind it is not read: it comes out as it would
+ * without those behind it, to the bit, whatever their pages hold. */
 #include "common.h"
 
 #define CHUNK 128 /* tokens per round of the online softmax */
@@ -159,88 +162,111 @@ INLINE void attend_round(const bf16 *q, const struct round *r, int64_t head, int
     gather(r, head + values, (const int32_t (*)[2][ROUND / 2])weights, outputs, dim, heads);
 }
 
-/* Attention of a row's heads that share key heads first_head..end_head, tokens first..len. All of a
- * token's heads are read in turn: they lie side by side. */
-INLINE void attend_row(const bf16 *q, const bf16 *pages, const int32_t *table, int page_bits,
-                       int first, int len, int first_head, int end_head, int group, int kv, int dim,
-                       float scale, bf16 *out) {
+/* A round as a row sees it whose last token is `behind` tokens before the end of it. */
+INLINE const struct round *cut_round(const struct round *r, int behind, struct round *cut) {
+    if (behind <= 0) return r;
+    cut->count = r->count - behind;
+    for (int s = 0; s < ROUND; s++) cut->at[s] = r->at[s < cut->count ? s : cut->count - 1];
+    return cut;
+}
+
+/* Attention of n rows of a sequence, one token after the other, that see tokens first..len, the last
+ * of them; heads that share key heads first_head..end_head. All of a token's heads are read in turn:
+ * they lie side by side. */
+INLINE void attend_rows(const bf16 *q, int64_t q_stride, int n, const bf16 *pages,
+                        const int32_t *table, int page_bits, int first, int len, int first_head,
+                        int end_head, int group, int kv, int dim, float scale, bf16 *out,
+                        int64_t out_stride) {
     float outputs[STATE] __attribute__((aligned(64))), top[STATE / 32], sum[STATE / 32];
-    int heads = (end_head - first_head) * group, mask = (1 << page_bits) - 1;
-    memset(outputs, 0, (size_t)heads * dim * sizeof(float));
-    for (int h = 0; h < heads; h++) top[h] = -3e38f, sum[h] = 0;
+    int width = (end_head - first_head) * group, mask = (1 << page_bits) - 1;
+    memset(outputs, 0, (size_t)n * width * dim * sizeof(float));
+    for (int h = 0; h < n * width; h++) top[h] = -3e38f, sum[h] = 0;
     for (int begin = first; begin < len; begin += ROUND) {
-        struct round r = {.count = len - begin < ROUND ? len - begin : ROUND};
+        struct round r = {.count = len - begin < ROUND ? len - begin : ROUND}, cut;
         for (int s = 0; s < ROUND; s++) {
             int p = s < r.count ? begin + s : len - 1;
             r.at[s] = pages + (((int64_t)table[p >> page_bits] << page_bits) + (p & mask)) * 2 * kv;
         }
         for (int k = first_head; k < end_head; k++)
-            for (int g = 0; g < group; g += 2) {
-                int h = (k - first_head) * group + g;
-                const bf16 *query = q + ((int64_t)k * group + g) * dim;
-#define GO(N) attend_round(query, &r, (int64_t)k * dim, kv, outputs + h * dim, top + h, sum + h, dim, \
-                           N, scale)
-                if (group - g > 1) GO(2);
-                else GO(1);
+            for (int row = 0; row < n; row++) {
+                int last = len - n + 1 + row, behind = begin + r.count - (last > 1 ? last : 1);
+                if (behind >= r.count) continue;
+                const struct round *own = cut_round(&r, behind, &cut);
+                const bf16 *query = q + row * q_stride + (int64_t)k * group * dim;
+                int h = row * width + (k - first_head) * group;
+#define GO(N) attend_round(query + g * dim, own, (int64_t)k * dim, kv, outputs + (h + g) * dim, \
+                           top + h + g, sum + h + g, dim, N, scale)
+                for (int g = 0; g < group; g += 2)
+                    if (group - g > 1) GO(2);
+                    else GO(1);
             }
     }
     __m512i order = _mm512_set_epi16(31, 30, 29, 28, 15, 14, 13, 12, 27, 26, 25, 24, 11, 10, 9, 8,
                                      23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
-    for (int h = 0; h < heads; h++)
+    for (int h = 0; h < n * width; h++)
         for (int d = 0; d < dim; d += 32) {
             __m512 share = _mm512_set1_ps(1 / sum[h]);
             __m512 lo = _mm512_mul_ps(_mm512_loadu_ps(outputs + h * dim + d), share);
             __m512 hi = _mm512_mul_ps(_mm512_loadu_ps(outputs + h * dim + d + 16), share);
             __m512i both = (__m512i)_mm512_cvtne2ps_pbh(hi, lo);
-            _mm512_storeu_si512(out + ((int64_t)first_head * group + h) * dim + d,
-                                _mm512_permutexvar_epi16(order, both));
+            bf16 *to = out + h / width * out_stride
+                + ((int64_t)first_head * group + h % width) * dim + d;
+            _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, both));
         }
 }
 
 static void decode_rows(const bf16 *q, int64_t q_stride, const bf16 *pages, const int32_t *tables,
                         int64_t table_stride, const int32_t *lens, bf16 *out, int64_t rows,
-                        int heads, int kv_heads, int dim, int page_bits, int window, float scale,
-                        int threads) {
-    int group = heads / kv_heads;
-    int64_t parts = (2 * threads + rows - 1) / rows;
-    while (parts < kv_heads && (kv_heads + parts - 1) / parts * group * dim > STATE) parts++;
+                        int q_len, int heads, int kv_heads, int dim, int page_bits, int window,
+                        float scale, int threads) {
+    /* Rows behind a window do not begin with the same token. */
+    int group = heads / kv_heads, most = window ? 1 : STATE / (group * dim);
+    int each = q_len < most ? q_len : most, pieces = (q_len + each - 1) / each;
+    int64_t jobs = rows / q_len * pieces, parts = (2 * threads + jobs - 1) / jobs;
+    while (parts < kv_heads && (kv_heads + parts - 1) / parts * group * each * dim > STATE) parts++;
     int share = (int)(parts < kv_heads ? (kv_heads + parts - 1) / parts : 1);
     parts = (kv_heads + share - 1) / share;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > 1 || lens[0] > 64)
-    for (int64_t task = 0; task < rows * parts; task++) {
-        int64_t b = task / parts;
-        int first = (int)(task % parts) * share, len = lens[b];
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > q_len || lens[0] > 64)
+    for (int64_t task = 0; task < jobs * parts; task++) {
+        int64_t job = task / parts, own = job / pieces;
+        int first = (int)(task % parts) * share, row = (int)(job % pieces) * each;
         int end = first + share < kv_heads ? first + share : kv_heads;
+        int n = q_len - row < each ? q_len - row : each, last = lens[own] - q_len + row + n;
+        int len = last > 1 ? last : 1; /* padding may be shorter than its rows */
         int from = window && len > window ? len - window : 0;
-#define ROW(D) attend_row(q + b * q_stride, pages, tables + b * table_stride, page_bits, from, len, \
-                          first, end, group, kv_heads * D, D, scale * 1.44269504f, \
-                          out + b * heads * D)
-        if (dim == 128) ROW(128);
-        else if (dim == 64) ROW(64);
-        else ROW(dim);
+        int64_t b = own * q_len + row;
+#define ROWS(D) attend_rows(q + b * q_stride, q_stride, n, pages, tables + own * table_stride, \
+                            page_bits, from, len, first, end, group, kv_heads * D, D, \
+                            scale * 1.44269504f, out + b * heads * D, (int64_t)heads * D)
+        if (dim == 128) ROWS(128);
+        else if (dim == 64) ROWS(64);
+        else ROWS(dim);
     }
 }
 #endif
 
+/* rows: q_len tokens of each sequence; tables and lens, with those tokens, are of the sequences. */
 void paged_decode(const bf16 *q, int64_t q_stride, const bf16 *pages, const int32_t *tables,
-                  int64_t table_stride, const int32_t *lens, bf16 *out, int64_t rows, int heads,
-                  int kv_heads, int dim, int page_bits, int window, float scale, int threads) {
+                  int64_t table_stride, const int32_t *lens, bf16 *out, int64_t rows, int q_len,
+                  int heads, int kv_heads, int dim, int page_bits, int window, float scale,
+                  int threads) {
     int group = heads / kv_heads, kv = kv_heads * dim;
 #ifdef __AVX512BF16__
     if (dim % 32 == 0 && group * dim <= STATE)
-        return decode_rows(q, q_stride, pages, tables, table_stride, lens, out, rows, heads,
+        return decode_rows(q, q_stride, pages, tables, table_stride, lens, out, rows, q_len, heads,
                            kv_heads, dim, page_bits, window, scale, threads);
 #endif
     int64_t tasks = rows * kv_heads;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > 1 || lens[0] > 64)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > q_len || lens[0] > 64)
     for (int64_t task = 0; task < tasks; task++) {
-        int64_t b = task / kv_heads;
-        int k = (int)(task % kv_heads), len = lens[b];
+        int64_t b = task / kv_heads, own = b / q_len;
+        int k = (int)(task % kv_heads), last = lens[own] - q_len + 1 + (int)(b % q_len);
+        int len = last > 1 ? last : 1; /* padding may be shorter than its rows */
         int first = window && len > window ? len - window : 0;
         for (int g = 0; g < group; g += GROUP) {
             int n = group - g < GROUP ? group - g : GROUP;
             int64_t h = (int64_t)k * group + g;
-#define CALL(N, D) attend(q + b * q_stride + h * dim, pages + k * dim, tables + b * table_stride, \
+#define CALL(N, D) attend(q + b * q_stride + h * dim, pages + k * dim, tables + own * table_stride, \
                           page_bits, first, len, N, 2 * kv, kv, D, scale, out + (b * heads + h) * dim)
             if (dim == 128) CALL(n, 128);
             else if (dim == 64) CALL(n, 64);
