@@ -58,11 +58,10 @@ def report(run_dir: Path, gone: Exited, why: str = "",
         staging.parent.chmod(0o700)
         staging.mkdir(mode=0o700)
         _take(run_dir, staging)
-        (staging / "about.json").write_bytes(msgspec.json.encode(_about(run_dir, gone, why)))
     except OSError:
         shutil.rmtree(staging, ignore_errors=True)
         return None
-    thread = threading.Thread(target=_pack, args=(run_dir, gone, staging, name, done),
+    thread = threading.Thread(target=_pack, args=(run_dir, gone, why, staging, name, done),
                               name="crash report")
     thread.start()
     return thread
@@ -84,10 +83,11 @@ def _about(run_dir: Path, gone: Exited, why: str) -> dict[str, object]:
             "cpus": os.cpu_count()}
 
 
-def _pack(run_dir: Path, gone: Exited, staging: Path, name: str,
+def _pack(run_dir: Path, gone: Exited, why: str, staging: Path, name: str,
           done: Callable[[Path], None] | None) -> None:
     path = staging.parent / f"{name}.tar.gz"
     try:
+        (staging / "about.json").write_bytes(msgspec.json.encode(_about(run_dir, gone, why)))
         if gone.role != "watchdog":
             _ask_status(run_dir, staging / "status.json")
         fd = os.open(staging / "report", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
