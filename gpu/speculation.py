@@ -17,7 +17,7 @@ from actorium.gpu.batch import ForwardBatch
 from actorium.gpu.models.mtp import Drafter
 from actorium.gpu.pools import PagePool
 from actorium.gpu.sampler import Emitted
-from actorium.gpu.staging import Array
+from actorium.gpu.staging import Array, Host
 from actorium.gpu.steps import Step
 from actorium.gpu.tables import I32, LIMIT, Tables
 
@@ -50,7 +50,6 @@ class Drafting:
             self._drafter.forward(tokens[:n], hidden[:n], batch, self._pool, batch.logit_rows)
             return
         wanted = tensor(self._last_rows(step, batch.extend_tokens, emitted))
-        batch = replace(batch, logit_rows=wanted, all_rows=False)
         out = self._drafter.forward(tokens, hidden, batch, self._pool, wanted)
         self._chain(step, drafts, out)
 
@@ -83,13 +82,15 @@ class Drafting:
         """The first draft from the layer's output `out`, the others each from the one before."""
         t, moves = self._tables, self._tables.moves
         slots, long = step.slots_d, moves.long
+        token = self._likeliest(out)
+        t.drafts.tokens[slots, 0] = token
+        if drafts == 1:
+            return
         table, rows = t.pages[self._group], moves.tensor(long(moves.arange(0, len(step.slots))))
         length, ended = t.seq_len[slots], t.ended[slots]
         limit = t.record[slots, LIMIT]
         bound = min(int(t.host_len[step.slots].max()), t.max_len)
         pages = moves.tensor(table[slots, :-(-(bound + drafts) // t.page_size)])
-        token = moves.array(self._drafter.logits(out).argmax(1))
-        t.drafts.tokens[slots, 0] = token
         for i in range(1, drafts):
             at = length - 2 + i
             index = table[slots, at // t.page_size] * t.page_size + at % t.page_size
@@ -99,8 +100,15 @@ class Drafting:
                 moves.tensor(long(where(ended | (at >= limit), 0, index))), [], 0, len(rows), pages,
                 moves.tensor(where(ended, 1, at + 1)), bound - 1 + i, rows)
             out = self._drafter.forward(moves.tensor(token), out, batch, self._pool, None)
-            token = moves.array(self._drafter.logits(out).argmax(1))
+            token = self._likeliest(out)
             t.drafts.tokens[slots, i] = token
+
+    def _likeliest(self, out: Tensor) -> Array:
+        """i64[R]: the token drafted from each row of the layer's output."""
+        logits = self._drafter.logits(out)
+        if isinstance(self._tables.moves, Host):
+            return logits.numpy().argmax(axis=1)
+        return logits.argmax(1)
 
 
 def propose_by(hook: Propose, t: Tables, step: Step, drafts: int) -> None:

@@ -157,12 +157,10 @@ class Decoder(ABC):
         """Final norm and head. rows: [R, hidden] -> f32[R, vocab]."""
         return self.head_logits(self.norm_rows(rows))
 
-    @torch.inference_mode()
     def norm_rows(self, rows: Tensor) -> Tensor:
         """The final norm alone: [R, hidden]."""
         return self.ops.rms_norm(rows, self.norm, self.shape.norm_eps)
 
-    @torch.inference_mode()
     def head_logits(self, normed: Tensor) -> Tensor:
         """The head alone. normed: [R, hidden] -> f32[R, vocab]."""
         wide = self.head.wide(normed)

@@ -95,7 +95,6 @@ class MtpDrafter:
     layer: Layer
     norm: Tensor
 
-    @torch.inference_mode()
     def forward(
         self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: PagePool,
         rows: Tensor | None = None,
@@ -116,8 +115,8 @@ class MtpDrafter:
 
     def _step(self, batch: ForwardBatch, pool: PagePool, rows: Tensor | None) -> Step:
         m = self.model
-        batch = replace(batch, all_rows=rows is None,
-                        logit_rows=batch.logit_rows if rows is None else rows)
+        if batch.extends and rows is not None:  # only then does the plan look at them
+            batch = replace(batch, all_rows=False, logit_rows=rows)
         plan = plan_attention(batch, pool.page_size, 0, m.shape.attention_scale, m.attention_ops)
         return Step([rope_rows(m.ropes[0], batch.positions)],
                     [GroupStep(batch.kv_index, pool.layers, plan)], None, [])
