@@ -97,7 +97,7 @@ class Compute:
                 self._harvest.put(timer.launch(runner, message))
             else:
                 self._finish(timer.launch(runner, message))
-                if meter is not None and meter.after(message):
+                if meter is not None and meter.after(message, runner.window):
                     self.memory = meter.footprint.gauges()
 
     def _takes(self, reset: Reset) -> bool:
@@ -133,7 +133,8 @@ class Compute:
                              {"import": perf_counter() - start})
         start = perf_counter()
         ahead = Prefault(opened.runner.pools,
-                         STEPS_AHEAD * self._ctx.config.scheduler.max_num_batched_tokens)
+                         STEPS_AHEAD * self._ctx.config.scheduler.max_num_batched_tokens,
+                         opened.runner.draft_pool)
         ahead.all()
         opened.ready.load_seconds["allocate"] += perf_counter() - start
         gc.freeze()  # torch's objects live to the end: not worth a collector's look

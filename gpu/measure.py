@@ -60,9 +60,10 @@ class Meter:
         self._peak = "VmHWM" if _reset_peak() else "VmRSS"
         self._base = _status("VmRSS") - resident(self._caches)
 
-    def after(self, plan: StepPlan) -> bool:
-        """A step has been run: measure if it was larger than all before; True if so."""
-        step = size_of(plan)
+    def after(self, plan: StepPlan, window: int = 1) -> bool:
+        """A step has been run: measure if it was larger than all before; True if so. window: rows
+        of each of its decodes."""
+        step = size_of(plan, window)
         seen = self.footprint.step
         if step.tokens < GROWTH * seen.tokens and step.rows < GROWTH * seen.rows:
             return False
@@ -77,10 +78,10 @@ class Meter:
         told.step = Step(max(seen.tokens, step.tokens), max(seen.rows, step.rows))
 
 
-def size_of(plan: StepPlan) -> Step:
+def size_of(plan: StepPlan, window: int = 1) -> Step:
     """Tokens and rows of a step; rows: at most, since not every extend ends its prompt."""
     extend = np.frombuffer(plan.extend, np.int32).reshape(-1, 2)
-    decodes = len(plan.decode) // 4
+    decodes = len(plan.decode) // 4 * window
     return Step(int(extend[:, 1].sum()) + decodes, len(extend) + decodes)
 
 

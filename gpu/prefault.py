@@ -30,12 +30,15 @@ class Prefault:
     Pages are dealt out from the lowest on, so that what was never written lies above.
     """
 
-    def __init__(self, pools: Sequence[PagePool], ahead: int) -> None:
-        """pools: of each group of layers; those on other devices are left alone."""
+    def __init__(self, pools: Sequence[PagePool], ahead: int,
+                 draft_pool: PagePool | None = None) -> None:
+        """pools: of each group of layers; draft_pool: of the layer that drafts, whose pages have
+        the numbers of a group's. Those on other devices are left alone."""
         self._groups, self._ahead, self._used = len(pools), ahead, 0
         self._taken = 0
         """Bytes from its start that are taken of every layer."""
-        self._rows = [(layer, pool.page_size) for pool in pools for layer in pool.layers
+        every = [*pools, draft_pool] if draft_pool else pools
+        self._rows = [(layer, pool.page_size) for pool in every for layer in pool.layers
                       if layer.device.type == "cpu" and layer.numel()]
         self._layer = 0
         """The next one of which a piece is taken."""

@@ -104,6 +104,8 @@ class Runner:
         self.model, self.pools, self.tables, self.states = model, pools, tables, states
         self.moves = tables.moves
         self._propose, self._force = propose, force
+        self.window = 1
+        """Rows of each decode of the last step."""
         self.draft_with(draft_pool)
 
     def draft_with(self, pool: PagePool | None) -> None:
@@ -141,6 +143,7 @@ class Runner:
         Raises `ValueError` on a plan that does not fit the tables.
         """
         step = build(self.tables, plan)
+        self.window = step.q_len
         recurrent = self._recurrent(plan, step)
         out = Launched(plan, step.slots, prompts=step.prompts)
         if not len(step.batches[0].tokens):

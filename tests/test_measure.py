@@ -96,6 +96,15 @@ def test_only_larger_steps_are_measured() -> None:
     assert size_of(StepPlan(1, 5)) == (0, 0)
 
 
+def test_a_decode_counts_as_its_window() -> None:
+    plan = StepPlan(1, 1, extend=_i4((1, 20)), decode=_i4(3, 4))
+    assert size_of(plan, 3) == (26, 7)
+    meter = Meter(Footprint({}, {}), [])
+    assert meter.after(StepPlan(1, 1, decode=_i4(1, 2)))
+    assert meter.after(StepPlan(1, 2, decode=_i4(1, 2)), 3)
+    assert meter.footprint.step == (6, 6)
+
+
 @pytest.mark.parametrize(("largest", "slow", "ran"), [
     (64, 1 << 20, [8, 32, 64]), (3, 1 << 20, [3]), (2048, 32, [8, 32])])
 def test_the_profile_stops_before_it_is_slow(

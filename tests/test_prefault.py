@@ -77,6 +77,15 @@ def test_memory_keeps_ahead_of_the_pages_in_use(lazy: PagePool) -> None:
     assert not ahead.some()
 
 
+def test_the_pages_of_the_layer_that_drafts_are_there(lazy: PagePool) -> None:
+    """Plans name no pages of it."""
+    ahead = Prefault([pool(16)], 512, lazy)
+    ahead.saw(appends(2048 // PAGE))
+    ahead.all()
+    assert there(lazy.layers[0], 0, 2560) == 1
+    assert there(lazy.layers[0], 3584, 4096) == 0
+
+
 def test_a_pool_ends(lazy: PagePool) -> None:
     """No byte beyond it is asked for, however far ahead."""
     ahead = Prefault([lazy, pool(16)], 1 << 30)
