@@ -66,7 +66,7 @@ def _orphans(seed: int) -> dict[str, Any]:
 def _soak(seed: int) -> dict[str, Any]:
     from actorium.tools.chaos.soak import soak
 
-    return soak(seed, 110.0, 40)
+    return soak(seed, 150.0, 40)
 
 
 def _model(seed: int) -> dict[str, Any]:

@@ -38,11 +38,12 @@ class Gaps:
 
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """By name of the fault, and "all": streams, p50, p99 and max, in seconds."""
-        by_name: dict[str, list[float]] = {"all": []}
+        """By name of the fault, by its kind (the first word), and "all": streams, p50, p99 and max,
+        in seconds."""
+        by_name: dict[str, list[float]] = {}
         for episode in self.episodes:
-            by_name.setdefault(episode.name, []).extend(episode.longest.values())
-            by_name["all"].extend(episode.longest.values())
+            for name in dict.fromkeys(("all", episode.name.split()[0], episode.name)):
+                by_name.setdefault(name, []).extend(episode.longest.values())
         return {name: {"streams": len(found), "p50": quantile(found, 0.5),
                        "p99": quantile(found, 0.99), "max": quantile(found, 1.0)}
                 for name, found in by_name.items()}
