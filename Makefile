@@ -5,13 +5,14 @@ OUT ?= benchmarks/results
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test battery lint bench startup prefix long-run gpu-check setup clean
+.PHONY: demo test battery chaos lint bench startup prefix long-run gpu-check setup clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       a chat with the packaged model, and where the time goes"
 	@echo "make test       the test suite"
 	@echo "make battery    the state machines of \`make test\`, ten times as long"
+	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 15 minutes"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
 	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
@@ -40,6 +41,12 @@ test: $(VENV)/.ready-test
 battery: $(VENV)/.ready-test
 	$(BIN)/python -m pytest --hypothesis-profile=battery --timeout=3600 tests/test_scheduler_machine.py \
 		tests/test_radix_machine.py tests/test_scheduler_lives.py
+
+# Real processes under faults. What the engines say of them goes to build/chaos.log.
+chaos: $(VENV)/.ready-test
+	@mkdir -p $(OUT) build
+	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json 2> build/chaos.log \
+		|| { tail -n 5 build/chaos.log; false; }
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actorium.tools.chaos import fuzz, poison, soak, stops
+from actorium.tools.chaos import crowd, fuzz, poison, reboot, soak, stops
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
 from actorium.tools.chaos.gaps import Gaps, quantile
 from actorium.tools.chaos.kills import chaos, kills
@@ -77,7 +77,7 @@ def test_a_stream_is_checked_token_by_token() -> None:
 # --- rows ----------------------------------------------------------------------------------------
 
 def test_every_stream_goes_on_through_every_fault() -> None:
-    row = kills(seed=1, seconds=36.0, streams=60, rounds=1, stops=1, pairs=PAIRS[:1], full=1)
+    row = kills(seed=1, seconds=32.0, streams=60, rounds=1, stops=1, pairs=PAIRS[:1], full=1)
     sound(row)
     assert row["complete"] > 300 and row["ghost_messages"] > 0
     assert all(row["struck"][role] for role in ROLES)
@@ -96,8 +96,21 @@ def test_bad_frames_kill_nobody() -> None:
     assert row["frames"] >= 8000 and row["deaths"] == 0
 
 
+def test_a_crowd_is_served_or_refused_at_once() -> None:
+    row = crowd.crowd(seed=1, seconds=2.0, readers=5, vanishing=20)
+    sound(row)
+    assert row["complete"] + row["refused"] == row["sent"] and row["refused"] > 0
+    assert row["pages_back_s"] < 5.0 and row["detokenizer_grew_mb"] < 20
+
+
+def test_streams_outlive_the_whole_engine() -> None:
+    row = reboot.reboot(seed=1, times=1)
+    sound(row)
+    assert row["complete"] == row["requests"] > 0
+
+
 def test_a_stopped_engine_finishes_its_streams() -> None:
-    sound(stops.stops(seed=1, times=2))
+    sound(stops.stops(seed=1, times=1))
 
 
 def test_a_killed_launcher_leaves_nothing() -> None:

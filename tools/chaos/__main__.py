@@ -63,6 +63,12 @@ def _orphans(seed: int) -> dict[str, Any]:
     return orphans(5)
 
 
+def _reboot(seed: int) -> dict[str, Any]:
+    from actorium.tools.chaos.reboot import reboot
+
+    return reboot(seed, 5)
+
+
 def _soak(seed: int) -> dict[str, Any]:
     from actorium.tools.chaos.soak import soak
 
@@ -90,8 +96,8 @@ def _teeth(seed: int) -> dict[str, Any]:
 
 ROWS: dict[str, Row] = {
     **{f"kills-{part + 1}": _kills(part) for part in range(PARTS)}, "poison": _poison,
-    "crowd": _crowd, "fuzz": _fuzz, "stops": _stops, "orphans": _orphans, "soak": _soak,
-    "model": _model, "teeth": _teeth}
+    "crowd": _crowd, "fuzz": _fuzz, "stops": _stops, "orphans": _orphans, "reboot": _reboot,
+    "soak": _soak, "model": _model, "teeth": _teeth}
 
 
 def run(names: list[str], seed: int, told: Callable[[str, dict[str, Any]], None]) -> None:

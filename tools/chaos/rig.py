@@ -54,16 +54,22 @@ def rig(worker: str = WORKER, roles: dict[str, str] | None = None, **config: Any
     """An engine with the battery's worker, restarts and pages that are checked. roles: others than
     the engine's own; config: as of `Engine`."""
     base = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
-    values: dict[str, Any] = {
-        "null_worker": True, "skip_tokenizer": True, "restart": True, "silence": 1.0,
-        "max_restarts": 10_000, "debug_memory": True, "run_dir": str(base)} | config
     try:
-        with Engine(roles=_roles(worker, roles or {}), **values) as engine:
-            made = Rig(engine, base)
+        with engine(base, worker, roles, **config) as ours:
+            made = Rig(ours, base)
             yield made
             made.close()
     finally:
         shutil.rmtree(base, ignore_errors=True)
+
+
+def engine(base: Path, worker: str = WORKER, roles: dict[str, str] | None = None,
+           **config: Any) -> Engine:
+    """The engine of a `rig`, with its run directory in `base`."""
+    values: dict[str, Any] = {
+        "null_worker": True, "skip_tokenizer": True, "restart": True, "silence": 1.0,
+        "max_restarts": 10_000, "debug_memory": True, "run_dir": str(base)} | config
+    return Engine(roles=_roles(worker, roles or {}), **values)
 
 
 def _roles(worker: str, others: dict[str, str]) -> dict[str, str]:
