@@ -77,13 +77,13 @@ class Striker:
         if fault.kind == STOP:
             self.detected.append(monotonic() - at)
         self.wrong += [f"{fault.name}: {pid} still lives" for pid in alive]
-        if "scheduler" in fault.roles:
+        old = next((victim for victim in victims if victim.role == "scheduler"), None)
+        if old is not None:
             await asyncio.sleep(max(0.0, at + SETTLE - monotonic()))
-            await self._haunt(victims)
+            await self._haunt(old)
 
-    async def _haunt(self, victims: Sequence[Process]) -> None:
+    async def _haunt(self, old: Process) -> None:
         """The dead scheduler speaks, once the next one has been heard."""
-        [old] = [victim for victim in victims if victim.role == "scheduler"]
         now = actors(self._rig.run_dir).get("scheduler")
         if now is None or now.epoch <= old.epoch or not self._flows():
             return
