@@ -18,8 +18,9 @@ EVERY = 2.0
 RETAIN = 5.0
 POOL = 32_768
 """Tokens of the page pool: small, so that the prefix cache is full before counting begins."""
-MOST_MEMORY, MOST_FILES = 4.0, 2.0
-"""Growth of an actor over the part that counts, by the line through its samples: MB, files."""
+MOST_MEMORY, MOST_FILES = 8.0, 2.0
+"""Growth of an actor over the part that counts, by the line through its samples: MB, files. A dict
+of the tokenizer's size grows in steps of megabytes until it has seen twice its bound."""
 
 
 def slope(points: list[tuple[float, float]]) -> float:
