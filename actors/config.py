@@ -203,12 +203,18 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self
 
 
-def _rules(c: Config) -> list[tuple[str, bool, str]]:
-    m, mem, s, d, r, v = c.model, c.memory, c.scheduler, c.device, c.runtime, c.recovery
-    port, listen = c.probes.probe_port, _wrong_listen(r.listen)
+Rule = tuple[str, bool, str]
+"""(section.field, whether its value will do, what it must be)"""
+
+
+def _rules(c: Config) -> list[Rule]:
+    return [*_work_rules(c), *_process_rules(c)]
+
+
+def _work_rules(c: Config) -> list[Rule]:
+    """Of the model and what computes it."""
+    m, mem, s, d = c.model, c.memory, c.scheduler, c.device
     dtypes = ("auto", "float32", "bfloat16", "float16")
-    name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
-               and all(ch.isalnum() or ch in "-_." for ch in r.name))
     strange = [name for name in s.tenant_weights if not _is_tenant(name)]
     return [
         ("model.dtype", m.dtype in dtypes, f"must be one of {', '.join(dtypes)}"),
@@ -249,6 +255,16 @@ def _rules(c: Config) -> list[tuple[str, bool, str]]:
         ("scheduler.force_preempt_every", s.force_preempt_every >= 0, "must not be negative"),
         ("device.device", d.device in ("auto", "cpu", "cuda"), "must be auto, cpu or cuda"),
         ("device.threads", 0 <= d.threads <= 1024, "must be between 0 and 1024"),
+    ]
+
+
+def _process_rules(c: Config) -> list[Rule]:
+    """Of the engine's processes."""
+    r, v, port = c.runtime, c.recovery, c.probes.probe_port
+    listen = _wrong_listen(r.listen)
+    name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
+               and all(ch.isalnum() or ch in "-_." for ch in r.name))
+    return [
         ("recovery.retain", v.retain >= 0, "must not be negative"),
         ("recovery.silence", v.silence >= 0.5, "must be at least 0.5 seconds"),
         ("recovery.max_restarts", v.max_restarts >= 0, "must not be negative"),
