@@ -51,8 +51,9 @@ class NativeDelta:
         self.held = (conv, decay, bias, norm)
         self.conv, self.decay, self.bias, self.norm = (t.data_ptr() for t in self.held)
         self.width = heads.values * heads.value_dim
+        tiles = lib.amx_ready()
         self.sizes = [torch.tensor([len(conv), heads.keys, heads.values, heads.key_dim,
-                                    heads.value_dim, narrow], dtype=torch.int32)
+                                    heads.value_dim, narrow, tiles], dtype=torch.int32)
                       for narrow in (0, 1)]
 
     def step(self, p: Tensor, columns: Tensor, states: Tensor, rows: Tensor) -> Tensor:

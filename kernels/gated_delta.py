@@ -6,6 +6,7 @@ where q and k have length 1 and q is scaled by K ** -0.5. A key head serves R va
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -70,29 +71,7 @@ def delta_step(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, rows: Tenso
     return (state @ q).squeeze(-1)
 
 
-def delta_extend(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Ragged,
-                 heads: Heads) -> Tensor:
-    """The tokens of an extend step, in chunks (UT transform); states go on, and are kept where the
-    plan says.
-
-    qkv: f32, as `conv_extend` gives it; g, beta: f32[T, HV]; states: [rows, HV, V, K], in place.
-    Returns f32[T, HV, V].
-    """
-    if plan.outputs is not None:
-        qkv = qkv.index_select(0, plan.outputs)
-    if plan.tokens is not None:
-        g, beta = g.index_select(0, plan.tokens), beta.index_select(0, plan.tokens)
-    if plan.real is not None:  # padding changes no state
-        g, beta = g * plan.real, beta * plan.real
-    parts = _inside(split_heads(qkv, heads), g, beta, plan.size, heads)
-    state = states.index_select(0, plan.by_length).float().flatten(0, 1)
-    out = _through(parts, state, states, plan, heads)
-    states.index_copy_(0, plan.by_length, state.view(-1, *states.shape[1:]).to(states.dtype))
-    out = out.transpose(1, 2).reshape(-1, heads.values, heads.value_dim)
-    return out if plan.places is None else out.index_select(0, plan.places)
-
-
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """What is known of each chunk without the state before it. B = chunks * HV."""
 
     read: Tensor
@@ -107,8 +86,54 @@ class _Parts(NamedTuple):
     """[B, 1, 1]: of the state, over the chunk."""
 
 
+def through_chunks(parts: Parts, states: Tensor, plan: Ragged, heads: Heads) -> Tensor:
+    """The states through the waves, and kept where the plan says.
+
+    parts: f32; states: [rows, HV, V, K], in place. Returns f32[B, L, V].
+    """
+    n, size = heads.values, plan.size
+    state = states.index_select(0, plan.by_length).to(parts.read.dtype).flatten(0, 1)
+    out = torch.empty_like(parts.fresh)
+    for wave in plan.waves:
+        at = slice(wave.start * n, wave.end * n)
+        now = state[:(wave.end - wave.start) * n]
+        read = parts.read[at] @ now.transpose(1, 2)
+        new = parts.fresh[at] - read[:, :size]
+        torch.baddbmm(read[:, size:], parts.attend[at], new, out=out[at])
+        now.mul_(parts.decay[at]).baddbmm_(new.transpose(1, 2), parts.write[at])
+        for i, row in wave.saves:
+            states[row] = now[i * n:(i + 1) * n]
+    states.index_copy_(0, plan.by_length, state.view(-1, *states.shape[1:]).to(states.dtype))
+    return out
+
+
+Through = Callable[[Parts, Tensor, Ragged, Heads], Tensor]
+"""`through_chunks`, or what does the same."""
+
+
+def delta_extend(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Ragged,
+                 heads: Heads, through: Through = through_chunks) -> Tensor:
+    """The tokens of an extend step, in chunks (UT transform); states go on, and are kept where the
+    plan says.
+
+    qkv: f32, as `conv_extend` gives it; g, beta: f32[T, HV]; states: [rows, HV, V, K], in place.
+    Returns f32[T, HV, V].
+    """
+    if plan.outputs is not None:
+        qkv = qkv.index_select(0, plan.outputs)
+    if plan.tokens is not None:
+        g, beta = g.index_select(0, plan.tokens), beta.index_select(0, plan.tokens)
+    if plan.real is not None:  # padding changes no state
+        g, beta = g * plan.real, beta * plan.real
+    parts = _inside(split_heads(qkv, heads), g, beta, plan.size, heads)
+    out = through(parts, states, plan, heads)
+    out = out.view(-1, heads.values, plan.size, heads.value_dim).transpose(1, 2)
+    out = out.reshape(-1, heads.values, heads.value_dim)
+    return out if plan.places is None else out.index_select(0, plan.places)
+
+
 def _inside(qkv: tuple[Tensor, Tensor, Tensor], g: Tensor, beta: Tensor, size: int,
-            heads: Heads) -> _Parts:
+            heads: Heads) -> Parts:
     """See section 3.3 of the paper. All but q and k are by value head: [N, HK, R, L, ...]."""
     shared, key = heads.values // heads.keys, heads.key_dim
     q, k = (x.view(-1, size, heads.keys, key).transpose(1, 2) for x in qkv[:2])
@@ -126,22 +151,6 @@ def _inside(qkv: tuple[Tensor, Tensor, Tensor], g: Tensor, beta: Tensor, size: i
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     read = torch.cat((solved[..., heads.value_dim:], q * old.unsqueeze(-1)), -2)
     write = k * (total[..., -1:] - total).exp_().unsqueeze(-1)
-    return _Parts(read.reshape(-1, 2 * size, key), solved[..., :heads.value_dim].reshape(
+    return Parts(read.reshape(-1, 2 * size, key), solved[..., :heads.value_dim].reshape(
         *shape, heads.value_dim), attend.reshape(*shape, size), write.reshape(*shape, key),
         old[..., -1].reshape(-1, 1, 1))
-
-
-def _through(parts: _Parts, state: Tensor, states: Tensor, plan: Ragged, heads: Heads) -> Tensor:
-    """The state through the waves. state: f32[S * HV, V, K], in place -> f32[N, HV, L, V]."""
-    n, size = heads.values, plan.size
-    out = torch.empty_like(parts.fresh)
-    for wave in plan.waves:
-        at = slice(wave.start * n, wave.end * n)
-        now = state[:(wave.end - wave.start) * n]
-        read = parts.read[at] @ now.transpose(1, 2)
-        new = parts.fresh[at] - read[:, :size]
-        torch.baddbmm(read[:, size:], parts.attend[at], new, out=out[at])
-        now.mul_(parts.decay[at]).baddbmm_(new.transpose(1, 2), parts.write[at])
-        for i, row in wave.saves:
-            states[row] = now[i * n:(i + 1) * n]
-    return out.view(-1, n, size, heads.value_dim)

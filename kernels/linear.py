@@ -36,7 +36,7 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """residual + y."""
+        """residual + y, perhaps in the residual's memory."""
         return residual + F.linear(x, self.weight, self.bias)
 
     def wide(self, x: Tensor) -> Tensor:

@@ -65,6 +65,28 @@ class Ragged:
     """i64[M, W - 1]: rows of the convolution's input that are the columns of M = S + saves."""
     tail_rows: Tensor
     """i64[M]: state rows those go to."""
+    chain: Tensor | None = None
+    """`chain_of` this, once it was asked for."""
+
+
+def chain_of(plan: Ragged) -> Tensor | None:
+    """i32[S, 1 + 2 * waves], sequences in the order of the waves: how many chunks one has, and for
+    each its number, and the row in which the state after it is kept, or -1.
+
+    On the device of the plan, made once; None where a state is to be kept twice.
+    """
+    if plan.chain is None:
+        out = torch.full((len(plan.counts), 1 + 2 * len(plan.waves)), -1, dtype=torch.int32)
+        for number, wave in enumerate(plan.waves):
+            if len({i for i, _ in wave.saves}) < len(wave.saves):
+                return None
+            each = wave.end - wave.start
+            out[:each, 0] = number + 1
+            out[:each, 1 + 2 * number] = torch.arange(wave.start, wave.end)
+            for i, row in wave.saves:
+                out[i, 2 + 2 * number] = row
+        plan.chain = out.to(plan.rows.device, non_blocking=True)
+    return plan.chain
 
 
 def plan_ragged(

@@ -22,6 +22,12 @@ SINK = 0
 """Row of every pool that nobody reads."""
 
 
+def most_accepted(accepted: Tensor, most: int) -> int:
+    """How many drafts are taken in at most: as many as were accepted on a CPU, which knows;
+    elsewhere nothing may wait for the device."""
+    return min(most, max(0, int(accepted.max()))) if accepted.device.type == "cpu" else most
+
+
 def run_window(advance: Advance, fresh: Tensor, pools: Sequence[Tensor], pending: Tensor,
                rows: Tensor, accepted: Tensor) -> Tensor:
     """A step of q = d + 1 tokens for each of B sequences.
@@ -32,10 +38,7 @@ def run_window(advance: Advance, fresh: Tensor, pools: Sequence[Tensor], pending
     Returns [B * q, ...], what `advance` gives.
     """
     width = fresh.shape[1]
-    count = pending.shape[1]
-    if fresh.device.type == "cpu":  # elsewhere nothing may wait for the device
-        count = min(count, max(0, int(accepted.max())))
-    for at in range(count):
+    for at in range(most_accepted(accepted, pending.shape[1])):
         live = torch.where(accepted > at, rows, SINK)
         advance(pending[:, at].index_select(0, rows), pools, live)
     outs = [advance(fresh[:, 0], pools, rows)]

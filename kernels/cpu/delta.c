@@ -1,9 +1,10 @@
 /* Many tokens a sequence through a GatedDeltaNet layer, in blocks: with the state as [key, value],
- * 32 values at a time are a product with the block's keys and queries, a forward substitution, and a
- * product back. */
-#include "delta.h"
+ * 32 values at a time are a product with the block's keys and queries, a forward substitution, and
+ * a product back. Where AMX can, it does the blocks (delta_tiles.c). */
+#include "delta_run.h"
 #include <stdlib.h>
 #define BLOCK 32
+#define FEW 8 /* tokens of a run that are not worth tiles, which are always 32 */
 
 typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
 #define WIDTH 32 /* values at once */
@@ -123,21 +124,10 @@ static void through(Block *b, int tokens, float *state, int m, int n) {
         values_by(b, tokens, n, m, first, state + first, stride, from, reach);
 }
 
-/* A sequence: its first row of p, its tokens, its row of the state pool. */
-typedef struct {
-    int64_t start, count, slot;
-} Run;
-
-/* `taps[j]` of token t of a run: a row of p, or a column kept from before. */
-INLINE const bf16 *input(const Delta *d, const Run *run, int64_t t, int channels) {
-    return t >= 0 ? d->p + (run->start + t) * d->stride
-                  : d->columns + (run->slot * (d->width - 1) + d->width - 1 + t) * channels;
-}
-
 INLINE void convolve_at(const Delta *d, const Run *run, int64_t t, int channels, int first,
                         int count, float *y) {
     for (int j = 0; j < d->width; j++) {
-        const bf16 *x = input(d, run, t - d->width + 1 + j, channels) + first;
+        const bf16 *x = input(d, run, t - d->width + 1 + j) + first;
         const float *taps = d->conv + (int64_t)j * channels + first;
         if (j == 0)
             for (int i = 0; i < count; i++) y[i] = wide(x[i]) * taps[i];
@@ -154,7 +144,7 @@ INLINE void keep_columns(const Delta *d, const Run *run, int64_t tokens, int64_t
     int last = d->width - 1;
     for (int j = 0; j < last; j++)
         memcpy(d->columns + (slot * last + j) * channels + first,
-               input(d, run, tokens - last + j, channels) + first, count * sizeof(bf16));
+               input(d, run, tokens - last + j) + first, count * sizeof(bf16));
 }
 
 /* The states of `shared` heads between the pool, [value, key], and the block, [key, value]. */
@@ -222,15 +212,18 @@ static void block_of(const Delta *d, const Run *run, int64_t at, int tokens, int
 
 /* saves: [count, 2], rising: after so many tokens, the state goes to this row too. */
 static void run_of(const Delta *d, const Run *run, const int64_t *saves, int64_t count, int head,
-                   Block *b) {
+                   Block *b, struct tiles *tiles) {
     int n = d->key_dim, m = d->value_dim, shared = d->values / d->keys, first = head * shared;
-    int edge = 2 * d->keys * n, channels = edge + d->values * m;
-    load_states(d, b, run->slot, first, shared);
+    int edge = 2 * d->keys * n, channels = channels_of(d);
+    if (run->count < FEW) tiles = NULL;
+    if (tiles) tiles_load(d, tiles, run->slot, first);
+    else load_states(d, b, run->slot, first, shared);
     for (int64_t at = 0, save = 0; at < run->count || save <= count;) {
         int64_t stop = save < count ? saves[2 * save] : run->count;
         if (at == stop) {
             int64_t slot = save < count ? saves[2 * save + 1] : run->slot;
-            keep_states(d, b, slot, first, shared);
+            if (tiles) tiles_keep(d, tiles, slot, first);
+            else keep_states(d, b, slot, first, shared);
             keep_columns(d, run, at, slot, channels, head * n, n);
             keep_columns(d, run, at, slot, channels, (d->keys + head) * n, n);
             keep_columns(d, run, at, slot, channels, edge + first * m, shared * m);
@@ -238,12 +231,14 @@ static void run_of(const Delta *d, const Run *run, const int64_t *saves, int64_t
             continue;
         }
         int tokens = stop - at < BLOCK ? (int)(stop - at) : BLOCK;
-        block_of(d, run, at, tokens, head, b);
+        if (tiles) tiles_block(d, run, at, tokens, head, tiles);
+        else block_of(d, run, at, tokens, head, b);
         at += tokens;
     }
 }
 
-/* runs: [count, 3], see Run; saves: [.., 2] of all runs, those of run i from save_starts[i] on. */
+/* runs: [count, 3], see Run; saves: [.., 2] of all runs, those of run i from save_starts[i] on.
+ * sizes[6]: whether the process may use AMX. */
 void delta_extend(const bf16 *p, int64_t stride, int64_t count, const int64_t *runs,
                   const int64_t *saves, const int64_t *save_starts, bf16 *columns,
                   const float *conv, void *states, const float *decay, const float *bias,
@@ -254,14 +249,16 @@ void delta_extend(const bf16 *p, int64_t stride, int64_t count, const int64_t *r
 #pragma omp parallel num_threads(threads) if (tasks > 1)
     {
         int stride = (d.value_dim + WIDTH - 1) / WIDTH * WIDTH;
+        struct tiles *tiles = sizes[6] ? tiles_open(&d) : NULL;
         Block *b = malloc(sizeof(Block));
         b->state = malloc(sizeof(float) * d.values / d.keys * d.key_dim * stride);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t t = 0; t < tasks; t++) {
             int64_t i = t / d.keys, from = save_starts[i];
             run_of(&d, (const Run *)runs + i, saves + 2 * from, save_starts[i + 1] - from,
-                   (int)(t % d.keys), b);
+                   (int)(t % d.keys), b, tiles);
         }
+        if (tiles) tiles_close(tiles);
         free(b->state);
         free(b);
     }

@@ -1,6 +1,8 @@
 /* Element by element: norms, activation, rotation. */
 #include "common.h"
 
+#define STREAM_FROM (1 << 20) /* elements of keys and values that caches would not keep */
+
 #ifdef __AVX512BF16__
 INLINE __m512 wide_16(const bf16 *x, __mmask16 some) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(
@@ -40,6 +42,10 @@ void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, floa
     for (int64_t t = 0; t < rows; t++) {
         const bf16 *in = x + t * dim;
         bf16 *out = y + t * dim;
+#ifdef __AVX512BF16__
+        for (int i = 0; i < dim && t + 1 < rows; i += 32)
+            _mm_prefetch((const char *)(in + dim + i), _MM_HINT_T0);
+#endif
         float r = inverse_rms(in, dim, eps);
 #ifdef __AVX512BF16__
         __m512 scale = _mm512_set1_ps(r);
@@ -110,10 +116,18 @@ INLINE void turn(bf16 *x, const bf16 *w, const bf16 *table, int dim, float eps) 
 }
 
 #ifdef __AVX512BF16__
-/* The same for a known dim, at most 128: all of a head in registers. table: floats. */
-INLINE void turn_fixed(bf16 *x, const bf16 *w, const float *table, const int dim, float eps) {
+/* 32 values as a line; stream: past the caches. */
+INLINE void put_32(bf16 *y, __m512 first, __m512 last, const int stream) {
+    __m512i line = (__m512i)_mm512_cvtne2ps_pbh(last, first);
+    if (stream) _mm512_stream_si512((__m512i *)y, line);
+    else _mm512_storeu_si512(y, line);
+}
+
+/* The same for a known dim, 64 or 128: all of a head in registers, from x to y. table: floats. */
+INLINE void turn_fixed(const bf16 *x, bf16 *y, const bf16 *w, const float *table, const int dim,
+                       float eps, const int stream) {
     __m512 v[8], sum = _mm512_setzero_ps();
-    const int n = dim / 16;
+    const int n = dim / 16, half = n / 2;
     for (int i = 0; i < n; i++) {
         v[i] = all_16(x + 16 * i);
         sum = _mm512_fmadd_ps(v[i], v[i], sum);
@@ -123,49 +137,67 @@ INLINE void turn_fixed(bf16 *x, const bf16 *w, const float *table, const int dim
         for (int i = 0; i < n; i++)
             v[i] = _mm512_mul_ps(_mm512_mul_ps(v[i], r), all_16(w + 16 * i));
     }
-    for (int i = 0; i < n / 2; i++) {
+    for (int i = 0; i < half; i++) {
         const float *cos = table + 16 * i, *sin = cos + dim;
-        __m512 lo = v[i], hi = v[i + n / 2];
-        put_16(x + 16 * i, _mm512_fmadd_ps(lo, _mm512_loadu_ps(cos),
-                                           _mm512_mul_ps(hi, _mm512_loadu_ps(sin))));
-        put_16(x + 16 * i + dim / 2,
-               _mm512_fmadd_ps(hi, _mm512_loadu_ps(cos + dim / 2),
-                               _mm512_mul_ps(lo, _mm512_loadu_ps(sin + dim / 2))));
+        __m512 lo = v[i], hi = v[i + half];
+        v[i] = _mm512_fmadd_ps(lo, _mm512_loadu_ps(cos), _mm512_mul_ps(hi, _mm512_loadu_ps(sin)));
+        v[i + half] = _mm512_fmadd_ps(hi, _mm512_loadu_ps(cos + dim / 2),
+                                      _mm512_mul_ps(lo, _mm512_loadu_ps(sin + dim / 2)));
     }
+    for (int i = 0; i < n; i += 2) put_32(y + 16 * i, v[i], v[i + 1], stream);
 }
 
-INLINE void turn_heads(bf16 *row, const bf16 *w, const bf16 *turns, int heads, const int dim,
-                       float eps) {
+INLINE void turn_heads(bf16 *row, bf16 *keys, const bf16 *w, const bf16 *turns, int heads,
+                       int kv_heads, const int dim, float eps, const int stream) {
     float table[2 * 128];
     for (int i = 0; i < 2 * dim; i += 16) _mm512_storeu_ps(table + i, all_16(turns + i));
+    for (int i = 0; stream && i < (heads + 2 * kv_heads) * dim; i += 32) /* the row after it */
+        _mm_prefetch((const char *)(row + (heads + 2 * kv_heads) * dim + i), _MM_HINT_T0);
     for (int h = 0; h < heads; h++)
-        turn_fixed(row + h * dim, w ? w + h * dim : 0, table, dim, eps);
+        turn_fixed(row + h * dim, row + h * dim, w ? w + h * dim : 0, table, dim, eps, 0);
+    for (int h = heads; h < heads + kv_heads; h++)
+        turn_fixed(row + h * dim, keys + (h - heads) * dim, w ? w + h * dim : 0, table, dim, eps,
+                   stream);
 }
 #endif
 
-/* Norm and rotate the heads of a row. */
-INLINE void turn_row(bf16 *row, const bf16 *w, const bf16 *turns, int heads, int dim, float eps) {
+/* Norm and rotate the heads of a row: queries in place, keys to where they are kept, the values
+ * behind them. stream: dim is 64 or 128, and what is kept goes past the caches. */
+INLINE void turn_row(bf16 *row, bf16 *keys, const bf16 *w, const bf16 *turns, int heads,
+                     int kv_heads, int dim, float eps, int stream) {
+    bf16 *values = keys + kv_heads * dim;
+    const bf16 *from = row + (heads + kv_heads) * dim;
 #ifdef __AVX512BF16__
+    if (stream) {
+        if (dim == 128) turn_heads(row, keys, w, turns, heads, kv_heads, 128, eps, 1);
+        else turn_heads(row, keys, w, turns, heads, kv_heads, 64, eps, 1);
+        for (int i = 0; i < kv_heads * dim; i += 32)
+            _mm512_stream_si512((__m512i *)(values + i), _mm512_loadu_si512(from + i));
+        return;
+    }
+    memcpy(values, from, (size_t)kv_heads * dim * sizeof(bf16));
     if (dim == 128) {
-        turn_heads(row, w, turns, heads, 128, eps);
+        turn_heads(row, keys, w, turns, heads, kv_heads, 128, eps, 0);
         return;
     }
     if (dim == 64) {
-        turn_heads(row, w, turns, heads, 64, eps);
+        turn_heads(row, keys, w, turns, heads, kv_heads, 64, eps, 0);
         return;
     }
+#else
+    memcpy(values, from, (size_t)kv_heads * dim * sizeof(bf16));
 #endif
-    for (int h = 0; h < heads; h++)
+    for (int h = 0; h < heads + kv_heads; h++)
         turn(row + h * dim, w ? w + h * dim : 0, turns, dim, eps);
+    memcpy(keys, row + heads * dim, (size_t)kv_heads * dim * sizeof(bf16));
 }
 
 void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, bf16 *pages, const int64_t *index,
                   int64_t rows, int heads, int kv_heads, int dim, float eps, int threads) {
     int64_t width = (int64_t)(heads + 2 * kv_heads) * dim, kv = (int64_t)2 * kv_heads * dim;
+    int stream = (dim == 128 || dim == 64) && rows * kv >= STREAM_FROM && (uintptr_t)pages % 64 == 0;
 #pragma omp parallel for num_threads(threads) if (rows * width > 16384)
-    for (int64_t t = 0; t < rows; t++) {
-        bf16 *row = qkv + t * width;
-        turn_row(row, w, turns + t * 2 * dim, heads + kv_heads, dim, eps);
-        memcpy(pages + index[t] * kv, row + heads * dim, kv * sizeof(bf16));
-    }
+    for (int64_t t = 0; t < rows; t++)
+        turn_row(qkv + t * width, pages + index[t] * kv, w, turns + t * 2 * dim, heads, kv_heads,
+                 dim, eps, stream);
 }

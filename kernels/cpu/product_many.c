@@ -19,7 +19,6 @@
 #define L2_BYTES (1056 << 10)   /* of x in tile order and decoded weights */
 #define B_BYTES (MAX_STEPS * PLAIN_BYTES)
 #define SUMS (WIDE * 2 * 256)   /* floats of a group's sums */
-#define FETCH 2048              /* bytes of the weight fetched ahead */
 #define ALL (1 << 30)
 
 int64_t many_scratch(void) {
@@ -35,6 +34,7 @@ struct pending {
     __m256i *halves; /* of the rows: see `finish_row` */
     int64_t row, panel;
     int next, rows;
+    const bf16 *soon; /* what is added to the first row of the sums after these; 0: nothing */
 };
 
 /* Decodes a weight's blocks in their order; `left` parts of the run in hand, 8 to a block. */
@@ -71,8 +71,6 @@ INLINE void decode_some(struct decoder *d, __m512i table, int parts) {
         __m512i v[4];
         decode_group(d->from, table, v);
         for (int i = 0; i < 4; i++) _mm512_store_si512(d->to + 32 * i, v[i]);
-        for (int i = 0; i < 192; i += 64)
-            _mm_prefetch((const char *)d->from + FETCH + i, _MM_HINT_T0);
         d->from += 192, d->to += 128, d->left--;
         if (d->left % 8) continue;
         uint32_t end = (uint32_t)++d->block * BLOCK;
@@ -81,8 +79,11 @@ INLINE void decode_some(struct decoder *d, __m512i table, int parts) {
     }
 }
 
+/* What is added is fetched a group ahead: its lines lie a row apart, where the processor foresees
+ * nothing. The weights, which it reads in order, it fetches best by itself. */
 INLINE void finish_some(const struct job *j, struct pending *p, int count) {
     for (; count > 0 && p->next < p->rows; count--, p->next++) {
+        if (p->soon) _mm_prefetch((const char *)(p->soon + p->next * j->w->outs), _MM_HINT_T0);
         const float *at = p->sums + p->next / 16 * 512 + p->next % 16 * 16;
         finish_row(j, _mm512_load_ps(at), _mm512_load_ps(at + 256), p->row + p->next, p->panel,
                    p->halves + p->next);
@@ -178,6 +179,11 @@ static void aim(const struct packed *w, struct decoder *d, int64_t panel, int64_
     d->to = to, d->left = 8 * steps, d->block = first;
 }
 
+/* What is added to the sums of a row tile and panel. */
+INLINE const bf16 *added(const struct job *j, int64_t row0, int64_t tile, int64_t panel) {
+    return j->add ? j->add + (row0 + 16 * tile) * j->w->outs + panel * PANEL : 0;
+}
+
 /* A block of rows, in tile order at the start of scratch, by panels from..to. */
 static void block_rows(const struct job *j, int64_t row0, int64_t rows, int64_t from, int64_t to,
                        int64_t chunk, uint8_t *x) {
@@ -210,7 +216,9 @@ static void block_rows(const struct job *j, int64_t row0, int64_t rows, int64_t 
                 finish_some(j, &last, GROUP);
                 if (!then)
                     last = (struct pending){own, (int)width, own, halves + 16 * t, row0 + 16 * t,
-                                            panel, 0, (int)(left < GROUP ? left : GROUP)};
+                                            panel, 0, (int)(left < GROUP ? left : GROUP),
+                                            added(j, row0, t + WIDE < tiles ? t + WIDE : 0,
+                                                  panel + (t + WIDE >= tiles))};
             }
             decode_some(&d, table, ALL);
         }
