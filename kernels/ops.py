@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from .activation import gelu_mul, silu_mul
+from .apply_plan import apply_plan
 from .attention import Attend, AttentionOps, Chunk, torch_decode, torch_extend
 from .attention_native import NativeDecode, NativeExtend, chunk_rows
+from .delta_window import Delta, delta_window
+from .gated_delta import Heads, delta_extend
+from .gated_norm import gated_norm, norm_gated
 from .kv import write_kv
 from .linear import (
     Gated,
@@ -27,7 +32,9 @@ from .linear import (
 from .mla import Latent
 from .native import library
 from .norm import rms_norm
+from .ragged import Ragged
 from .rope import apply_rope
+from .scaled_mm import ScaledLinear, is_packed
 
 SMALL_WEIGHT = 4 << 20
 """Elements of a weight of which two layouts are kept."""
@@ -37,9 +44,15 @@ class TorchOps:
     """The reference: any device, any dtype."""
 
     name = "torch"
+    reads_lengths = False
+    """Attention of decode rows costs what their lengths ask for, which it reads on the device, not
+    what the bound `span` would: it can serve from graphs."""
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """A product with this weight, in the layout that serves it best."""
+        """A product with this weight, in the layout that serves it best; see
+        `scaled_mm.pack` for one in FP8."""
+        if is_packed(weight):
+            return ScaledLinear(weight, bias)
         return PackedLinear(weight, bias) if can_pack(weight) else Linear(weight, bias)
 
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
@@ -50,6 +63,19 @@ class TorchOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `norm.rms_norm`."""
         return rms_norm(x, weight, eps)
+
+    def rms_norm_add(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
+        """See `norm.rms_norm_add`."""
+        return residual + self.rms_norm(x, weight, eps)
+
+    def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+        """See `gated_norm.gated_norm`."""
+        return gated_norm(x, weight, gate, eps)
+
+    def norm_gated(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float,
+                   groups: int) -> Tensor:
+        """See `gated_norm.norm_gated`."""
+        return norm_gated(x, weight, gate, eps, groups)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `activation.silu_mul`."""
@@ -63,7 +89,8 @@ class TorchOps:
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor,
         pages: Tensor, index: Tensor,
     ) -> None:
-        """Norm and rotate queries and keys in place, then write keys and values to the pages.
+        """Norm and rotate queries in place and keys, then write keys and values to the pages. What
+        is left of the keys in qkv is of no use.
 
         qkv: [T, heads + 2 * kv_heads, D]; norm: [heads + kv_heads, D] or None; rope: [T, 2, 1, D];
         pages: [P, 2 * kv_heads, D]; index: i64[T].
@@ -88,6 +115,29 @@ class TorchOps:
     ) -> Attend:
         """Attention of a step's chunks of prompts, for every layer with this window."""
         return torch_extend(rows, page_size, window, scale)
+
+    def delta_extend(self, qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Ragged,
+                     heads: Heads) -> Tensor:
+        """See `gated_delta.delta_extend`."""
+        return delta_extend(qkv, g, beta, states, plan, heads)
+
+    def delta_step(self, p: Tensor, states: Tensor, columns: Tensor, rows: Tensor,
+                   layer: Delta) -> Tensor:
+        """GatedDeltaNet between its projections, one more token for each row; see
+        `delta_window.Delta`. p: [B, ...], queries, keys and values first, b and a last; returns
+        f32[B, HV, V]."""
+        return layer.advance(layer.inputs(p), (states, columns), rows)
+
+    def delta_window(self, p: Tensor, states: Tensor, columns: Tensor, pending: Tensor,
+                     rows: Tensor, accepted: Tensor, layer: Delta) -> Tensor:
+        """Windows of tokens; p: [B * q, ...], as of `delta_step`, the rest as of
+        `delta_window.delta_window`. Returns f32[B * q, HV, V]."""
+        x = layer.inputs(p).view(len(rows), len(p) // len(rows), -1)
+        return delta_window(x, states, columns, pending, rows, accepted, layer)
+
+    def apply_plan(self, tables: Sequence[Tensor], addresses: Tensor, entries: Tensor) -> None:
+        """See `apply_plan.apply_plan`."""
+        apply_plan(tables, addresses, entries)
 
     @property
     def latent(self) -> AttentionOps:
@@ -174,10 +224,35 @@ class NativeOps(TorchOps):
                             page_size, window, scale, plain)
 
 
-def select_ops(dtype: torch.dtype, device: torch.device, head_dim: int, native: bool) -> TorchOps:
-    """The fastest kernels for a model; native=False keeps to torch."""
-    if native and device.type == "cpu" and dtype is torch.bfloat16 and head_dim <= 256:
+def select_ops(dtype: torch.dtype, device: torch.device, head_dim: int, native: bool,
+               kernels: str = "auto") -> TorchOps:
+    """The kernels for a model. native=False: none in C.
+
+    kernels: auto (the fastest: Triton's on CUDA, in C on a CPU) | torch | triton.
+    Raises `ValueError` where those asked for cannot run.
+    """
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        fault = triton_fault(device)
+        if not fault:
+            from .ops_triton import TritonOps
+            return TritonOps()
+        if kernels == "triton":
+            raise ValueError(f"kernels: triton was asked for, but {fault}")
+    if (kernels == "auto" and native and device.type == "cpu" and dtype is torch.bfloat16
+            and head_dim <= 256):
         lib = library()
         if lib is not None:
             return NativeOps(lib, torch.get_num_threads())
     return TorchOps()
+
+
+def triton_fault(device: torch.device) -> str:
+    """Why Triton's kernels cannot run on this device; empty if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if device.type == "cuda":
+        return ""
+    from triton import knobs
+    if knobs.runtime.interpret:
+        return ""
+    return "without a CUDA device they run in Triton's interpreter alone (TRITON_INTERPRET=1)"

@@ -10,6 +10,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .philox import uniform
+from .record import (
+    COUNT_ROW,
+    FREQUENCY,
+    MIN_LEN,
+    MIN_P,
+    PRESENCE,
+    REPETITION,
+    SEED_HIGH,
+    SEED_LOW,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    Layout,
+    Resident,
+)
+
 PROMPT_BIT = 1 << 30
 """In a count table: the token occurs in the prompt. The lower bits count it in the output."""
 _COUNT = PROMPT_BIT - 1
@@ -79,3 +96,72 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     sums = weights.cumsum_(dim=-1)
     target = uniform[:, None] * sums[:, -1:]
     return torch.searchsorted(sums, target, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+
+
+# --- rows as they lie in the tables ---------------------------------------------------------------
+
+def adjust(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, layout: Layout,
+           penalises: bool, biases: bool, holds: bool) -> None:
+    """Penalties, bias and held-back end tokens, in place, on the rows whose slots ask for them.
+
+    logits: f32[R, V]; slots: i32[R]; positions: i32[R], index of the token that each row samples.
+    The row at place i of a window is penalised as if i drafts were output. What no row wants can
+    be left out: penalises, biases, holds.
+    """
+    record = tables.record[slots]
+    real = record.view(torch.float32)
+    if penalises and tables.counts is not None:
+        own = record[:, COUNT_ROW] > 0
+        counts = tables.counts[record[:, COUNT_ROW]]
+        _count_drafts(counts, tables.drafts[slots], layout)
+        penalise(logits, counts, torch.where(own, real[:, REPETITION], 1.0),
+                 torch.where(own, real[:, PRESENCE], 0.0),
+                 torch.where(own, real[:, FREQUENCY], 0.0))
+    if biases and tables.bias_ids is not None and tables.bias_values is not None:
+        add_bias(logits, tables.bias_ids[slots].long(),
+                 tables.bias_values[slots].view(torch.float32))
+    if holds:
+        hold_back(logits, tables.eos[slots].long(), positions < record[:, MIN_LEN])
+
+
+def _count_drafts(counts: Tensor, drafts: Tensor, layout: Layout) -> None:
+    """Count the drafts i64[R, most] before each row in counts i32[R, V]."""
+    windows = counts[layout.single:].unflatten(0, (-1, layout.q_len))
+    own = drafts[layout.single:].unflatten(0, (-1, layout.q_len))
+    for i in range(1, layout.q_len if len(windows) else 1):
+        behind, draft = windows[:, i:], own[:, i:, i - 1:i]
+        behind.scatter_add_(2, draft, torch.ones_like(draft, dtype=counts.dtype))
+
+
+def mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    """Make all tokens of some rows impossible whose bit is not set, in place.
+
+    logits: f32[R, V]; rows: i32[n], distinct; words: i32[n, ceil(V / 32)], low bits first.
+    """
+    token = torch.arange(logits.shape[1], device=logits.device)
+    barred = (words[:, token // 32] >> (token % 32)) & 1 == 0
+    rows = rows.long()
+    logits[rows] = logits[rows].masked_fill(barred, float("-inf"))
+
+
+def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, samples: bool,
+           truncates: bool) -> Tensor:
+    """One token a row, i64[R]: drawn with its slot's seed and parameters at its position, or the
+    likeliest where temperature is 0.
+
+    logits: f32[R, V]; slots, positions: i32[R]. samples, truncates: whether any row does.
+    """
+    greedy = logits.argmax(dim=1)
+    if not samples:
+        return greedy
+    record = tables.record[slots]
+    real = record.view(torch.float32)
+    u = uniform(record[:, SEED_LOW].long(), record[:, SEED_HIGH].long(), positions.long())
+    drawn = real[:, TEMPERATURE] > 0
+    temperature = torch.where(drawn, real[:, TEMPERATURE], 1.0)
+    if truncates:
+        shaped = truncate(logits, temperature, record[:, TOP_K].long(), real[:, TOP_P],
+                          real[:, MIN_P])
+    else:
+        shaped = logits / temperature[:, None]
+    return torch.where(drawn, draw(shaped, u), greedy)

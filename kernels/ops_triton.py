@@ -1,0 +1,112 @@
+"""The kernels of CUDA devices, in Triton; what has none runs on torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .attention import Attend, Chunk
+from .delta_window import Delta
+from .gated_delta import Heads, delta_extend
+from .linear import Linear, can_pack
+from .ops import TorchOps
+from .ragged import Ragged
+from .scaled_mm import is_packed
+from .triton.activation import gelu_mul, silu_mul
+from .triton.apply_plan import apply_plan
+from .triton.decode import decode
+from .triton.delta import delta_step, delta_window
+from .triton.delta_extend import through
+from .triton.extend import extend
+from .triton.gated_norm import gated_norm, norm_gated
+from .triton.norm import rms_norm, rms_norm_add
+from .triton.rope import rotate_write
+from .triton.scaled_mm import TritonScaledLinear
+
+
+class SumLinear(Linear):
+    """A product that sums in its epilogue, and rounds the sum once."""
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + y, in the residual's memory where there is no bias."""
+        if self.bias is not None or residual.dtype is not self.weight.dtype:
+            return super().add(x, residual)
+        return residual.addmm_(x, self.weight.t())
+
+
+class TritonOps(TorchOps):
+    """Any dtype, on CUDA devices and in Triton's interpreter."""
+
+    name = "triton"
+    reads_lengths = True
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """See `TorchOps.linear`."""
+        if is_packed(weight):
+            return TritonScaledLinear(weight, bias)
+        return super().linear(weight, bias) if can_pack(weight) else SumLinear(weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `norm.rms_norm`."""
+        return rms_norm(x, weight, eps)
+
+    def rms_norm_add(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
+        """See `norm.rms_norm_add`."""
+        return rms_norm_add(x, weight, eps, residual)
+
+    def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+        """See `gated_norm.gated_norm`."""
+        return gated_norm(x, weight, gate, eps)
+
+    def norm_gated(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float,
+                   groups: int) -> Tensor:
+        """See `gated_norm.norm_gated`."""
+        return norm_gated(x, weight, gate, eps, groups)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `activation.silu_mul`."""
+        return silu_mul(gate_up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `activation.gelu_mul`."""
+        return gelu_mul(gate_up)
+
+    def rotate_write(
+        self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor,
+        pages: Tensor, index: Tensor,
+    ) -> None:
+        """See `TorchOps.rotate_write`."""
+        rotate_write(qkv, heads, norm, eps, rope, pages, index)
+
+    def delta_extend(self, qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Ragged,
+                     heads: Heads) -> Tensor:
+        """See `gated_delta.delta_extend`."""
+        return delta_extend(qkv, g, beta, states, plan, heads, through)
+
+    def delta_step(self, p: Tensor, states: Tensor, columns: Tensor, rows: Tensor,
+                   layer: Delta) -> Tensor:
+        """See `TorchOps.delta_step`."""
+        return delta_step(p, states, columns, rows, layer)
+
+    def delta_window(self, p: Tensor, states: Tensor, columns: Tensor, pending: Tensor,
+                     rows: Tensor, accepted: Tensor, layer: Delta) -> Tensor:
+        """See `TorchOps.delta_window`."""
+        return delta_window(p, states, columns, pending, rows, accepted, layer)
+
+    def apply_plan(self, tables: Sequence[Tensor], addresses: Tensor, entries: Tensor) -> None:
+        """See `apply_plan.apply_plan`."""
+        apply_plan(tables, addresses, entries)
+
+    def decode(
+        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
+        scale: float,
+    ) -> Attend:
+        """See `TorchOps.decode`."""
+        return decode(pages, lens, span, q_len, page_size, window, scale)
+
+    def extend(
+        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+    ) -> Attend:
+        """See `TorchOps.extend`."""
+        return extend(rows, page_size, window, scale)

@@ -1,0 +1,50 @@
+"""What sampling reads of the worker's resident tables, by slot, on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+# Columns of the parameter record, as gpu/tables.py fills them.
+(LIMIT, MIN_LEN, SEED_LOW, SEED_HIGH, TOP_K, COUNT_ROW, TEMPERATURE, TOP_P, MIN_P, REPETITION,
+ PRESENCE, FREQUENCY) = range(12)
+WIDTH = 12
+
+
+class Resident(NamedTuple):
+    """Tables of all slots. Slot 0 is that of padding: zeros, which ask for nothing."""
+
+    record: Tensor
+    """i32[slots, WIDTH]; from TEMPERATURE on float32 bits. Temperature 0: the likeliest token;
+    count row 0: no penalties; top_k 0: all."""
+    eos: Tensor
+    """i32[slots, E], -1 = none."""
+    drafts: Tensor
+    """i64[slots, most]: the tokens that a window's rows after its first follow on."""
+    counts: Tensor | None = None
+    """i32[rows, V] with `sampling.PROMPT_BIT`, by count row."""
+    bias_ids: Tensor | None = None
+    """i32[slots, B], distinct where the value is not 0."""
+    bias_values: Tensor | None = None
+    """i32[slots, B]: float32 bits, 0 = none."""
+
+
+class Layout(NamedTuple):
+    """How the sampled rows of a step lie: `single` rows of their own, then windows of `q_len`."""
+
+    single: int = 0
+    q_len: int = 1
+
+
+class Progress(NamedTuple):
+    """What each step changes of the tables of all slots."""
+
+    last_token: Tensor
+    """i64[slots]"""
+    seq_len: Tensor
+    """i32[slots]"""
+    ended: Tensor
+    """bool[slots]"""
+    accepted: Tensor
+    """i64[slots]: of the drafts of its last window."""

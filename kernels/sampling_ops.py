@@ -1,0 +1,62 @@
+"""The sampling kernels of a device. numpy's, for arrays on a CPU, are in `sampling_cpu`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from . import sampling
+from .logprobs import Logprobs, torch_logprobs
+from .record import Layout, Progress, Resident
+
+
+class TorchSampling:
+    """On tensors of any device. Nothing waits for the device, and no shape depends on data: each
+    method can be captured in a CUDA graph."""
+
+    name = "torch"
+    commits = False
+    """Whether there is a kernel that writes to the tables what was sampled: see
+    `triton.commit.commit`."""
+
+    def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
+               layout: Layout, penalises: bool, biases: bool, holds: bool) -> None:
+        """See `sampling.adjust`."""
+        sampling.adjust(logits, slots, positions, tables, layout, penalises, biases, holds)
+
+    def mask(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        """See `sampling.mask`."""
+        sampling.mask(logits, rows, words)
+
+    def choose(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
+               samples: bool, truncates: bool) -> Tensor:
+        """See `sampling.choose`."""
+        return sampling.choose(logits, slots, positions, tables, samples, truncates)
+
+    def commit(self, slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
+               progress: Progress, layout: Layout, counts: bool) -> Tensor:
+        """Only where `commits`."""
+        raise TypeError(f"{self.name}: the tables' arithmetic is the sampler's")
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
+        """See `logprobs.logprobs`."""
+        return torch_logprobs(logits, tokens, k)
+
+
+@cache
+def select_sampling(device: torch.device, kernels: str = "auto") -> TorchSampling:
+    """kernels: auto (Triton's on CUDA devices) | torch | triton.
+
+    Raises `ValueError` where those asked for cannot run.
+    """
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        from .ops import triton_fault
+        fault = triton_fault(device)
+        if not fault:
+            from .triton.sampling import TritonSampling
+            return TritonSampling()
+        if kernels == "triton":
+            raise ValueError(f"kernels: triton was asked for, but {fault}")
+    return TorchSampling()

@@ -1,0 +1,91 @@
+"""What a step sampled goes to the tables, in one launch: see `kernels.record.Progress`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import tensor
+
+from ..record import COUNT_ROW, LIMIT, MIN_LEN, Layout, Progress, Resident
+from .keys import field
+
+_COUNT_ROW, _LIMIT = tl.constexpr(COUNT_ROW), tl.constexpr(LIMIT)
+_MIN_LEN = tl.constexpr(MIN_LEN)
+
+
+@triton.jit
+def _stops(token: tensor, eos: tensor, ends: tensor, BLOCK: tl.constexpr) -> tensor:
+    """Which of the tokens are end tokens of a slot, whose list is eos[ends]."""
+    stops = token < 0
+    for first in range(0, ends, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        end = tl.load(eos + at, mask=at < ends, other=-1)
+        stops = stops | (tl.max((token[:, None] == end[None, :]).to(tl.int32), 1) > 0)
+    return stops
+
+
+@triton.jit(do_not_specialize=["slots", "positions", "tokens", "single", "q_len", "most"])
+def _commit(slots: tensor, positions: tensor, tokens: tensor, record: tensor, eos: tensor,
+            ends: tensor, drafts: tensor, most: tensor, counts: tensor, vocab: tensor,
+            last_token: tensor, seq_len: tensor, ended: tensor, accepted: tensor, told: tensor,
+            single: tensor, q_len: tensor, WINDOW: tl.constexpr, DRAFTS: tl.constexpr,
+            COUNTS: tl.constexpr) -> None:
+    sequence, of = tl.program_id(0), tl.num_programs(0)
+    alone = sequence < single
+    first = tl.where(alone, sequence, single + (sequence - single) * q_len)
+    rows = tl.where(alone, 1, q_len)
+    slot = tl.load(slots + sequence).to(tl.int64)
+    place = tl.arange(0, WINDOW)
+    live = place < rows
+    token = tl.load(tokens + first + place, mask=live, other=0)
+    position = tl.load(positions + first + place, mask=live, other=0)
+    stop = _stops(token, eos + slot * ends, ends, 16) & (position >= field(record, slot, _MIN_LEN))
+    full = position + 1 >= field(record, slot, _LIMIT)
+    end = tl.where(stop, 1, tl.where(full, 2, 0))
+    taken = place < 0
+    if DRAFTS:
+        behind = place + 1 < rows
+        draft = tl.load(drafts + slot * most + place, mask=behind, other=-1)
+        taken = behind & (draft == token) & (end == 0)
+    more = tl.min(tl.where(taken, WINDOW, place), 0)
+    gone = tl.load(ended + slot) != 0
+    at_last = place == more
+    finish = tl.where(gone, 0, tl.sum(tl.where(at_last, end, 0), 0))
+    emitted = tl.where(gone, 0, more + 1)
+    tl.store(last_token + slot, tl.sum(tl.where(at_last, token, 0), 0))
+    length = tl.sum(tl.where(at_last, position, 0), 0) + 1
+    tl.store(seq_len + slot, tl.where(gone, tl.load(seq_len + slot), length))
+    tl.store(ended + slot, gone | (finish > 0))
+    if DRAFTS:
+        tl.store(accepted + slot, tl.where(gone, 0, more).to(tl.int64))
+    tl.store(told + sequence, emitted.to(tl.int64))
+    tl.store(told + of + sequence, finish.to(tl.int64))
+    tl.store(told + (2 + place) * of + sequence, token, mask=place < q_len)
+    if COUNTS:
+        row = field(record, slot, _COUNT_ROW).to(tl.int64)
+        # A window may hold a token twice.
+        tl.atomic_add(counts + row * vocab + token, 1, mask=(place < emitted) & (row > 0))
+
+
+def commit(slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
+           progress: Progress, layout: Layout, counts: bool) -> Tensor:
+    """Write the tokens sampled to the tables as far as drafts before them were accepted, and decide
+    which sequences end.
+
+    slots: i32[S], distinct but for that of padding; positions: i32[R]; tokens: i64[R]; counts:
+    whether some slot counts its tokens. Returns i64[2 + q_len, S]: how many each sequence emitted;
+    0 goes on, 1 end token, 2 length; the tokens by place, 0 where a sequence has but one row.
+    """
+    told = torch.empty(2 + layout.q_len, len(slots), dtype=torch.int64, device=slots.device)
+    counted = tables.counts if counts else None
+    if len(slots):
+        _commit[(len(slots),)](
+            slots, positions, tokens, tables.record, tables.eos, tables.eos.shape[1],
+            tables.drafts, tables.drafts.shape[1],
+            tables.record if counted is None else counted,
+            1 if counted is None else counted.shape[1], *progress, told, layout.single,
+            layout.q_len, WINDOW=triton.next_power_of_2(layout.q_len),
+            DRAFTS=tables.drafts.shape[1] > 0, COUNTS=counted is not None, num_warps=1)
+    return told

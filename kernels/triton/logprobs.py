@@ -1,0 +1,73 @@
+"""Log-probabilities: see `kernels.logprobs`. One pass for all but the likeliest tokens."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import tensor
+
+from ..logprobs import Logprobs
+from .keys import tiles
+
+
+@triton.jit(do_not_specialize=["tokens", "each"])
+def _part(logits: tensor, tokens: tensor, tops: tensor, masses: tensor, ahead: tensor,
+          vocab: tensor, each: tensor, BLOCK: tl.constexpr) -> None:
+    """Of each part of a row: tops f32, the highest; masses f32, the sum of exponentials relative
+    to it; ahead i32, tokens above the chosen one."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits += row * vocab
+    chosen = tl.load(logits + tl.load(tokens + row))
+    top = tl.zeros((BLOCK,), tl.float32) + float("-inf")
+    mass = tl.zeros((BLOCK,), tl.float32)
+    above = tl.zeros((BLOCK,), tl.int32)
+    for tile in tl.range(part * each, part * each + each, num_stages=3):
+        token = tile * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+        higher = tl.maximum(top, x)
+        # Relative to a finite number where all is -inf so far.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        mass = mass * tl.exp(top - base) + tl.exp(x - base)
+        top = higher
+        above += (x > chosen).to(tl.int32)
+    highest = tl.max(top, 0)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    at = row * tl.num_programs(1) + part
+    tl.store(tops + at, highest)
+    tl.store(masses + at, tl.sum(mass * tl.exp(top - base), 0))
+    tl.store(ahead + at, tl.sum(above, 0))
+
+
+@triton.jit(do_not_specialize=["tokens", "parts"])
+def _join(logits: tensor, tokens: tensor, tops: tensor, masses: tensor, ahead: tensor,
+          chosen: tensor, ranks: tensor, norms: tensor, vocab: tensor, parts: tensor,
+          PADDED: tl.constexpr) -> None:
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED)
+    live = part < parts
+    top = tl.load(tops + row * parts + part, mask=live, other=float("-inf"))
+    mass = tl.load(masses + row * parts + part, mask=live, other=0.0)
+    highest = tl.max(top, 0)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    norm = base + tl.log(tl.sum(mass * tl.exp(top - base), 0))
+    tl.store(norms + row, norm)
+    tl.store(chosen + row, tl.load(logits + row * vocab + tl.load(tokens + row)) - norm)
+    tl.store(ranks + row, tl.sum(tl.load(ahead + row * parts + part, mask=live, other=0), 0) + 1)
+
+
+def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
+    """See `kernels.logprobs.logprobs`."""
+    rows, vocab = logits.shape
+    cut, device = tiles(rows, vocab), logits.device
+    tops, masses, ahead = (torch.empty(rows, cut.splits, dtype=dtype, device=device)
+                           for dtype in (torch.float32, torch.float32, torch.int32))
+    chosen, norms = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
+    ranks = torch.empty(rows, dtype=torch.int32, device=device)
+    if rows:
+        _part[(rows, cut.splits)](logits, tokens, tops, masses, ahead, vocab, cut.each,
+                                  BLOCK=cut.block, num_warps=4)
+        _join[(rows,)](logits, tokens, tops, masses, ahead, chosen, ranks, norms, vocab,
+                       cut.splits, PADDED=triton.next_power_of_2(cut.splits), num_warps=1)
+    top, ids = logits.topk(k, dim=-1)
+    return Logprobs(chosen, ranks, ids.int(), top - norms[:, None])

@@ -1,0 +1,85 @@
+"""See `kernels.norm`: one pass over each row, with a sum before or after the norm in the same one.
+
+All is fp32 inside and rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class NormConfig(NamedTuple):
+    """Launch of a row-wise kernel."""
+
+    rows: int
+    """Of a program."""
+    block: int
+    """Columns, a power of two."""
+    warps: int
+
+
+def norm_config(width: int) -> NormConfig:
+    """A program holds whole rows in registers: narrow ones share it until there are 1,024 numbers;
+    a thread has 16 of them (two 16-byte loads of bf16), more beyond 8,192 columns."""
+    block = triton.next_power_of_2(width)
+    rows = max(1, 1024 // block)
+    return NormConfig(rows, block, max(1, min(16, rows * block // 512)))
+
+
+@triton.jit(do_not_specialize=["count"])
+def _norm(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_stride: tl.tensor,
+          weight: tl.tensor, total: tl.tensor, out: tl.tensor, count: tl.tensor, eps: tl.tensor,
+          WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BEFORE: tl.constexpr,
+          AFTER: tl.constexpr) -> None:
+    """BEFORE: of x + residual, which is kept in `total`; AFTER: the residual is added to it."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    live = (row < count) & (column < WIDTH)
+    wide = tl.load(x + row * x_stride + column, mask=live, other=0).to(tl.float32)
+    if BEFORE:
+        wide += tl.load(residual + row * residual_stride + column, mask=live, other=0)
+        kept = wide.to(total.dtype.element_ty)
+        tl.store(total + row * WIDTH + column, kept, mask=live)
+        wide = kept.to(tl.float32)
+    rms = tl.rsqrt(tl.sum(wide * wide, axis=1) / WIDTH + eps)
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0).to(tl.float32)
+    wide = wide * rms[:, None] * scale
+    if AFTER:
+        wide += tl.load(residual + row * residual_stride + column, mask=live, other=0)
+    tl.store(out + row * WIDTH + column, wide.to(out.dtype.element_ty), mask=live)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `kernels.norm.rms_norm`. Rows may lie apart; their numbers may not."""
+    return _launch(x, x, weight, eps, x)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `kernels.norm.add_rms_norm`."""
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return _launch(x, residual, weight, eps, total, before=True), total
+
+
+def rms_norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
+    """See `kernels.norm.rms_norm_add`."""
+    return _launch(x, residual, weight, eps, x, after=True)
+
+
+def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, total: Tensor,
+            before: bool = False, after: bool = False) -> Tensor:
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    width = x.shape[-1]
+    x, residual = x.reshape(-1, width), residual.reshape(-1, width)
+    if len(x):
+        c = norm_config(width)
+        _norm[(triton.cdiv(len(x), c.rows),)](
+            x, x.stride(0), residual, residual.stride(0), weight, total, out, len(x), eps,
+            WIDTH=width, ROWS=c.rows, BLOCK=c.block, BEFORE=before, AFTER=after,
+            num_warps=c.warps)
+    return out

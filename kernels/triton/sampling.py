@@ -1,0 +1,35 @@
+"""Sampling in Triton, in a few launches a step."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..logprobs import Logprobs
+from ..record import Layout, Progress, Resident
+from ..sampling_ops import TorchSampling
+from . import commit, draw, logprobs, masks, penalties
+
+
+class TritonSampling(TorchSampling):
+    """On CUDA devices, and in Triton's interpreter."""
+
+    name = "triton"
+    commits = True
+
+    def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
+               layout: Layout, penalises: bool, biases: bool, holds: bool) -> None:
+        penalties.adjust(logits, slots, positions, tables, layout, penalises, biases, holds)
+
+    def mask(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        masks.mask(logits, rows, words)
+
+    def choose(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
+               samples: bool, truncates: bool) -> Tensor:
+        return draw.choose(logits, slots, positions, tables, samples, truncates)
+
+    def commit(self, slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
+               progress: Progress, layout: Layout, counts: bool) -> Tensor:
+        return commit.commit(slots, positions, tokens, tables, progress, layout, counts)
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
+        return logprobs.logprobs(logits, tokens, k)
