@@ -16,13 +16,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from actorium.actors.core import Context
-from actorium.actors.messages import Ready, Reset, StepPlan, StepResult
+from actorium.actors.messages import Masks, Ready, Reset, RowMask, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from actorium.gpu.measure import Meter
     from actorium.gpu.prefault import Prefault
     from actorium.gpu.runner import Runner
     from actorium.gpu.timing import Timed
+    from actorium.gpu.tracing import StepTrace
 
 SPIN = "500"
 """Rounds (some 20 us in all) that libgomp's threads spin for each other before they sleep. Its own
@@ -33,12 +34,16 @@ STEPS_AHEAD = 4
 Post = Callable[[], None]
 
 
+class Abandoned(Exception):
+    """A step whose masks will not come."""
+
+
 class Compute:
     """Runs what it is given, in order, on its own thread; `results` is read by the actor's."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._work: SimpleQueue[StepPlan | Reset] = SimpleQueue()
+        self._work: SimpleQueue[StepPlan | Masks | Reset | None] = SimpleQueue()
         self._harvest: SimpleQueue[Timed] = SimpleQueue()
         self._ready: Ready
         self._post: Post = _nothing
@@ -62,8 +67,8 @@ class Compute:
         threading.Thread(target=self._guarded, args=(self._compute,), name="compute",
                          daemon=True).start()
 
-    def put(self, message: StepPlan | Reset) -> None:
-        """Queue a plan or a reset."""
+    def put(self, message: StepPlan | Masks | Reset | None) -> None:
+        """Queue a message. None: no masks will come any more."""
         if isinstance(message, StepPlan):
             self.given += 1
         self._work.put(message)
@@ -81,10 +86,11 @@ class Compute:
         runner, meter, ahead = self._open()
         from actorium.gpu.timing import clock
 
-        timer = clock(runner.moves.device)
+        timer = clock(runner.moves.device, self._trace())
         if timer.waits:
             threading.Thread(target=self._guarded, args=(self._collect,), name="harvest",
                              daemon=True).start()
+        runner.wait = self._masks
         while True:
             message = self._next(ahead)
             if isinstance(message, Reset):
@@ -93,12 +99,45 @@ class Compute:
                     timer.reset()
             elif not self._taken or message.epoch != self._epoch:
                 self.given -= 1
-            elif timer.waits:
-                self._harvest.put(timer.launch(runner, message))
             else:
-                self._finish(timer.launch(runner, message))
+                try:
+                    timed = timer.launch(runner, message)
+                except Abandoned:
+                    self.given -= 1
+                    runner.reset()
+                    timer.reset()
+                    self._post()  # it may have been the last thing to do
+                    continue
+                if timer.waits:
+                    self._harvest.put(timed)
+                    continue
+                self._finish(timed)
                 if meter is not None and meter.after(message, runner.window):
                     self.memory = meter.footprint.gauges()
+
+    def _masks(self, plan: StepPlan) -> list[RowMask]:
+        """Those that follow the plan. Nothing comes between, unless the scheduler is another one,
+        or there is none any more: raises `Abandoned`."""
+        while True:
+            message = self._work.get()
+            if isinstance(message, Masks):
+                if (message.epoch, message.step) == (plan.epoch, plan.step):
+                    return message.masks
+            elif isinstance(message, StepPlan):
+                if message.epoch == plan.epoch:
+                    raise ValueError(f"masks: a plan came instead of those of step {plan.step}")
+                self.given -= 1
+            elif message is None or self._takes(message):
+                raise Abandoned
+
+    def _trace(self) -> StepTrace | None:
+        if self._ctx.config.runtime.trace_dir is None:
+            return None
+        from actorium.actors.runtime.events import open_events
+        from actorium.gpu.tracing import StepTrace
+
+        events = open_events(self._ctx, "compute")
+        return None if events is None else StepTrace(events)
 
     def _takes(self, reset: Reset) -> bool:
         """Whether a reset counts: not one of an older scheduler, or meant for an older worker."""
@@ -121,7 +160,8 @@ class Compute:
                 message = self._work.get()
             if isinstance(message, StepPlan):
                 ahead.saw(message)
-            return message
+            if isinstance(message, StepPlan | Reset):
+                return message
 
     def _open(self) -> tuple[Runner, Meter | None, Prefault]:
         start = perf_counter()

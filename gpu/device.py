@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
 
@@ -17,19 +19,23 @@ from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
 from actorium.actors.models import resolve
 from actorium.actors.params import Resolved
 from actorium.actors.speculation import parse_acceptance, parse_speculative
+from actorium.gpu.graphs import CudaCapturer, DecodeGraphs, why_eager
 from actorium.gpu.measure import Footprint, Meter, caches, held_bytes, profile, taken
 from actorium.gpu.memory import device_budget, page_table_width
 from actorium.gpu.models.registry import Model, load_model, read_shape
 from actorium.gpu.plan.beside import Step, planned_bytes
+from actorium.gpu.plan.graphs import GraphShape, graph_shapes
 from actorium.gpu.plan.memory import MemoryPlan, demand_of, make_plan
 from actorium.gpu.plan.shape import read_plan_shape
 from actorium.gpu.pools import make_draft_pool, make_pools
+from actorium.gpu.quantized import multiplies
 from actorium.gpu.runner import Runner
 from actorium.gpu.shape import DTYPES, ModelShape, read_json
 from actorium.gpu.staging import transport
 from actorium.gpu.states import StatePool
 from actorium.gpu.tables import Tables
 
+LOG = logging.getLogger(__name__)
 MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
            "M_MMAP_THRESHOLD": (-3, 32 << 20)}
 """glibc's mallopt options: (number, bytes). 32 MiB is the largest threshold it takes."""
@@ -76,6 +82,7 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     say("warming", "first steps")
     meter = _warm_up(config, runner, footprint)
     seconds["warm up"] = perf_counter() - start
+    _capture(config, runner, footprint, say, seconds)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     ready = Ready(
         epoch=epoch, page_size=runner.tables.page_size,
@@ -161,21 +168,22 @@ def _allocate(config: Config, model: Model, device: torch.device) -> tuple[Runne
     shape = model.shape
     size, dtype = config.memory.page_size, kv_dtype(config, shape)
     slots = config.scheduler.max_num_seqs + 1
-    tables = Tables(transport(device), slots, page_table_width(shape.max_model_len, size), size,
-                    shape.vocab_size, shape.max_model_len, len(shape.groups),
-                    most_drafts(config, shape))
+    tables = Tables(transport(device, model.ops.apply_plan), slots,
+                    page_table_width(shape.max_model_len, size), size, shape.vocab_size,
+                    shape.max_model_len, len(shape.groups), most_drafts(config, shape))
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = Runner(model, sinks, tables, make_states(config, shape, slots, 0, device),
                     make_draft_pool(shape, 1, size, dtype, device),
                     force=parse_acceptance(config.speculation.force_acceptance))
     workspace, step = 0, Step(0, 0)
+    shapes, fp8 = _graphs(config, runner), multiplies(device, config.device.kernels)
     if device.type == "cuda":
         workspace, step = _cuda_workspace(config, runner, device)
-        budget = _cuda_budget(config, runner, device, workspace)
-        plan = plan_caches(config, budget, "memory_fraction", tables.drafts.most > 0)
+        budget = _cuda_budget(config, runner, device, workspace + _graph_bytes(runner, shapes))
+        plan = plan_caches(config, budget, "memory_fraction", tables.drafts.most > 0, fp8)
     else:
         plan = plan_caches(config, config.memory.kv_cache_bytes, "kv_cache_bytes",
-                           tables.drafts.most > 0)
+                           tables.drafts.most > 0, fp8)
     if plan.checkpoints:
         runner.states = None
         if device.type == "cuda":
@@ -184,18 +192,20 @@ def _allocate(config: Config, model: Model, device: torch.device) -> tuple[Runne
     pages = [pool.pages for pool in plan.pools]
     runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
     runner.draft_with(make_draft_pool(shape, pages[-1], size, dtype, device))
-    return runner, Footprint(planned_bytes(plan), {"workspace": workspace}, step)
+    return runner, Footprint(planned_bytes(plan, shapes), {"workspace": workspace}, step)
 
 
-def plan_caches(config: Config, budget: int, name: str, drafts: bool = True) -> MemoryPlan:
+def plan_caches(config: Config, budget: int, name: str, drafts: bool = True,
+                fp8: bool = True) -> MemoryPlan:
     """What `actorium plan` prints for this model and so many bytes; name: of their setting; drafts:
-    the layer that makes them is there, if its config tells of it.
+    the layer that makes them is there, if its config tells of it; fp8: weights in FP8 stay so.
 
     Raises `BadModel` and `BadConfig`.
     """
     where = resolve(config.model.model) / "config.json"
     shape = read_plan_shape(read_json(where), where, config.model.dtype,
                             config.model.max_model_len)
+    shape = shape if fp8 else replace(shape, fp8=None)
     demand = demand_of(config)
     return make_plan(shape, demand if drafts else demand._replace(drafts=0), budget, name)
 
@@ -218,6 +228,53 @@ def _cuda_budget(config: Config, runner: Runner, device: torch.device, workspace
     free, total = torch.cuda.mem_get_info(device)
     held = runner.states.bytes if runner.states else 0
     return device_budget(config.memory.memory_fraction, total, total - free - held, workspace)
+
+
+# --- graphs --------------------------------------------------------------------------------------
+
+def _graphs(config: Config, runner: Runner) -> list[GraphShape]:
+    """Those to capture."""
+    why = why_eager(runner.model, runner.moves.device)
+    if why and runner.moves.device.type == "cuda":
+        LOG.info("no graphs: %s", why)
+    return graph_shapes(config, runner.tables.drafts.most, why)
+
+
+def _graph_bytes(runner: Runner, shapes: list[GraphShape]) -> int:
+    """Bytes that graphs will take: the largest one is captured, over the sink page, and the next
+    one, as which all others count; both are given up again."""
+    if not shapes:
+        return 0
+    device = runner.moves.device
+    graphs = DecodeGraphs(runner, CudaCapturer(device), shapes)
+    free = [_free_bytes(device)]
+    for most in (1, 2):
+        graphs.capture(lambda phase, detail: None, most)
+        free.append(_free_bytes(device))
+    del graphs
+    return max(0, free[0] - free[1]) + (len(shapes) - 1) * max(0, free[1] - free[2])
+
+
+def _capture(config: Config, runner: Runner, footprint: Footprint, say: Say,
+             seconds: dict[str, float]) -> None:
+    """Capture the runner's graphs, now that its pages are there."""
+    shapes = _graphs(config, runner)
+    if not shapes:
+        return
+    device, start = runner.moves.device, perf_counter()
+    graphs = DecodeGraphs(runner, CudaCapturer(device), shapes)
+    before = _free_bytes(device)
+    graphs.capture(say)
+    footprint.measured["graphs"] = before - _free_bytes(device)
+    runner.graphs = graphs
+    seconds["graphs"] = perf_counter() - start
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Of the whole device, when torch has given back what it keeps for later."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def rehearse(runner: Runner, tokens: int, rows: int = 1 << 16) -> Step:

@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.gpu.staging import Array, Device, Host
+from actorium.gpu.staging import Device, Host, Upload
 
 I32 = NDArray[np.int32]
 
@@ -29,11 +29,11 @@ class Drafts:
         self._serial = np.zeros(slots, np.int64)
         self._known: deque[tuple[I32, NDArray[np.int64], I32, I32]] = deque()
 
-    def admit(self, slots: I32, slots_d: Array) -> None:
+    def admit(self, slots: I32, up: Upload) -> None:
         """New sequences have none."""
         self.held[slots] = 0
         self._serial[slots] += 1
-        self.accepted[slots_d] = 0
+        up.rows(self.accepted, slots, np.zeros(len(slots), np.int32))
 
     def window(self, decode: I32) -> int:
         """Drafts that each of these slots has. Raises `ValueError` where they differ."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from actorium.actors.errors import BadModel
+from actorium.gpu.fp8_shape import Fp8Shape
+from actorium.gpu.quantized import Pairs, level, quantised
+from actorium.gpu.reading import Courier, Wanted, mapped, unreadable
 from actorium.gpu.shape import read_json
+from actorium.kernels.scaled_mm import dequantise, dequantise_rows, pack
 
 Progress = Callable[[str, int, int], None]
 """(what, done, of): called once per shard, when it is read."""
@@ -31,6 +35,17 @@ class Want:
     shape: tuple[int, ...]
     wide: bool = False
     """Kept in float32, whatever the model's dtype."""
+    product: bool = False
+    """The weight of a projection, of which nothing but whole rows is taken apart: it can be served
+    in FP8."""
+
+
+class Fp8(NamedTuple):
+    """How the weights of an FP8 checkpoint are read."""
+
+    shape: Fp8Shape
+    keep: bool
+    """Those of projections stay in FP8."""
 
 
 class Fused(NamedTuple):
@@ -77,7 +92,7 @@ def holds(path: Path, name: str) -> bool:
                 with safe_open(str(path / file), framework="pt") as shard:
                     names = list(shard.keys())
             except (SafetensorError, OSError) as e:
-                raise BadModel(f"{path / file}: not a readable safetensors file: {e}") from None
+                raise unreadable(path / file, e) from None
         if any(_plain(stored) == name for stored in names):
             return True
     return False
@@ -85,45 +100,106 @@ def holds(path: Path, name: str) -> bool:
 
 def read_tensors(
     path: Path, wants: list[Want], dtype: torch.dtype, device: torch.device, progress: Progress,
-    fused: Sequence[Fused] = (),
+    fused: Sequence[Fused] = (), fp8: Fp8 | None = None,
 ) -> dict[str, Tensor]:
-    """Every wanted tensor, cast to dtype, on the device. Raises `BadModel` naming what is wrong."""
-    shapes = {want.name: want.shape for want in wants}
-    dtypes = {want.name: torch.float32 if want.wide else dtype for want in wants}
-    cuts = {own.name: own for own in fused}
-    known = {**{name: own.shape for name, own in cuts.items()}, **shapes}
+    """Every wanted tensor, cast to dtype, on the device; weights of projections, where those in FP8
+    are kept, as `kernels.scaled_mm.pack` has them. Raises `BadModel` naming what is wrong."""
+    intake = Intake(wants, dtype, device, fused, fp8)
     shards = checkpoint_files(path)
-    found: dict[str, Tensor] = {}
-    for done, file in enumerate(shards, 1):
-        for stored, whole in _read_shard(path / file, known):
-            parts = cuts[stored].cut(whole) if stored in cuts else [(stored, whole)]
-            for name, tensor in parts:
-                found[name] = tensor.to(device=device, dtype=dtypes[name])
-        progress(file, done, len(shards))
-    missing = [name for name in shapes if name not in found]
-    if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise BadModel(f"{path}: tensor {missing[0]} is missing{more}")
-    return found
+    files = [path / file for file in shards]
+    for done, (file, tensors) in enumerate(_read(files, device, intake.wanted), 1):
+        for name, tensor in tensors:
+            try:
+                intake.take(_plain(name), tensor)
+            except BadModel as e:
+                raise BadModel(f"{file}: {e}") from None
+        progress(file.name, done, len(files))
+    return intake.all(path)
 
 
-def _read_shard(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-    try:
-        with safe_open(str(file), framework="pt") as shard:
-            for stored in shard.keys():  # noqa: SIM118 (not a dict)
-                name = _plain(stored)
-                if name not in shapes:
-                    continue
-                tensor = shard.get_tensor(stored)
-                if tuple(tensor.shape) != shapes[name]:
-                    raise BadModel(
-                        f"{file}: tensor {name} has shape {list(tensor.shape)}, "
-                        f"the config asks for {list(shapes[name])}")
-                if not tensor.is_floating_point():
-                    raise BadModel(f"{file}: tensor {name} is {tensor.dtype}, not a float type")
-                yield name, tensor
-    except (SafetensorError, OSError) as e:
-        raise BadModel(f"{file}: not a readable safetensors file: {e}") from None
+def _read(files: list[Path], device: torch.device,
+          wanted: Wanted) -> Iterator[tuple[Path, Iterable[tuple[str, Tensor]]]]:
+    """Each file with the wanted tensors in it."""
+    if device.type == "cpu":
+        for file in files:
+            yield file, mapped(file, wanted)
+        return
+    with Courier(device) as courier:
+        for file, tensors in zip(files, courier.read(files, wanted), strict=True):
+            yield file, _drained(tensors)
+
+
+def _drained(tensors: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Each in turn, held no longer: what is made of a whole file would else lie beside it."""
+    tensors.reverse()
+    while tensors:
+        yield tensors.pop()
+
+
+class Intake:
+    """Tensors as they come out of files, made into those that are wanted."""
+
+    def __init__(self, wants: list[Want], dtype: torch.dtype, device: torch.device,
+                 fused: Sequence[Fused], fp8: Fp8 | None) -> None:
+        self.wants = {want.name: want for want in wants}
+        self.cuts = {own.name: own for own in fused}
+        self.shapes = {**{name: own.shape for name, own in self.cuts.items()},
+                       **{want.name: want.shape for want in wants}}
+        self.dtype, self.device, self.fp8 = dtype, device, fp8
+        self.pairs = Pairs(list(self.shapes), fp8.shape) if fp8 else None
+        self.found: dict[str, Tensor] = {}
+
+    def wanted(self, file: Path, stored: str, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+        """See `reading.Wanted`."""
+        name = _plain(stored)
+        if self.pairs is not None and name in self.pairs.of_scales:
+            return True
+        if name not in self.shapes:
+            return False
+        if tuple(shape) != self.shapes[name]:
+            raise BadModel(f"{file}: tensor {name} has shape {list(shape)}, "
+                           f"the config asks for {list(self.shapes[name])}")
+        if not dtype.is_floating_point:
+            raise BadModel(f"{file}: tensor {name} is {dtype}, not a float type")
+        return True
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        """A tensor of a file. Raises `BadModel`."""
+        if self.pairs is None:
+            self._place(name, tensor, None)
+        else:
+            for whole in self.pairs.offer(name, tensor):
+                self._place(*whole)
+
+    def _place(self, name: str, whole: Tensor, scales: Tensor | None) -> None:
+        keep = scales is not None and self.fp8 is not None and self.fp8.keep
+        if scales is not None:
+            wide = name in self.wants and self.wants[name].wide
+            whole = pack(whole, scales) if keep else dequantise(
+                whole, scales, torch.float32 if wide else self.dtype)
+        parts = self.cuts[name].cut(whole) if name in self.cuts else [(name, whole)]
+        for part, tensor in parts:
+            want = self.wants[part]
+            dtype = torch.float32 if want.wide else self.dtype
+            if keep and want.product:
+                self.found[part] = tensor.contiguous()
+            else:
+                tensor = dequantise_rows(tensor, dtype) if keep else tensor
+                self.found[part] = tensor.to(device=self.device, dtype=dtype)
+
+    def all(self, path: Path) -> dict[str, Tensor]:
+        """What is wanted, by name. Raises `BadModel` where some of it did not come."""
+        if self.pairs is not None:
+            try:
+                self.pairs.check()
+            except BadModel as e:
+                raise BadModel(f"{path}: {e}") from None
+        missing = [name for name in self.wants if name not in self.found]
+        if missing:
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise BadModel(f"{path}: tensor {missing[0]} is missing{more}")
+        level(self.found, self.dtype)
+        return self.found
 
 
 def _plain(name: str) -> str:
@@ -135,11 +211,20 @@ def _plain(name: str) -> str:
 
 
 def random_tensors(
-    wants: list[Want], dtype: torch.dtype, device: torch.device, seed: int, progress: Progress
+    wants: list[Want], dtype: torch.dtype, device: torch.device, seed: int, progress: Progress,
+    fp8: Fp8 | None = None,
 ) -> dict[str, Tensor]:
     """Random weights (norms near 1, the rest normal with deviation 0.02), equal for equal seeds."""
     gen = torch.Generator().manual_seed(seed)
-    found = {want.name: _random(want, dtype, gen).to(device) for want in wants}
+    found = {}
+    for want in wants:
+        tensor = _random(want, dtype, gen).to(device)
+        covered = want.product and fp8 and fp8.shape.covers(want.name.removesuffix(".weight"))
+        if fp8 and covered:
+            tensor = quantised(tensor, fp8.shape)
+            tensor = tensor if fp8.keep else dequantise_rows(tensor, dtype)
+        found[want.name] = tensor
+    level(found, dtype)
     progress("dummy", 1, 1)
     return found
 

@@ -12,16 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actorium.actors.messages import RowLogprobs, StepPlan, StepResult
+from actorium.actors.messages import RowLogprobs, RowMask, StepPlan, StepResult
 from actorium.gpu.batch import ForwardBatch
+from actorium.gpu.graphs import Captured, DecodeGraphs
 from actorium.gpu.models.mtp import Drafter
 from actorium.gpu.pools import PagePool
 from actorium.gpu.sampler import Emitted, commit, sample
 from actorium.gpu.shape import ModelShape
 from actorium.gpu.speculation import Drafting, Propose, propose_by
-from actorium.gpu.staging import Fetched
+from actorium.gpu.staging import Fetched, Upload
 from actorium.gpu.states import Recurrent, StatePool
-from actorium.gpu.steps import PromptRows, Step, build
+from actorium.gpu.steps import PromptRows, Step, fill, gather, lay_out
 from actorium.gpu.tables import I32, LOGPROBS, MASKED, Tables
 from actorium.kernels.logprobs import Logprobs, join, logprobs
 
@@ -30,6 +31,18 @@ LOGITS_BYTES = 256 << 20
 
 
 ToLogits = Callable[[Tensor], Tensor]
+Begin = Callable[[], None]
+Wait = Callable[[StepPlan], Sequence[RowMask]]
+"""Gives the masks that follow a plan, when they are there; may give the step up by an exception,
+after which `Runner.reset` is all that may be done."""
+
+
+def _nothing() -> None:
+    pass
+
+
+def _no_masks(plan: StepPlan) -> Sequence[RowMask]:
+    raise ValueError(f"masks: those of step {plan.step} should follow, nobody waits for them")
 
 
 class Model(Protocol):
@@ -61,7 +74,7 @@ class Launched:
     """(sampled sequence, its rows, alternatives) of those that want log-probabilities."""
     ranked_values: Fetched | None = None
     """Of all their rows."""
-    prompts: list[PromptRows] = field(default_factory=list)
+    prompts: Sequence[PromptRows] = ()
     prompt_values: Fetched | None = None
     drafts: Fetched | None = None
     """What was drafted for sequences with masks."""
@@ -103,7 +116,9 @@ class Runner:
         drafts with these probabilities, by place in the window, whatever was sampled."""
         self.model, self.pools, self.tables, self.states = model, pools, tables, states
         self.moves = tables.moves
-        self._propose, self._force = propose, force
+        self._propose, self.force = propose, force
+        self.graphs: DecodeGraphs | None = None
+        self.wait: Wait = _no_masks
         self.window = 1
         """Rows of each decode of the last step."""
         self.draft_with(draft_pool)
@@ -117,6 +132,11 @@ class Runner:
         assert model.drafter is not None
         full = [group.window for group in model.shape.groups].index(0)
         self._drafting = Drafting(model.drafter, pool, self.tables, full)
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """What drafts with the model's layer."""
+        return self._drafting
 
     @property
     def all_pools(self) -> list[PagePool]:
@@ -137,54 +157,99 @@ class Runner:
         return len(self.tables.sequences)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
-        """Queue one step on the device without waiting for it (on a CPU: run it).
+    def launch(self, plan: StepPlan, begin: Begin = _nothing) -> Launched:
+        """Queue one step on the device without waiting for it (on a CPU: run it). begin: called
+        when the host knows all of it, and the device's part is about to be queued. Masks that
+        follow the plan are waited for (`wait`) when the forward pass is queued.
 
         Raises `ValueError` on a plan that does not fit the tables.
         """
-        step = build(self.tables, plan)
+        up = self.moves.upload()
+        step = lay_out(self.tables, plan, up)
         self.window = step.q_len
-        recurrent = self._recurrent(plan, step)
         out = Launched(plan, step.slots, prompts=step.prompts)
-        if not len(step.batches[0].tokens):
+        captured = None if self.graphs is None else self.graphs.serve(step, plan.drafts, up)
+        if captured is None:
+            gather(step, up)
+        self._pick(plan, step, up)
+        begin()
+        up.send()
+        if self.states is not None and plan.admit:
+            self.states.admit(plan.admit)
+        if not step.tokens:
             return out
-        drafting = self._drafting
-        if drafting is not None and drafting.wants(step, plan.drafts):
-            normed = self._forward_all(step, recurrent)
-            emitted = self._tell(step, normed.index_select(0, step.batches[0].logit_rows),
-                                 self.model.head_logits, out)
-            drafting.follow(step, plan.drafts, emitted, normed)
+        if captured is None:
+            fill(self.tables, step, up)
+            self._run(plan, step, up, out)
         else:
-            self._tell(step, self.model.forward(step.batches, self.pools, recurrent),
-                       self.model.logits, out)
-            if plan.drafts and self._propose is not None and len(step.slots):
-                propose_by(self._propose, self.tables, step, plan.drafts)
-        if plan.drafts and step.needs & MASKED:
-            out.drafts = self._drafted(step, plan.drafts)
+            self._replay(captured, step, up, out)
+        if plan.drafts and self._propose is not None and self._drafting is None \
+                and len(step.slots):
+            propose_by(self._propose, self.tables, step, plan.drafts)
+        if "masked" in step.sent:
+            slots = self.moves.long(up[step.sent["masked"]])
+            out.drafts = self.moves.fetch(self.tables.drafts.tokens[slots, :plan.drafts])
         return out
 
-    def _forward_all(self, step: Step, recurrent: Recurrent | None) -> Tensor:
+    def _pick(self, plan: StepPlan, step: Step, up: Upload) -> None:
+        """What the results need on the device goes to the upload."""
+        if step.needs & LOGPROBS:
+            step.sent["ranked"] = up.add(np.flatnonzero(step.flags & LOGPROBS).astype(np.int32))
+        if plan.drafts and step.needs & MASKED:
+            masked = np.flatnonzero(self.tables.flags[step.slots] & MASKED)
+            step.sent["masked"] = up.add(step.slots[masked])
+        if step.prompts:
+            step.sent["prompts"] = up.add(np.concatenate([p.tokens for p in step.prompts]))
+
+    def _run(self, plan: StepPlan, step: Step, up: Upload, out: Launched) -> None:
+        """The step, operation by operation."""
+        recurrent, drafting = self.recurrent(plan, step), self._drafting
+        if drafting is not None and drafting.wants(step, plan.drafts):
+            normed = self.forward_all(step, recurrent)
+            emitted = self._tell(step, normed.index_select(0, step.batches[0].logit_rows),
+                                 self.model.head_logits, up, out)
+            rows, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
+            drafting.follow(step, plan.drafts, rows, counts, normed)
+        else:
+            self._tell(step, self.model.forward(step.batches, self.pools, recurrent),
+                       self.model.logits, up, out)
+
+    def _replay(self, captured: Captured, step: Step, up: Upload, out: Launched) -> None:
+        """The step, as it was captured; perhaps but for sampling."""
+        captured.lend(step)
+        captured.forward()
+        told = captured.told
+        if told is None:
+            captured.follow(self._sample(step, captured.logits[:len(step.row_slots)], up, out))
+            return
+        self.moves.settle()
+        captured.finish()
+        out.rows = self.moves.fetch(told).unstack(len(step.slots))
+        if step.q_len > 1:
+            out.learn = self._learn(step)
+
+    def forward_all(self, step: Step, recurrent: Recurrent | None) -> Tensor:
         """[T, hidden]: of every row, after the final norm."""
         for batch in step.batches:
             batch.all_rows = True
         return self.model.norm_rows(self.model.forward(step.batches, self.pools, recurrent))
 
-    def _tell(self, step: Step, wanted: Tensor, to_logits: ToLogits, out: Launched
+    def _tell(self, step: Step, wanted: Tensor, to_logits: ToLogits, up: Upload, out: Launched
               ) -> Emitted | None:
         """Sample, and what else the result tells. wanted: [R, hidden], the rows `logit_rows`."""
         rows, emitted = len(step.row_slots), None
         if rows:
-            emitted = self._sample(step, to_logits(wanted[:rows]), out)
+            emitted = self._sample(step, to_logits(wanted[:rows]), up, out)
         if step.prompts:
-            out.prompt_values = self._prompts(step.prompts, wanted[rows:], to_logits)
+            tokens = self.moves.long(up[step.sent["prompts"]])
+            out.prompt_values = self._prompts(step.prompts, self.moves.tensor(tokens),
+                                              wanted[rows:], to_logits)
         return emitted
 
-    def _recurrent(self, plan: StepPlan, step: Step) -> Recurrent | None:
-        """Admit the plan's sequences to the states, and find the step's rows of them."""
+    def recurrent(self, plan: StepPlan, step: Step) -> Recurrent | None:
+        """The step's rows of the states."""
         if self.states is None:
             return None
-        if plan.admit:
-            self.states.admit(plan.admit)
         slots, drafts, tensor = step.slots_d[step.ending:], self.tables.drafts, self.moves.tensor
         decodes, extends = tensor(self.moves.long(slots)), step.batches[0].extends
         if not drafts.most:
@@ -192,20 +257,19 @@ class Runner:
         return Recurrent(self.states, self.states.rows(plan, extends, decodes, step.q_len,
                                                        tensor(drafts.accepted[slots])))
 
-    def _sample(self, step: Step, logits: Tensor, out: Launched) -> Emitted:
-        raw = None
-        if step.needs & LOGPROBS:
-            wanted = np.flatnonzero(step.flags & LOGPROBS)
-            (index,) = self.moves.stage(wanted.astype(np.int32))
-            index = self.moves.long(index)
+    def _sample(self, step: Step, logits: Tensor, up: Upload, out: Launched) -> Emitted:
+        raw, index = None, None
+        if "ranked" in step.sent:
+            index = self.moves.long(up[step.sent["ranked"]])
             raw = logits[self.moves.tensor(index)]
-        tokens = sample(self.tables, step, logits, out.plan.masks)
+        masks = self.wait(out.plan) if out.plan.masks_follow else out.plan.masks
+        tokens = sample(self.tables, step, logits, masks)
         if raw is not None:
             out.ranked = self._ranked(step, raw.shape[1])
             most = max(k for _, _, k in out.ranked)
             chosen = self.moves.tensor(tokens[index])
             out.ranked_values = self.moves.fetch(*logprobs(raw, chosen, most))
-        emitted = commit(self.tables, step, tokens, self._force)
+        emitted = commit(self.tables, step, tokens, self.force)
         out.rows = self.moves.fetch_rows(emitted.counts, emitted.finish, *emitted.columns)
         if step.q_len > 1:
             out.learn = self._learn(step)
@@ -222,15 +286,8 @@ class Runner:
         raised[:step.ending] = 1
         return partial(drafts.learn, step.slots, drafts.serials(step.slots), raised)
 
-    def _drafted(self, step: Step, drafts: int) -> Fetched:
-        masked = np.flatnonzero(self.tables.flags[step.slots] & MASKED)
-        (slots,) = self.moves.stage(step.slots[masked])
-        return self.moves.fetch(self.tables.drafts.tokens[self.moves.long(slots), :drafts])
-
-    def _prompts(self, prompts: list[PromptRows], hidden: Tensor,
+    def _prompts(self, prompts: Sequence[PromptRows], targets: Tensor, hidden: Tensor,
                  to_logits: ToLogits) -> Fetched:
-        (tokens,) = self.moves.stage(np.concatenate([p.tokens for p in prompts]))
-        targets = self.moves.tensor(self.moves.long(tokens))
         vocab = self.tables.vocab
         k = min(max(p.k for p in prompts), vocab)
         step = max(1, LOGITS_BYTES // (4 * vocab))
@@ -261,7 +318,7 @@ def _row_logprobs(ranked: list[tuple[int, int, int]], values: Fetched | None,
     return out
 
 
-def _prompt_logprobs(prompts: list[PromptRows], values: Fetched | None) -> list[RowLogprobs]:
+def _prompt_logprobs(prompts: Sequence[PromptRows], values: Fetched | None) -> list[RowLogprobs]:
     if values is None:
         return []
     arrays, out, at = values.wait(), [], 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from actorium.actors.messages import RowMask
@@ -34,63 +35,68 @@ from actorium.gpu.tables import (
 )
 from actorium.kernels import sampling, sampling_cpu
 from actorium.kernels.philox import uniform
+from actorium.kernels.record import Layout, Progress, Resident
+from actorium.kernels.sampling_ops import TorchSampling, select_sampling
 
 FORCED = 1 << 31
 """Positions from here on draw forced acceptances: nothing else draws there."""
 
 
-def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = ()) -> Array:
+def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = (),
+           ops: TorchSampling | None = None) -> Array:
     """One token for each sampled row: i64[rows]. logits f32[rows, V] are changed in place.
 
-    Every row is sampled as if the drafts before it were the sequence's tokens. Raises `ValueError`
-    on masks that do not fit.
+    Every row is sampled as if the drafts before it were the sequence's tokens. ops: the kernels,
+    if not those of the device. Raises `ValueError` on masks that do not fit.
     """
+    if isinstance(t.moves, Host):
+        return _sample_host(t, step, logits, masks)
+    ops = ops or select_sampling(logits.device)
+    # Of the host's nothing is read but `needs`: what a row wants, its slot's tables tell.
+    needs, slots, positions = step.needs, step.row_slots_d, step.positions
+    tables = _resident(t)
+    if needs & (PENALISES | BIASES | HOLDS):
+        ops.adjust(logits, slots, positions, tables, Layout(step.ending, step.q_len),
+                   bool(needs & PENALISES), bool(needs & BIASES), bool(needs & HOLDS))
+    if masks:
+        apply_masks(t, step, masks, logits, ops)
+    return ops.choose(logits, slots, positions, tables, bool(needs & SAMPLES),
+                      bool(needs & TRUNCATES))
+
+
+def _resident(t: Tables) -> Resident:
+    return Resident(t.record, t.eos, t.drafts.tokens, t.counts, t.bias_ids, t.bias_values)
+
+
+# --- on the host, with numpy ----------------------------------------------------------------------
+
+def _sample_host(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask]) -> Array:
     needs = step.needs
     if needs & (PENALISES | BIASES | HOLDS):
         _adjust(t, step, logits)
     if masks:
         apply_masks(t, step, masks, logits)
-    if isinstance(t.moves, Host):
-        greedy = logits.numpy().argmax(axis=1)
-    else:
-        greedy = logits.argmax(dim=1)
+    tokens = logits.numpy().argmax(axis=1)
     if not needs & SAMPLES:
-        return greedy
+        return tokens
     rows = np.flatnonzero(step.flags & SAMPLES)
-    pick = _pick(t, rows, len(step.flags))
-    drawn = _draw(t, logits[pick], step.row_slots_d[pick], step.positions[pick],
-                  bool(needs & TRUNCATES))
-    greedy[pick] = drawn
-    return greedy
-
-
-def _pick(t: Tables, rows: Any, of: int) -> Any:
-    """An index of these rows: everything as a slice, which copies nothing."""
-    if len(rows) == of:
-        return slice(None)
-    (index,) = t.moves.stage(rows.astype(np.int32))
-    return t.moves.long(index)
-
-
-def _draw(t: Tables, logits: Tensor, slots: Array, positions: Array, truncates: bool) -> Array:
-    long, tensor = t.moves.long, t.moves.tensor
+    pick = _pick(rows, len(step.flags))
+    slots = step.row_slots_d[pick]
     record = t.record[slots]
-    u = t.draws.at(slots, record[:, SEED_LOW], record[:, SEED_HIGH], positions)
-    real = record.view(t.moves.xp.float32)
-    if isinstance(t.moves, Host):
-        return sampling_cpu.sample(logits.numpy(), real[:, TEMPERATURE], record[:, TOP_K],
-                                   real[:, TOP_P], real[:, MIN_P], u)
-    if truncates:
-        shaped = sampling.truncate(logits, real[:, TEMPERATURE], long(record[:, TOP_K]),
-                                   real[:, TOP_P], real[:, MIN_P])
-    else:
-        shaped = logits / tensor(real[:, TEMPERATURE])[:, None]
-    return sampling.draw(shaped, u)
+    u = t.draws.at(slots, record[:, SEED_LOW], record[:, SEED_HIGH], step.positions[pick])
+    real = record.view(np.float32)
+    tokens[pick] = sampling_cpu.sample(logits[pick].numpy(), real[:, TEMPERATURE],
+                                       record[:, TOP_K], real[:, TOP_P], real[:, MIN_P], u)
+    return tokens
+
+
+def _pick(rows: Any, of: int) -> Any:
+    """An index of these rows: everything as a slice, which copies nothing."""
+    return slice(None) if len(rows) == of else rows
 
 
 def _adjust(t: Tables, step: Step, logits: Tensor) -> None:
     """Penalties, bias, held-back end tokens: on the rows that ask for them."""
-    tensor, long = t.moves.tensor, t.moves.long
     for bit in (PENALISES, BIASES, HOLDS):
         if not step.needs & bit:
             continue
@@ -99,29 +105,24 @@ def _adjust(t: Tables, step: Step, logits: Tensor) -> None:
             rows = rows[t.host_low[step.row_slots[rows]] <= t.host_min[step.row_slots[rows]]]
         if not len(rows):
             continue
-        pick = _pick(t, rows, len(step.flags))
+        pick = _pick(rows, len(step.flags))
         slots = step.row_slots_d[pick]
-        at = pick if isinstance(pick, slice) else tensor(pick)
-        block = logits[at]
-        record = t.record[slots]
+        block, record = logits[pick], t.record[slots]
         if bit == PENALISES:
-            real = record.view(t.moves.xp.float32)
+            real = record.view(np.float32)
             counts = t.counts[record[:, COUNT_ROW]]
             if step.q_len > 1:
                 _count_drafts(t, step, counts, slots)
-            cut = (real[:, REPETITION], real[:, PRESENCE], real[:, FREQUENCY])
-            if isinstance(t.moves, Host):
-                sampling_cpu.penalise(block.numpy(), counts, *cut)
-            else:
-                sampling.penalise(block, counts, *cut)
+            sampling_cpu.penalise(block.numpy(), counts, real[:, REPETITION], real[:, PRESENCE],
+                                  real[:, FREQUENCY])
         elif bit == BIASES:
-            sampling.add_bias(block, tensor(long(t.bias_ids[slots])),
-                              tensor(t.bias_values[slots].view(t.moves.xp.float32)))
+            sampling.add_bias(block, torch.from_numpy(t.bias_ids[slots].astype(np.int64)),
+                              torch.from_numpy(t.bias_values[slots].view(np.float32)))
         else:
-            sampling.hold_back(block, tensor(long(t.eos[slots])),
-                               tensor(step.positions[pick] < record[:, MIN_LEN]))
-        if not isinstance(at, slice):
-            logits[at] = block
+            sampling.hold_back(block, torch.from_numpy(t.eos[slots].astype(np.int64)),
+                               torch.from_numpy(step.positions[pick] < record[:, MIN_LEN]))
+        if not isinstance(pick, slice):
+            logits[pick] = block
 
 
 def _count_drafts(t: Tables, step: Step, counts: Array, slots: Array) -> None:
@@ -135,12 +136,14 @@ def _count_drafts(t: Tables, step: Step, counts: Array, slots: Array) -> None:
     if not windows:
         return
     drafts = t.drafts.tokens[slots[single::q_len]]
-    first = single + t.moves.long(t.moves.arange(0, windows)) * q_len
+    first = single + np.arange(windows) * q_len
     for i in range(1, q_len):
-        rows = first[:, None] + t.moves.long(t.moves.arange(i, q_len))
+        rows = first[:, None] + np.arange(i, q_len)
         draft = drafts[:, i - 1:i]
         counts[rows, draft] = counts[rows, draft] + 1
 
+
+# --- the tables after a step ----------------------------------------------------------------------
 
 class Emitted(NamedTuple):
     """What a step's sequences emitted; device arrays."""
@@ -156,13 +159,18 @@ class Emitted(NamedTuple):
     """i64[sequences]: 0 goes on, 1 end token, 2 length."""
 
 
-def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = ()) -> Emitted:
+def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = (),
+           ops: TorchSampling | None = None) -> Emitted:
     """Write the tokens sampled for each row to the tables, as far as drafts before them were
     accepted; decide which sequences end.
 
     A draft is accepted where it equals what was sampled for its place, or, if `force` is given,
-    with those probabilities by place, the last one for all further places.
+    with those probabilities by place, the last one for all further places. ops: see `sample`.
     """
+    if not force and not isinstance(t.moves, Host):
+        ops = ops or select_sampling(tokens.device)
+        if ops.commits:
+            return _commit_at_once(t, step, tokens, ops)
     if step.q_len > 1:
         return _commit_windows(t, step, tokens, force)
     xp, slots, positions = t.moves.xp, step.slots_d, step.positions
@@ -177,10 +185,15 @@ def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = ()) 
     if t.drafts.most:
         t.drafts.accepted[slots] = 0
     if step.needs & PENALISES:
-        pick = _pick(t, np.flatnonzero(step.flags & PENALISES), len(step.flags))
-        counted = (record[pick, COUNT_ROW], tokens[pick])
-        t.counts[counted] = t.counts[counted] + emitted[pick]
+        _count(t, record[:, COUNT_ROW], tokens, emitted)
     return Emitted(tokens, (tokens,), t.moves.long(emitted), finish)
+
+
+def _commit_at_once(t: Tables, step: Step, tokens: Array, ops: TorchSampling) -> Emitted:
+    progress = Progress(t.last_token, t.seq_len, t.ended, t.drafts.accepted)
+    told = ops.commit(step.slots_d, step.positions, tokens, _resident(t), progress,
+                      Layout(step.ending, step.q_len), bool(step.needs & PENALISES))
+    return Emitted(tokens, tuple(told[2:]), told[0], told[1])
 
 
 def _commit_windows(t: Tables, step: Step, tokens: Array, force: tuple[float, ...]) -> Emitted:
@@ -203,12 +216,14 @@ def _commit_windows(t: Tables, step: Step, tokens: Array, force: tuple[float, ..
     t.ended[slots] = ended | (finish > 0)
     t.drafts.accepted[slots] = xp.where(ended, 0, more)
     if step.needs & PENALISES:
-        rows = np.flatnonzero(t.flags[step.slots] & PENALISES)
-        pick = _pick(t, rows, len(step.slots))
-        row, own, many = record[pick, COUNT_ROW], grid[pick], counts[pick]
         for i in range(q_len):
-            t.counts[row, own[:, i]] = t.counts[row, own[:, i]] + (many > i)
+            _count(t, record[:, COUNT_ROW], grid[:, i], counts > i)
     return Emitted(tokens, tuple(grid.T), counts, finish)
+
+
+def _count(t: Tables, rows: Array, tokens: Array, emitted: Array) -> None:
+    """Count the tokens that were emitted; rows: of the counts, 0 = none, which stays as it is."""
+    t.counts[rows, tokens] = t.counts[rows, tokens] + (emitted & (rows > 0))
 
 
 def _grid(t: Tables, step: Step, rows: Array) -> Array:

@@ -16,7 +16,6 @@ from torch import Tensor
 from actorium.gpu.batch import ForwardBatch
 from actorium.gpu.models.mtp import Drafter
 from actorium.gpu.pools import PagePool
-from actorium.gpu.sampler import Emitted
 from actorium.gpu.staging import Array, Host
 from actorium.gpu.steps import Step
 from actorium.gpu.tables import I32, LIMIT, Tables
@@ -35,45 +34,47 @@ class Drafting:
     def wants(self, step: Step, drafts: int) -> bool:
         """Whether the step's hidden states are needed: for drafts, or to keep a prompt's keys and
         values whole."""
-        return drafts > 0 or step.batches[0].extend_tokens > 0
+        return drafts > 0 or step.extends is not None
 
-    def follow(self, step: Step, drafts: int, emitted: Emitted | None, hidden: Tensor) -> None:
+    def follow(self, step: Step, drafts: int, sampled: Array, counts: Array,
+               hidden: Tensor) -> None:
         """Take the step in, and write so many drafts for every sampled sequence to the tables.
 
-        emitted: of the sampled sequences (None: there are none); hidden: [T, hidden], of every row
-        after the model's final norm.
+        sampled: i64[rows], what was sampled for each row (None: there are none); counts:
+        i64[sequences], how many of its rows each emitted; hidden: [T, hidden], of every row after
+        the model's final norm.
         """
         batch, tensor = step.batches[self._group], self._tables.moves.tensor
-        tokens = tensor(self._following(step, emitted))
-        if not drafts or emitted is None:
+        tokens = tensor(self._following(step, sampled))
+        if not drafts or sampled is None:
             batch, n = _extends_alone(batch), batch.extend_tokens
             self._drafter.forward(tokens[:n], hidden[:n], batch, self._pool, batch.logit_rows)
             return
-        wanted = tensor(self._last_rows(step, batch.extend_tokens, emitted))
+        wanted = tensor(self._last_rows(step, batch.extend_tokens, counts))
         out = self._drafter.forward(tokens, hidden, batch, self._pool, wanted)
         self._chain(step, drafts, out)
 
-    def _following(self, step: Step, emitted: Emitted | None) -> Array:
+    def _following(self, step: Step, sampled: Array) -> Array:
         """i64[T]: the token after each row's."""
         moves, single, following = self._tables.moves, step.ending, step.following
         if following is None:
-            assert emitted is not None
-            return emitted.rows
-        if emitted is None:
+            assert sampled is not None
+            return sampled
+        if sampled is None:
             return following
-        following[self._ends(step)] = emitted.rows[:single]
-        joined: Array = moves.xp.concatenate((following, emitted.rows[single:]))
+        following[self._ends(step)] = sampled[:single]
+        joined: Array = moves.xp.concatenate((following, sampled[single:]))
         return joined
 
     def _ends(self, step: Step) -> Array:
         """i64[ending]: the rows of T that are the last of the extends that end."""
         return self._tables.moves.array(step.batches[0].logit_rows)[:step.ending]
 
-    def _last_rows(self, step: Step, extend_tokens: int, emitted: Emitted) -> Array:
+    def _last_rows(self, step: Step, extend_tokens: int, counts: Array) -> Array:
         """i64[sequences]: the row whose next token is the last that was emitted."""
         moves, single = self._tables.moves, step.ending
         windows = moves.arange(0, len(step.slots) - single)
-        taken = emitted.counts[single:] - 1
+        taken = counts[single:] - 1
         rows = extend_tokens + windows * step.q_len + moves.xp.where(taken > 0, taken, 0)
         joined: Array = moves.xp.concatenate((self._ends(step), moves.long(rows)))
         return joined
@@ -89,7 +90,7 @@ class Drafting:
         table, rows = t.pages[self._group], moves.tensor(long(moves.arange(0, len(step.slots))))
         length, ended = t.seq_len[slots], t.ended[slots]
         limit = t.record[slots, LIMIT]
-        bound = min(int(t.host_len[step.slots].max()), t.max_len)
+        bound = min(int(t.host_len[step.slots].max()), t.max_len) if step.bounded else t.max_len
         pages = moves.tensor(table[slots, :-(-(bound + drafts) // t.page_size)])
         for i in range(1, drafts):
             at = length - 2 + i

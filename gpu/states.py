@@ -87,12 +87,12 @@ class StatePool:
                 fresh.append(a.slot)
         device = self.layers[0].state.device
         if fresh:
-            rows = torch.tensor(fresh, device=device)
+            rows = _there(fresh, device)
             for layer in self.layers:
                 for part in layer.committed:
                     part.index_fill_(0, rows, 0)
         if copies:
-            to, source = torch.tensor(copies, device=device).unbind(1)
+            to, source = _there(copies, device).unbind(1)
             for layer in self.layers:
                 for part in layer.committed:
                     part.index_copy_(0, to, part.index_select(0, source))
@@ -124,6 +124,12 @@ class StatePool:
             raise ValueError(f"slot {slot}: checkpoint {checkpoint} is not in "
                              f"1..{self.checkpoints}")
         return self.slots + checkpoint - 1
+
+
+def _there(rows: Sequence[object], device: torch.device) -> Tensor:
+    """i64, on the device, for which nobody waits."""
+    made = torch.tensor(rows)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
 
 
 class Recurrent(NamedTuple):

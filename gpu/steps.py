@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from actorium.actors.messages import StepPlan
 from actorium.gpu.batch import ExtendRow, ForwardBatch
-from actorium.gpu.staging import Array
+from actorium.gpu.staging import Array, Upload
 from actorium.gpu.tables import I32, LIMIT, PROMPT_LOGPROBS, Tables
 
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
@@ -29,37 +30,51 @@ class PromptRows:
 
 @dataclass(slots=True)
 class Step:
-    """One step, ready to run.
+    """One step: first as the host knows it (`lay_out`), then with its rows on the device (`fill`).
 
     A sequence that extends to its end is sampled in one row, its last; one that decodes in
     `q_len` rows: that of its last token and those of its drafts. Sequences: the extends that end,
     in plan order, then the decodes; rows: theirs, in this order.
     """
 
-    batches: list[ForwardBatch]
-    """One for each group of layers."""
+    decode: I32
+    """Host: slots that decode."""
     slots: I32
     """Host: slot of each sampled sequence."""
-    slots_d: Array
-    """The same on the device."""
     row_slots: I32
     """Host: slot of each sampled row."""
-    row_slots_d: Array
-    """The same on the device."""
-    positions: Array
-    """i32[rows], device: index in its sequence of the token each row samples."""
     flags: NDArray[np.uint8]
     """Host: what each sampled row needs (`tables` bits)."""
     needs: int
     """All of `flags` together."""
+    bound: int
+    """Host's, on the lengths of the sequences that decode, drafts apart."""
     ending: int = 0
     """Extends that end."""
     q_len: int = 1
-    prompts: list[PromptRows] = field(default_factory=list)
+    extends: _Extends | None = None
+    prompts: Sequence[PromptRows] = ()
     """Their rows follow the sampled ones in `logit_rows`."""
+    sent: dict[str, int] = field(default_factory=dict)
+    """What `gather` gave to the upload, by name."""
+    bounded: bool = True
+    """False in a graph, which must serve sequences of any length: `bound` is the longest."""
+    batches: Sequence[ForwardBatch] = ()
+    """One for each group of layers."""
+    slots_d: Array = None
+    """`slots` on the device."""
+    row_slots_d: Array = None
+    """`row_slots` on the device."""
+    positions: Array = None
+    """i32[rows], device: index in its sequence of the token each row samples."""
     following: Array = None
     """i64[extend tokens], device: the token after each extend row's; 0 after the last of an extend
     that ends. None without extends, and where nothing is ever drafted."""
+
+    @property
+    def tokens(self) -> int:
+        """Computed in the step."""
+        return (self.extends.total if self.extends else 0) + len(self.decode) * self.q_len
 
 
 @dataclass(slots=True)
@@ -78,8 +93,9 @@ class _Extends:
     total: int = 0
 
 
-def build(tables: Tables, plan: StepPlan) -> Step:
-    """Apply the plan's deltas to the tables and lay out its rows.
+def lay_out(tables: Tables, plan: StepPlan, up: Upload) -> Step:
+    """Take the plan's deltas into the tables' books, and to the upload; lay out its rows on the
+    host.
 
     Raises `ValueError` on a plan that does not fit the tables.
     """
@@ -88,20 +104,52 @@ def build(tables: Tables, plan: StepPlan) -> Step:
     if plan.release:
         tables.release(np.frombuffer(plan.release, np.int32))
     if plan.admit:
-        tables.admit(plan.admit)
+        tables.admit(plan.admit, up)
     if plan.page_appends:
-        tables.append_pages(np.frombuffer(plan.page_appends, np.int32))
+        tables.append_pages(np.frombuffer(plan.page_appends, np.int32), up)
     decode = np.frombuffer(plan.decode, np.int32)
     drafts, speculates = 0, tables.drafts.most > 0
     if speculates:
         tables.drafts.settle(tables.host_len, tables.host_low)
         drafts = tables.drafts.window(decode)
-    step = _mixed(tables, plan, decode, drafts) if plan.extend else _decodes(tables, decode, drafts)
+    bound = min(int(tables.host_len[decode].max()), tables.max_len) if len(decode) else 0
+    if plan.extend:
+        step = _mixed(tables, plan, decode, drafts + 1, bound)
+    else:
+        step = of_decodes(tables, decode, drafts + 1, bound)
     if speculates:
         _lengthen(tables, step, plan.drafts)
     else:
         tables.host_len[step.slots] += 1
     return step
+
+
+def gather(step: Step, up: Upload) -> None:
+    """What the device must be told of the step's rows goes to the upload."""
+    ext = step.extends
+    if ext is None:
+        step.sent["decode"] = up.add(step.decode)
+        return
+    slots, starts, counts = np.array(ext.rows, np.int32).T
+    ending = np.array(ext.ending, np.int32).reshape(-1, 3)
+    position = np.arange(ext.total, dtype=np.int32)
+    position += np.repeat(starts - (np.cumsum(counts) - counts), counts).astype(np.int32)
+    logit_rows = np.concatenate((
+        ending[:, 2], np.arange(ext.total, step.tokens, dtype=np.int32), *ext.prompt_rows))
+    for name, array in (("slot", np.repeat(slots, counts)), ("position", position),
+                        ("token", np.concatenate(ext.tokens)),
+                        ("following", np.concatenate(ext.following)), ("sampled", step.slots),
+                        ("rows", step.row_slots), ("length", ending[:, 1]),
+                        ("wanted", logit_rows.astype(np.int32))):
+        step.sent[name] = up.add(array)
+
+
+def fill(tables: Tables, step: Step, up: Upload) -> None:
+    """The step's rows, on the device. The upload has been sent."""
+    if step.extends is None:
+        fill_decodes(tables, step, up[step.sent["decode"]])
+    else:
+        _fill_mixed(tables, step, step.extends, up)
 
 
 def _lengthen(t: Tables, step: Step, drafts: int) -> None:
@@ -112,24 +160,28 @@ def _lengthen(t: Tables, step: Step, drafts: int) -> None:
     t.drafts.held[step.slots] = drafts
 
 
-def _decodes(t: Tables, decode: I32, drafts: int) -> Step:
-    """A step of decode rows alone: the steady state."""
-    q_len = drafts + 1
-    slots = np.repeat(decode, q_len) if drafts else decode
-    rows = np.arange(len(slots), dtype=np.int32)
-    decode_d, rows_d = t.moves.stage(decode, rows)
-    slots_d = decode_d[t.moves.long(rows_d) // q_len] if drafts else decode_d
-    dec = _decode_rows(t, decode, decode_d, drafts)
-    tensor, long = t.moves.tensor, t.moves.long
-    tokens, positions, wanted = tensor(dec.tokens), tensor(long(dec.position)), tensor(long(rows_d))
-    lens = tensor(dec.lens)
-    batches = []
-    for g in range(t.groups):
-        batches.append(ForwardBatch(tokens, positions, tensor(long(dec.kv[g])), [], 0, len(decode),
-                                    tensor(dec.pages[g]), lens, dec.bound, wanted, q_len))
+def of_decodes(t: Tables, decode: I32, q_len: int, bound: int) -> Step:
+    """A step of decode rows alone, the steady state, on the host."""
+    slots = np.repeat(decode, q_len) if q_len > 1 else decode
     flags = t.flags[slots]
-    return Step(batches, decode, decode_d, slots, slots_d, dec.sampled, flags,
-                int(np.bitwise_or.reduce(flags)), 0, q_len)
+    return Step(decode, decode, slots, flags, int(np.bitwise_or.reduce(flags)), bound, 0, q_len)
+
+
+def fill_decodes(t: Tables, step: Step, decode_d: Array) -> None:
+    """The rows of such a step. decode_d: i32, its slots. Reads nothing else of the host than their
+    number, `q_len` and `bound`."""
+    q_len, tensor, long = step.q_len, t.moves.tensor, t.moves.long
+    count = len(decode_d)
+    rows = long(t.moves.arange(0, count * q_len))
+    dec = _decode_rows(t, decode_d, q_len - 1, step.bound)
+    tokens, positions, wanted = tensor(dec.tokens), tensor(long(dec.position)), tensor(rows)
+    lens = tensor(dec.lens)
+    step.batches = [
+        ForwardBatch(tokens, positions, tensor(long(dec.kv[g])), [], 0, count,
+                     tensor(dec.pages[g]), lens, dec.bound, wanted, q_len)
+        for g in range(t.groups)]
+    step.slots_d, step.positions = decode_d, dec.sampled
+    step.row_slots_d = decode_d[rows // q_len] if q_len > 1 else decode_d
 
 
 class _Decodes(NamedTuple):
@@ -147,12 +199,11 @@ class _Decodes(NamedTuple):
     """Index in its sequence of the token each row samples."""
 
 
-def _decode_rows(t: Tables, decode: I32, decode_d: Array, drafts: int) -> _Decodes:
-    if not len(decode):
+def _decode_rows(t: Tables, decode_d: Array, drafts: int, bound: int) -> _Decodes:
+    if not len(decode_d):
         none = t.seq_len[:0]
         return _Decodes(t.last_token[:0], none, [none] * t.groups,
                         [table[:0, :1] for table in t.pages], none, 0, none)
-    bound = min(int(t.host_len[decode].max()), t.max_len)
     if drafts:
         return _windows(t, decode_d, drafts, bound + drafts)
     where, size = t.moves.xp.where, t.page_size
@@ -187,38 +238,35 @@ def _windows(t: Tables, decode_d: Array, drafts: int, bound: int) -> _Decodes:
                     xp.where(ended, q_len, length + drafts), bound, (at + 1).reshape(-1))
 
 
-def _mixed(t: Tables, plan: StepPlan, decode: I32, drafts: int) -> Step:
+def _mixed(t: Tables, plan: StepPlan, decode: I32, q_len: int, bound: int) -> Step:
     ext = _extends(t, np.frombuffer(plan.extend, np.int32).reshape(-1, 2))
-    slots, starts, counts = np.array(ext.rows, np.int32).T
-    q_len = drafts + 1
-    ending = np.array(ext.ending, np.int32).reshape(-1, 3)
-    offsets = np.cumsum(counts) - counts
+    ending = np.array([slot for slot, _, _ in ext.ending], np.int32)
     windows = np.repeat(decode, q_len)
-    logit_rows = np.concatenate((ending[:, 2], ext.total + np.arange(len(windows), dtype=np.int32),
-                                 *ext.prompt_rows)).astype(np.int32)
-    position = np.arange(ext.total, dtype=np.int32) + np.repeat(starts - offsets, counts)
-    sampled, row_slots = (np.concatenate((ending[:, 0], own)) for own in (decode, windows))
-    slot_d, position_d, token_d, following_d, sampled_d, row_slots_d, length_d, rows_d = \
-        t.moves.stage(np.repeat(slots, counts), position.astype(np.int32),
-                      np.concatenate(ext.tokens), np.concatenate(ext.following), sampled,
-                      row_slots, ending[:, 1], logit_rows)
-    dec = _decode_rows(t, decode, sampled_d[len(ending):], drafts)
-    join, long, tensor = t.moves.xp.concatenate, t.moves.long, t.moves.tensor
-    tokens = tensor(join((long(token_d), dec.tokens)))
-    positions, wanted = tensor(long(join((position_d, dec.position)))), tensor(long(rows_d))
-    lens = tensor(dec.lens) if len(decode) else None
-    index_d, offset_d = position_d // t.page_size, position_d % t.page_size
-    batches = []
-    for g, table in enumerate(t.pages):
-        kv = join((table[slot_d, index_d] * t.page_size + offset_d, dec.kv[g]))
-        batches.append(ForwardBatch(
-            tokens, positions, tensor(long(kv)), _extend_rows(t, ext, table), ext.total,
-            len(decode), tensor(dec.pages[g]) if len(decode) else None, lens, dec.bound, wanted,
-            q_len))
+    sampled, row_slots = (np.concatenate((ending, own)) for own in (decode, windows))
     flags = t.flags[row_slots]
-    return Step(batches, sampled, sampled_d, row_slots, row_slots_d, join((length_d, dec.sampled)),
-                flags, int(np.bitwise_or.reduce(flags)), len(ending), q_len, ext.prompts,
-                long(following_d) if t.drafts.most else None)
+    return Step(decode, sampled, row_slots, flags, int(np.bitwise_or.reduce(flags)), bound,
+                len(ending), q_len, ext, ext.prompts)
+
+
+def _fill_mixed(t: Tables, step: Step, ext: _Extends, up: Upload) -> None:
+    slot, position, token, length, wanted = (
+        up[step.sent[name]] for name in ("slot", "position", "token", "length", "wanted"))
+    step.slots_d, step.row_slots_d = up[step.sent["sampled"]], up[step.sent["rows"]]
+    dec = _decode_rows(t, step.slots_d[step.ending:], step.q_len - 1, step.bound)
+    count, join = len(step.decode), t.moves.xp.concatenate
+    long, tensor = t.moves.long, t.moves.tensor
+    tokens = tensor(join((long(token), dec.tokens)))
+    positions, logit_rows = tensor(long(join((position, dec.position)))), tensor(long(wanted))
+    lens = tensor(dec.lens) if count else None
+    index, offset = position // t.page_size, position % t.page_size
+    step.batches = batches = []
+    for g, table in enumerate(t.pages):
+        kv = join((table[slot, index] * t.page_size + offset, dec.kv[g]))
+        batches.append(ForwardBatch(
+            tokens, positions, tensor(long(kv)), _extend_rows(t, ext, table), ext.total, count,
+            tensor(dec.pages[g]) if count else None, lens, dec.bound, logit_rows, step.q_len))
+    step.positions = join((length, dec.sampled))
+    step.following = long(up[step.sent["following"]]) if t.drafts.most else None
 
 
 def _extend_rows(t: Tables, ext: _Extends, table: Array) -> list[ExtendRow]:

@@ -16,19 +16,22 @@ from numpy.typing import NDArray
 from actorium.actors.messages import Admit
 from actorium.actors.params import Resolved
 from actorium.gpu.drafts import Drafts
-from actorium.gpu.staging import Array, Device, Host
+from actorium.gpu.staging import Array, Device, Host, Upload
 from actorium.kernels.philox import uniform
 from actorium.kernels.sampling import PROMPT_BIT
 
 I32 = NDArray[np.int32]
 
-# Columns of the parameter record (i32; the last six hold float32 bits).
+# Columns of the parameter record (i32; the last six hold float32 bits). Temperature 0: the token
+# that is likeliest is taken; count row 0: no penalties.
 (LIMIT, MIN_LEN, SEED_LOW, SEED_HIGH, TOP_K, COUNT_ROW, TEMPERATURE, TOP_P, MIN_P, REPETITION,
  PRESENCE, FREQUENCY) = range(12)
 WIDTH = 12
 
 FORGOTTEN = -(1 << 30)
 """A first position that lies before all others."""
+MOST_EOS = 64
+"""End tokens that a request can name (`Resolved.eos_ids`)."""
 
 # Bits of `flags`: which paths a slot's rows need.
 SAMPLES, TRUNCATES, PENALISES, BIASES, HOLDS, LOGPROBS, PROMPT_LOGPROBS, MASKED = (
@@ -63,13 +66,17 @@ class Tables:
         self.seq_len = moves.full((slots,), 1, "int32")
         """Tokens of the sequence, the last one (not yet in the pages) included; >= 1."""
         self.ended = moves.full((slots,), 1, "bool")
-        self.record = moves.full((slots, WIDTH), 0, "int32")
-        self.pages = [moves.full((slots, pages_per_seq), 0, "int32") for _ in range(groups)]
-        """Page tables of each group; entries behind a window stay as they were."""
-        self.eos = moves.full((slots, 1), -1, "int32")
+        self.record, self.eos, self.chosen, *self.pages = moves.resident(
+            (slots, WIDTH), (slots, MOST_EOS if isinstance(moves, Device) else 1), (slots,),
+            *[(slots, pages_per_seq)] * groups)
+        """`pages`: page tables of each group; entries behind a window stay as they were. `eos`: as
+        wide as it may have to be where graphs keep its address. `chosen`: the slots that a graph's
+        rows are of."""
+        self.eos[:] = -1
         self.bias_ids: Array = None
         self.bias_values: Array = None
-        """i32[slots, B] and its float32 bits; made when the first request asks."""
+        """i32[slots, B] and its float32 bits; made when the first request asks. Zeros where a slot
+        has no bias."""
         self.counts: Array = None
         """i32[rows, vocab]: how often each token occurs, for slots with penalties."""
         self.draws = Draws(moves, slots, drafts)
@@ -104,9 +111,11 @@ class Tables:
 
     # --- admission ---------------------------------------------------------------------------
 
-    def admit(self, admits: list[Admit]) -> None:
-        """Fill slots. Raises `ValueError` on a plan that does not fit the tables."""
+    def admit(self, admits: list[Admit], up: Upload) -> None:
+        """Fill slots, once the upload is sent. Raises `ValueError` on a plan that does not fit the
+        tables."""
         records = np.zeros((len(admits), WIDTH), np.int32)
+        counted: dict[int, I32] = {}
         for i, a in enumerate(admits):
             tokens = np.frombuffer(a.tokens, np.int32)
             self._check(a, tokens)
@@ -118,21 +127,22 @@ class Tables:
             self.flags[a.slot] = _flags(a.params)
             self._fill(records[i], a)
             if self.flags[a.slot] & PENALISES:
-                records[i, COUNT_ROW] = self._count(a, tokens)
+                records[i, COUNT_ROW] = row = self._count_row(a.slot)
+                counted[row] = self._counted(a, tokens)
         eos = self._lists([self._known(a.params.eos_ids) for a in admits], "eos", -1)
         slots = np.array([a.slot for a in admits], np.int32)
-        flat, pages = self._first_pages(admits)
-        slots_d, records_d, eos_d, flat_d, pages_d = self.moves.stage(
-            slots, records, eos, flat, pages)
-        self.record[slots_d] = records_d
-        self.draws.forget(slots_d)
+        places, pages = self._first_pages(admits)
+        up.rows(self.record, slots, records)
+        up.rows(self.eos, slots, eos)
+        for table, own in zip(self.pages, pages, strict=True):
+            up.cells(table, places, own)
+        up.rows(self.ended, slots, np.zeros(len(slots), np.int32))
+        self.draws.forget(slots)
         if self.drafts.most:
-            self.drafts.admit(slots, slots_d)
-        self.eos[slots_d] = eos_d
-        for table, own in zip(self.pages, pages_d, strict=True):
-            table.reshape(-1)[flat_d] = own
-        self.ended[slots_d] = slots_d < 0
-        self._admit_bias(admits)
+            self.drafts.admit(slots, up)
+        if counted:
+            up.rows(self.counts, np.array(list(counted), np.int32), np.stack([*counted.values()]))
+        self._admit_bias(admits, up)
 
     def _check(self, a: Admit, tokens: I32) -> None:
         if not 0 < a.slot < self.slots:
@@ -151,7 +161,7 @@ class Tables:
         row[SEED_LOW], row[SEED_HIGH] = words[0], words[1]
         row[TOP_K] = 0 if p.top_k >= self.vocab else p.top_k
         row.view(np.float32)[TEMPERATURE:] = (
-            p.temperature or 1.0, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty,
+            p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty,
             p.frequency_penalty)
 
     def _first_pages(self, admits: list[Admit]) -> tuple[I32, I32]:
@@ -173,8 +183,9 @@ class Tables:
                              f"{self.pages_per_seq}")
         return own
 
-    def append_pages(self, appends: I32) -> None:
-        """i32[n * (2 + groups)]: rows of (slot, index, a page of each group)."""
+    def append_pages(self, appends: I32, up: Upload) -> None:
+        """i32[n * (2 + groups)]: rows of (slot, index, a page of each group), once the upload is
+        sent."""
         if len(appends) % (2 + self.groups):
             raise ValueError(f"page_appends: {len(appends)} numbers are no rows of slot, index and "
                              f"a page of each of {self.groups} groups")
@@ -183,9 +194,9 @@ class Tables:
         if where[0] >= self.slots or where[1] >= self.pages_per_seq or appends.min() < 0:
             raise ValueError(f"page_appends: (slot, index) up to {tuple(where.tolist())} do not "
                              f"fit tables of {self.slots} x {self.pages_per_seq}")
-        (new,) = self.moves.stage(appends)
+        places = appends[:, 0] * self.pages_per_seq + appends[:, 1]
         for g, table in enumerate(self.pages):
-            table[new[:, 0], new[:, 1]] = new[:, 2 + g]
+            up.cells(table, places, appends[:, 2 + g])
 
     # --- lists per slot ------------------------------------------------------------------------
 
@@ -207,35 +218,34 @@ class Tables:
             row[:len(own)] = own
         return out
 
-    def _admit_bias(self, admits: list[Admit]) -> None:
-        biased = [a for a in admits if a.params.logit_bias]
-        if not biased:
-            return
+    def _admit_bias(self, admits: list[Admit], up: Upload) -> None:
         if self.bias_ids is None:
+            if not any(a.params.logit_bias for a in admits):
+                return
             self.bias_ids = self.moves.full((self.slots, 1), 0, "int32")
             self.bias_values = self.moves.full((self.slots, 1), 0, "int32")
-        known = [{t: v for t, v in a.params.logit_bias.items() if t < self.vocab} for a in biased]
+        known = [{t: v for t, v in a.params.logit_bias.items() if t < self.vocab} for a in admits]
         ids = self._lists([list(own) for own in known], "bias_ids", 0)
         values = self._lists([np.array(list(own.values()), np.float32).view(np.int32).tolist()
                               for own in known], "bias_values", 0)
-        slots = np.array([a.slot for a in biased], np.int32)
-        slots_d, ids_d, values_d = self.moves.stage(slots, ids, values)
-        self.bias_ids[slots_d] = ids_d
-        self.bias_values[slots_d] = values_d
+        slots = np.array([a.slot for a in admits], np.int32)
+        up.rows(self.bias_ids, slots, ids)
+        up.rows(self.bias_values, slots, values)
 
     # --- penalty counts ------------------------------------------------------------------------
 
-    def _count(self, a: Admit, tokens: I32) -> int:
-        """Count the tokens of a sequence; returns its row."""
+    def _count_row(self, slot: int) -> int:
+        """A row for a sequence's counts."""
         if not self._free_count_rows:
             self._grow_counts()
-        row = self._free_count_rows.pop()
-        self._count_rows[a.slot] = row
+        self._count_rows[slot] = row = self._free_count_rows.pop()
+        return row
+
+    def _counted(self, a: Admit, tokens: I32) -> I32:
+        """i32[vocab]: the tokens of a sequence."""
         counted = np.bincount(tokens[a.prompt_len:], minlength=self.vocab).astype(np.int32)
         counted[tokens[:a.prompt_len]] |= PROMPT_BIT
-        (fresh,) = self.moves.stage(counted)
-        self.counts[row] = fresh
-        return row
+        return counted
 
     def _grow_counts(self) -> None:
         """Twice as many rows; row 0 is the sink of sequences without penalties."""
@@ -266,7 +276,7 @@ class Draws:
         self._first = np.full(slots, FORGOTTEN, np.int32)
         self._numbers = np.zeros((slots, self.AHEAD + 2 * drafts))
 
-    def forget(self, slots: Array) -> None:
+    def forget(self, slots: I32) -> None:
         """These slots have new seeds."""
         if self._kept:
             self._first[slots] = FORGOTTEN

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-from typing import Any
+from collections import deque
+from functools import partial
+from time import monotonic_ns, perf_counter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from actorium.actors.messages import StepPlan, StepResult
 from actorium.gpu.runner import Launched, Runner
+
+if TYPE_CHECKING:
+    from actorium.gpu.tracing import StepTrace
 
 
 class Live:
@@ -49,25 +54,35 @@ class Clock:
 
     waits = False
 
-    def __init__(self) -> None:
+    def __init__(self, trace: StepTrace | None = None) -> None:
+        """trace: is told of every step as well."""
         self._last: Any = None
         self._live = Live()
+        self._trace = trace
 
     def reset(self) -> None:
         """The slots are forgotten; the next step follows no other."""
         self._last, self._live = None, Live()
+        if self._trace is not None:
+            self._trace.reset()
 
     def launch(self, runner: Runner, plan: StepPlan) -> Timed:
         """Run the step."""
         start = perf_counter()
         launched = runner.launch(plan)
-        return Timed(self, launched, start, perf_counter())
+        end = perf_counter()
+        if self._trace is not None:
+            self._trace.ran(plan, start, end)
+        return Timed(self, launched, start, end)
 
     def result(self, launched: Launched, start: Any, end: Any) -> StepResult:
         """Complete a step, in the order of launching."""
+        trace, begun = self._trace, 0 if self._trace is None else monotonic_ns()
         result = launched.result(self._between(start, end), self._gap(start))
         self._last = end
         self._live.take(launched.plan, result, launched.slots)
+        if trace is not None:
+            trace.harvested(launched.plan, begun)
         return result
 
     def _gap(self, start: Any) -> int:
@@ -78,27 +93,50 @@ class Clock:
 
 
 class CudaClock(Clock):
-    """Events on the stream."""
+    """Events on the stream, used over and over."""
 
     waits = True
 
+    def __init__(self, trace: StepTrace | None = None) -> None:
+        super().__init__(trace)
+        self._free: deque[Any] = deque()
+
     def launch(self, runner: Runner, plan: StepPlan) -> Timed:
         """Queue the step."""
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True, blocking=True)
-        start.record()
-        launched = runner.launch(plan)
+        # A step begins when the device's part is queued: what the host prepares before is no
+        # work of the device's, and while there is none it idles.
+        start, end, trace = self._event(), self._event(), self._trace
+        if trace is None:
+            launched = runner.launch(plan, start.record)
+        else:
+            trace.begin()
+            launched = runner.launch(plan, partial(trace.queue, plan, start.record))
         end.record()
+        if trace is not None:
+            trace.launched(plan)
         return Timed(self, launched, start, end)
 
     def result(self, launched: Launched, start: Any, end: Any) -> StepResult:
         end.synchronize()
-        return super().result(launched, start, end)
+        before = self._last
+        if self._trace is not None:
+            now = monotonic_ns()
+            gap = 0 if before is None else self._between(before, start)
+            self._trace.seen(launched.plan, gap, self._between(start, end), now)
+        result = super().result(launched, start, end)
+        # Another thread takes them: a deque's ends are safe.
+        self._free += [start] if before is None else [start, before]
+        return result
+
+    def _event(self) -> Any:
+        """One that is over, or a new one."""
+        return self._free.popleft() if self._free else torch.cuda.Event(enable_timing=True,
+                                                                        blocking=True)
 
     def _between(self, first: Any, second: Any) -> int:
         return max(0, round(first.elapsed_time(second) * 1e3))
 
 
-def clock(device: torch.device) -> Clock:
+def clock(device: torch.device, trace: StepTrace | None = None) -> Clock:
     """The clock of a device."""
-    return CudaClock() if device.type == "cuda" else Clock()
+    return CudaClock(trace) if device.type == "cuda" else Clock(trace)

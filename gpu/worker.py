@@ -33,7 +33,7 @@ class WorkerCore:
         self._compute.start(post)
 
     def on_message(self, message: ToWorker, now: float) -> None:
-        """A plan or a reset goes to the compute thread."""
+        """A plan, its masks or a reset go to the compute thread."""
         self._compute.put(message)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
@@ -54,8 +54,10 @@ class WorkerCore:
         return None
 
     def drain(self, now: float) -> None:
-        """Finish the plans that are here."""
+        """Finish the plans that are here. The scheduler has ended before: what waits for its masks
+        ends nothing any more."""
         self._draining = True
+        self._compute.put(None)
 
     @property
     def done(self) -> bool:

@@ -100,12 +100,13 @@ class Decoder(ABC):
 
     def __init__(
         self, shape: ModelShape, tensors: dict[str, Tensor], device: torch.device,
-        native: bool = True,
+        native: bool = True, kernels: str = "auto",
     ) -> None:
         """tensors: as `wants` names them; they are taken out of the dict.
-        native: C kernels where they can be had, on as many threads as torch has now."""
+        native: C kernels where they can be had, on as many threads as torch has now.
+        kernels: see `select_ops`, which may raise `ValueError`."""
         self.shape, self.device = shape, device
-        self.ops = select_ops(shape.dtype, device, shape.head_dim, native)
+        self.ops = select_ops(shape.dtype, device, shape.head_dim, native, kernels)
         whole = Weights(tensors, "", self.ops, shape.norm_plus_one)
         self.layers = [self.load_layer(whole.under(_at(i)), i) for i in range(shape.layers)]
         self.norm = whole.norm(NORM.removesuffix(".weight"))

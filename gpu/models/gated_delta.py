@@ -18,8 +18,7 @@ from actorium.gpu.states import LayerStates
 from actorium.kernels.causal_conv import conv_extend
 from actorium.kernels.delta_native import NativeDelta, can_run
 from actorium.kernels.delta_window import Delta
-from actorium.kernels.gated_delta import Heads, delta_extend
-from actorium.kernels.gated_norm import gated_norm
+from actorium.kernels.gated_delta import Heads
 from actorium.kernels.ops import NativeOps
 
 
@@ -78,20 +77,21 @@ class GatedDelta(RecurrentLayer):
             return self.native.extend(p, states.columns, states.state, plan.runs)
         h = self.rule.heads
         qkv = conv_extend(p[:, :h.channels], states.columns, self.rule.conv, plan.ragged)
-        return self.gate(delta_extend(qkv, *self.rule.gates(p), states.state, plan.ragged, h), p)
+        y = self.ops.delta_extend(qkv, *self.rule.gates(p), states.state, plan.ragged, h)
+        return self.gate(y, p)
 
     def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
         """See `RecurrentLayer`: [B, HV * V]."""
         if self.native is not None:
             return self.native.step(p, states.columns, states.state, rows)
-        return RecurrentLayer.step(self, p, states, rows)
+        return self.gate(self.ops.delta_step(p, *states.committed, rows, self.rule), p)
 
     def window(self, p: Tensor, states: LayerStates, rows: Tensor, accepted: Tensor) -> Tensor:
         """See `RecurrentLayer`: [B * q, HV * V]."""
         if self.native is not None:
             return self.native.window(p, states.columns, states.state, states.pending, rows,
                                       accepted)
-        return RecurrentLayer.window(self, p, states, rows, accepted)
+        return self.gate(self.ops.delta_window(p, *states, rows, accepted, self.rule), p)
 
     def inputs(self, p: Tensor) -> Tensor:
         """See `RecurrentLayer`: the convolution's channels, b and a."""
@@ -105,7 +105,7 @@ class GatedDelta(RecurrentLayer):
         """See `RecurrentLayer`: [T, HV * V]. y: f32[T, HV, V]."""
         h = self.rule.heads
         z = p[:, h.channels:-2 * h.values].unflatten(-1, (h.values, h.value_dim))
-        return gated_norm(y, self.norm, z, self.eps).flatten(1)
+        return self.ops.gated_norm(y, self.norm, z, self.eps).flatten(1)
 
 
 def gated_delta(w: Weights, s: DeltaShape, eps: float, place: int) -> GatedDelta:
@@ -117,5 +117,5 @@ def gated_delta(w: Weights, s: DeltaShape, eps: float, place: int) -> GatedDelta
     if isinstance(w.ops, NativeOps) and can_run(heads, s.width):
         native = NativeDelta(w.ops.lib, w.ops.threads, heads, conv, decay, bias, norm, eps)
     project = w.linear(False, *(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))
-    return GatedDelta(place, project, w.linear(False, "out_proj"),
+    return GatedDelta(place, project, w.linear(False, "out_proj"), w.ops,
                       Delta(heads, conv, decay, bias), eps, norm, native)

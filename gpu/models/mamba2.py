@@ -14,7 +14,6 @@ from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.states import LayerStates
 from actorium.kernels.causal_conv import conv_extend, conv_step
-from actorium.kernels.gated_norm import norm_gated
 from actorium.kernels.mamba2 import Sizes, split_inputs, ssd_extend, ssd_step, time_steps
 
 
@@ -71,7 +70,7 @@ class Mamba2(RecurrentLayer):
     def gate(self, y: Tensor, p: Tensor) -> Tensor:
         """See `RecurrentLayer`. y: f32[T, H, P]."""
         s = self.sizes
-        return norm_gated(y.flatten(1), self.norm, p[:, :s.inner], self.eps, s.groups)
+        return self.ops.norm_gated(y.flatten(1), self.norm, p[:, :s.inner], self.eps, s.groups)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         xbc, dt = x.split((self.sizes.channels, self.sizes.heads), 1)
@@ -81,7 +80,7 @@ class Mamba2(RecurrentLayer):
 def mamba2(w: Weights, s: MambaShape, place: int) -> Mamba2:
     """The layer of these weights; place: among the recurrent ones."""
     return Mamba2(
-        place, w.linear(s.proj_bias, "in_proj"), w.linear(s.proj_bias, "out_proj"),
+        place, w.linear(s.proj_bias, "in_proj"), w.linear(s.proj_bias, "out_proj"), w.ops,
         Sizes(s.heads, s.groups, s.head_dim, s.state_dim), s.norm_eps, s.time_limit,
         w.take("conv1d.weight")[:, 0].t().float().contiguous(),
         w.take("conv1d.bias").float() if s.conv_bias else None,

@@ -34,7 +34,7 @@ def latent_wants(at: str, s: ModelShape) -> list[Want]:
     return [
         *wants, *linear_wants(f"{at}kv_a_proj_with_mqa", m.row, s.hidden, s.qkv_bias),
         Want(f"{at}kv_a_layernorm.weight", (m.rank,)),
-        *linear_wants(f"{at}kv_b_proj", s.heads * (m.plain + m.value), m.rank),
+        Want(f"{at}kv_b_proj.weight", (s.heads * (m.plain + m.value), m.rank)),
         *linear_wants(f"{at}o_proj", s.hidden, s.heads * m.value, s.o_bias),
     ]
 

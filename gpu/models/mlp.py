@@ -25,12 +25,12 @@ def dense_wants(at: str, hidden: int, size: int, bias: bool = False) -> list[Wan
 
 def mixture_wants(at: str, hidden: int, s: ExpertShape) -> list[Want]:
     """Tensors of a mixture, each expert's apart."""
-    wants = linear_wants(f"{at}gate", s.number, hidden)
+    wants = [Want(f"{at}gate.weight", (s.number, hidden))]
     for e in range(s.number):
         wants += dense_wants(f"{at}experts.{e}.", hidden, s.size)
     if s.shared:
         wants += dense_wants(f"{at}shared_expert.", hidden, s.shared)
-        wants += linear_wants(f"{at}shared_expert_gate", 1, hidden)
+        wants.append(Want(f"{at}shared_expert_gate.weight", (1, hidden)))
     return wants
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from actorium.gpu.models.plan import StatePlan, Step
 from actorium.gpu.states import LayerStates
 from actorium.kernels.linear import Linear
+from actorium.kernels.ops import TorchOps
 from actorium.kernels.window import run_window
 
 
@@ -23,6 +24,7 @@ class RecurrentLayer(ABC):
     """Its place among the recurrent layers."""
     project: Linear
     out: Linear
+    ops: TorchOps
 
     def __call__(self, x: Tensor, hidden: Tensor, step: Step, rows: Tensor | None) -> Tensor:
         """hidden + the layer's output for x, both [T, hidden]; with `rows`, those rows of it."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from actorium.actors.config import Config
-from actorium.actors.errors import BadModel
+from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.speculation import parse_speculative
 from actorium.gpu.families.base import Reader, limited
 from actorium.gpu.families.deepseek import deepseek
@@ -18,14 +18,17 @@ from actorium.gpu.families.gemma3 import gemma3
 from actorium.gpu.families.granite import granite
 from actorium.gpu.families.llama import llama, mistral, qwen2, qwen3
 from actorium.gpu.families.qwen_hybrid import qwen_hybrid
+from actorium.gpu.fp8_shape import fp8_shape
 from actorium.gpu.hybrid_shape import HYBRIDS
-from actorium.gpu.loader import Progress, Want, holds, random_tensors, read_tensors
+from actorium.gpu.loader import Fp8, Progress, Want, holds, random_tensors, read_tensors
 from actorium.gpu.models.decoder import Decoder as Model
 from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.hybrid import HybridLM
 from actorium.gpu.models.llama import CausalLM
+from actorium.gpu.quantized import multiplies
 from actorium.gpu.shape import ModelShape, architecture_of, read_json
+from actorium.kernels.ops import triton_fault
 
 __all__ = ["ARCHITECTURES", "FAMILIES", "Family", "Model", "load_model", "read_shape",
            "shape_from_config", "wanted_tensors"]
@@ -68,8 +71,7 @@ def shape_from_config(
     if name not in FAMILIES:
         raise BadModel(f"{where}: architecture {name} is not supported; "
                        f"supported: {', '.join(ARCHITECTURES)}")
-    if raw.get("quantization_config"):
-        raise BadModel(f"{where}: quantization_config: quantized checkpoints are not supported")
+    fp8_shape(raw, where)  # says what is not served
     return limited(FAMILIES[name].read(raw, where, dtype), max_model_len)
 
 
@@ -92,18 +94,22 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     or, by `auto`, where the checkpoint has it.
 
     progress(what, done, of) is called once per shard. Raises `BadModel` with one line that names
-    the file, field or tensor at fault.
+    the file, field or tensor at fault, and `BadConfig` for kernels that cannot run here.
     """
+    if config.device.kernels == "triton" and (fault := triton_fault(device)):
+        raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
     shape = read_shape(path, config)
     kind = FAMILIES[shape.architecture].model
     if shape.mtp_layers and not _drafts(path, shape, kind, config):
         shape = replace(shape, mtp_layers=0)
-    wants = kind.wants(shape)
+    wants, where = kind.wants(shape), path / "config.json"
+    scaled = fp8_shape(read_json(where), where)
+    fp8 = Fp8(scaled, multiplies(device, config.device.kernels)) if scaled else None
     if config.model.load_format == "dummy":
-        tensors = random_tensors(wants, shape.dtype, device, config.model.seed, progress)
+        tensors = random_tensors(wants, shape.dtype, device, config.model.seed, progress, fp8)
     else:
-        tensors = read_tensors(path, wants, shape.dtype, device, progress, kind.fused(shape))
-    return kind(shape, tensors, device, native=config.device.native_kernels)
+        tensors = read_tensors(path, wants, shape.dtype, device, progress, kind.fused(shape), fp8)
+    return kind(shape, tensors, device, config.device.native_kernels, config.device.kernels)
 
 
 def _drafts(path: Path, shape: ModelShape, kind: type[Model], config: Config) -> bool:

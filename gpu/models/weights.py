@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import torch
 from torch import Tensor
 
 from actorium.gpu.loader import Want
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.ops import TorchOps
+from actorium.kernels.scaled_mm import SideBySide, is_packed
 
 
 def linear_wants(name: str, rows: int, columns: int, bias: bool = False) -> list[Want]:
     """The tensors of one projection."""
-    wants = [Want(f"{name}.weight", (rows, columns))]
+    wants = [Want(f"{name}.weight", (rows, columns), product=True)]
     return [*wants, Want(f"{name}.bias", (rows,))] if bias else wants
 
 
@@ -29,7 +32,7 @@ class Normed:
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual + norm(linear(x))."""
-        return residual + self(x)
+        return self.ops.rms_norm_add(self.linear(x), self.norm, self.eps, residual)
 
 
 class Weights:
@@ -55,8 +58,11 @@ class Weights:
         return weight, self.take(*(f"{name}.bias" for name in names)) if bias else None
 
     def linear(self, bias: bool, *names: str) -> Linear:
-        """Projections of the same input as one product."""
-        return self.ops.linear(*self.both(bias, *names))
+        """Projections of the same input as one product; those in FP8 apart from others."""
+        runs = [list(own) for _, own in groupby(
+            names, lambda name: is_packed(self.tensors[f"{self.prefix}{name}.weight"]))]
+        parts = [self.ops.linear(*self.both(bias, *own)) for own in runs]
+        return parts[0] if len(parts) == 1 else SideBySide(parts)
 
     def gated(self, bias: bool, activation: str, *names: str) -> Gated:
         """Gate and up of an MLP."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import max_model_len
 from actorium.gpu.fields import Fields
+from actorium.gpu.fp8_shape import Fp8Shape, fp8_shape
 from actorium.gpu.hybrid_shape import (
     HYBRIDS,
     ExpertShape,
@@ -114,6 +115,8 @@ class PlanShape:
     """Attention over latents, which every GPU has whole."""
     routing: Routing | None = None
     """Experts are chosen by groups."""
+    fp8: Fp8Shape | None = None
+    """Weights of projections are in FP8."""
     tp: int = 1
     """GPUs that share the layers; the sizes here are those of one of them."""
 
@@ -192,7 +195,14 @@ def read_plan_shape(raw: dict[str, Any], where: Path, dtype: str = "auto",
     if shape.heads % shape.kv_heads:
         raise get.bad("num_key_value_heads",
                       f"{shape.kv_heads} does not divide {shape.heads} heads")
-    return replace(shape, max_model_len=max_model_len(get.raw, longest))
+    return replace(shape, max_model_len=max_model_len(get.raw, longest), fp8=_fp8(raw, where))
+
+
+def _fp8(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
+    """Of FP8 checkpoints; those quantised otherwise are not served, but can be planned."""
+    found = raw.get("quantization_config")
+    fp8 = isinstance(found, dict) and found.get("quant_method") == "fp8"
+    return fp8_shape(raw, where) if fp8 else None
 
 
 def _text(raw: dict[str, Any], arch: str) -> dict[str, Any]:

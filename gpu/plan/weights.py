@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actorium.gpu.memory import page_table_width
 from actorium.gpu.mla_shape import LatentShape
+from actorium.gpu.plan.fp8 import fp8_saved
 from actorium.gpu.plan.shape import PlanShape, Recurrent
 
 RECORD_BYTES = 8 + 4 + 1 + 12 * 4 + 4
@@ -14,14 +15,16 @@ def weight_bytes(shape: PlanShape, mtp: bool = False) -> int:
     """Bytes of one GPU's weights; mtp: with the MTP layers.
 
     shape: that GPU's part. What is not divided (norms, router, gates, projections to latents)
-    counts on every GPU. A_log, dt_bias and routers that choose by groups are kept in float32.
+    counts on every GPU. A_log, dt_bias and routers that choose by groups are kept in float32,
+    weights in FP8 as they are.
     """
     r = shape.recurrent
     wide = r.wide * r.heads * r.layers if r else 0
     if shape.routing and shape.experts:
         layers = shape.sparse + shape.mtp * mtp
         wide += layers * shape.experts.number * (shape.hidden + 1)
-    return parameters(shape, mtp) * shape.itemsize + wide * (4 - shape.itemsize)
+    dense = parameters(shape, mtp) * shape.itemsize + wide * (4 - shape.itemsize)
+    return dense - fp8_saved(shape, mtp)
 
 
 def parameters(shape: PlanShape, mtp: bool = False) -> int:
@@ -95,7 +98,7 @@ def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int,
 
 
 def workspace_bytes(shape: PlanShape, tokens: int, rows: int) -> int:
-    """An estimate of the largest step's temporaries; graphs replay in the same memory.
+    """An estimate of a step's temporaries.
 
     tokens: computed in that step; rows: sampled in it. Residual, normed input and the widest
     layer's inner activations, each token; logits in the weights' dtype and in float32, each row.

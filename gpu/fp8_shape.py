@@ -1,0 +1,73 @@
+"""What `config.json` says of weights in FP8."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from actorium.actors.errors import BadModel
+
+BLOCK = 128
+"""Rows and columns of a block that shares a scale."""
+NAME = "quantization_config"
+IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore")
+"""What lists the modules whose weights are not in FP8."""
+_OUTER = re.compile(r"^(?:(?:model|language_model)\.)+")
+_LAYER = re.compile(r"^model\.layers\.(\d+)(?:\.|$)")
+
+
+class Fp8Shape(NamedTuple):
+    """Weights of projections are e4m3 with scales."""
+
+    block: int
+    """Rows and columns that share one; 0: the whole weight has one."""
+    ignored: tuple[str, ...] = ()
+    """Modules that are not in FP8, as checkpoints of the language model alone call them."""
+
+    def covers(self, module: str) -> bool:
+        """Whether the weight of this module, by its whole name, is in FP8."""
+        return not any(_is(module, name) for name in self.ignored)
+
+    def share(self, module: str, layers: int, of: int) -> float:
+        """Of a module, named as `mlp.up_proj`, that so many of the model's `of` layers have: in how
+        many of them its weight is in FP8, as a share."""
+        found = [(name, _LAYER.match(name)) for name in set(self.ignored)]
+        if any(_is(module, name) for name, layer in found if layer is None):
+            return 0.0
+        apart = sum(_is(module, name[layer.end():]) for name, layer in found
+                    if layer and int(layer[1]) < of)
+        return max(0.0, 1 - apart / max(1, layers))
+
+
+def _is(module: str, name: str) -> bool:
+    """Whether `name` is this module's, its last parts, or that of what it is a part of (nothing:
+    of all)."""
+    return not name or f".{module}".endswith(f".{name}") or module.startswith(f"{name}.")
+
+
+def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
+    """What a parsed config says; None where its weights are not quantised.
+
+    Raises `BadModel` on what is not served.
+    """
+    found = raw.get(NAME)
+    if not found and isinstance(raw.get("text_config"), dict):
+        found = raw["text_config"].get(NAME)
+    if not found:
+        return None
+    if not isinstance(found, dict):
+        raise BadModel(f"{where}: {NAME}: must be an object")
+    method, block = found.get("quant_method"), found.get("weight_block_size")
+    if method != "fp8":
+        raise BadModel(f"{where}: {NAME}.quant_method: of quantized checkpoints those in fp8 alone "
+                       f"are supported, got {method!r}")
+    if block is not None and block != [BLOCK, BLOCK]:
+        raise BadModel(f"{where}: {NAME}.weight_block_size: only [{BLOCK}, {BLOCK}] is supported, "
+                       f"got {block!r}")
+    if found.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise BadModel(f"{where}: {NAME}.fmt: only e4m3 is supported, got {found['fmt']!r}")
+    names = [name for key in IGNORED for name in found.get(key) or ()]
+    if not all(isinstance(name, str) for name in names):
+        raise BadModel(f"{where}: {NAME}: {' and '.join(IGNORED)} must list names")
+    return Fp8Shape(BLOCK if block else 0, tuple(_OUTER.sub("model.", name) for name in names))

@@ -1,0 +1,81 @@
+"""Which decode steps a worker captures as graphs, and what these take, estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from actorium.actors.config import Config, graph_sizes
+from actorium.actors.speculation import parse_speculative
+from actorium.gpu.memory import page_table_width
+from actorium.gpu.plan.memory import Demand
+from actorium.gpu.plan.shape import PlanShape
+from actorium.gpu.plan.weights import workspace_bytes
+
+MOST_ROWS = 512
+"""Sequences of the largest graph, unless others are asked for: a step of more of them takes so long
+that its launches are hidden behind it."""
+GRAPH_BYTES = 3 << 20
+"""What the driver keeps of one graph: some hundred bytes for each of the launches of a layer, over
+all layers and stages. An estimate: the worker measures it."""
+
+
+class GraphShape(NamedTuple):
+    """What a graph is for."""
+
+    rows: int
+    """Sequences, those of the sink included."""
+    q_len: int
+    """Rows of each: its last token and the drafts behind it."""
+
+
+def batch_sizes(max_num_seqs: int, asked: Sequence[int] = ()) -> list[int]:
+    """Sequences of each graph, rising; asked: others than these.
+
+    Matrix products take tiles of at least 8 rows on CUDA and cost the same up to 16, so steps are
+    fine where a row is a large part of the batch. From 16 on each is at most half as much more:
+    what is padded reads one token's keys and no weights of its own. Twice as many graphs would
+    take twice the time and hardly save a percent.
+    """
+    if asked:
+        return sorted({size for size in asked if size <= max_num_seqs})
+    most = min(max_num_seqs, MOST_ROWS)
+    sizes = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, *range(320, 513, 64)}
+    return sorted({size for size in sizes if size < most} | {most})
+
+
+def windows(config: Config, drafts: int) -> list[int]:
+    """Values of `q_len`, falling, of decodes where at most so many drafts are made: all of them,
+    unless the number is fixed."""
+    if not drafts:
+        return [1]
+    fixed = parse_speculative(config.speculation.speculative).fixed
+    return [drafts + 1] if fixed else list(range(drafts + 1, 0, -1))
+
+
+def graph_shapes(config: Config, drafts: int, why: str = "") -> list[GraphShape]:
+    """The graphs of an engine with this configuration, the largest first: what it needs serves all
+    others. drafts: the most that are made; why: see `why_eager`."""
+    if config.device.enforce_eager or why:
+        return []
+    sizes = batch_sizes(config.scheduler.max_num_seqs, graph_sizes(config.device.graph_batch_sizes))
+    return [GraphShape(rows, q_len) for rows in reversed(sizes)
+            for q_len in windows(config, drafts)]
+
+
+def why_eager(experts: object, latent: object) -> str:
+    """Why no step of a model with these parts can be captured; empty if they can."""
+    if experts is not None:
+        return "experts are grouped by the host"
+    return "attention over latents is told the longest sequence" if latent is not None else ""
+
+
+def graphs_estimate(shape: PlanShape, demand: Demand, graphs: Sequence[GraphShape]) -> int:
+    """Bytes of graphs: temporaries of the largest, which all of them share, with page tables at
+    full width; and what the driver keeps of each."""
+    if not graphs:
+        return 0
+    rows = max(own.rows * own.q_len for own in graphs)
+    width = page_table_width(shape.max_model_len, demand.page_size)
+    tables = 4 * rows * width * len(shape.groups)
+    return workspace_bytes(shape, rows, rows) + tables + GRAPH_BYTES * len(graphs)

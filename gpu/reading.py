@@ -1,0 +1,199 @@
+"""Tensors of safetensors files: mapped into memory, or carried to a device while more are read.
+
+On a CPU a tensor is the file's own pages, read when they are first looked at. To a device threads
+read pieces of files into pinned buffers, from which they are copied on a stream of its own: a
+thread's piece is under way to the device while others read theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from actorium.actors.errors import BadModel
+
+THREADS = 8
+"""One reads some 5 GB/s of the page cache, and a device takes some 50."""
+PIECE = 16 << 20
+"""Bytes read at once, and of each pinned buffer."""
+AHEAD = 2
+"""Files whose pieces are under way at once."""
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16,
+    "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}
+"""Safetensors' names."""
+Wanted = Callable[[Path, str, torch.dtype, Sequence[int]], bool]
+"""Whether a file's tensor of this name, dtype and shape is wanted; raises `BadModel` on one that is
+not as it should be."""
+
+
+class Stored(NamedTuple):
+    """A tensor in a file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+    """First byte, of the file."""
+    bytes: int
+
+
+def unreadable(file: Path, why: object) -> BadModel:
+    """What is said of a file that is cut short, damaged, or not there."""
+    return BadModel(f"{file}: not a readable safetensors file: {why}")
+
+
+def stored(file: Path) -> list[Stored]:
+    """The tensors of a file, in the order of their bytes, after safetensors has checked its header.
+
+    Raises `BadModel`.
+    """
+    try:
+        with safe_open(str(file), framework="pt"):
+            pass
+        with file.open("rb") as f:
+            size = int.from_bytes(f.read(8), "little")
+            header = json.loads(f.read(size))
+    except (SafetensorError, OSError, ValueError) as e:
+        raise unreadable(file, e) from None
+    found = []
+    for name, entry in header.items():
+        if name != "__metadata__":
+            if entry["dtype"] not in DTYPES:
+                raise BadModel(f"{file}: tensor {name} is {entry['dtype']}, not a float type")
+            start, end = entry["data_offsets"]
+            found.append(Stored(name, DTYPES[entry["dtype"]], entry["shape"], 8 + size + start,
+                                end - start))
+    return sorted(found, key=lambda own: own.start)
+
+
+def mapped(file: Path, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of each wanted tensor, which is the file's memory. Raises `BadModel`."""
+    try:
+        with safe_open(str(file), framework="pt") as shard:
+            for name in shard.keys():  # noqa: SIM118 (not a dict)
+                part = shard.get_slice(name)
+                dtype = DTYPES.get(part.get_dtype(), torch.bool)
+                if wanted(file, name, dtype, part.get_shape()):
+                    yield name, shard.get_tensor(name)
+    except (SafetensorError, OSError) as e:
+        raise unreadable(file, e) from None
+
+
+class Courier:
+    """Reads tensors to a device. A context: leaving it ends its threads."""
+
+    def __init__(self, device: torch.device, threads: int = THREADS, piece: int = PIECE) -> None:
+        """threads: each with a buffer of `piece` bytes."""
+        self.device, self.piece = device, piece
+        cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if cuda else None
+        self._pool = ThreadPoolExecutor(threads, "read")
+        self._free: SimpleQueue[Tensor] = SimpleQueue()
+        for _ in range(threads):
+            self._free.put(torch.empty(piece, dtype=torch.uint8, pin_memory=cuda))
+
+    def __enter__(self) -> Courier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def read(self, files: Sequence[Path], wanted: Wanted) -> Iterator[list[tuple[str, Tensor]]]:
+        """Of each file in turn the wanted tensors, on the device. Raises `BadModel`."""
+        under_way: list[Load] = []
+        try:
+            for i, file in enumerate(files):
+                while len(under_way) < AHEAD and i + len(under_way) < len(files):
+                    under_way.append(self._send(files[i + len(under_way)], wanted))
+                yield self._arrived(under_way.pop(0), file)
+        finally:
+            for load in under_way:
+                load.close()
+
+    def _send(self, file: Path, wanted: Wanted) -> Load:
+        """Set its pieces going."""
+        own = [s for s in stored(file) if wanted(file, s.name, s.dtype, s.shape)]
+        tensors = [(s, torch.empty(s.shape, dtype=s.dtype, device=self.device)) for s in own]
+        ready = None
+        if self._stream is not None:
+            # Memory that was used before is free for others only from here on.
+            ready = torch.cuda.current_stream(self.device).record_event()
+        try:
+            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as e:
+            raise unreadable(file, e) from None
+        pieces = [self._pool.submit(self._carry, fd, s.start + at, into, ready)
+                  for s, tensor in tensors if s.bytes
+                  for at, into in cut(tensor.view(-1).view(torch.uint8), self.piece)]
+        return Load(fd, [(s.name, tensor) for s, tensor in tensors], pieces)
+
+    def _carry(self, fd: int, start: int, into: Tensor, ready: torch.cuda.Event | None) -> None:
+        """A piece of a file, from this byte on, to the device; until it is there."""
+        buffer = self._free.get()
+        try:
+            own = buffer[:len(into)]
+            fill(fd, own.numpy().data, start)
+            if self._stream is None or ready is None:
+                into.copy_(own)
+                return
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(ready)
+                into.copy_(own, non_blocking=True)
+                there = self._stream.record_event()
+            there.synchronize()
+        finally:
+            self._free.put(buffer)
+
+    def _arrived(self, load: Load, file: Path) -> list[tuple[str, Tensor]]:
+        try:
+            for piece in load.pieces:
+                piece.result()
+        except (OSError, EOFError) as e:
+            raise unreadable(file, e) from None
+        finally:
+            load.close()
+        return load.tensors
+
+
+class Load(NamedTuple):
+    """A file whose tensors are on their way."""
+
+    fd: int
+    tensors: list[tuple[str, Tensor]]
+    pieces: list[Future[None]]
+
+    def close(self) -> None:
+        """When no thread reads it any more."""
+        for piece in self.pieces:
+            if not piece.cancel():
+                piece.exception()
+        os.close(self.fd)
+
+
+def cut(whole: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    """(place, part) of pieces of at most `size` elements."""
+    for at in range(0, len(whole), size):
+        yield at, whole[at:at + size]
+
+
+def fill(fd: int, into: memoryview, start: int) -> None:
+    """Read these bytes of a file. Raises `EOFError` where it ends before."""
+    done = 0
+    while done < len(into):
+        count = os.preadv(fd, [into[done:]], start + done)
+        if not count:
+            raise EOFError("it ends early")
+        done += count

@@ -1,0 +1,76 @@
+"""When steps were launched, ran and were fetched: records for `actorium trace` (see
+`actors/runtime/events.py`). The times of a device's own events are laid on the host's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic_ns
+
+from actorium.actors.messages import StepPlan
+from actorium.actors.runtime.events import DEVICE, HARVEST, LAUNCH, Events, decodes
+
+
+class Line:
+    """The steps of a device on the host's clock, though its events tell spans alone.
+
+    One step is laid behind the other. No step has begun before it was queued, nor ended after that
+    was seen: within these bounds the line is moved wherever the two clocks drift apart, and where
+    nothing is known of what was before.
+    """
+
+    def __init__(self) -> None:
+        self._end: int | None = None
+
+    def reset(self) -> None:
+        """The next step follows no other."""
+        self._end = None
+
+    def place(self, gap: int, busy: int, queued: int, seen: int) -> tuple[int, int]:
+        """When a step began and ended; nanoseconds. gap: since the one before."""
+        begin = queued if self._end is None else max(queued, self._end + gap)
+        begin = max(queued, min(begin, seen - busy))
+        self._end = begin + busy
+        return begin, self._end
+
+
+class StepTrace:
+    """Takes the times of a clock. One thread launches, perhaps another one harvests."""
+
+    def __init__(self, events: Events) -> None:
+        self._events, self._line = events, Line()
+        self._begun = 0
+        self._queued: dict[tuple[int, int], int] = {}
+
+    def reset(self) -> None:
+        """Of the line: the steps under way are forgotten."""
+        self._line.reset()
+        self._queued.clear()
+
+    def begin(self) -> None:
+        """A launch begins."""
+        self._begun = monotonic_ns()
+
+    def queue(self, plan: StepPlan, record: Callable[[], None]) -> None:
+        """The device's part begins, of which `record` marks the start."""
+        self._queued[plan.epoch, plan.step] = monotonic_ns()
+        record()
+
+    def launched(self, plan: StepPlan) -> None:
+        """A launch is over."""
+        self._events.add(LAUNCH, plan.epoch, plan.step, self._begun, monotonic_ns(), decodes(plan))
+
+    def ran(self, plan: StepPlan, begin: float, end: float) -> None:
+        """The host itself has run a step between these seconds."""
+        span, rows = (round(begin * 1e9), round(end * 1e9)), decodes(plan)
+        self._events.add(LAUNCH, plan.epoch, plan.step, *span, rows)
+        self._events.add(DEVICE, plan.epoch, plan.step, *span, rows)
+
+    def seen(self, plan: StepPlan, gap_us: int, busy_us: int, now: int) -> None:
+        """The end of a step on the device was seen. gap_us: since the step before it."""
+        queued = self._queued.pop((plan.epoch, plan.step), now - busy_us * 1000)
+        span = self._line.place(gap_us * 1000, busy_us * 1000, queued, now)
+        self._events.add(DEVICE, plan.epoch, plan.step, *span, decodes(plan))
+
+    def harvested(self, plan: StepPlan, begin: int) -> None:
+        """Its result is there."""
+        self._events.add(HARVEST, plan.epoch, plan.step, begin, monotonic_ns())
