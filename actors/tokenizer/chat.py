@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from actorium.actors.errors import BadModel, InvalidRequest
-from actorium.actors.messages import ChatMessage
+from actorium.actors.messages import ChatMessage, ToolCall
 from actorium.actors.models import read_json
 
 MAX_TICKS = 200_000
@@ -92,11 +92,38 @@ class _Ticks:
         return ""
 
 
+def _turn(message: ChatMessage, number: int) -> dict[str, Any]:
+    """As templates know it: what it does not have is not there."""
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            turn[name] = value
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {"type": "function", "id": call.id,
+             "function": {"name": call.name, "arguments": _arguments(call, number)}}
+            for call in message.tool_calls]
+    return turn
+
+
+def _arguments(call: ToolCall, number: int) -> dict[str, Any]:
+    """Templates write the object in the model's own way."""
+    try:
+        found = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"messages: [{number}].tool_calls: the arguments of {call.name} are "
+                             "no JSON object", "messages")
+    return found
+
+
 class ChatTemplate:
     """A compiled template and the special tokens it may name."""
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
         """Raises `BadModel` if the source does not compile."""
+        self.source = source
         env = _Environment(trim_blocks=True, lstrip_blocks=True,
                            extensions=["jinja2.ext.loopcontrols", _Generation])
         env.filters["tojson"] = _tojson
@@ -107,8 +134,10 @@ class ChatTemplate:
             raise BadModel(f"chat_template: does not compile: {error}", "chat_template") from None
         self._special = special
 
-    def render(self, messages: list[ChatMessage], args: dict[str, Any]) -> str:
+    def render(self, messages: list[ChatMessage], args: dict[str, Any],
+               tools: list[dict[str, Any]] | None = None) -> str:
         """The prompt, ready for the model's turn (`add_generation_prompt` unless args say else).
+        Turns and tools look to the template as transformers hands them over.
 
         Raises `InvalidRequest` naming `messages` or `template_args`.
         """
@@ -118,9 +147,9 @@ class ChatTemplate:
         for name in args:
             if name in _RESERVED or not name.isidentifier():
                 raise InvalidRequest(f"template_args: {name!r} may not be set", "template_args")
-        variables = {"add_generation_prompt": True, "tools": None, "documents": None,
+        variables = {"add_generation_prompt": True, "tools": tools or None, "documents": None,
                      **self._special, **args, _TICK: _Ticks(),
-                     "messages": [{"role": m.role, "content": m.content} for m in messages]}
+                     "messages": [_turn(m, i) for i, m in enumerate(messages)]}
         try:
             return self._join(variables)
         except Exception as error:  # a template can raise anything at all

@@ -9,7 +9,7 @@ answered then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -68,11 +68,18 @@ class TokenizerCore:
         self._pending: deque[tuple[bytes, Any, float]] = deque()
         self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
         """Requests submitted: prompt tokens, and when last."""
+        self._parked: list[tuple[bytes, Generate, float]] = []
+        """They wait until their grammars have been checked."""
+        self._post: Callable[[], None] | None = None
         self._out: list[Send] = []
         self._draining = False
         self._done_requests = 0
 
     # --- Core ---------------------------------------------------------------------------------
+
+    def on_start(self, post: Callable[[], None]) -> None:
+        """post: wakes the core, from any thread."""
+        self._post = post
 
     def on_message(self, message: Any, now: float) -> None:
         """A Nudge: nothing to do."""
@@ -85,6 +92,11 @@ class TokenizerCore:
         """A frame that is no message of the front: its rid is unknown, so `rid` is "-"."""
         self._reject(client, "-", InvalidRequest(error_text))
 
+    def on_missed(self, role: str, now: float) -> bool:
+        """The scheduler does not read: what it is sent is dropped until it does. Clients send all
+        that has no effect once more."""
+        return role == "scheduler"
+
     def on_wake(self, now: float) -> Sequence[Send]:
         """Answer everything. The second wake loads: raises `BadModel`, `BadConfig`."""
         if not self._announced:  # let a heartbeat say "loading" before it blocks
@@ -92,6 +104,8 @@ class TokenizerCore:
             return []
         if self._model is None:
             self._model = TextModel(self._config)
+        if self._parked:
+            self._unpark(self._model)
         while self._pending:
             self._answer(*self._pending.popleft())
         out, self._out = self._out, []
@@ -108,7 +122,7 @@ class TokenizerCore:
     @property
     def done(self) -> bool:
         """True when nothing waits for an answer."""
-        return not self._pending
+        return not (self._pending or self._parked)
 
     def health(self) -> Health:
         """Phase "loading" until the files are read."""
@@ -116,19 +130,24 @@ class TokenizerCore:
             return Health("loading", 0, LOADING_BUDGET, {}, "tokenizer files")
         phase = "draining" if self._draining else "ready"
         return Health(phase, self._done_requests, WORKING_BUDGET,
-                      {"tokenizer_waiting": float(len(self._pending))})
+                      {"tokenizer_waiting": float(len(self._pending) + len(self._parked))})
 
     # --- requests -----------------------------------------------------------------------------
 
     def _answer(self, client: bytes, message: Any, now: float) -> None:
         self._done_requests += 1
         if isinstance(message, Abort):
+            self._parked = [parked for parked in self._parked
+                            if (parked[0], parked[1].rid) != (client, message.rid)]
             self._out.append(Send("scheduler", Cancel(message.rid, client)))
             return
         if isinstance(message, Resume):
-            self._out.append(Send("scheduler", Recall(message.rid, client)))
+            self._out.append(Send("scheduler", Recall(
+                message.rid, client, message.adopt, message.tenant)))
             return
         try:
+            if isinstance(message, Generate) and self._parks(client, message, now):
+                return
             self._handle(client, message, now)
         except ActoriumError as error:
             self._reject(client, message.rid, error)
@@ -148,7 +167,7 @@ class TokenizerCore:
         if isinstance(message, Generate):
             self._generate(client, message, now, model)
         elif isinstance(message, Tokenize):
-            ids = model.encode(message.text, message.add_special_tokens, "text")
+            ids = self._tokens(message, model)
             self._tell(client, Tokenized(message.rid, ids.tobytes()))
         elif isinstance(message, Detokenize):
             ids = model.ids(message.tokens, "tokens")
@@ -158,6 +177,27 @@ class TokenizerCore:
             self._tell(client, Info(message.rid, msgspec.json.encode(model.info())))
         elif isinstance(message, FlushCache):
             self._out.append(Send("scheduler", Flush(message.rid, client)))
+
+    def _parks(self, client: bytes, message: Generate, now: float) -> bool:
+        """Whether its grammar is checked first; meanwhile others are answered."""
+        wanted, model, post = message.params.structured, self._model, self._post
+        if wanted is None or post is None or model is None:
+            return False
+        defaults.check_params(message.params, model.facts)
+        if model.grammars.knows(wanted):
+            return False
+        self._parked.append((client, message, now))
+        model.grammars.ask(wanted, post)
+        return True
+
+    def _unpark(self, model: TextModel) -> None:
+        """Those whose grammars are known by now go on (or, if so many others have been asked for
+        since that theirs is forgotten, ask again)."""
+        parked, self._parked = self._parked, []
+        for entry in parked:
+            wanted = entry[1].params.structured
+            waits = wanted is not None and model.grammars.waits(wanted)
+            (self._parked if waits else self._pending).append(entry)
 
     def _generate(self, client: bytes, message: Generate, now: float, model: TextModel) -> None:
         key = (client, message.rid)
@@ -170,16 +210,24 @@ class TokenizerCore:
         defaults.check_params(message.params, model.facts)
         ids = self._prompt(message, model)
         resolved = defaults.resolve(message.params, model.facts, len(ids))
-        seed = message.params.seed
+        wanted, seed = message.params.structured, message.params.seed
+        grammar = "" if wanted is None else model.grammars.grammar(wanted)
         timeout = message.timeout or self._config.scheduler.request_timeout
         self._out.append(Send("scheduler", Submit(
             rid=message.rid, client=client, prompt=ids.tobytes(), n=message.params.n,
             params=resolved, text=defaults.text_params(message.params),
             seed=self._seeds.next() if seed is None else seed,
             deadline=now + timeout, arrival=now, tenant=message.tenant,
-            priority=message.priority)))
+            priority=message.priority, grammar=grammar, linger=message.linger)))
         self._remember(key, len(ids), now)
         self._tell(client, Accepted(message.rid, len(ids)))
+
+    @staticmethod
+    def _tokens(message: Tokenize, model: TextModel) -> Any:
+        if message.messages is None:
+            return model.encode(message.text, message.add_special_tokens, "text")
+        text = model.render(message.messages, message.template_args, message.tools)
+        return model.encode(text, False, "messages")
 
     def _prompt(self, message: Generate, model: TextModel) -> Any:
         """The prompt as array('i'), checked."""
@@ -193,7 +241,7 @@ class TokenizerCore:
         elif message.text is not None:
             ids = model.encode(message.text, True, "prompt", model.facts.max_model_len)
         else:
-            text = model.render(message.messages or [], message.template_args)
+            text = model.render(message.messages or [], message.template_args, message.tools)
             ids = model.encode(text, False, "messages", model.facts.max_model_len)
         defaults.check_prompt(ids, model.facts, given[0] if given[0] == "messages" else "prompt")
         return ids

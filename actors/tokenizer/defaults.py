@@ -71,7 +71,8 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Re
     if params.min_tokens > max_tokens:
         raise ContextOverflow(f"min_tokens: {params.min_tokens} exceeds the {max_tokens} tokens "
                               "left of the context", "min_tokens")
-    eos = () if params.ignore_eos else facts.eos_ids
+    # A grammar says by the end token that it is satisfied: nothing else could follow.
+    eos = () if params.ignore_eos and params.structured is None else facts.eos_ids
     return Resolved(
         max_tokens=max_tokens,
         min_tokens=params.min_tokens,
@@ -86,6 +87,7 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Re
         eos_ids=tuple(dict.fromkeys((*eos, *(params.stop_token_ids or ())))),
         logprobs=-1 if params.logprobs is None else params.logprobs,
         prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+        masked=params.structured is not None,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from actorium.actors import config as configs
 from actorium.actors import models, params
 from actorium.actors.config import Config
 from actorium.actors.errors import BadModel, ContextOverflow, InvalidRequest
@@ -18,6 +19,7 @@ from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, ChatMessage
 from actorium.actors.params import SamplingParams
 from actorium.actors.tokenizer import chat
 from actorium.actors.tokenizer.defaults import ModelFacts
+from actorium.actors.tokenizer.structured import Grammars
 
 assert sys.byteorder == "little" and array("i").itemsize == 4, "columns are little-endian int32"
 
@@ -45,28 +47,29 @@ class TextModel:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._path = models.resolve(config.model.model)
-        self._json = models.read_config(self._path)
-        generation = models.generation_defaults(self._path)
+        self.path = models.resolve(config.model.model)
+        self._json = models.read_config(self.path)
+        generation = models.generation_defaults(self.path)
         self._tokenizer: Tokenizer | None = None
         self._template: chat.ChatTemplate | None = None
         eos = models.eos_ids(self._json, generation)
         if not config.model.skip_tokenizer:
-            self._tokenizer = load_tokenizer(self._path)
-            self._template = chat.load(self._path, config.model.chat_template)
+            self._tokenizer = load_tokenizer(self.path)
+            self._template = chat.load(self.path, config.model.chat_template)
             eos = self._with_tokenizer_eos(eos)
         self.facts = ModelFacts(
             vocab_size=models.vocab_size(self._json),
             max_model_len=models.max_model_len(self._json, config.model.max_model_len),
             eos_ids=eos,
-            generation=_checked_defaults(generation, self._path),
+            generation=_checked_defaults(generation, self.path),
             has_tokenizer=self._tokenizer is not None)
+        self.grammars = Grammars(self.path, self.facts)
 
     def _with_tokenizer_eos(self, eos: tuple[int, ...]) -> tuple[int, ...]:
         """The model's ids and the tokenizer's eos_token (fine-tunes often name it there alone)."""
         assert self._tokenizer is not None
-        config = models.read_json(self._path / "tokenizer_config.json", optional=True)
-        token = chat.special_tokens(self._path, config).get("eos_token")
+        config = models.read_json(self.path / "tokenizer_config.json", optional=True)
+        token = chat.special_tokens(self.path, config).get("eos_token")
         found = self._tokenizer.token_to_id(token) if token else None
         return eos if found is None or found in eos else (*eos, found)
 
@@ -114,25 +117,26 @@ class TextModel:
         """Text of ids (those between the tokenizer's size and the embedding's have none)."""
         return self._need_tokenizer("tokens").decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def render(self, messages: list[ChatMessage], args: dict[str, Any]) -> str:
+    def render(self, messages: list[ChatMessage], args: dict[str, Any],
+               tools: list[dict[str, Any]] | None = None) -> str:
         """The chat template's prompt. Raises `InvalidRequest`."""
         self._need_tokenizer("messages")
         if self._template is None:
             raise InvalidRequest("messages: the model has no chat template "
                                  "(--chat-template FILE sets one)", "messages")
-        return self._template.render(messages, args)
+        return self._template.render(messages, args, tools)
 
     def info(self) -> dict[str, Any]:
         """What ServerInfo answers."""
         from actorium import __version__
 
         model = self._config.model
-        default = (Path(model.model).name or self._path.name) if model.model else "demo"
+        default = (Path(model.model).name or self.path.name) if model.model else "demo"
         return {
             "version": __version__,
             "engine": self._config.runtime.name,
             "model": model.served_model_name or default,
-            "model_path": str(self._path),
+            "model_path": str(self.path),
             "architecture": models.architecture(self._json),
             "vocab_size": self.facts.vocab_size,
             "max_model_len": self.facts.max_model_len,
@@ -140,13 +144,14 @@ class TextModel:
             "eos_ids": list(self.facts.eos_ids),
             "has_tokenizer": self._tokenizer is not None,
             "has_chat_template": self._template is not None,
+            "chat_template": self._template.source if self._template is not None else None,
             "generation_defaults": self.facts.generation,
             "limits": {
                 "message_bytes": MAX_CLIENT_MESSAGE_BYTES, "n": params.MAX_N,
                 "logprobs": params.MAX_LOGPROBS, "stop": params.MAX_STOPS,
                 "stop_chars": params.MAX_STOP_CHARS, "logit_bias": params.MAX_LOGIT_BIAS,
                 "messages": chat.MAX_MESSAGES},
-            "config": msgspec.to_builtins(self._config),
+            "config": configs.public(self._config),
         }
 
 

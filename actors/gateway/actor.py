@@ -1,0 +1,137 @@
+"""The gateway's process: uvicorn on the actor's own loop, and an engine's client behind it.
+
+It is an actor for its life alone (heartbeats, drain, restarts): nothing of a request goes through
+its inbox. What serves HTTP is imported by a thread after the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from actorium.actors.config import GatewayConfig
+from actorium.actors.core import Context, Health, Send
+from actorium.actors.errors import BadConfig
+from actorium.actors.gateway import keys
+from actorium.actors.messages import Message
+from actorium.actors.runtime import listening
+from actorium.actors.runtime.listening import Where
+
+FILE = "gateway.json"
+BACKLOG = 2048
+LOADING_BUDGET, SERVING_BUDGET = 120.0, 60.0
+Post = Callable[[Callable[[], None]], None]
+
+
+class Nudge(Message, frozen=True):
+    """The whole inbox: it wakes the actor and does nothing else."""
+
+
+def where(run_dir: Path) -> Where | None:
+    """Where the gateways of the engine in `run_dir` listen; None = nowhere, as far as is known."""
+    return listening.read(run_dir / FILE)
+
+
+class GatewayCore:
+    """See the module. Implements `actorium.actors.core.Core`."""
+
+    inbox: Any = Nudge
+    front: Any = None
+
+    def __init__(self, ctx: Context, sock: socket.socket) -> None:
+        self._ctx, self._sock = ctx, sock
+        self._where = Where(*sock.getsockname()[:2])
+        self._engine: Any = None
+        self._server: Any = None
+        self._serving: asyncio.Task[None] | None = None
+        self._draining = False
+
+    def on_start(self, post: Post) -> None:
+        """Serve as soon as everything is imported."""
+        threading.Thread(target=self._load, args=(post,), name="gateway", daemon=True).start()
+
+    def _load(self, post: Post) -> None:
+        import uvicorn
+
+        from actorium.actors.gateway.app import build_app
+        from actorium.actors.gateway.engine import Engine
+        from actorium.actors.gateway.server import protocol
+
+        def serve() -> None:
+            self._engine = engine = Engine(self._ctx.config, self._ctx.run_dir)
+            engine.draining = self._draining
+            settings = self._ctx.config.gateway
+            config = uvicorn.Config(
+                build_app(engine), http=protocol(settings.body_timeout), ws="none", lifespan="off",
+                interface="asgi3", log_config=None, access_log=False, server_header=False,
+                date_header=False, timeout_keep_alive=75, backlog=BACKLOG)
+            config.load()
+            self._server = uvicorn.Server(config)
+            self._server.lifespan = config.lifespan_class(config)
+            # Not `Server.serve`: its main loop wakes ten times a second and takes the signals.
+            self._serving = asyncio.get_running_loop().create_task(
+                self._server.startup(sockets=[self._sock]))
+
+        post(serve)
+
+    # --- Core ---
+
+    def on_message(self, message: Any, now: float) -> None:
+        """A Nudge: nothing to do."""
+
+    def on_client(self, client: bytes, message: Any, now: float) -> None:
+        """No front."""
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        return []
+
+    def next_timer(self) -> float | None:
+        return None
+
+    def drain(self, now: float) -> None:
+        """Refuse new requests, finish what is under way."""
+        self._draining = True
+        if self._engine is not None:
+            self._engine.draining = True
+
+    @property
+    def done(self) -> bool:
+        return self._engine is None or self._engine.open == 0
+
+    def health(self) -> Health:
+        if self._server is None or not self._server.started:
+            return Health("loading", 0, LOADING_BUDGET, {}, "web server")
+        gauges = {"http_requests": float(self._engine.requests),
+                  "http_open": float(self._engine.open)}
+        return Health("draining" if self._draining else "ready", self._engine.requests,
+                      SERVING_BUDGET, gauges, f"HTTP at {self._where.url}")
+
+
+def build(ctx: Context) -> GatewayCore:
+    """The core of a role "gateway-N". A later incarnation listens where the first one did.
+
+    Raises `BadConfig`, naming the field.
+    """
+    wanted = ctx.config.gateway
+    if wanted.api_keys_file is not None:
+        keys.read(Path(wanted.api_keys_file))
+    before = where(ctx.run_dir) if ctx.epoch > 1 else None
+    port = before.port if before is not None else wanted.port or 0
+    try:
+        sock = listening.listen(wanted.host, port, BACKLOG, shared=wanted.gateways > 1)
+    except OSError as error:
+        raise refused(wanted, error) from None
+    listening.write(ctx.run_dir / FILE, Where(*sock.getsockname()[:2]), ctx.role)
+    return GatewayCore(ctx, sock)
+
+
+def refused(wanted: GatewayConfig, error: OSError) -> BadConfig:
+    """Say which of the two fields is to blame."""
+    if isinstance(error, socket.gaierror):
+        return BadConfig(f"host: {wanted.host!r}: {error.strerror}", "gateway.host")
+    return BadConfig(f"port: cannot listen at {wanted.host}:{wanted.port}: {error.strerror}; "
+                     "choose another one with --port", "gateway.port")

@@ -1,0 +1,96 @@
+"""What the headers of one HTTP request say of how long its work lives, and what it goes on from.
+
+`Idempotency-Key`: sent again with the same body, while the completion runs or is remembered, it
+gives that completion; with another body it is refused. Its request survives a connection that
+breaks for `gateway.resume_grace` seconds. `Last-Event-ID`, with the same path and body: the stream
+goes on after that event, if the engine still has its request: at any gateway, also after the death
+of the one that began it. Without a key a request ends with its connection.
+
+A request's name in the engine is the tenant's key, hashed, or random; then comes a hash of who has
+asked what. That keeps tenants apart here, and the engine hands requests over within a tenant only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from actorium.actors.client_requests import Request, Stay
+from actorium.actors.gateway.deltas import Deltas
+from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.joins import Joins
+from actorium.actors.gateway.replay import Mark, Tracked, parse
+
+_KEY = re.compile(rb"[\x21-\x7e]{1,255}")
+
+
+class Ask:
+    """One HTTP request. Without headers it is one of the gateway's own."""
+
+    def __init__(self, headers: Mapping[bytes, bytes] | None = None, tenant: str = "",
+                 path: str = "") -> None:
+        """Raises `HttpError` 400 on a header that cannot be meant."""
+        self._from_http = headers is not None
+        found = headers or {}
+        self._tenant, self._path = tenant, path
+        self.key = found.get(b"idempotency-key", b"").strip()
+        if self.key and not _KEY.fullmatch(self.key):
+            raise HttpError(400, "Idempotency-Key: 1 to 255 printable ASCII characters without "
+                            "spaces", "Idempotency-Key")
+        last = found.get(b"last-event-id", b"").strip()
+        self.mark: Mark | None = parse(last.decode("latin-1")) if last else None
+        self.name = self._named()
+        """Of the request, and of its answer: a stream keeps its id when it goes on."""
+        self._digest = ""
+        self._streams = 0
+        self._tracked: Tracked | None = None
+
+    def _named(self) -> str:
+        own = "s" + os.urandom(16).hex()
+        if self.key:
+            of = hashlib.sha256(self._tenant.encode() + b"\0" + self.key).hexdigest()
+            own = "k" + of[:32]
+        if self.mark is None:
+            return own
+        given = self.mark.rid.partition(".")[0]
+        if self.key and given != own:
+            raise HttpError(400, "Last-Event-ID: of another request than the Idempotency-Key's",
+                            "Last-Event-ID")
+        return given
+
+    def body(self, body: bytes) -> None:
+        """What is asked: a request may be taken up only by who asks the same. Raises `HttpError`
+        400."""
+        asked = b"\0".join((self._tenant.encode(), self._path.encode(), body))
+        self._digest = hashlib.sha256(asked).hexdigest()[:16]
+        if self.mark is not None and self.mark.rid.partition(".")[2] != self._digest:
+            raise HttpError(400, "Last-Event-ID: of a request with another path, body or key",
+                            "Last-Event-ID")
+
+    def stream(self, request: Request, open_: Callable[[Request], Deltas], joins: Joins,
+               grace: float) -> Deltas:
+        """The deltas of the next request that the route makes of this one."""
+        if not self._from_http:
+            return open_(request)
+        number, self._streams = self._streams, self._streams + 1
+        if self.mark is not None and number:
+            raise HttpError(400, "Last-Event-ID: only streams of a single prompt go on",
+                            "Last-Event-ID")
+        name = f"{self.name}-{number}" if number else self.name
+        rid = f"{name}.{self._digest}"
+        again = bool(self.key) or self.mark is not None
+        stay = Stay(rid=rid, seconds=grace, adopt=again, must=self.mark is not None)
+        asked = msgspec.structs.replace(request, stay=stay)
+        source = joins.join(name, rid, lambda: open_(asked), grace) if self.key else open_(asked)
+        tracked = Tracked(source, rid, self.mark)
+        self._tracked = tracked if not number else None
+        return tracked
+
+    def label(self, events: bytes) -> bytes:
+        """Events with their ids, as far as a stream can be taken up; those that the caller has had
+        are left out."""
+        return events if self._tracked is None else self._tracked.label(events)

@@ -1,0 +1,84 @@
+"""The body of `/v1/completions`, and the shapes of its answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from actorium.actors.gateway.chat_body import PromptLogprobs, Usage
+from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.fields import SamplingFields
+
+MAX_PROMPTS = 256
+
+
+class CompletionBody(SamplingFields, kw_only=True):
+    """A text completion's request."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool = False
+    logprobs: int | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+    def prompts(self) -> list[str | list[int]]:
+        """One or several, as text or as token ids. Raises `HttpError`."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        ids = [one for one in given if isinstance(one, int)]
+        if ids and len(ids) != len(given):
+            raise HttpError(400, "prompt: token ids and texts are mixed", "prompt")
+        found: list[Any] = [ids] if ids else list(given)
+        if not found or any(not one for one in found):
+            raise HttpError(400, "prompt: must not be empty", "prompt")
+        if len(found) > MAX_PROMPTS:
+            raise HttpError(400, f"prompt: at most {MAX_PROMPTS} of them, got {len(found)}",
+                            "prompt")
+        return found
+
+    def check(self) -> None:
+        """Raise `HttpError` on what is not offered."""
+        if self.suffix:
+            raise HttpError(400, "suffix: not supported", "suffix")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise HttpError(400, "best_of: must equal n", "best_of")
+        if self.echo and self.stream and self.logprobs is not None:
+            raise HttpError(400, "echo: with logprobs not in a stream", "echo")
+        if self.stream and self.prompt_logprobs is not None:
+            raise HttpError(400, "prompt_logprobs: not in a stream", "prompt_logprobs")
+        if self.max_tokens == 0 and not self.echo:
+            raise HttpError(400, "max_tokens: must be at least 1 without echo", "max_tokens")
+
+
+class TextLogprobs(Struct):
+    """Four columns, one entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class TextCompletion(Struct, kw_only=True):
+    """The whole answer, or an event of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | None = None

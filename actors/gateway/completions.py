@@ -1,0 +1,215 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from time import time
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from actorium.actors.client_requests import Completion, Request, StreamDelta
+from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway import answers, bodies
+from actorium.actors.gateway.answers import Running
+from actorium.actors.gateway.chat_body import Usage
+from actorium.actors.gateway.completion_body import (
+    CompletionBody,
+    TextChoice,
+    TextCompletion,
+    TextLogprobs,
+)
+from actorium.actors.gateway.engine import Engine
+from actorium.actors.gateway.fields import sampling
+from actorium.actors.gateway.formats import structured_of
+from actorium.actors.gateway.guard import Reply, caller, engine_of
+from actorium.actors.gateway.pieces import Pieces
+from actorium.actors.gateway.sse import EventStream, event
+from actorium.actors.gateway.streams import merged
+from actorium.actors.messages import TokenLogprob
+
+_encode = msgspec.json.Encoder().encode
+Column = Sequence[TokenLogprob | None]
+
+
+async def completions(http: HttpRequest) -> Response | EventStream:
+    """The route."""
+    engine = engine_of(http)
+    body = await bodies.read(http, CompletionBody)
+    body.check()
+    text = Text(engine, body, await engine.serves(body.model), caller(http).request_id)
+    requests = await text.requests(caller(http).tenant)
+    if body.logprobs is not None or body.prompt_logprobs is not None:
+        await engine.pieces.ready()
+    if body.stream:
+        return EventStream(text.events(requests))
+    return Reply(_encode(await text.whole(requests)))
+
+
+class Text:
+    """One request under way: a prompt or several."""
+
+    def __init__(self, engine: Engine, body: CompletionBody, model: str, request_id: str) -> None:
+        self._engine, self._body, self._model = engine, body, model
+        self._id = f"cmpl-{answers.name_of(body.request_id, request_id)}"
+        self._created = int(time())
+        self._n = body.n or 1
+        self._prompts = body.prompts()
+        self._ids: list[list[int]] = []
+        """Of each prompt, where they are told."""
+        self._texts: list[str] = []
+        """Of each prompt, where they are told."""
+
+    async def requests(self, tenant: str) -> list[Request]:
+        """What the engine is asked. Raises `HttpError`, `ActoriumError`."""
+        body = self._body
+        echoed = body.logprobs if body.echo else None
+        more = {} if echoed is None else {"prompt_logprobs": echoed}
+        params = sampling(body, body.logprobs, structured=structured_of(body),
+                          **({"max_tokens": 1} if self._mute else {}), **more)
+        await self._look_up_prompts()
+        return [Request(prompt=prompt, params=params, timeout=body.timeout, tenant=tenant,
+                        priority=body.priority) for prompt in self._ids or self._prompts]
+
+    async def _look_up_prompts(self) -> None:
+        body, client = self._body, self._engine.client
+        wants_ids = body.return_token_ids or (body.echo and body.logprobs is not None)
+        for prompt in self._prompts:
+            if wants_ids or not body.add_special_tokens:
+                self._ids.append(prompt if isinstance(prompt, list)
+                                 else await client.tokenize(prompt, body.add_special_tokens))
+            if body.echo:
+                self._texts.append(prompt if isinstance(prompt, str)
+                                   else await client.detokenize(prompt))
+
+    @property
+    def _mute(self) -> bool:
+        """The prompt alone is wanted."""
+        return self._body.max_tokens == 0
+
+    # --- all at once ---
+
+    async def whole(self, requests: list[Request]) -> TextCompletion:
+        """The answer. Raises `ActoriumError`."""
+        found: list[list[Completion]] = [[] for _ in requests]
+        results = self._engine.run(requests)
+        try:
+            async for index, result in results:
+                if isinstance(result, ActoriumError):
+                    raise result
+                found[index] = result
+        finally:
+            await results.aclose()
+        counts = [answers.usage(answers.last_counts(choices)) for choices in found]
+        usage = answers.joined(counts)
+        if self._mute:
+            usage = Usage(usage.prompt_tokens, 0, usage.prompt_tokens)
+        return self._answer([self._choice(i, one) for i, choices in enumerate(found)
+                             for one in choices], usage)
+
+    def _choice(self, prompt: int, one: Completion) -> TextChoice:
+        body = self._body
+        before = self._texts[prompt] if body.echo else ""
+        ids = self._ids[prompt] if self._ids else None
+        return TextChoice(
+            index=prompt * self._n + one.index, text=before + ("" if self._mute else one.text),
+            logprobs=self._logprobs(one, before, ids),
+            finish_reason="length" if self._mute else answers.reason(one.finish_reason),
+            stop_reason=one.stop_reason,
+            prompt_logprobs=answers.prompt_logprobs([one], self._engine.pieces)
+            if body.prompt_logprobs is not None else None,
+            prompt_token_ids=ids if body.return_token_ids else None,
+            token_ids=one.token_ids if body.return_token_ids else None)
+
+    def _logprobs(self, one: Completion, before: str, ids: list[int] | None
+                  ) -> TextLogprobs | None:
+        if one.logprobs is None:
+            return None
+        said: Column = [] if self._mute else one.logprobs
+        if not self._body.echo or ids is None:
+            return text_logprobs([entry.token_id for entry in said if entry], said,
+                                 self._engine.pieces, len(before))
+        told = list(one.prompt_logprobs or [None] * len(ids))
+        tokens = [*ids, *(entry.token_id for entry in said if entry)]
+        return text_logprobs(tokens, [*told, *said], self._engine.pieces, 0)
+
+    # --- as it comes ---
+
+    async def events(self, requests: list[Request]) -> AsyncGenerator[bytes, None]:
+        """The events of the stream, but the last, `[DONE]`."""
+        body = self._body
+        counts = [Running() for _ in requests]
+        offsets: dict[int, int] = {}
+        deltas = [self._engine.stream(request) for request in requests]
+        streams = merged(deltas)
+        try:
+            if body.continuous_usage:
+                counts = [Running(each) for each in
+                          await asyncio.gather(*(one.accepted() for one in deltas))]
+            async for several in streams:
+                out = [self._event(prompt, delta, counts, offsets) for prompt, delta in several]
+                if any(out):
+                    yield b"".join(out)
+        finally:
+            await streams.aclose()
+            for one in deltas:
+                await one.aclose()
+        if body.include_usage:
+            yield event(_encode(self._answer([], self._usage(counts))))
+
+    def _event(self, prompt: int, delta: StreamDelta, counts: list[Running],
+               offsets: dict[int, int]) -> bytes:
+        """Empty where there is nothing to tell. offsets: characters told of each choice."""
+        counts[prompt].add(delta)
+        index, before = prompt * self._n + delta.index, ""
+        if index not in offsets:
+            before = self._texts[prompt] if self._body.echo else ""
+            offsets[index] = len(before)
+        offset = offsets[index]
+        offsets[index] += len(delta.text)
+        counted = delta.token_ids and (self._body.return_token_ids or self._body.continuous_usage)
+        if not (before or delta.text or delta.finish_reason or delta.logprobs or counted):
+            return b""
+        used = self._usage(counts) if self._body.continuous_usage else None
+        return self._delta(index, before, offset, delta, used)
+
+    def _usage(self, counts: list[Running]) -> Usage:
+        used = answers.joined([each.usage() for each in counts])
+        return Usage(used.prompt_tokens, 0, used.prompt_tokens) if self._mute else used
+
+    def _delta(self, index: int, before: str, offset: int, delta: StreamDelta,
+               usage: Usage | None) -> bytes:
+        logprobs = None
+        if delta.logprobs is not None:
+            logprobs = text_logprobs([one.token_id for one in delta.logprobs], delta.logprobs,
+                                     self._engine.pieces, offset)
+        choice = TextChoice(
+            index=index, text=before + ("" if self._mute else delta.text), logprobs=logprobs,
+            finish_reason=answers.reason(delta.finish_reason), stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self._body.return_token_ids else None)
+        return event(_encode(self._answer([choice], usage)))
+
+    def _answer(self, choices: list[TextChoice], usage: Usage | None) -> TextCompletion:
+        return TextCompletion(id=self._id, created=self._created, model=self._model,
+                              choices=choices, usage=usage)
+
+
+def text_logprobs(tokens: Sequence[int], found: Column, pieces: Pieces,
+                  offset: int) -> TextLogprobs:
+    """The four columns; offset: characters before the first token."""
+    out = TextLogprobs([], [], [], [])
+    for token, one in zip(tokens, found, strict=False):
+        text = pieces.text_of(token)
+        out.tokens.append(text)
+        out.text_offset.append(offset)
+        offset += len(text)
+        out.token_logprobs.append(None if one is None else one.logprob)
+        top: dict[str, float] = {}
+        for other, value in () if one is None else one.top:
+            top.setdefault(pieces.text_of(other), value)  # the likelier of two that look alike
+        if one is not None:
+            top.setdefault(text, one.logprob)
+        out.top_logprobs.append(top if one is not None else None)
+    return out

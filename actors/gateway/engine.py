@@ -1,0 +1,91 @@
+"""The engine behind the routes: its client, and what is known of its model."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from pathlib import Path
+from typing import Any
+
+from actorium.actors.client_async import AsyncClient, AsyncDeltaStream
+from actorium.actors.client_requests import Request
+from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.gateway.asking import Ask
+from actorium.actors.gateway.deltas import Deltas, Results
+from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.joins import Joins, whole
+from actorium.actors.gateway.parsing import Parsing
+from actorium.actors.gateway.pieces import Pieces
+
+
+class Facts:
+    """What the engine says of itself once and for all."""
+
+    def __init__(self, info: dict[str, Any], settings: GatewayConfig) -> None:
+        self.info = info
+        self.parsing = Parsing(settings.tool_call_parser, settings.reasoning_parser,
+                               info.get("chat_template"))
+        self.model: str = info["model"]
+        self.max_model_len: int = info["max_model_len"]
+
+
+class Engine:
+    """One for a gateway's process; `asked` gives each HTTP request its own view of it. Closed by
+    `close`."""
+
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        self.config, self.settings = config, config.gateway
+        self.run_dir = run_dir
+        self.client = AsyncClient(run_dir)
+        self.pieces = Pieces(config)
+        self.requests = 0
+        """Requests answered or under way since the start."""
+        self.open = 0
+        """Requests under way."""
+        self.draining = False
+        self.joins = Joins()
+        self.ask = Ask()
+        self._facts: list[Facts] = []
+        self._asking = asyncio.Lock()
+
+    def asked(self, ask: Ask) -> Engine:
+        """The same engine, for one HTTP request: what it streams and runs outlives that as the
+        request's headers say."""
+        view = copy.copy(self)
+        view.ask = ask
+        return view
+
+    async def facts(self) -> Facts:
+        """Asked for once. Raises `ActoriumError` while the engine does not answer."""
+        if not self._facts:
+            async with self._asking:
+                if not self._facts:
+                    info = await self.client.server_info(timeout=30.0)
+                    self._facts.append(Facts(info, self.settings))
+        return self._facts[0]
+
+    async def serves(self, model: str | None) -> str:
+        """The model's name. Raises `HttpError` 404 if another one is asked for."""
+        facts = await self.facts()
+        if model is not None and model != facts.model:
+            raise HttpError(404, f"model: {model[:200]!r} is not served here; {facts.model!r} is",
+                            "model", code="model_not_found")
+        return facts.model
+
+    def stream(self, request: Request) -> Deltas:
+        """The deltas of a request, which is sent when they are first asked for; `aclose` ends it,
+        unless it is to outlive its caller."""
+        return self.ask.stream(request, self._open, self.joins, self.settings.resume_grace)
+
+    def _open(self, request: Request) -> AsyncDeltaStream:
+        return AsyncDeltaStream(self.client, request)
+
+    def run(self, requests: list[Request]) -> Results:
+        """Whole answers as they end, as `AsyncClient.run`."""
+        if self.ask.key:
+            return whole([self.stream(request) for request in requests])
+        return self.client.run(requests)
+
+    async def close(self) -> None:
+        """Abort what is under way and disconnect."""
+        await self.client.close()

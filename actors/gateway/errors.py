@@ -1,0 +1,65 @@
+"""What an error is called over HTTP: OpenAI's nested objects, and their status codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actorium.actors.errors import (
+    Aborted,
+    ActoriumError,
+    BadConfig,
+    BadModel,
+    ContextOverflow,
+    DeadlineExceeded,
+    EngineUnavailable,
+    InvalidRequest,
+    Quarantined,
+    QueueFull,
+    UnknownRequest,
+)
+
+RETRY_AFTER = 1
+"""Seconds after which a refused request is worth sending again, as far as anybody knows."""
+INVALID, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
+
+_KINDS: tuple[tuple[type[ActoriumError], int, str, str], ...] = (
+    (ContextOverflow, 400, INVALID, "context_length_exceeded"),
+    (InvalidRequest, 400, INVALID, "invalid_request"),
+    (QueueFull, 429, LIMIT, "queue_full"),
+    (UnknownRequest, 404, INVALID, "unknown_request"),
+    (DeadlineExceeded, 504, SERVER, "deadline"),
+    (Quarantined, 500, SERVER, "quarantined"),
+    (Aborted, 409, INVALID, "aborted"),
+    (EngineUnavailable, 503, SERVER, "unavailable"),
+    (BadModel, 500, SERVER, "bad_model"),
+    (BadConfig, 500, SERVER, "bad_config"),
+)
+"""Subclasses before their bases: (error, status, type, code)."""
+
+
+class HttpError(Exception):
+    """A request that this process refuses by itself."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, kind: str = INVALID,
+                 code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.kind, self.code = kind, code
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds; 0 = it will not get better by itself."""
+        return RETRY_AFTER if self.status in (429, 503) else 0
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param,
+                          "code": self.code}}
+
+
+def http_error(error: ActoriumError) -> HttpError:
+    """How an error of the engine is told over HTTP."""
+    for kind, status, name, code in _KINDS:
+        if isinstance(error, kind):
+            return HttpError(status, error.message, error.param, name, code)
+    return HttpError(500, error.message, error.param, SERVER, "internal")

@@ -1,0 +1,100 @@
+"""Sampling fields that the request bodies share, and what the engine makes of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.formats import FormatFields
+from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
+
+_TOKEN = re.compile(r"[0-9]{1,10}")
+SEED_MASK = (1 << 63) - 1
+
+
+class StreamOptions(Struct):
+    """What a stream tells beside its deltas."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingFields(FormatFields, kw_only=True):
+    """OpenAI's fields, and those that vLLM and SGLang add. None = the model's own default."""
+
+    model: str | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: int = 0
+    timeout: float | None = None
+    user: str | None = None
+    request_id: str | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """A stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Each chunk has it."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> SamplingParams:
+    """The engine's parameters. logprobs: alternatives of each token; more: other parameters.
+
+    Raises `HttpError` on a field that only HTTP has.
+    """
+    if fields.stream_options is not None and not fields.stream:
+        raise HttpError(400, "stream_options: only with stream=true", "stream_options")
+    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+        raise HttpError(400, f"logprobs: must be between 0 and {MAX_LOGPROBS}, got {logprobs}",
+                        "logprobs")
+    given: dict[str, Any] = {
+        "max_tokens": fields.max_tokens, "min_tokens": fields.min_tokens,
+        "presence_penalty": fields.presence_penalty, "frequency_penalty": fields.frequency_penalty,
+        "n": fields.n, "temperature": fields.temperature, "top_p": fields.top_p,
+        "top_k": fields.top_k, "min_p": fields.min_p,
+        "repetition_penalty": fields.repetition_penalty, "stop_token_ids": fields.stop_token_ids,
+        "prompt_logprobs": fields.prompt_logprobs, **more}
+    return SamplingParams(
+        **{name: value for name, value in given.items() if value is not None},
+        seed=None if fields.seed is None else fields.seed & SEED_MASK,
+        stop=fields.stop or None, logprobs=logprobs, logit_bias=_bias(fields.logit_bias),
+        include_stop_str_in_output=fields.include_stop_str_in_output,
+        ignore_eos=fields.ignore_eos, skip_special_tokens=fields.skip_special_tokens)
+
+
+def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    if not given:
+        return None
+    if len(given) > MAX_LOGIT_BIAS:
+        raise HttpError(400, f"logit_bias: at most {MAX_LOGIT_BIAS} tokens, got {len(given)}",
+                        "logit_bias")
+    for token in given:
+        if not _TOKEN.fullmatch(token):
+            raise HttpError(400, f"logit_bias: {token[:40]!r} is no token id", "logit_bias")
+    return {int(token): value for token, value in given.items()}

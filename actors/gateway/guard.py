@@ -1,0 +1,163 @@
+"""What stands before every route, as pure ASGI: who asks, how much may come, how errors are told.
+
+Every path needs a key (where there are any) but the probes and the page.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from typing import NamedTuple
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.asking import Ask
+from actorium.actors.gateway.cors import Cors
+from actorium.actors.gateway.engine import Engine
+from actorium.actors.gateway.errors import SERVER, HttpError, http_error
+from actorium.actors.gateway.keys import OPEN_PATHS, Keys, shown
+
+LOG = logging.getLogger("actorium.gateway")
+CONNECTIONS = "actorium.connections"
+"""In a scope: how many connections this process has."""
+MAX_URL, MAX_HEADERS = 8 << 10, 64 << 10
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    request_id: str
+    tenant: str = ""
+
+
+def caller(request: Request) -> Caller:
+    """Of a request that has passed the guard."""
+    found: Caller = request.scope["actorium.caller"]
+    return found
+
+
+def engine_of(request: Request) -> Engine:
+    """The engine behind the routes."""
+    found: Engine = request.scope["app"]
+    return found
+
+
+class Reply(Response):
+    """JSON that is encoded already."""
+
+    media_type = "application/json"
+
+
+class Guard:
+    """The outermost application."""
+
+    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+        """Raises `BadConfig`, naming the field."""
+        self._app, self._engine = app, engine
+        self._keys = Keys(engine.settings)
+        self._cors = Cors(engine.settings.cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        engine, told = self._engine, _Told(send)
+        headers = dict(scope["headers"])
+        given = _request_id(headers.get(b"x-request-id", b""))
+        told.extra = [(b"x-request-id", given.encode() or os.urandom(12).hex().encode()),
+                      *self._cors.headers(headers)]
+        engine.requests += 1
+        engine.open += 1
+        try:
+            if self._cors.asks(scope["method"], headers):
+                await told.empty()
+                return
+            check_size(scope)
+            if scope.get(CONNECTIONS, 0) > engine.settings.max_connections:
+                raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
+            tenant = self._keys.check(scope["path"], shown(headers))
+            ask = Ask(headers, tenant, scope["path"])
+            told.extra[0] = b"x-request-id", (given or ask.name).encode()
+            answer_id = ask.name if ask.key else given or ask.name
+            scope["actorium.caller"] = Caller(answer_id, tenant)
+            scope["app"] = engine.asked(ask)  # also has the router raise what it refuses
+            if engine.draining and scope["path"] not in OPEN_PATHS:
+                raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
+            await self._app(scope, receive, told)
+        except ActoriumError as error:
+            await told.refuse(http_error(error))
+        except HttpError as error:
+            await told.refuse(error)
+        except HTTPException as error:
+            await told.refuse(_refusal(scope, error))
+        except RecursionError:
+            await told.refuse(HttpError(400, "body: nested too deeply", code="invalid_json"))
+        except Exception as error:
+            LOG.exception("%s %s failed", scope["method"], scope["path"])
+            await told.refuse(HttpError(500, f"{type(error).__name__}: {error}", None, SERVER,
+                                        "internal"))
+        finally:
+            engine.open -= 1
+
+
+class _Told:
+    """`send`, which remembers whether the answer has begun, and adds headers to it."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._begun = False
+        self.extra: list[tuple[bytes, bytes]] = []
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._begun = True
+            message["headers"] = [*message.get("headers", ()), *self.extra]
+        await self._send(message)
+
+    async def empty(self) -> None:
+        """Answer with headers alone."""
+        await self({"type": "http.response.start", "status": 204, "headers": []})
+        await self({"type": "http.response.body", "body": b""})
+
+    async def refuse(self, error: HttpError) -> None:
+        """Answer with the error, unless an answer has begun."""
+        if self._begun:
+            return
+        body = msgspec.json.encode(error.body())
+        headers = [(b"content-type", b"application/json"),
+                   (b"content-length", str(len(body)).encode())]
+        if error.retry_after:
+            headers.append((b"retry-after", str(error.retry_after).encode()))
+        if error.code == "too_many_connections":
+            headers.append((b"connection", b"close"))
+        if error.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await self({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self({"type": "http.response.body", "body": body})
+
+
+def _refusal(scope: Scope, error: HTTPException) -> HttpError:
+    """The router's own refusals: no such path, method not allowed."""
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return HttpError(error.status_code,
+                     f"{scope['method'][:20]} {scope['path'][:200]}: {error.detail}", code=code)
+
+
+def check_size(scope: Scope) -> None:
+    """Raise `HttpError` 414 or 431 for what no request needs."""
+    if len(scope["raw_path"] or b"") + len(scope["query_string"]) > MAX_URL:
+        raise HttpError(414, f"the URL is longer than {MAX_URL} bytes")
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
+        raise HttpError(431, f"the headers are longer than {MAX_HEADERS} bytes")
+
+
+def _request_id(given: bytes) -> str:
+    """The caller's, if it can be echoed; else none."""
+    text = given.decode("latin-1")
+    return text if _REQUEST_ID.fullmatch(text) else ""

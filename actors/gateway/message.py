@@ -1,0 +1,84 @@
+"""An answer's text as the parts of a chat message: whole, or a delta at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from actorium.actors.gateway.chat_body import Message, Said
+from actorium.actors.gateway.parsers.pieces import (
+    CallArguments,
+    CallBegin,
+    Machine,
+    Piece,
+    Reasoning,
+    Text,
+    joined,
+)
+from actorium.actors.gateway.tools import Called, CalledFunction
+
+STOP, TOOL_CALLS = "stop", "tool_calls"
+
+
+class Reader:
+    """Reads one choice. `reasons` off: what is reasoning is left out; `most_calls`: later ones
+    are left out."""
+
+    def __init__(self, machine: Machine, reasons: bool, most_calls: int) -> None:
+        self._machine, self._reasons, self._most = machine, reasons, most_calls
+        self.calls = 0
+
+    def read(self, text: str, last: bool) -> list[Piece]:
+        """What is certain now, neighbours of a kind together."""
+        pieces = self._machine.feed(text)
+        if last:
+            pieces += self._machine.end()
+        return [piece for piece in joined(pieces) if self._wanted(piece)]
+
+    def _wanted(self, piece: Piece) -> bool:
+        if isinstance(piece, Reasoning):
+            return self._reasons
+        if isinstance(piece, CallBegin):
+            self.calls = min(self._most, piece.call + 1)
+        return not isinstance(piece, CallBegin | CallArguments) or piece.call < self._most
+
+    def reason(self, name: str | None) -> str | None:
+        """The finish reason: calls are one of their own."""
+        return TOOL_CALLS if name == STOP and self.calls else name
+
+
+def fresh_call_id() -> str:
+    return f"call_{os.urandom(12).hex()}"
+
+
+def delta(piece: Piece) -> Said:
+    """A piece as a stream tells it."""
+    match piece:
+        case Text(text):
+            return Said(content=text)
+        case Reasoning(text):
+            return Said(reasoning_content=text)
+        case CallBegin(call, name):
+            return Said(tool_calls=[Called(index=call, id=fresh_call_id(), type="function",
+                                           function=CalledFunction(name))])
+        case CallArguments(call, text):
+            return Said(tool_calls=[Called(index=call, function=CalledFunction(arguments=text))])
+
+
+def message(pieces: Iterable[Piece]) -> Message:
+    """A whole message."""
+    content, reasoning = "", ""
+    calls: list[Called] = []
+    for piece in pieces:
+        match piece:
+            case Text(text):
+                content += text
+            case Reasoning(text):
+                reasoning += text
+            case CallBegin(_, name):
+                calls.append(Called(id=fresh_call_id(), type="function",
+                                    function=CalledFunction(name)))
+            case CallArguments(_, text):
+                calls[-1].function.arguments += text
+    return Message(content=content if content or not calls else None,
+                   reasoning_content=reasoning or None, tool_calls=calls or None)

@@ -1,0 +1,223 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's clients speak."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from actorium.actors.client_requests import Completion, Request, StreamDelta
+from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway import answers, bodies
+from actorium.actors.gateway.answers import Running
+from actorium.actors.gateway.engine import Engine, Facts
+from actorium.actors.gateway.errors import HttpError, http_error
+from actorium.actors.gateway.fields import sampling
+from actorium.actors.gateway.formats import structured_of
+from actorium.actors.gateway.guard import Reply, caller, engine_of
+from actorium.actors.gateway.message import TOOL_CALLS, Reader
+from actorium.actors.gateway.messages_body import CountBody, MessagesBody
+from actorium.actors.gateway.messages_output import Block, Blocks, Delta, Event
+from actorium.actors.gateway.sse import EventStream
+from actorium.actors.gateway.streams import together
+from actorium.actors.gateway.tools import MAX_TOOLS
+
+_encode = msgspec.json.Encoder().encode
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+         404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+         503: "overloaded_error", 504: "timeout_error"}
+"""What errors are called, by status."""
+
+
+class MessageUsage(Struct, kw_only=True):
+    input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Message(Struct, kw_only=True):
+    """The whole answer, or its beginning."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Block] = []
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+Answering = Callable[[HttpRequest], Awaitable[Response | EventStream]]
+
+
+def told_their_way(route: Answering) -> Answering:
+    """The same route, with refusals as Anthropic's clients know them."""
+
+    async def wrapped(http: HttpRequest) -> Response | EventStream:
+        try:
+            return await route(http)
+        except ActoriumError as error:
+            refused = http_error(error)
+        except HttpError as error:
+            refused = error
+        headers = {"retry-after": str(refused.retry_after)} if refused.retry_after else None
+        told = _error(refused) | {"request_id": caller(http).request_id}
+        return Reply(_encode(told), refused.status, headers)
+
+    return wrapped
+
+
+def _error(error: HttpError) -> dict[str, Any]:
+    kind = KINDS.get(error.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+@told_their_way
+async def messages(http: HttpRequest) -> Response | EventStream:
+    """`/v1/messages`."""
+    engine = engine_of(http)
+    body = await bodies.read(http, MessagesBody)
+    body.check()
+    await engine.serves(body.model)
+    one = Answer(engine, await engine.facts(), body, caller(http).request_id)
+    request = one.request(caller(http).tenant)
+    if body.stream:
+        return EventStream(await _begun(one.events(request)), last=b"")
+    return Reply(_encode(await one.whole(request)))
+
+
+@told_their_way
+async def count_tokens(http: HttpRequest) -> Response:
+    """`/v1/messages/count_tokens`: of the prompt that the body becomes."""
+    engine, body = engine_of(http), await bodies.read(http, CountBody)
+    await engine.serves(body.model)
+    ids = await engine.client.tokenize_chat(body.turns(), body.template_args(),
+                                            body.choice().shown, timeout=30.0)
+    return Reply(_encode({"input_tokens": len(ids)}))
+
+
+async def _begun(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same, once the first has come: until then an error is a refusal."""
+    first = await anext(events, b"")
+
+    async def whole() -> AsyncGenerator[bytes, None]:
+        try:
+            yield first
+            async for one in events:
+                yield one
+        finally:
+            await events.aclose()
+
+    return whole()
+
+
+class Answer:
+    """One request under way."""
+
+    def __init__(self, engine: Engine, facts: Facts, body: MessagesBody, request_id: str) -> None:
+        """Raises `HttpError` on tools that do not fit together."""
+        self._engine, self._facts, self._body = engine, facts, body
+        name = answers.name_of(body.request_id, request_id)
+        self._id = f"msg_{name}"
+        self._tools = body.choice()
+        self._blocks = Blocks(name)
+        machine = facts.parsing.machine(self._tools.schemas, self._tools.forced, True,
+                                        body.template_args())
+        self._reader = Reader(machine, body.thinks, MAX_TOOLS if body.parallel else 1)
+
+    def request(self, tenant: str) -> Request:
+        """What the engine is asked. Raises `HttpError`."""
+        body = self._body
+        forced, wanted = self._tools.structured(), structured_of(body)
+        if forced is not None and wanted is not None:
+            raise HttpError(400, "tool_choice: not together with a format of the answer",
+                            "tool_choice")
+        return Request(messages=body.turns(), timeout=body.timeout, tenant=tenant,
+                       params=sampling(body, None, structured=forced or wanted),
+                       template_args=body.template_args(), tools=self._tools.shown,
+                       priority=body.priority)
+
+    # --- all at once ---
+
+    async def whole(self, request: Request) -> Message:
+        """The answer. Raises `ActoriumError`."""
+        results = self._engine.run([request])
+        try:
+            async for _, result in results:
+                if isinstance(result, ActoriumError):
+                    raise result
+                return self._message(result[0])
+        finally:
+            await results.aclose()
+        raise HttpError(500, "the engine gave no answer")
+
+    def _message(self, one: Completion) -> Message:
+        self._blocks.take(self._reader.read(one.text, last=True))
+        self._blocks.close()
+        reason, sequence = self._end(one)
+        return Message(id=self._id, model=self._facts.model, content=self._blocks.found,
+                       stop_reason=reason, stop_sequence=sequence,
+                       usage=_usage(answers.usage([one.usage])))
+
+    def _end(self, one: Completion | StreamDelta) -> tuple[str, str | None]:
+        """(stop_reason, stop_sequence)."""
+        if one.finish_reason != "stop":
+            return "max_tokens", None
+        if self._reader.reason(one.finish_reason) == TOOL_CALLS:
+            return "tool_use", None
+        if isinstance(one.stop_reason, str):
+            return "stop_sequence", one.stop_reason
+        return "end_turn", None
+
+    # --- as it comes ---
+
+    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """The events of the stream. An error after the first one is an event as well."""
+        async with self._engine.stream(request) as deltas:
+            counts, begun = Running(await deltas.accepted()), False
+            try:
+                async for several in together(deltas):
+                    out = [] if begun else [self._start(counts), Event(type="ping")]
+                    begun = True
+                    for one in several:
+                        counts.add(one)
+                        out += self._events(one, counts)
+                    if out:
+                        yield _written(out)
+            except ActoriumError as error:
+                if not begun:
+                    raise
+                yield _written([Event(**_error(http_error(error)))])
+
+    def _start(self, counts: Running) -> Event:
+        used = _usage(counts.usage())
+        return Event(type="message_start", message=Message(
+            id=self._id, model=self._facts.model, usage=used))
+
+    def _events(self, one: StreamDelta, counts: Running) -> list[Event]:
+        last = one.finish_reason is not None
+        out = self._blocks.take(self._reader.read(one.text, last))
+        if last:
+            out += self._blocks.close()
+            reason, sequence = self._end(one)
+            out += [Event(type="message_delta", usage=_usage(counts.usage()),
+                          delta=Delta(stop_reason=reason, stop_sequence=sequence)),
+                    Event(type="message_stop")]
+        return out
+
+
+def _usage(used: answers.Usage) -> MessageUsage:
+    cached = used.prompt_tokens_details.get("cached_tokens", 0)
+    return MessageUsage(input_tokens=used.prompt_tokens - cached, cache_read_input_tokens=cached,
+                        output_tokens=used.completion_tokens)
+
+
+def _written(events: Iterable[Event]) -> bytes:
+    return b"".join([b"event: %b\ndata: %b\n\n" % (one.type.encode(), _encode(one))
+                     for one in events])

@@ -1,0 +1,88 @@
+"""Which machine reads a message: chosen by the flags, by the model's chat template, by the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from actorium.actors.gateway.parsers.forced import CallList, NamedCall
+from actorium.actors.gateway.parsers.hermes import Hermes
+from actorium.actors.gateway.parsers.llama3 import Llama3
+from actorium.actors.gateway.parsers.pieces import Chain, Machine, Plain
+from actorium.actors.gateway.parsers.qwen3_coder import Qwen3Coder, Schemas
+from actorium.actors.gateway.parsers.think import CLOSE, OPEN, Think
+
+AUTO, NONE = "auto", "none"
+_MARKS = (("<function=", "qwen3_coder"), ("<tool_call>", "hermes"),
+          ("<|python_tag|>", "llama3_json"), ("ipython", "llama3_json"))
+"""What a template that knows a format writes somewhere."""
+
+
+class Parsing:
+    """The formats of one model."""
+
+    def __init__(self, tool_parser: str, reasoning_parser: str, template: str | None) -> None:
+        """The parsers: names, auto (by the template) or none; template: its source."""
+        self._template = template or ""
+        self.tools = _tools(self._template) if tool_parser == AUTO else tool_parser
+        self.reasoning = _reasoning(self._template) if reasoning_parser == AUTO \
+            else reasoning_parser
+        self._always_inside = reasoning_parser == "deepseek_r1"
+        self._inside: dict[str, bool] = {}
+
+    def machine(self, tools: Schemas | None, forced: str | None, reasons: bool,
+                template_args: Mapping[str, Any]) -> Machine:
+        """For one choice.
+
+        tools: schemas by name, None = calls are text; forced: the name of the function whose
+        arguments the completion is, or "" = a list of calls; reasons: tell reasoning apart;
+        template_args: of the request, which may switch reasoning off.
+        """
+        if forced is not None:
+            return NamedCall(forced) if forced else CallList()
+        reader = self._reader(tools)
+        if not reasons or self.reasoning == NONE:
+            return reader
+        return Chain(Think(self._begins_inside(template_args)), reader)
+
+    def _reader(self, tools: Schemas | None) -> Machine:
+        if tools is None or self.tools == NONE:
+            return Plain()
+        if self.tools == "qwen3_coder":
+            return Qwen3Coder(tools)
+        return Hermes() if self.tools == "hermes" else Llama3()
+
+    def _begins_inside(self, args: Mapping[str, Any]) -> bool:
+        """Whether the prompt ends with the opening mark: the template itself is asked."""
+        if self._always_inside:
+            return True
+        key = repr(sorted(args.items(), key=lambda item: item[0]))
+        if key not in self._inside:
+            if len(self._inside) > 256:
+                self._inside.clear()
+            self._inside[key] = opens_thinking(self._template, args)
+        return self._inside[key]
+
+
+def opens_thinking(template: str, args: Mapping[str, Any]) -> bool:
+    """Whether a prompt made by the template ends with `<think>`."""
+    if OPEN not in template:
+        return False
+    from actorium.actors.errors import ActoriumError
+    from actorium.actors.messages import ChatMessage
+    from actorium.actors.tokenizer.chat import ChatTemplate
+
+    try:
+        prompt = ChatTemplate(template, {}).render([ChatMessage("user", "?")], dict(args))
+    except ActoriumError:
+        return False
+    return prompt.rstrip().endswith(OPEN)
+
+
+def _tools(template: str) -> str:
+    return next((name for mark, name in _MARKS if mark in template), NONE)
+
+
+def _reasoning(template: str) -> str:
+    return "qwen3" if CLOSE in template or OPEN in template else NONE

@@ -1,0 +1,80 @@
+"""What single tokens look like, for log-probabilities: text and bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from actorium.actors import models
+from actorium.actors.config import Config
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+KEPT = 1 << 17
+"""Tokens remembered."""
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's letters and the bytes they stand for (Radford et al. 2019, GPT-2)."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {chr(byte): byte for byte in plain}
+    rest = (byte for byte in range(256) if byte not in set(plain))
+    return letters | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+class Pieces:
+    """Loads the tokenizer when it is first asked: most requests want no log-probabilities."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._tokenizer: Tokenizer | None = None
+        self._letters: dict[str, int] = {}
+        self._special: frozenset[int] = frozenset()
+        self._known: dict[int, bytes] = {}
+        self._loading = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """Load, in a thread, unless that is done; nothing where the engine has no tokenizer."""
+        if self._tokenizer is not None or self._config.model.skip_tokenizer:
+            return
+        async with self._loading:
+            if self._tokenizer is None:
+                self._tokenizer = await asyncio.to_thread(self._load)
+
+    def _load(self) -> Tokenizer:
+        from actorium.actors.tokenizer.model import load_tokenizer
+
+        tokenizer = load_tokenizer(models.resolve(self._config.model.model))
+        if "ByteLevel" in repr(tokenizer.decoder):
+            self._letters = byte_alphabet()
+        self._special = frozenset(tokenizer.get_added_tokens_decoder())
+        return tokenizer
+
+    def bytes_of(self, token: int) -> bytes:
+        """The token's own bytes, which may be a part of a character."""
+        found = self._known.get(token)
+        if found is None:
+            found = self._look_up(token)
+            if len(self._known) >= KEPT:
+                self._known.clear()
+            self._known[token] = found
+        return found
+
+    def _look_up(self, token: int) -> bytes:
+        if self._tokenizer is None:
+            return f"token_id:{token}".encode()
+        written = self._tokenizer.id_to_token(token)
+        if written is None:
+            return b""
+        if token in self._special:
+            return str(written).encode()
+        if written.startswith("<0x") and written.endswith(">") and len(written) == 6:
+            return bytes([int(written[3:5], 16)])
+        if self._letters and all(letter in self._letters for letter in written):
+            return bytes(self._letters[letter] for letter in written)
+        return str(written).replace("\u2581", " ").encode()
+
+    def text_of(self, token: int) -> str:
+        """The same as text; what is no character of its own is shown as U+FFFD."""
+        return self.bytes_of(token).decode(errors="replace")

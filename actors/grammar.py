@@ -1,0 +1,197 @@
+"""Structured output: grammars checked, compiled, and asked which tokens may come next.
+
+llguidance (https://github.com/guidance-ai/llguidance) does the work: derivatives of regular
+expressions below an Earley parser, over a trie of the vocabulary. Its limits are fuel, not time, so
+that what compiles once compiles again. Used by the tokenizer, which refuses bad grammars, and by
+the scheduler, which makes the masks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.params import Structured
+
+LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000, "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000,
+    "step_max_items": 50_000, "max_lexer_states": 100_000, "max_grammar_size": 500_000,
+    "verbose_errors": False}
+"""Nearly always some 0.1 s for the worst mask; compiling may take longer than anyone can wait,
+which the tokenizer finds out in a process of its own."""
+KEPT = 256
+"""Compiled grammars kept for requests to come."""
+LARGE = 16_384
+"""Tokens of a vocabulary whose masks are worth being shared among threads."""
+THREADS = 8
+"""At the most."""
+U32 = NDArray[np.uint32]
+
+
+class Vocabulary:
+    """A tokenizer as grammars see it."""
+
+    def __init__(self, tokenizer: Path, size: int, eos: Sequence[int]) -> None:
+        """tokenizer: a tokenizer.json; size: of the model's vocabulary, tokens without text
+        included; eos: the tokens that may come when a grammar is satisfied."""
+        from llguidance import LLTokenizer
+
+        self.size, self.words = size, -(-size // 32)
+        self._tokens = LLTokenizer(str(tokenizer), n_vocab=size, eos_token=list(eos))
+        self._kept: dict[str, Any] = {}
+        self._threads: Any = None
+
+    def matcher(self, grammar: str) -> Matcher:
+        """At the start of the grammar. Raises `InvalidRequest` if it does not compile."""
+        compiled = self._kept.get(grammar)
+        if compiled is None:
+            compiled = self._kept[grammar] = self._compile(grammar)
+            if len(self._kept) > KEPT:
+                del self._kept[next(iter(self._kept))]
+        return Matcher(compiled.deep_copy(), self)
+
+    def masks(self, wanted: Sequence[tuple[Matcher, Sequence[int]]]) -> list[list[U32]]:
+        """`Matcher.masks` of each matcher and its drafts, side by side where that is worth it."""
+        if len(wanted) < 2 or self.size < LARGE:
+            return [matcher.masks(drafts) for matcher, drafts in wanted]
+        if self._threads is None:
+            from llguidance import LLExecutor
+
+            self._threads = LLExecutor(num_threads=min(len(os.sched_getaffinity(0)), THREADS))
+        window = 1 + max(len(drafts) for _, drafts in wanted)
+        grid = np.zeros((len(wanted), window, self.words), np.uint32)
+        self._threads.unsafe_compute_mask_ptr_with_draft_token(
+            [(matcher.inner, window * at, list(drafts))
+             for at, (matcher, drafts) in enumerate(wanted)],
+            grid.ctypes.data, 4 * self.words, window * len(wanted))
+        # What was not reached is still empty; a mask that was made never is.
+        return [[bits for bits in rows if bits.any()] for rows in grid]
+
+    def _compile(self, grammar: str) -> Any:
+        from llguidance import LLMatcher, LLParserLimits
+
+        compiled = LLMatcher(self._tokens, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        first = compiled.deep_copy()
+        if not first.is_error():
+            first.compute_bitmask()  # some find out only now that they allow nothing
+        if first.is_error():
+            why = (first.get_error() or "unknown").splitlines()[0]
+            raise InvalidRequest(f"structured: the grammar does not compile: {why[:500]}",
+                                 "structured")
+        return compiled
+
+
+class Matcher:
+    """Where one sequence is in its grammar."""
+
+    def __init__(self, compiled: Any, vocabulary: Vocabulary) -> None:
+        """compiled: llguidance's matcher, which is `inner` from now on."""
+        self.inner, self._vocabulary = compiled, vocabulary
+        self.consumed = 0
+        """Tokens taken so far."""
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty while it can."""
+        return str(self.inner.get_error()) if self.inner.is_error() else ""
+
+    @property
+    def over(self) -> bool:
+        """Nothing but an end can follow."""
+        return bool(self.inner.is_stopped())
+
+    def take(self, tokens: Sequence[int]) -> bool:
+        """Go on by these tokens; False, and an `error`, if the grammar does not allow them. What
+        follows on the end is passed over."""
+        for token in tokens:
+            self.consumed += 1
+            if self.inner.is_stopped() and not self.inner.is_error():
+                continue
+            if not self.inner.consume_token(token):
+                return False
+        return True
+
+    def masks(self, drafts: Sequence[int]) -> list[U32]:
+        """u32[words] of the next token and of those after each draft, as far as the drafts are
+        allowed: what follows on a forbidden one is never sampled."""
+        found, taken = [self._mask()], 0
+        for draft in drafts:
+            if self.inner.is_stopped() or self.inner.try_consume_tokens([draft]) != 1:
+                break
+            taken += 1
+            found.append(self._mask())
+        if taken:
+            self.inner.rollback(taken)  # cannot, where it has come to an `error`
+        return found
+
+    def _mask(self) -> U32:
+        bits: U32 = np.frombuffer(self.inner.compute_bitmask(), np.uint32)
+        return bits[:self._vocabulary.words]
+
+
+# --- what a request says -> a grammar -------------------------------------------------------------
+
+SPACES = r"[ ]|\n[ ]{0,32}"
+"""Between the parts of a JSON text: a space, or a new line indented. Bounded, or a model may fill
+its context with blanks."""
+
+
+def grammar_of(wanted: Structured) -> str:
+    """As llguidance writes it. Raises `InvalidRequest` where it is none; whether it compiles is
+    for `Vocabulary.matcher` to say."""
+    if wanted.json_schema is not None:
+        return json_grammar(wanted.json_schema)
+    if wanted.json_object:
+        return json_grammar('{"type": "object"}')
+    if wanted.regex is not None:
+        return regex_grammar(wanted.regex)
+    if wanted.choice is not None:
+        return choice_grammar(wanted.choice)
+    return ebnf_grammar(wanted.grammar or "")
+
+
+def json_grammar(schema: str | dict[str, Any]) -> str:
+    """Of JSON texts that a schema describes. Raises `InvalidRequest`."""
+    from llguidance import LLMatcher
+
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": SPACES})
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"structured: no JSON schema: {error}", "structured") from None
+
+
+def regex_grammar(expression: str) -> str:
+    """Of texts that an expression (Rust's syntax, no look-around) matches as a whole."""
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_regex(expression)
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """Of these texts."""
+    import json
+
+    from llguidance import LLMatcher
+
+    quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return LLMatcher.grammar_from_lark(f"start: {quoted}")
+
+
+def ebnf_grammar(text: str) -> str:
+    """Of a grammar in Lark's syntax, or in GBNF (llama.cpp's), which has `root ::=`."""
+    from llguidance import LLMatcher
+
+    if "::=" in text:
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            text = any_to_lark(text)
+        except Exception as error:  # the converter raises whatever it stumbles over
+            raise InvalidRequest(f"structured: grammar: {error}", "structured") from None
+    return LLMatcher.grammar_from_lark(text)

@@ -1,0 +1,249 @@
+"""Which tokens each row of a plan may sample, where requests ask for structured output.
+
+A row's mask depends on all tokens before it, of which the last is known only when the plan before
+has been answered. So a plan is sent without waiting for that, and its masks follow as a message of
+their own (`Masks`): the worker runs the forward pass meanwhile, and needs them when it samples.
+Masks are only made here; plans are made as if there were none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from actorium.actors.core import Context
+from actorium.actors.errors import ActoriumError, InvalidRequest
+from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
+from actorium.actors.scheduler.books import Books
+from actorium.actors.scheduler.limits import Objection
+from actorium.actors.scheduler.pages import Ints
+from actorium.actors.scheduler.plans import PlanRecord
+from actorium.actors.scheduler.recovery import emitted_of
+from actorium.actors.scheduler.requests import Request
+from actorium.actors.scheduler.requests import Sequence as Choice
+from actorium.actors.scheduler.results import BadResult
+
+NO_DRAFTS: tuple[int, ...] = ()
+MOST_WHY = 500
+"""Characters of a matcher's error that are told."""
+
+
+class Matcher(Protocol):
+    """Where a sequence is in its grammar (`grammar.Matcher`)."""
+
+    consumed: int
+
+    @property
+    def error(self) -> str: ...
+
+    def take(self, tokens: Sequence[int]) -> bool: ...
+
+
+class Words(Protocol):
+    """A vocabulary (`grammar.Vocabulary`)."""
+
+    def matcher(self, grammar: str) -> Any: ...
+
+    def masks(self, wanted: Sequence[tuple[Any, Sequence[int]]]) -> list[list[Any]]: ...
+
+
+Load = Callable[[], Words]
+
+
+class Loading:
+    """A vocabulary that is loaded on a thread of its own; calling it waits for that."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._found: Words | ActoriumError | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to load."""
+        self._thread = threading.Thread(target=self._run, name="vocabulary", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._load()
+        except ActoriumError as error:
+            self._found = error
+        except Exception as error:  # a structured request tells it; all others have no need of it
+            self._found = InvalidRequest(f"structured: no vocabulary: {error}", "structured")
+
+    def __call__(self) -> Words:
+        """Raises what loading has raised."""
+        if self._thread is not None:
+            self._thread.join()
+        elif self._found is None:
+            self._run()
+        if isinstance(self._found, ActoriumError):
+            raise self._found
+        assert self._found is not None
+        return self._found
+
+
+class Masking:
+    """The matchers of all live sequences that have a grammar."""
+
+    def __init__(self, load: Load) -> None:
+        """load: gives the vocabulary, when the first grammar comes."""
+        self.made = 0
+        """Masks, since the start."""
+        self.told: list[int] = []
+        """The sequences that the last call of `stuck` was about."""
+        self._load = load
+        self._words: Words | None = None
+        self._matchers: dict[int, Matcher] = {}
+        self._drafts: dict[int, list[int]] = {}
+        """Made for each sequence in the last plan that sampled it."""
+        self._planned: dict[int, list[int]] = {}
+        """Step -> the sequences with grammars among its rows, in order."""
+        self._due: set[int] = set()
+        """Steps whose masks follow."""
+        self._stuck: dict[int, tuple[Request, Objection]] = {}
+        """By sid."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any sequence with a grammar, or a plan that waits for its masks."""
+        return bool(self._matchers or self._due)
+
+    def enlist(self, request: Request) -> Objection | None:
+        """Its living sequences; what there is against it, if its grammar does not compile."""
+        grammar = request.submit.grammar
+        if not grammar:
+            return None
+        try:
+            if self._words is None:
+                self._words = self._load()
+            for sid in request.live:
+                self._matchers[sid] = self._words.matcher(grammar)
+        except ActoriumError as error:
+            return Objection(error.code, error.message)
+        return None
+
+    def forget(self, sid: int) -> None:
+        """The sequence is over."""
+        self._matchers.pop(sid, None)
+        self._drafts.pop(sid, None)
+
+    # --- plans -----------------------------------------------------------------------------------
+
+    def plan(self, books: Books, plan: StepPlan, record: PlanRecord,
+             unresolved: Iterable[PlanRecord]) -> StepPlan:
+        """A plan that was made as if there were no masks, with them, or with the promise that they
+        follow. unresolved: the plans before it that have no result yet."""
+        masked = [sid for sid in record.sids.tolist() if sid in self._matchers]
+        if not masked:
+            return plan
+        self._planned[record.step] = masked
+        if any(np.isin(masked, before.sids).any() for before in unresolved):
+            self._due.add(record.step)
+            return msgspec.structs.replace(plan, masks_follow=True)
+        return msgspec.structs.replace(plan, masks=self._masks(books, record))
+
+    def follow(self, books: Books, record: PlanRecord, epoch: int) -> list[Masks]:
+        """The masks of the plan that is answered next, if it was sent without."""
+        if record.step not in self._due:
+            return []
+        self._due.remove(record.step)
+        return [Masks(epoch, record.step, self._masks(books, record))]
+
+    def stuck(self) -> list[tuple[Request, Objection]]:
+        """Requests whose grammar cannot go on, as was found since the last call, and why."""
+        self.told = list(self._stuck)
+        if not self._stuck:
+            return []
+        found, self._stuck = list(self._stuck.values()), {}
+        return found
+
+    def stick(self, books: Books, sids: Iterable[int], why: str) -> None:
+        """Their grammars cannot go on: what they sample from here on is nothing."""
+        for sid in sids:
+            if (sequence := books.sequences.get(sid)) is not None:
+                self._stuck[sid] = sequence.request, Objection(
+                    InvalidRequest.code, f"structured: the grammar cannot go on: {why}")
+
+    def learn(self, books: Books, record: PlanRecord, result: StepResult) -> None:
+        """Take the drafts that a step has made for sequences with grammars; forget those that it
+        has ended."""
+        masked = self._planned.pop(record.step, None)
+        if masked is None:
+            return
+        for sid in masked:
+            if sid not in books.sequences:
+                self.forget(sid)
+        if not record.drafts:
+            return
+        if len(result.drafts) != 4 * record.drafts * len(masked):
+            raise BadResult(f"step {record.step}: {len(result.drafts)} bytes of drafts, planned "
+                            f"were {record.drafts} for {len(masked)} rows with grammars")
+        rows = np.frombuffer(result.drafts, np.int32).reshape(-1, record.drafts).tolist()
+        for sid, drafts in zip(masked, rows, strict=True):
+            if sid in self._matchers:
+                self._drafts[sid] = drafts
+
+    def start_over(self) -> None:
+        """A fresh worker: nothing is drafted, no plan is on its way."""
+        self._drafts.clear()
+        self._planned.clear()
+        self._due.clear()
+
+    def _masks(self, books: Books, record: PlanRecord) -> list[RowMask]:
+        """Of the plan's rows, all plans before it being answered."""
+        wanted: list[tuple[Matcher, Sequence[int]]] = []
+        whose: list[tuple[Choice, int]] = []
+        sids, slots = record.sids.tolist(), record.slots.tolist()
+        for row, (sid, slot) in enumerate(zip(sids, slots, strict=True)):
+            matcher, sequence = self._matchers.get(sid), books.sequences.get(sid)
+            if matcher is None or sequence is None:
+                continue
+            if not _catch_up(matcher, emitted_of(sequence, books.table)):
+                self.stick(books, [sid], _why(matcher))
+                continue
+            window = record.window if row >= record.firsts else 1
+            drafts = self._drafts.get(sid, [])[:window - 1] if window > 1 else NO_DRAFTS
+            wanted.append((matcher, drafts))
+            whose.append((sequence, slot))
+        masks: list[RowMask] = []
+        found = self._words.masks(wanted) if self._words is not None and wanted else []
+        for (matcher, _), (sequence, slot), rows in zip(wanted, whose, found, strict=True):
+            if matcher.error:
+                self.stick(books, [sequence.sid], _why(matcher))
+            else:
+                masks += [RowMask(slot, place, bits.tobytes()) for place, bits in enumerate(rows)]
+        self.made += len(masks)
+        return masks
+
+
+def _catch_up(matcher: Matcher, emitted: Ints) -> bool:
+    """Take the tokens that have come since; False if the grammar does not allow them."""
+    return matcher.take(emitted[matcher.consumed:].tolist()) and not matcher.error
+
+
+def _why(matcher: Matcher) -> str:
+    return (matcher.error or "a token that it does not allow").splitlines()[0][:MOST_WHY]
+
+
+def vocabulary(context: Context) -> Load:
+    """That of the engine's model. It begins to load with the engine, while the worker does, since
+    that keeps everything else in the process waiting; in a later life when it is wanted."""
+    if context.config.model.skip_tokenizer:
+        return no_vocabulary
+    from actorium.actors.tokenizer.structured import vocabulary_of
+
+    loading = Loading(partial(vocabulary_of, context.config))
+    if context.epoch <= 1:
+        loading.start()
+    return loading
+
+
+def no_vocabulary() -> Words:
+    """For engines that have no tokenizer."""
+    raise InvalidRequest("structured: the engine runs without a tokenizer (skip_tokenizer)",
+                         "structured")

@@ -1,0 +1,123 @@
+"""Structured output at the tokenizer: what is asked for becomes a grammar that compiles.
+
+What compiles it is started when the first request needs it: start-up is not the place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from actorium.actors.config import Config
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.params import Structured
+from actorium.actors.tokenizer.defaults import ModelFacts
+
+if TYPE_CHECKING:
+    from actorium.actors.grammar import Vocabulary
+    from actorium.actors.tokenizer.checker import Checker
+
+KEPT = 256
+"""Answers kept for requests to come."""
+Post = Callable[[], None]
+
+
+class Unchecked(InvalidRequest):
+    """Not the request's fault: it is told once, and the next one is tried again."""
+
+
+class Grammars:
+    """Checks grammars against the model's vocabulary, in a process that may be killed."""
+
+    def __init__(self, path: Path, facts: ModelFacts) -> None:
+        """path: of the model's directory."""
+        self._path, self._facts = path, facts
+        self._checker: Checker | None = None
+        self._known: dict[bytes, str | InvalidRequest] = {}
+        self._waiting: set[bytes] = set()
+        """Asked for, and not known yet."""
+        self._asked: SimpleQueue[tuple[Structured, Post]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def knows(self, wanted: Structured) -> bool:
+        """Whether `grammar` answers at once."""
+        return (not self._facts.has_tokenizer or not self._facts.eos_ids
+                or msgspec.msgpack.encode(wanted) in self._known)
+
+    def ask(self, wanted: Structured, post: Post) -> None:
+        """Find out on a thread; `post` is called there when it is known, and `waits` no more."""
+        self._waiting.add(msgspec.msgpack.encode(wanted))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._answer, name="grammars", daemon=True)
+            self._thread.start()
+        self._asked.put((wanted, post))
+
+    def _answer(self) -> None:
+        while True:
+            wanted, post = self._asked.get()
+            if not self.knows(wanted):
+                self._find_out(wanted)
+            self._waiting.discard(msgspec.msgpack.encode(wanted))
+            post()
+
+    def waits(self, wanted: Structured) -> bool:
+        """Whether it was asked for, and is not known yet."""
+        return msgspec.msgpack.encode(wanted) in self._waiting
+
+    def grammar(self, wanted: Structured) -> str:
+        """What the scheduler gets; waits where it is not known. Raises `InvalidRequest`."""
+        facts = self._facts
+        if not facts.has_tokenizer:
+            raise InvalidRequest("structured: the engine runs without a tokenizer "
+                                 "(skip_tokenizer)", "structured")
+        if not facts.eos_ids:
+            raise InvalidRequest("structured: the model has no end-of-sequence token",
+                                 "structured")
+        key = msgspec.msgpack.encode(wanted)
+        found = self._known.get(key) or self._find_out(wanted)
+        if isinstance(found, Unchecked):
+            self._known.pop(key, None)
+        if isinstance(found, InvalidRequest):
+            raise InvalidRequest(found.message, found.param)
+        return found
+
+    def _find_out(self, wanted: Structured) -> str | InvalidRequest:
+        found: str | InvalidRequest
+        try:
+            if self._checker is None:
+                from actorium.actors.tokenizer.checker import Checker
+
+                self._checker = Checker(self._path / "tokenizer.json", self._facts.vocab_size,
+                                        self._facts.eos_ids)
+            found = self._checker.check(wanted)
+        except InvalidRequest as error:
+            found = error
+        except Exception as error:
+            found = Unchecked(f"structured: grammars cannot be checked: {error}", "structured")
+        self._known[msgspec.msgpack.encode(wanted)] = found
+        if len(self._known) > KEPT:
+            del self._known[next(iter(self._known))]
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        if self._checker is not None:
+            self._checker.close()
+
+
+def vocabulary_of(config: Config) -> Vocabulary:
+    """The model's, as the tokenizer knows it: what it lets through compiles with this one. Takes
+    more than a second where there are many tokens. Raises `InvalidRequest`, `BadModel`."""
+    from actorium.actors.grammar import Vocabulary
+    from actorium.actors.tokenizer.model import TextModel
+
+    if config.model.skip_tokenizer:
+        raise InvalidRequest("structured: the engine runs without a tokenizer (skip_tokenizer)",
+                             "structured")
+    model = TextModel(config)
+    return Vocabulary(model.path / "tokenizer.json", model.facts.vocab_size, model.facts.eos_ids)
