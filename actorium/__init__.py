@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from actorium.actors.engine import Engine as Engine
     from actorium.actors.errors import ActoriumError as ActoriumError
     from actorium.actors.params import SamplingParams as SamplingParams
+    from actorium.actors.params import Structured as Structured
 
 _WHERE = {
     "Client": "actorium.actors.client",
@@ -23,6 +24,7 @@ _WHERE = {
     "Completion": "actorium.actors.client",
     "Engine": "actorium.actors.engine",
     "SamplingParams": "actorium.actors.params",
+    "Structured": "actorium.actors.params",
 }
 _ERRORS = ("ActoriumError", "InvalidRequest", "ContextOverflow", "QueueFull", "DeadlineExceeded",
            "Aborted", "Quarantined", "UnknownRequest", "EngineUnavailable", "EngineFailed",

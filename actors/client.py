@@ -158,6 +158,13 @@ class Client:
         question = calls.tokenize(text, add_special_tokens)
         return calls.ids_of(self._ask(TOKENIZER, question, timeout))
 
+    def tokenize_chat(self, messages: list[Any], template_args: dict[str, Any] | None = None,
+                      tools: list[dict[str, Any]] | None = None,
+                      timeout: float | None = None) -> list[int]:
+        """Token ids of the prompt that the model's chat template makes of `messages`."""
+        question = calls.tokenize_chat(messages, template_args or {}, tools or [])
+        return calls.ids_of(self._ask(TOKENIZER, question, timeout))
+
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False,
                    timeout: float | None = None) -> str:
         """Text of token ids."""

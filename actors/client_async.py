@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import Any
 
 from actorium.actors import client_calls as calls
-from actorium.actors.client_core import WINDOW, Batch, ClientCore, Pending
+from actorium.actors.client_core import WINDOW, Batch, ClientCore
 from actorium.actors.client_link import (
     DETOKENIZER,
     TOKENIZER,
@@ -24,7 +24,8 @@ from actorium.actors.client_link import (
     check_alive,
     locate,
 )
-from actorium.actors.client_requests import Completion, Request, StreamDelta, check_timeout, encode
+from actorium.actors.client_requests import Completion, Request, check_timeout, encode
+from actorium.actors.client_stream import AsyncDeltaStream
 from actorium.actors.errors import ActoriumError, DeadlineExceeded, EngineUnavailable
 from actorium.actors.messages import Abort, Attach, Status
 from actorium.actors.params import SamplingParams
@@ -118,6 +119,13 @@ class AsyncClient:
                        timeout: float | None = None) -> list[int]:
         """Token ids of `text`."""
         question = calls.tokenize(text, add_special_tokens)
+        return calls.ids_of(await self._ask(TOKENIZER, question, timeout))
+
+    async def tokenize_chat(self, messages: list[Any], template_args: dict[str, Any] | None = None,
+                            tools: list[dict[str, Any]] | None = None,
+                            timeout: float | None = None) -> list[int]:
+        """Token ids of the prompt that the model's chat template makes of `messages`."""
+        question = calls.tokenize_chat(messages, template_args or {}, tools or [])
         return calls.ids_of(await self._ask(TOKENIZER, question, timeout))
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False,
@@ -324,56 +332,3 @@ class AsyncClient:
             loop.remove_reader(fd)
         self._fds = []
         link.close()
-
-
-class AsyncDeltaStream(AsyncIterator[StreamDelta]):
-    """Deltas of one request, sent at the first `anext`. `rid` names it from then on."""
-
-    def __init__(self, client: AsyncClient, request: Request) -> None:
-        self._client = client
-        self._request = request
-        self._pending: Pending | None = None
-        self._news = asyncio.Event()
-
-    @property
-    def rid(self) -> str:
-        """"" until the request was sent."""
-        return "" if self._pending is None else self._pending.rid
-
-    async def __anext__(self) -> StreamDelta:
-        pending = self._pending or await self._start()
-        try:
-            while not pending.deltas and not pending.done:
-                self._news.clear()
-                await self._news.wait()
-        except asyncio.CancelledError:
-            await self.aclose()
-            raise
-        if pending.deltas:
-            return pending.deltas.popleft()
-        if pending.error is not None:
-            error, pending.error = pending.error, None
-            raise error
-        raise StopAsyncIteration
-
-    async def _start(self) -> Pending:
-        client = self._client
-        await client._ready()
-        pending, frame = client._core.submit(self._request, monotonic(), streaming=True)
-        pending.notify = self._news.set
-        self._pending = pending
-        client._send(TOKENIZER, frame)
-        return pending
-
-    async def aclose(self) -> None:
-        """Abort the request unless it has ended."""
-        pending = self._pending
-        if pending is not None and self._client._core.forget(pending.rid):
-            pending.done = True
-            self._client._abort([Abort(pending.rid)])
-
-    async def __aenter__(self) -> AsyncDeltaStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()

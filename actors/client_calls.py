@@ -13,7 +13,13 @@ from typing import Any, TypeAlias
 import msgspec
 
 from actorium.actors.client_remote import Remote
-from actorium.actors.client_requests import Completion, Request, check_timeout, column
+from actorium.actors.client_requests import (
+    Completion,
+    Request,
+    chat_messages,
+    check_timeout,
+    column,
+)
 from actorium.actors.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -121,6 +127,12 @@ def tokenize(text: str, add_special_tokens: bool) -> Callable[[str], Tokenize]:
     if not isinstance(text, str):
         raise InvalidRequest(f"text: must be a string, got {type(text).__name__}", "text")
     return lambda rid: Tokenize(rid, text, add_special_tokens)
+
+
+def tokenize_chat(messages: Any, template_args: dict[str, Any],
+                  tools: list[dict[str, Any]]) -> Callable[[str], Tokenize]:
+    turns = chat_messages(messages)
+    return lambda rid: Tokenize(rid, "", False, turns, template_args, tools)
 
 
 def detokenize(ids: Sequence[int], skip_special_tokens: bool) -> Callable[[str], Detokenize]:

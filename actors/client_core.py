@@ -26,7 +26,7 @@ from actorium.actors.client_requests import (
     encode,
     encode_request,
 )
-from actorium.actors.errors import ActoriumError, QueueFull, from_code
+from actorium.actors.errors import Aborted, ActoriumError, QueueFull, from_code
 from actorium.actors.messages import (
     Abort,
     Accepted,
@@ -78,12 +78,27 @@ class ClientCore:
 
     def submit(self, request: Request, now: float, streaming: bool) -> tuple[Pending, bytes]:
         """Register a request: what to watch, and the frame to send. Raises `InvalidRequest`."""
-        rid = self.new_rid()
+        stay = request.stay
+        rid = self.new_rid() if stay is None else stay.rid
         frame, n = encode_request(rid, request, self._tenant)
         deadline = math.inf if request.timeout is None else now + request.timeout + GRACE
         pending = Pending(rid, n, deadline, streaming, TOKENIZER, frame, now)
+        if stay is not None:
+            self._supersede(rid)
+            if stay.adopt:
+                tenant = self._tenant if request.tenant is None else request.tenant
+                frame = encode(Resume(rid, True, tenant), "rid")
+                pending.adopting(frame, stay.must)
         self._wait_for(pending)
         return pending, frame
+
+    def _supersede(self, rid: str) -> None:
+        """What was under way here under a name that is used again ends, but not in the engine."""
+        self._aborted.pop(rid, None)
+        item = self.waiting.pop(rid, None)
+        if item is not None:
+            item.fail(Aborted("another request of this client has taken it up"))
+            item.notify()
 
     def call(self, question: Callable[[str], Any], deadline: float, front: str = TOKENIZER,
              now: float = 0.0) -> Call:
@@ -135,7 +150,7 @@ class ClientCore:
             if not (isinstance(item, Pending) and item.told):  # else of one that was sent again
                 item.fail(from_code(message.code, message.message, message.param))
         elif isinstance(message, Accepted) and isinstance(item, Pending):
-            item.accept(now)
+            item.accept(now, message.prompt_tokens)
             self.due = min(self.due, item.due)
         elif isinstance(item, Call):
             item.answer, item.done = message, True
@@ -196,7 +211,9 @@ class ClientCore:
         self.due = math.inf
         for item in self.waiting.values():
             if item.due <= now:
-                frame = encode(Resume(item.rid), "rid") if item.sending(now) else item.frame
+                frame = item.frame
+                if item.sending(now):
+                    frame = _resume(item)
                 out.append((item.front, frame))
             self.due = min(self.due, item.due)
         return out
@@ -239,6 +256,11 @@ class ClientCore:
         for item in items:
             item.fail(error)
             item.notify()
+
+
+def _resume(item: Pending | Call) -> bytes:
+    claim = item.claim if isinstance(item, Pending) else b""
+    return claim or encode(Resume(item.rid), "rid")
 
 
 class Batch:

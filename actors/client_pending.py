@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from actorium.actors.client_requests import Completion, StreamDelta
+from actorium.actors.client_requests import Completion, StreamDelta, joined
 from actorium.actors.errors import ActoriumError, UnknownRequest, from_code
 from actorium.actors.messages import Delta, TokenLogprob
 
@@ -24,6 +24,8 @@ RESEND, RESEND_MAX = 1.0, 8.0
 each time."""
 SILENCE, SILENCE_MAX = 5.0, 40.0
 """Seconds of silence after which a stream is asked for anew; doubles while nothing new comes."""
+UNREAD = 256
+"""Deltas that wait for whoever reads the stream, before those of a choice are joined."""
 GAP_AGAIN = 1.0
 """Seconds until a stream with a gap is asked for once more."""
 
@@ -73,19 +75,28 @@ class Pending(Due):
         self.choices = [Choice() for _ in range(n)]
         self.deltas: deque[StreamDelta] = deque()
         self.accepted = False
+        self.prompt_tokens: int | None = None
+        """Known once the request is accepted."""
         self.told = False
         """A delta has come: the request is in the ledger."""
+        self.claim = b""
+        """What to send instead of a plain `Resume`: one that adopts."""
+        self._must = False
         self._asked = -math.inf
         self.on_done: Callable[[Pending], None] = _ignore
 
+    def adopting(self, claim: bytes, must: bool) -> None:
+        """It may be on the ring already: `claim` is sent first. must: or it is unknown."""
+        self.claim, self._must, self.told = claim, must, True
+
     # --- when to send what ---
 
-    def accept(self, now: float) -> None:
+    def accept(self, now: float, prompt_tokens: int) -> None:
         """The tokenizer has sent the request on. Until then it waits in a pipe that is known to
         hold (`ClientCore.reconnected`), and is sent again only for the sake of caution."""
         if not self.accepted and not self.told:
             self.due, self.delay = now + RESEND, RESEND
-        self.accepted = True
+        self.accepted, self.prompt_tokens = True, prompt_tokens
 
     def sending(self, now: float) -> bool:
         """It is due: True = send a Resume, False = send the request again."""
@@ -153,7 +164,8 @@ class Pending(Due):
     def _failed(self, delta: Delta, now: float) -> None:
         error = delta.error
         assert error is not None
-        if error.code == UnknownRequest.code and not any(c.seen or c.last for c in self.choices):
+        lost = error.code == UnknownRequest.code and not self._must
+        if lost and not any(c.seen or c.last for c in self.choices):
             self.told, self.due, self.delay = False, now, RESEND  # it was lost before the ledger
         else:
             self.fail(from_code(error.code, error.message, error.param))
@@ -169,6 +181,8 @@ class Pending(Due):
                     prompt_logprobs=prompt_logprobs, finish_reason=delta.finish_reason,
                     stop_reason=delta.stop_reason, usage=delta.usage, index=delta.index,
                     rid=self.rid))
+                if len(self.deltas) >= UNREAD:  # nobody reads them for now
+                    self.deltas = deque(joined(self.deltas))
             return
         choice.parts.append(text)
         choice.tokens += tokens

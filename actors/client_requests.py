@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -30,12 +31,27 @@ _parse = msgspec.msgpack.Decoder(Generate).decode
 _parse_params = msgspec.msgpack.Decoder(SamplingParams).decode
 
 
+class Stay(Struct, frozen=True, kw_only=True):
+    """How a request outlives its client (see `messages.Resume`)."""
+
+    rid: str
+    """Its name, of one's own making and hard to guess: whoever knows it may take the request up."""
+    seconds: float
+    """For which it goes on after its client has gone."""
+    adopt: bool = True
+    """Take it up if the engine knows it already, whoever has sent it, from its first token on."""
+    must: bool = False
+    """Do not send it if the engine does not know it: that is an `UnknownRequest`."""
+
+
 class Request(Struct, frozen=True, kw_only=True):
     """One request: `prompt` (text or token ids) or `messages`, and how to complete it."""
 
     prompt: str | list[int] | None = None
     messages: list[Any] | None = None
     """Turns of a conversation: `{"role": ..., "content": ...}` or `ChatMessage`."""
+    tools: list[dict[str, Any]] = []
+    """What the model may call, as OpenAI describes it, for the chat template."""
     params: SamplingParams | None = None
     timeout: float | None = None
     """Seconds until the request ends with `DeadlineExceeded`; None = the engine's limit."""
@@ -45,6 +61,8 @@ class Request(Struct, frozen=True, kw_only=True):
     between tenants. At most 64 printable ASCII characters; None = the client's."""
     priority: int = 0
     """Higher goes first where the engine schedules by priority."""
+    stay: Stay | None = None
+    """Lets it outlive its client."""
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -82,6 +100,26 @@ class StreamDelta(Struct, frozen=True, kw_only=True):
     rid: str = ""
 
 
+def joined(deltas: Iterable[StreamDelta]) -> list[StreamDelta]:
+    """One delta for each choice, in the order of their first ones: what a reader who lags behind
+    is told at once."""
+    found: dict[int, list[StreamDelta]] = {}
+    for delta in deltas:
+        found.setdefault(delta.index, []).append(delta)
+    return [several[0] if len(several) == 1 else _one(several) for several in found.values()]
+
+
+def _one(deltas: list[StreamDelta]) -> StreamDelta:
+    last = deltas[-1]
+    return StreamDelta(
+        text="".join([one.text for one in deltas]),
+        token_ids=[token for one in deltas for token in one.token_ids],
+        logprobs=[each for one in deltas for each in one.logprobs or ()] or None,
+        prompt_logprobs=next((one.prompt_logprobs for one in deltas if one.prompt_logprobs), None),
+        finish_reason=last.finish_reason, stop_reason=last.stop_reason, usage=last.usage,
+        index=last.index, rid=last.rid)
+
+
 def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes, int]:
     """(frame, n) of a request; `tenant` is for those that name none. Raises `InvalidRequest`,
     naming the field."""
@@ -100,9 +138,10 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
     messages = None if request.messages is None else chat_messages(request.messages)
     message = Generate(rid=rid, params=params, text=text, tokens=tokens, messages=messages,
                        timeout=None if request.timeout is None else float(request.timeout),
-                       template_args=request.template_args,
+                       template_args=request.template_args, tools=request.tools,
                        tenant=check_tenant(tenant if request.tenant is None else request.tenant),
-                       priority=check_priority(request.priority))
+                       priority=check_priority(request.priority),
+                       linger=0.0 if request.stay is None else request.stay.seconds)
     return encode(message, "prompt" if messages is None else "messages"), params.n
 
 

@@ -7,14 +7,13 @@ reads it from there.
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from actorium.actors import endpoints
+from actorium.actors import config_rules
 from actorium.actors.errors import BadConfig
-from actorium.actors.messages import Tenant
 from actorium.actors.speculation import parse_acceptance, parse_speculative
 
 
@@ -113,8 +112,14 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     native_kernels: bool = True
     """On cpu, in bfloat16: use the C kernels (built at the first start, where there is a compiler);
     off = torch alone."""
+    kernels: str = "auto"
+    """auto (triton on cuda, else those for the cpu) | torch | triton (on a cpu in Triton's
+    interpreter, for tests: TRITON_INTERPRET=1)."""
     enforce_eager: bool = False
-    """No graphs."""
+    """No graphs: every step is launched operation by operation."""
+    graph_batch_sizes: str = "auto"
+    """On cuda: sequences of the graphs that decode steps are replayed from, as 1,2,4,8; auto = from
+    1 to max_num_seqs, 512 at most. A batch is padded up to the next one."""
     null_worker: bool = False
     """Testing: a worker without a model, whose tokens are a hash of (seed, position)."""
 
@@ -122,7 +127,7 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What survives the death of an actor, and when one counts as hung."""
 
-    restart: bool = False
+    restart: bool = True
     """Start a dead or hung actor again and go on with every request; off = the engine ends."""
     ledger: bool = True
     """Write down what was admitted and emitted before anyone is told (with `restart`)."""
@@ -131,8 +136,9 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     directory of its own an engine resumes what was unfinished when it ended, however it ended."""
     retain: float = 60.0
     """Seconds for which a finished request is kept for clients that have lost their stream."""
-    silence: float = 3.0
-    """Seconds without a sign of life after which an actor is killed (60 while it loads)."""
+    silence: float = 0.75
+    """Seconds without a sign of life after which an actor is killed that is stopped or asleep; four
+    times as long if it may only be starved, 60 while it loads."""
     max_restarts: int = 5
     """Restarts of one actor within `restart_window`; one more ends the engine."""
     restart_window: float = 60.0
@@ -146,6 +152,42 @@ class ProbeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """TCP port of /readyz, /livez, /metrics, ...; 0 = a free one, shown by `ps`; default: none."""
     probe_host: str = "127.0.0.1"
     """Address to listen at. Probes ask for no key: open them to the machines that watch alone."""
+
+
+class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The OpenAI-compatible HTTP face."""
+
+    port: int | None = None
+    """TCP port of /v1/chat/completions and the other routes; 0 = a free one, shown by `ps`;
+    default: no HTTP."""
+    host: str = "127.0.0.1"
+    """Address to listen at."""
+    gateways: int = 1
+    """Processes that serve HTTP, side by side at one port."""
+    api_key: str | None = None
+    """What callers must send as `Authorization: Bearer ...`; default: nothing."""
+    api_keys_file: str | None = None
+    """File of more of them, one a line: a name, and the key or `sha256:` and its hash. Prefixes in
+    the cache and fair shares are those of the name alone."""
+    admin_key: str | None = None
+    """The key of /flush_cache and its like, which also opens everything else."""
+    cors_origins: str = ""
+    """Origins whose pages may call, as `https://a.example,https://b.example`, or `*`; default:
+    this engine's own page alone."""
+    tool_call_parser: str = "auto"
+    """How the model writes calls of tools: auto (by its chat template) | none | hermes |
+    llama3_json | qwen3_coder."""
+    reasoning_parser: str = "auto"
+    """How it writes its reasoning: auto (by its chat template) | none | deepseek_r1 | qwen3."""
+    max_body_bytes: int = 4 << 20
+    """Largest body of a request."""
+    max_connections: int = 4096
+    """Connections of one process; more are refused with 503."""
+    body_timeout: float = 30.0
+    """Seconds in which a request's head and body must have come."""
+    resume_grace: float = 30.0
+    """Seconds for which a request goes on whose caller has gone: one with an Idempotency-Key, and
+    any stream of a gateway that has died; another call takes it up."""
 
 
 class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,6 +217,9 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     crash_reports: bool = True
     """When an actor dies, put its logs, the recording and the configuration into one file, in
     `crashes` beside the run directories; the last five are kept."""
+    trace_dir: str | None = None
+    """Directory into which each actor writes when its steps began and ended, for `actorium trace`;
+    default: nowhere."""
     record_prompts: bool = False
     """Let recordings hold prompts and completions; off = only which of them begin alike."""
 
@@ -189,118 +234,44 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     device: DeviceConfig = DeviceConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     probes: ProbeConfig = ProbeConfig()
+    gateway: GatewayConfig = GatewayConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
     def check(self) -> Config:
         """Return self; raise `BadConfig`, naming the field as `section.field`, on a bad value."""
-        for where, ok, want in _rules(self):
+        for where, ok, want in config_rules.rules(self):
             if not ok:
                 section, field = where.split(".")
                 value = getattr(getattr(self, section), field)
                 raise BadConfig(f"{field}: {want}, got {value!r}", where)
         parse_speculative(self.speculation.speculative)
         parse_acceptance(self.speculation.force_acceptance)
+        graph_sizes(self.device.graph_batch_sizes)
         return self
 
 
-Rule = tuple[str, bool, str]
-"""(section.field, whether its value will do, what it must be)"""
+def graph_sizes(text: str) -> tuple[int, ...]:
+    """The numbers of `graph_batch_sizes`; none for auto. Raises `BadConfig`."""
+    if text == "auto":
+        return ()
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdecimal() and 1 <= int(word) <= 32768 for word in words):
+        raise BadConfig("graph_batch_sizes: must be auto, or numbers between 1 and 32768 as "
+                        f"1,2,4,8, got {text!r}", "device.graph_batch_sizes")
+    return tuple(sorted({int(word) for word in words}))
 
 
-def _rules(c: Config) -> list[Rule]:
-    return [*_work_rules(c), *_process_rules(c)]
+SECRETS = (("gateway", "api_key"), ("gateway", "admin_key"))
+"""Fields whose values are for nobody to see."""
 
 
-def _work_rules(c: Config) -> list[Rule]:
-    """Of the model and what computes it."""
-    m, mem, s, d = c.model, c.memory, c.scheduler, c.device
-    dtypes = ("auto", "float32", "bfloat16", "float16")
-    strange = [name for name in s.tenant_weights if not _is_tenant(name)]
-    return [
-        ("model.dtype", m.dtype in dtypes, f"must be one of {', '.join(dtypes)}"),
-        ("model.load_format", m.load_format in ("auto", "safetensors", "dummy"),
-         "must be auto, safetensors or dummy"),
-        ("model.max_model_len", m.max_model_len is None or m.max_model_len >= 2,
-         "must be at least 2"),
-        ("model.seed", 0 <= m.seed < 2**63, "must be between 0 and 2**63-1"),
-        ("memory.page_size", 1 <= mem.page_size <= 4096
-         and mem.page_size & (mem.page_size - 1) == 0, "must be a power of two up to 4096"),
-        ("memory.max_total_tokens", mem.max_total_tokens is None or mem.max_total_tokens >= 1,
-         "must be at least 1"),
-        ("memory.memory_fraction", 0.05 <= mem.memory_fraction <= 0.98,
-         "must be between 0.05 and 0.98"),
-        ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
-        ("memory.kv_cache_dtype", mem.kv_cache_dtype in dtypes,
-         f"must be one of {', '.join(dtypes)}"),
-        ("memory.state_dtype", mem.state_dtype in ("float32", "bfloat16"),
-         "must be float32 or bfloat16"),
-        ("memory.checkpoint_policy", mem.checkpoint_policy in ("auto", "end", "chunks", "none"),
-         "must be auto, end, chunks or none"),
-        ("memory.checkpoints", mem.checkpoints is None or mem.checkpoints >= 0,
-         "must not be negative"),
-        ("memory.eviction_policy", mem.eviction_policy in ("lru", "lfu", "priority"),
-         "must be lru, lfu or priority"),
-        ("memory.audit_every", mem.audit_every >= 1, "must be at least 1"),
-        ("scheduler.schedule_policy", s.schedule_policy in ("fcfs", "lpm", "priority", "fair"),
-         "must be fcfs, lpm, priority or fair"),
-        ("scheduler.tenant_weights", not strange,
-         f"{''.join(strange[:1])!r} is no tenant's name (at most 64 ASCII characters, no space)"),
-        ("scheduler.tenant_weights", all(0 < w < math.inf for w in s.tenant_weights.values()),
-         "every weight must be above 0 and finite"),
-        ("scheduler.max_num_seqs", 1 <= s.max_num_seqs <= 32768, "must be between 1 and 32768"),
-        ("scheduler.max_num_batched_tokens", 1 <= s.max_num_batched_tokens <= 1 << 20,
-         "must be between 1 and 1048576"),
-        ("scheduler.max_num_queued_reqs", s.max_num_queued_reqs >= 1, "must be at least 1"),
-        ("scheduler.request_timeout", s.request_timeout > 0, "must be above 0 seconds"),
-        ("scheduler.force_preempt_every", s.force_preempt_every >= 0, "must not be negative"),
-        ("device.device", d.device in ("auto", "cpu", "cuda"), "must be auto, cpu or cuda"),
-        ("device.threads", 0 <= d.threads <= 1024, "must be between 0 and 1024"),
-    ]
-
-
-def _process_rules(c: Config) -> list[Rule]:
-    """Of the engine's processes."""
-    r, v, port = c.runtime, c.recovery, c.probes.probe_port
-    listen = _wrong_listen(r.listen)
-    name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
-               and all(ch.isalnum() or ch in "-_." for ch in r.name))
-    return [
-        ("recovery.retain", v.retain >= 0, "must not be negative"),
-        ("recovery.silence", v.silence >= 0.5, "must be at least 0.5 seconds"),
-        ("recovery.max_restarts", v.max_restarts >= 0, "must not be negative"),
-        ("recovery.restart_window", v.restart_window > 0, "must be above 0 seconds"),
-        ("probes.probe_port", port is None or 0 <= port <= 65535, "must be between 0 and 65535"),
-        ("probes.probe_host", bool(c.probes.probe_host), "must not be empty"),
-        ("runtime.name", name_ok, "must be 1 to 40 letters, digits, '-', '_' or '.', "
-         "a letter or digit first"),
-        ("runtime.heartbeat", 0.01 <= r.heartbeat <= 60, "must be between 0.01 and 60 seconds"),
-        ("runtime.start_timeout", r.start_timeout > 0, "must be above 0 seconds"),
-        ("runtime.drain_timeout", r.drain_timeout >= 0, "must not be negative"),
-        ("runtime.queue_messages", r.queue_messages >= 16, "must be at least 16"),
-        ("runtime.log_level", r.log_level in ("debug", "info", "warning", "error"),
-         "must be debug, info, warning or error"),
-        ("runtime.listen", listen is None, listen or ""),
-        ("runtime.recorder_bytes", r.recorder_bytes == 0 or r.recorder_bytes >= 1 << 16,
-         "must be 0 (off) or at least 64 KiB"),
-    ]
-
-
-def _wrong_listen(listen: str | None) -> str | None:
-    """What is wrong with the address; None if nothing."""
-    try:
-        if listen is not None:
-            endpoints.parse(listen)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _is_tenant(name: str) -> bool:
-    try:
-        msgspec.convert(name, Tenant)
-    except msgspec.ValidationError:
-        return False
-    return True
+def public(config: Config) -> dict[str, Any]:
+    """The tree as JSON has it, its secrets as `***`."""
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    for section, field in SECRETS:
+        if tree[section][field] is not None:
+            tree[section][field] = "***"
+    return tree
 
 
 def dump(config: Config) -> bytes:

@@ -68,6 +68,10 @@ class Core(Protocol):
       is not connected, or has not read for so long that its backlog was dropped.
     - `on_client_slow(client: bytes, slow: bool, now: float)`: the client does not read what is sent
       to it, which waits here; or (not slow) it has read all of it.
+    - `on_missed(role: str, now: float) -> bool`: this actor does not read, and the backlog for it
+      is full. True = all of it is dropped, and what comes until it reads again, when
+      `on_hears(role, now)` is called: then everything has to be told once more. False, or no such
+      hook: that is a fault.
     - `ledger`: the `Ledger` that takes what is sent to `LEDGER`, and what `commit.Recorder` lists:
       among it `on_ledger_full(why: str, now: float)`: the ledger takes no more, and what was to be
       told after those records waits; `on_ledger_ok(now)`: that has gone out now.

@@ -20,7 +20,8 @@ import zmq
 from actorium.actors import settings
 from actorium.actors.config import Config
 from actorium.actors.errors import CODES, ActoriumError, EngineFailed
-from actorium.actors.launcher import STOP_GRACE, Job, Report
+from actorium.actors.job import Job, Report
+from actorium.actors.launcher import STOP_GRACE
 from actorium.actors.messages import FromWatchdogFront, GetStatus, Status
 from actorium.actors.runtime.process import describe_exit, kill_group, python, wait_exit
 from actorium.actors.runtime.rundir import address
@@ -89,7 +90,7 @@ class Engine:
     def _launch(self) -> None:
         self._reports, report_fd = os.pipe2(os.O_CLOEXEC)
         try:
-            argv = python("actorium.actors.launcher", str(os.getpid()), str(report_fd))
+            argv = python("actorium.actors.job", str(os.getpid()), str(report_fd))
             self._launcher = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=(report_fd,),
                                               process_group=0)
         finally:

@@ -1,7 +1,16 @@
-"""What an `Engine` and its launcher say to each other, as lines of JSON."""
+"""What an `Engine` and its launcher say to each other, as lines of JSON, and that launcher's entry.
+
+`python -m actorium.actors.job PARENT_PID REPORT_FD`, with a `Job` on stdin, runs that job; it stops
+when that parent dies.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+
+import msgspec
 from msgspec import Struct
 
 from actorium.actors.config import Config
@@ -21,3 +30,28 @@ class Report(Struct, frozen=True, omit_defaults=True):
     run_dir: str = ""
     code: str = ""
     message: str = ""
+
+
+def main(argv: list[str]) -> int:
+    """Run the job on stdin for the process `argv[0]`, reporting to the descriptor `argv[1]`."""
+    from actorium.actors.launcher import Launcher
+
+    parent, report_fd = int(argv[0]), int(argv[1])
+    os.set_inheritable(report_fd, False)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+
+    def report(line: Report) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(report_fd, msgspec.json.encode(line) + b"\n")
+
+    launcher = Launcher(job.config, job.roles,
+                        lambda path: report(Report("started", run_dir=str(path))))
+    launcher.tie_to(parent)
+    code = launcher.run()
+    if launcher.failure is not None:
+        report(Report("failed", code=launcher.failure.code, message=launcher.failure.message))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actorium.actors.config import Config
-from actorium.actors.messages import Beat, Child, Children, Exited, Kill, Spawn
+from actorium.actors.messages import Beat, Child, Children, Exited, Kill, Restarted, Spawn
 from actorium.actors.roles import WATCHDOG
 from actorium.actors.runtime.rundir import address
+from actorium.actors.watchdog.processes import sight_of
 from actorium.actors.watchdog.supervisor import Supervisor
 from actorium.actors.watchdog.wards import EXITED, Ward, born
 
@@ -27,8 +28,10 @@ class Keeper:
         self._box: Outbox | None = None
         self._ward: Ward | None = None
         self._supervisor = Supervisor(
-            config.recovery, config.runtime.heartbeat,
-            int.from_bytes(os.urandom(8), "little")) if config.recovery.restart else None
+            config.recovery, config.runtime.heartbeat, int.from_bytes(os.urandom(8), "little"),
+            sight_of) if config.recovery.restart else None
+        self._restarted: dict[str, Restarted] = {}
+        """By role: what the watchdog has said last."""
 
     def meet(self, children: list[Child], down: list[Exited], up: bool) -> None:
         """There is a new watchdog: tell it who runs, who is gone with nobody in his place, and
@@ -41,7 +44,8 @@ class Keeper:
         for child in children:
             if child.role == WATCHDOG:
                 self._ward = born(child.role, child.pid, child.epoch, time.monotonic())
-        self.tell(Children(children, up))
+        own = self._supervisor.known(WATCHDOG) if self._supervisor is not None else []
+        self.tell(Children(children, up, [*self._restarted.values(), *own]))
         for gone in down:
             self.tell(gone)
 
@@ -49,6 +53,11 @@ class Keeper:
         """Send it."""
         if self._box is not None:
             self._box.send(message)
+
+    def remember(self, told: Restarted) -> None:
+        """For the next watchdog. Of the watchdog's own restarts the supervisor here knows more."""
+        if told.role != WATCHDOG:
+            self._restarted[told.role] = told
 
     def hear(self, beat: Beat) -> None:
         """A beat of the watchdog."""

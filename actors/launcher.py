@@ -5,10 +5,7 @@ starts as told. Over the watchdog itself it watches on its own, by the same rule
 
 It waits in one poll on pidfds, its inbox and a wake-up pipe, and imports no event loop: the worker
 must be on its way before anything heavy is loaded. Each actor leads its own process group and dies
-with the launcher (parent-death signal).
-
-As a module it is the launcher of an `Engine`: `python -m actorium.actors.launcher PARENT_PID
-REPORT_FD` with `Job` as JSON on stdin; it stops when that parent dies.
+with the launcher (parent-death signal). An `Engine` runs it as `job` does.
 """
 
 from __future__ import annotations
@@ -31,13 +28,22 @@ from actorium.actors import config as configs
 from actorium.actors import keys
 from actorium.actors.config import Config
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
-from actorium.actors.job import Job, Report
-from actorium.actors.messages import Beat, Children, Exited, Fatal, Kill, Spawn, ToLauncher, Up
+from actorium.actors.messages import (
+    Beat,
+    Children,
+    Exited,
+    Fatal,
+    Kill,
+    Restarted,
+    Spawn,
+    ToLauncher,
+    Up,
+)
 from actorium.actors.roles import (
     LAUNCHER,
-    REFUSING,
     WATCHDOG,
     missing_packages,
+    refuses,
     roles_of,
     stop_rank,
 )
@@ -250,6 +256,8 @@ class Launcher:
                 self._tell_children()
             case Beat() if self._keeper is not None:
                 self._keeper.hear(message)
+            case Restarted() if self._keeper is not None:
+                self._keeper.remember(message)
             case Kill():
                 self._on_kill(message)
             case Spawn():
@@ -262,8 +270,8 @@ class Launcher:
             return
         actor = self._actors.find(order.role, order.pid)
         if actor is not None and actor not in self._condemned:
-            self._actors.dump(actor)
-            self._condemned[actor] = time.monotonic() + STACKS
+            wait = STACKS if self._actors.dump(actor) else 0.0
+            self._condemned[actor] = time.monotonic() + wait
             _say(f"{actor.role} (pid {actor.pid}) is killed: {order.reason}")
 
     def _on_spawn(self, order: Spawn) -> None:
@@ -287,7 +295,7 @@ class Launcher:
         who are still needed for that."""
         if not (self.config.recovery.restart and self._up and self.failure is None):
             return False
-        needed = self._stops == 1 and stop_rank(role) > self._rank and role not in REFUSING
+        needed = self._stops == 1 and stop_rank(role) > self._rank and not refuses(role)
         return self._stops == 0 or needed
 
     def _on_exit(self, pidfd: int) -> None:
@@ -349,7 +357,7 @@ class Launcher:
         """Close the door, then SIGTERM along the ring, each group when the one before is gone."""
         until = time.monotonic() + self.config.runtime.drain_timeout
         for actor in self._actors.running.values():
-            if self.failure is None and actor.role in REFUSING:
+            if self.failure is None and refuses(actor.role):
                 send_signal(actor.pid, DRAIN_SIGNAL)
         for rank in sorted({stop_rank(role) for role in self.roles}):
             self._rank = rank
@@ -387,26 +395,3 @@ class Launcher:
 
 def _say(line: str) -> None:
     print(f"actorium: {line}", file=sys.stderr, flush=True)
-
-
-def main(argv: list[str]) -> int:
-    """Run the job on stdin for the process `argv[0]`, reporting to the descriptor `argv[1]`."""
-    parent, report_fd = int(argv[0]), int(argv[1])
-    os.set_inheritable(report_fd, False)
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-
-    def report(line: Report) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(report_fd, msgspec.json.encode(line) + b"\n")
-
-    launcher = Launcher(job.config, job.roles,
-                        lambda path: report(Report("started", run_dir=str(path))))
-    launcher.tie_to(parent)
-    code = launcher.run()
-    if launcher.failure is not None:
-        report(Report("failed", code=launcher.failure.code, message=launcher.failure.message))
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

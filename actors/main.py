@@ -47,11 +47,15 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
 
     def build(ctx: Context) -> Core:
         core: Core = getattr(import_module(module), function)(ctx)
-        if role != RECORDED:
-            return core
-        from actorium.actors.recorder.recorder import recorded
+        if role == RECORDED:
+            from actorium.actors.recorder.recorder import recorded
 
-        return recorded(core, ctx)
+            core = recorded(core, ctx)
+        if config.runtime.trace_dir is not None:
+            from actorium.actors.runtime.events import traced
+
+            core = traced(core, ctx)
+        return core
 
     entropy = int.from_bytes(os.urandom(8), "little") >> 1
     return run_actor(build, Context(config, path, role, epoch, entropy))

@@ -14,7 +14,7 @@ One long file, because the protocol is best read in one place.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -26,6 +26,7 @@ MAX_CLIENT_MESSAGE_BYTES = 4 << 20
 """The same at the fronts, where clients connect."""
 MAX_TOKENS_IN_MESSAGE = 4 << 20
 MAX_SLOTS = 1 << 16
+MAX_RESTARTS = 1 << 16
 
 Rid = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\x21-\x7e]+(?!\n)$")]
 ClientId = Annotated[bytes, Meta(min_length=1, max_length=255)]
@@ -44,6 +45,9 @@ Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[\x21-\x7e]*(?!\n)$")]
 tenants. Empty = the common one."""
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Higher goes first."""
+Linger = Annotated[float, Meta(ge=0, le=3600)]
+"""Seconds for which a request goes on after its client has gone, for another one to take it up
+(`Resume.adopt`). Its rid must be hard to guess then."""
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True,
@@ -53,11 +57,27 @@ class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fie
 
 # --- client -> tokenizer (front) -----------------------------------------------------------------
 
+class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A call of a tool that the model has made."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    arguments: str
+    """A JSON object, as text."""
+    id: str = ""
+
+
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One turn of a conversation."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str
+    name: str | None = None
+    """Who speaks; of a tool's turn, which tool."""
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+    """Of a tool's turn: the call that it answers."""
+    reasoning_content: str | None = None
+    """What the model thought before it answered."""
 
 
 class Generate(Message):
@@ -74,10 +94,13 @@ class Generate(Message):
     """A conversation for the model's chat template."""
     timeout: Annotated[float, Meta(gt=0)] | None = None
     """Seconds from receipt to the deadline; past it the request ends with `deadline`."""
-    template_args: dict[str, str | int | float | bool | None] = {}
-    """Extra variables of the chat template."""
+    template_args: dict[str, Any] = {}
+    """Extra variables of the chat template: what JSON can say."""
     tenant: Tenant = ""
     priority: Priority = 0
+    tools: list[dict[str, Any]] = []
+    """For the chat template: tools as OpenAI describes them."""
+    linger: Linger = 0.0
 
 
 class Abort(Message):
@@ -89,15 +112,29 @@ class Abort(Message):
 class Resume(Message):
     """Tell everything about this request once more, from its first token: the client has lost its
     stream. Also sent by itself when an actor of the ring was replaced. Unknown rids are answered on
-    the stream by an error, `unknown_request`."""
+    the stream by an error, `unknown_request`.
+
+    With `adopt` also a request that another client has sent is meant: if it lingers, was sent with
+    the same tenant, and is not over for longer than the engine remembers, it is this client's from
+    then on; the other one is told that it was `aborted`. Whoever knows the rid may do so. What
+    stands before the rid's first "." names the request, what follows says what was asked: where
+    that differs, the answer is `invalid_request`.
+    """
 
     rid: Rid
+    adopt: bool = False
+    tenant: Tenant = ""
 
 
 class Tokenize(Message):
+    """Of a text, or of the prompt that a conversation becomes."""
+
     rid: Rid
     text: str
     add_special_tokens: bool = True
+    messages: list[ChatMessage] | None = None
+    template_args: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
 
 
 class Detokenize(Message):
@@ -248,6 +285,9 @@ class Submit(Message):
     """CLOCK_MONOTONIC seconds."""
     tenant: Tenant = ""
     priority: Priority = 0
+    grammar: str = ""
+    """What the completion must be, as llguidance writes grammars; with `params.masked`."""
+    linger: Linger = 0.0
 
 
 class Flush(Message):
@@ -269,6 +309,8 @@ class Recall(Message):
 
     rid: Rid
     client: ClientId
+    adopt: bool = False
+    tenant: Tenant = ""
 
 
 class Hello(Message):
@@ -428,6 +470,17 @@ class StepPlan(Message):
     them."""
     masks: list[RowMask] = []
     """Of the sampled rows of sequences that are `masked`."""
+    masks_follow: bool = False
+    """They come as `Masks` of this step instead, after what the step before has brought: the
+    forward pass need not wait for that."""
+
+
+class Masks(Message):
+    """The masks of a plan that was sent without; nothing else comes between."""
+
+    epoch: Epoch
+    step: StepNo
+    masks: list[RowMask]
 
 
 class Reset(Message):
@@ -443,7 +496,7 @@ class Reset(Message):
     """Epoch of the `Ready` that was taken up; 0 = none yet."""
 
 
-ToWorker = StepPlan | Reset
+ToWorker = StepPlan | Masks | Reset
 
 
 # --- scheduler -> detokenizer --------------------------------------------------------------------
@@ -490,6 +543,10 @@ class Open(Message):
     """Tell the client everything from the first token, also what was told before."""
     cached_tokens: Count | None = None
     """As in `SequenceEvent`, where that was told already."""
+    draft_tokens: Count = 0
+    """Of `emitted`: drafts verified, and those accepted."""
+    accepted_tokens: Count = 0
+    linger: Linger = 0.0
 
 
 class TokenBatch(Message):
@@ -517,6 +574,8 @@ class Unknown(Message):
 
     rid: Rid
     client: ClientId
+    other: bool = False
+    """It knows one of this name, that asked for something else."""
 
 
 class Reply(Message):
@@ -570,12 +629,31 @@ class Child(Struct, frozen=True, array_like=True, gc=False):
     epoch: int
 
 
+class Restarted(Message):
+    """watchdog -> launcher: how an actor was started again so far. The launcher hands it to the
+    next watchdog, so that a limit on restarts outlives who counts them."""
+
+    role: Short
+    delays: Count
+    """How often the delay before its next restart is doubled."""
+    worked: Seconds
+    """In all its lives that are over."""
+    working_since: Seconds | None
+    """CLOCK_MONOTONIC seconds."""
+    counted: Annotated[list[Seconds], Meta(max_length=MAX_RESTARTS)]
+    """`worked` at each restart that counts."""
+    causes: dict[str, Count]
+    """Restarts by cause, of the whole life of the engine."""
+
+
 class Children(Message):
     """launcher -> watchdog: who is running now."""
 
     children: list[Child]
     up: bool = False
     """The engine has been ready, and the launcher knows."""
+    restarted: list[Restarted] = []
+    """For a new watchdog: what the one before knew."""
 
 
 class Exited(Message):
@@ -614,7 +692,7 @@ class Up(Message):
     `Children`; only then the watchdog tells others that the engine is ready."""
 
 
-ToLauncher = Kill | Spawn | Up | Fatal | Beat
+ToLauncher = Kill | Spawn | Up | Restarted | Fatal | Beat
 """The watchdog's own beats go to the launcher, who watches over it."""
 
 

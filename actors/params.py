@@ -16,9 +16,44 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOKEN_ID = 2**31 - 1
+MAX_GRAMMAR = 1 << 16
+"""Characters of a schema, an expression, a grammar, or of all choices together."""
+MAX_CHOICES = 1024
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class Structured(Struct, frozen=True, kw_only=True, omit_defaults=True,
+                 forbid_unknown_fields=True):
+    """What a completion must be: exactly one of these."""
+
+    json_schema: str | None = None
+    """A JSON schema, as JSON text: the completion is a JSON value that it describes."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    """An expression (no look-around, no back-references) that matches all of it."""
+    choice: list[str] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """A grammar in Lark's syntax, or in GBNF (`root ::= ...`)."""
+
+    def check(self) -> None:
+        """Raise `ValueError("structured: <what is wrong>")`."""
+        given = [name for name in self.__struct_fields__ if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError("structured: exactly one of json_schema, json_object, regex, choice "
+                             f"and grammar is needed, got {' and '.join(given) or 'none'}")
+        value = getattr(self, given[0])
+        if isinstance(value, list):
+            if len(value) > MAX_CHOICES or not all(value):
+                raise ValueError(f"structured: choice: 1 to {MAX_CHOICES} texts, none of them "
+                                 "empty")
+            value = "".join(value)
+        if isinstance(value, str) and len(value) > MAX_GRAMMAR:
+            raise ValueError(f"structured: {given[0]}: {len(value)} characters exceed the limit "
+                             f"of {MAX_GRAMMAR}")
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
@@ -60,6 +95,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
     skip_special_tokens: bool = True
+    structured: Structured | None = None
+    """What the completion must be: a JSON value, a match of an expression, ..."""
 
     def stops(self) -> list[str]:
         """The stop strings as a list."""
@@ -78,6 +115,14 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
         if self.repetition_penalty is not None and self.repetition_penalty <= 0:
             raise ValueError("repetition_penalty: must be above 0")
         self._check_lists()
+        if self.structured is not None:
+            self._check_structured(self.structured)
+
+    def _check_structured(self, structured: Structured) -> None:
+        structured.check()
+        if self.min_tokens:
+            raise ValueError("min_tokens: not with structured output, whose grammar says when it "
+                             "may end")
 
     def _check_lists(self) -> None:
         stops = self.stops()

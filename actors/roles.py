@@ -18,10 +18,11 @@ ROLES: Mapping[str, str] = {
 worker first, since it imports torch."""
 WATCHDOG = "watchdog"
 LAUNCHER = "launcher"
+GATEWAY = "actorium.actors.gateway.actor:build"
 NULL_WORKER = "actorium.actors.scheduler.null_worker:build"
-REFUSING = ("tokenizer",)
-"""Roles that refuse new work, with an answer, while the others drain."""
-STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer"), ("watchdog",))
+REFUSING = ("tokenizer", "gateway")
+"""Roles (by prefix) that refuse new work, with an answer, while the others drain."""
+STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer"), ("gateway",), ("watchdog",))
 """How an engine drains: each group (of role prefixes) stops when the groups before it have."""
 
 
@@ -30,7 +31,14 @@ def roles_of(config: Config) -> dict[str, str]:
     roles = dict(ROLES)
     if config.device.null_worker:
         roles["worker-0"] = NULL_WORKER
+    if config.gateway.port is not None:
+        roles |= {f"gateway-{i}": GATEWAY for i in range(config.gateway.gateways)}
     return roles
+
+
+def refuses(role: str) -> bool:
+    """Whether the role refuses new work while the others drain."""
+    return role.split("-")[0] in REFUSING
 
 
 def stop_rank(role: str) -> int:
@@ -51,4 +59,6 @@ def missing_packages(config: Config) -> list[str]:
         needed += ["torch", "safetensors"]
     if config.probes.probe_port is not None:
         needed += ["uvicorn", "httptools", "prometheus_client"]
+    if config.gateway.port is not None:
+        needed += ["starlette", "uvicorn", "httptools"]
     return [name for name in needed if find_spec(name) is None]

@@ -40,6 +40,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "max_num_queued_reqs": ("max-queued-requests",),
     "seed": ("random-seed",),
     "tensor_parallel_size": ("tp",),
+    "trace_dir": ("trace",),
+    "graph_batch_sizes": ("cuda-graph-sizes", "cuda-graph-bs", "cudagraph-capture-sizes"),
 }
 """Other names of a field's flag (less the dashes), from the tools people come from."""
 

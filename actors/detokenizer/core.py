@@ -14,14 +14,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple
+from typing import Any
 
 from actorium.actors import models
 from actorium.actors.core import CLIENT, Context, Health, Send
+from actorium.actors.detokenizer.departed import Departed, error_delta, unknown
 from actorium.actors.detokenizer.incremental import Detokenizer, NoTexts, make
 from actorium.actors.detokenizer.readers import Readers
-from actorium.actors.detokenizer.sequence import Key, Sequence
-from actorium.actors.errors import Aborted, UnknownRequest
+from actorium.actors.detokenizer.sequence import Sequence
+from actorium.actors.errors import Aborted
 from actorium.actors.messages import (
     Answer,
     Attach,
@@ -44,22 +45,11 @@ from actorium.actors.tokenizer.model import load_tokenizer
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 30.0
-LOST_CLIENTS = 256
-"""Vanished clients whose requests are remembered, should they come back and ask."""
-ENDED = 16_384
-"""Ended sequences that are remembered, should a new scheduler tell of them again."""
 ASK_AGAIN = 0.5
 """Seconds until the scheduler is asked once more for what was missed."""
 MERGED = 1 << 17
 """Tokens (and entries of logprobs) that are merged for one slow client before it is given up."""
 NO_EVENT: dict[int, SequenceEvent] = {}
-
-
-class Ended(NamedTuple):
-    """A sequence that is over here."""
-    key: Key
-    stopped: int | None
-    """Tokens after which a stop string matched; None = the scheduler ended it."""
 
 
 class DetokenizerCore:
@@ -76,14 +66,13 @@ class DetokenizerCore:
         self._live: dict[int, Sequence] = {}
         self._clients: dict[bytes, set[int]] = {}
         self._readers = Readers()
-        self._lost: dict[bytes, list[str]] = {}
-        self._ended: dict[int, Ended] = {}
+        self._departed = Departed()
         self._fence = 0
         """Highest epoch of a scheduler so far."""
         self._asked = -math.inf
         self._dirty: dict[int, Sequence] = {}
         self._out: list[Send] = []
-        self._tokens = 0
+        self._tokens = self._repeated = 0
         self._step = 0
         self._draining = False
 
@@ -126,6 +115,14 @@ class DetokenizerCore:
             self._readers.slow.discard(client)
             self._tell_lost(client)
 
+    def on_missed(self, role: str, now: float) -> bool:
+        """The scheduler does not read: what it is sent is dropped until it does."""
+        return role == "scheduler"
+
+    def on_hears(self, role: str, now: float) -> None:
+        """It reads again: what it tells of all sequences shows what of ours it has missed."""
+        self._out.append(self._hello())
+
     def on_wake(self, now: float) -> Seq[Send]:
         """One TextBatch for each client that there is news for. The second wake loads: raises
         `BadModel`."""
@@ -138,6 +135,8 @@ class DetokenizerCore:
                 self.on_message(message, now)
             self._early = []
         readers = self._readers
+        for client in readers.silent(self._clients, now):
+            self._out.append(Send(CLIENT, TextBatch([]), client))
         if not readers.all_open:
             self._look_after(readers, now)
         out, self._out = self._out, []
@@ -156,12 +155,13 @@ class DetokenizerCore:
             else:
                 waiting[sid] = seq
         self._dirty = waiting
+        readers.told(by_client)
         return [Send(CLIENT, TextBatch(news), client) for client, news in by_client.items()]
 
     def _look_after(self, readers: Readers, now: float) -> None:
         """Give up who is away for too long or far behind; knock at the others."""
         for client in readers.overdue(now):
-            self._give_up(client)
+            self._give_up(client, now - readers.away[client].since)
         if readers.slow:
             behind: Counter[bytes] = Counter()
             for seq in self._dirty.values():
@@ -174,7 +174,7 @@ class DetokenizerCore:
             self._out.append(Send(CLIENT, TextBatch([]), client))
 
     def next_timer(self) -> float | None:
-        """At once until loaded, then when a client that is away needs a look."""
+        """At once until loaded, then when a client needs a look."""
         return 0.0 if self._detokenizer is None else self._readers.next_timer()
 
     def drain(self, now: float) -> None:
@@ -195,7 +195,8 @@ class DetokenizerCore:
         phase = "draining" if self._draining else "stepping" if self._live else "idle"
         return Health(phase, self._step, WORKING_BUDGET,
                       {"detokenizer_sequences": float(len(self._live)),
-                       "detokenizer_tokens": float(self._tokens)})
+                       "detokenizer_tokens": float(self._tokens),
+                       "duplicates_dropped": float(self._repeated)})
 
     # --- work ---------------------------------------------------------------------------------
 
@@ -218,11 +219,10 @@ class DetokenizerCore:
     def _open(self, message: Open, detokenizer: Detokenizer, now: float) -> None:
         """A sequence, new or told once more. Its client gets a delta at once, which may be empty:
         the receipt that its request is in the ledger."""
-        key = message.client, message.rid, message.index
-        if self._fenced(message.epoch) or (not message.again and self._is_over(message, key)):
+        if self._fenced(message.epoch) or (not message.again and self._is_over(message)):
             return
         old = self._live.get(message.sid)
-        if old is not None and old.key == key:
+        if old is not None and old.key == (message.client, message.rid, message.index):
             if not message.again or old.untold:
                 self._catch_up(old, message)
                 if message.again:
@@ -232,37 +232,35 @@ class DetokenizerCore:
                 return  # on its way since before what is known; the client will ask again
         if old is not None:
             self._close(old)
+            self._taken(old, message.client)
         prompt = memoryview(message.prompt).cast("i")
         stream = detokenizer.stream(prompt, message.text.skip_special_tokens)
         seq = self._live[message.sid] = self._dirty[message.sid] = Sequence(message, stream)
         self._clients.setdefault(message.client, set()).add(message.sid)
-        self._ended.pop(message.sid, None)
+        self._departed.back(message.sid)
         self._readers.meet(message.client, now)
         self._catch_up(seq, message)
 
-    def _is_over(self, message: Open, key: Key) -> bool:
+    def _is_over(self, message: Open) -> bool:
         """It has ended here, or its client has been given up: the scheduler is told again."""
-        if message.rid in self._lost.get(message.client, ()):
-            if message.end is None:
-                self._out.append(Send("scheduler", Cancel(message.rid, message.client)))
-            return True
-        ended = self._ended.get(message.sid)
-        if ended is None or ended.key != key:
-            return False
-        if ended.stopped is not None and message.end is None:
-            self._out.append(Send("scheduler", Stop(message.sid, ended.stopped)))
-        return True
+        verdict = self._departed.verdict(message)
+        if verdict is not None and verdict.news is not None:
+            self._out.append(Send("scheduler", verdict.news))
+        return verdict is not None
 
     def _catch_up(self, seq: Sequence, message: Open) -> None:
         """Take what the message tells and `seq` has not seen."""
-        end, skip = message.end, seq.seen
+        end, skip, count = message.end, seq.seen, len(message.emitted) // 4
+        self._repeated += min(skip, count)
         if message.cached_tokens is not None:
             seq.cached = message.cached_tokens
+        if count >= skip:
+            seq.drafted, seq.accepted = message.draft_tokens, message.accepted_tokens
         if end is not None:
             seq.note(end)
         for row in message.prompt_logprobs:
             seq.add_prompt_logprobs(row)
-        if len(message.emitted) // 4 > skip:
+        if count > skip:
             self._dirty[seq.sid] = seq
             emitted = memoryview(message.emitted).cast("i").tolist()
             if message.emitted_logprobs:
@@ -279,11 +277,11 @@ class DetokenizerCore:
                 self._dirty.pop(sid, None)
                 self._close(seq)
         if not self._readers.shut(message.client):  # else it will ask again
-            delta = _error_delta(message.rid, UnknownRequest.code, "the engine does not know it")
-            self._out.append(Send(CLIENT, TextBatch([delta]), message.client))
+            self._out.append(Send(CLIENT, TextBatch([unknown(message)]), message.client))
 
     def _batch(self, message: TokenBatch, now: float) -> None:
         if self._fenced(message.epoch):
+            self._repeated += len(message.tokens) // 4
             return
         self._step += 1
         tokens = memoryview(message.tokens).cast("i").tolist()
@@ -296,14 +294,13 @@ class DetokenizerCore:
         for event in message.events:
             if (seq := live.get(event.sid)) is not None:
                 seq.note(event)
-        missed: set[int] = set()
-        at = 0
+        missed, at = False, 0
         for sid, start, count in zip(sids, starts, message.counts, strict=True):
             end = at + count
             seq = live.get(sid)
             if seq is not None and count:
                 if start > seq.seen:
-                    missed.add(sid)
+                    missed, seq.gap_end = True, start + count
                 else:
                     dirty[sid] = seq
                     self._row(seq, tokens[at:end], seq.seen - start, events.get(sid))
@@ -313,7 +310,7 @@ class DetokenizerCore:
             self._asked = now
             self._out.append(self._hello())
         for event in message.events:
-            if (seq := live.get(event.sid)) is not None and event.sid not in missed:
+            if (seq := live.get(event.sid)) is not None and seq.seen >= seq.gap_end:
                 self._finish(seq, event)
 
     def _verified(self, message: TokenBatch, sids: list[int], starts: list[int]) -> None:
@@ -332,7 +329,10 @@ class DetokenizerCore:
         """Tokens of one sequence, the first `skip` of them known already."""
         if event is not None and event.logprobs is not None:
             seq.add_logprobs(event.logprobs, tokens, skip)
-        new = tokens[skip:] if skip else tokens
+        new = tokens
+        if skip:
+            new = tokens[skip:]
+            self._repeated += len(tokens) - len(new)
         if new:
             self._push(seq, new, None if event is None else event.stop_token)
 
@@ -356,42 +356,42 @@ class DetokenizerCore:
         self._dirty[seq.sid] = seq
         self._close(seq)
 
-    def _give_up(self, client: bytes) -> None:
-        """Cancel all that a client has here; it is told when it comes back."""
-        sids = self._clients.get(client, set())
-        rids = list(dict.fromkeys(self._live[sid].rid for sid in sorted(sids)))
-        for rid in rids:
+    def _give_up(self, client: bytes, away: float = math.inf) -> None:
+        """Cancel what a client has here, but what lingers, if it is only away; it is told when it
+        comes back. away: seconds."""
+        mine = [self._live[sid] for sid in sorted(self._clients.get(client, ()))]
+        mine += [s for s in self._dirty.values() if s.client == client and s.sid not in self._live]
+        over = [seq for seq in mine if seq.linger <= away]
+        live = [seq for seq in over if seq.sid in self._live]
+        for rid in dict.fromkeys(seq.rid for seq in live):
             self._out.append(Send("scheduler", Cancel(rid, client)))
-        rids += [s.rid for s in self._dirty.values() if s.client == client and s.rid not in rids]
-        if rids:
-            self._lost[client] = self._lost.pop(client, []) + rids
-            if len(self._lost) > LOST_CLIENTS:
-                del self._lost[next(iter(self._lost))]
-        for sid in list(sids):
-            self._close(self._live[sid])
-        self._dirty = {sid: s for sid, s in self._dirty.items() if s.client != client}
-        self._readers.forget(client)
+        if over:
+            self._departed.lose(client, list(dict.fromkeys(seq.rid for seq in over)))
+        for seq in live:
+            self._close(seq)
+        for seq in over:
+            self._dirty.pop(seq.sid, None)
+        self._readers.left(client, min((s.linger for s in mine if s.linger > away), default=0.0))
+
+    def _taken(self, seq: Sequence, client: bytes) -> None:
+        """If another client has adopted it, tell who had it, if anybody is there."""
+        if client != seq.client and not self._readers.shut(seq.client):
+            delta = error_delta(seq.rid, Aborted.code, "another client has taken it up")
+            self._out.append(Send(CLIENT, TextBatch([delta]), seq.client))
 
     def _tell_lost(self, client: bytes) -> None:
-        if lost := self._lost.pop(client, None):
+        if lost := self._departed.take_lost(client):
             why = "given up: the client did not read its stream"
-            deltas = [_error_delta(rid, Aborted.code, why) for rid in dict.fromkeys(lost)]
+            deltas = [error_delta(rid, Aborted.code, why) for rid in lost]
             self._out.append(Send(CLIENT, TextBatch(deltas), client))
 
     def _close(self, seq: Sequence) -> None:
         del self._live[seq.sid]
-        stopped = seq.seen if isinstance(seq.stop_reason, str) else None
-        self._ended[seq.sid] = Ended(seq.key, stopped)
-        if len(self._ended) > ENDED:
-            del self._ended[next(iter(self._ended))]
+        self._departed.ended(seq)
         mine = self._clients[seq.client]
         mine.discard(seq.sid)
         if not mine:
             del self._clients[seq.client]
-
-
-def _error_delta(rid: str, code: str, why: str) -> Delta:
-    return Delta(rid, 0, 0, "", b"", finish_reason="error", error=Rejected(rid, code, why))
 
 
 def build(ctx: Context) -> DetokenizerCore:

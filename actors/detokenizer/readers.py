@@ -3,10 +3,18 @@
 A new incarnation does not know whether a client's connection has come back yet, and what is sent
 too early is lost. So it knocks first: an empty message, whose failure the shell reports within the
 same wake. A client that no wake has reported gone after a knock is there.
+
+A client whose requests only wait would vanish unnoticed, since nothing is sent to it: so who was
+told nothing for a while is knocked at as well. Whoever is merely busy just finds empty messages.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterable
+
+LISTEN = 0.2
+"""Seconds between two looks at who has requests and was told nothing since the last one."""
 RETURN = 0.5
 """Seconds in which a client whose connection broke may come back before it is given up."""
 RECONNECT = 5.0
@@ -20,11 +28,11 @@ REMEMBERED = 4096
 class Away:
     """A client that cannot be told anything now."""
 
-    __slots__ = ("until", "knock_at", "knocked")
+    __slots__ = ("since", "until", "knock_at", "knocked")
 
-    def __init__(self, until: float, knock_at: float) -> None:
+    def __init__(self, until: float, now: float) -> None:
+        self.since = self.knock_at = now
         self.until = until
-        self.knock_at = knock_at
         self.knocked = False
         """A knock is on its way: reached, unless `gone` comes before the next wake."""
 
@@ -37,6 +45,8 @@ class Readers:
         self.away: dict[bytes, Away] = {}
         self.slow: set[bytes] = set()
         """Clients that have not read what was sent: wait until they have."""
+        self._told: set[bytes] = set()
+        self._listen_at = math.inf
 
     @property
     def all_open(self) -> bool:
@@ -72,6 +82,14 @@ class Readers:
         self._here.pop(client, None)
         self.slow.discard(client)
 
+    def left(self, client: bytes, linger: float) -> None:
+        """The client did not come back. What is left for it lingers for so many seconds, if any,
+        from its going."""
+        if linger and client in self.away:
+            self.away[client].until = self.away[client].since + linger
+        else:
+            self.forget(client)
+
     def overdue(self, now: float) -> list[bytes]:
         """Who did not come back in time."""
         return [c for c, away in self.away.items() if away.until <= now and not away.knocked]
@@ -85,7 +103,25 @@ class Readers:
             self.away[client].knocked = True
         return due
 
+    def told(self, clients: Iterable[bytes]) -> None:
+        """Something was sent to these."""
+        self._told.update(clients)
+
+    def silent(self, clients: Collection[bytes], now: float) -> list[bytes]:
+        """Whom of the clients, who have requests, to knock at since they were told nothing."""
+        if not clients:
+            self._listen_at = math.inf
+            self._told.clear()
+            return []
+        if now < self._listen_at < math.inf:
+            return []
+        begun, self._listen_at = self._listen_at < math.inf, now + LISTEN
+        told, self._told = self._told, set()
+        return [c for c in clients if c not in told and not self.shut(c)] if begun else []
+
     def next_timer(self) -> float | None:
-        """When to look again; None = nobody is away."""
-        return min((0.0 if a.knocked else min(a.knock_at, a.until) for a in self.away.values()),
-                   default=None)
+        """When to look again; None = nobody has requests or is away."""
+        due = min((0.0 if a.knocked else min(a.knock_at, a.until) for a in self.away.values()),
+                  default=math.inf)
+        due = min(due, self._listen_at)
+        return due if due < math.inf else None

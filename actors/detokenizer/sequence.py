@@ -25,20 +25,25 @@ Key = tuple[bytes, str, int]
 class Sequence:
     """A live sequence. Tokens go in by `take`, deltas come out of `delta`."""
 
-    __slots__ = ("sid", "rid", "index", "client", "prompt_tokens", "cached", "seen",
-                 "drafted", "accepted", "finish_reason", "stop_reason", "error", "_prompt",
-                 "_stream", "_stops", "_min_tokens", "_include_stop", "_text", "_tokens", "_start",
-                 "_logprobs", "_prompt_logprobs", "_prompt_told")
+    __slots__ = ("sid", "rid", "index", "client", "linger", "prompt_tokens", "cached", "seen",
+                 "gap_end", "drafted", "accepted", "finish_reason", "stop_reason", "error",
+                 "_prompt", "_stream", "_stops", "_min_tokens", "_include_stop", "_text",
+                 "_tokens", "_start", "_logprobs", "_prompt_logprobs", "_prompt_told")
 
     def __init__(self, message: Open, stream: Stream) -> None:
         self.sid = message.sid
         self.rid = message.rid
         self.index = message.index
         self.client = message.client
+        self.linger = message.linger
+        """Seconds for which it outlives its client."""
         self.prompt_tokens = len(message.prompt) // 4
         self.cached = 0
         self.seen = 0
         """Tokens taken so far."""
+        self.gap_end = 0
+        """Tokens that there are, as a batch told whose own could not be taken, since those before
+        them have not come: until then the sequence cannot end."""
         self.drafted = self.accepted = 0
         """Drafts verified for it, and those accepted."""
         self.finish_reason: str | None = None

@@ -81,8 +81,10 @@ class Ledger:
         self._waiting.append(Record(kind, payload) if isinstance(payload, bytes)
                              else record(kind, payload))
 
-    def commit(self) -> None:
-        """Write the batch. Raises `LedgerFull` and keeps it for the next try."""
+    def commit(self, records: Iterable[Record] = ()) -> None:
+        """Write the batch, these records after it. Raises `LedgerFull` and keeps it all for the
+        next try."""
+        self._waiting += records
         if self._waiting:
             self._writer.commit(pack(self._waiting))
             self._waiting.clear()

@@ -54,6 +54,8 @@ class Emitted(Struct, frozen=True, array_like=True):
     """In order; together of all the tokens."""
     prompt_logprobs: list[RowLogprobs] = []
     finish: SequenceEvent | None = None
+    drafted: Count = 0
+    accepted: Count = 0
 
 
 class Said(Struct):
@@ -65,6 +67,9 @@ class Said(Struct):
     logprobs: list[RowLogprobs] = []
     prompt_logprobs: list[RowLogprobs] = []
     finish: SequenceEvent | None = None
+    drafted: int = 0
+    """Drafts verified for it, and those accepted."""
+    accepted: int = 0
 
 
 class Entry(Struct):
@@ -116,11 +121,26 @@ class History:
         submit = message.submit
         key = submit.client, submit.rid
         self.next_sid = max(self.next_sid, message.sid + submit.n)
-        if key not in self.entries:
+        known = self.entries.get(key) or self._handed_over(message)
+        if known is not None and known.over and message.sid > known.choices[-1].sid:
+            self.forget(key)  # long over, and its rid was used again
+            known = None
+        if known is None:
             choices = [Said(message.sid + i, bytearray(), logprobs=[], prompt_logprobs=[])
                        for i in range(submit.n)]
             self.entries[key] = Entry(submit, choices)
             self._said.update((said.sid, said) for said in choices)
+
+    def _handed_over(self, message: Admitted) -> Entry | None:
+        """The entry of these very sequences, that was another client's before."""
+        if message.sid not in self._said:
+            return None
+        before, entry = next((key, entry) for key, entry in self.entries.items()
+                             if entry.choices[0].sid == message.sid)
+        del self.entries[before]
+        entry.submit = message.submit
+        self.entries[message.submit.client, message.submit.rid] = entry
+        return entry
 
     def _emitted(self, message: Emitted) -> None:
         said = self._said.get(message.sid)
@@ -130,13 +150,14 @@ class History:
         said.logprobs = list(message.logprobs)
         said.prompt_logprobs = list(message.prompt_logprobs)
         said.cached_tokens = message.cached_tokens
+        said.drafted, said.accepted = message.drafted, message.accepted
         said.finish = message.finish or said.finish
 
     def _batch(self, batch: TokenBatch) -> None:
         sids, starts = (memoryview(c).cast("i") for c in (batch.sids, batch.starts))
         fresh: dict[int, int] = {}
         at = 0
-        for sid, start, count in zip(sids, starts, batch.counts, strict=True):
+        for row, (sid, start, count) in enumerate(zip(sids, starts, batch.counts, strict=True)):
             said = self._said.get(sid)
             mine, at = batch.tokens[4 * at:4 * (at + count)], at + count
             if said is None or said.finish is not None:
@@ -145,6 +166,9 @@ class History:
             if 0 <= known < count:
                 said.tokens += mine[4 * known:]
                 fresh[sid] = known
+                if batch.drafts and row >= batch.firsts:
+                    said.drafted += batch.drafts
+                    said.accepted += count - 1
         for event in batch.events:
             self._event(event, fresh.get(event.sid))
 
@@ -186,7 +210,8 @@ def entry_records(entry: Entry) -> Iterator[Record]:
     for said in entry.choices:
         if said.tokens or said.finish or said.prompt_logprobs:
             yield record(EMITTED, Emitted(said.sid, bytes(said.tokens), said.cached_tokens,
-                                          said.logprobs, said.prompt_logprobs, said.finish))
+                                          said.logprobs, said.prompt_logprobs, said.finish,
+                                          said.drafted, said.accepted))
 
 
 def record(kind: int, message: Any) -> Record:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 MAGIC = b"actorium ledger\x01"
 HEAD = struct.Struct("<IIB")
+CRC_OF_KIND = [zlib.crc32(bytes((kind,))) for kind in range(256)]
 SUFFIX = ".seg"
 MAX_PAYLOAD = 64 << 20
 """A length beyond this is rubbish, not a record."""
@@ -47,10 +48,9 @@ class Torn(NamedTuple):
 
 def pack(records: Iterable[Record]) -> bytes:
     """The bytes of a batch."""
-    parts = []
+    parts: list[bytes] = []
     for kind, payload in records:
-        crc = zlib.crc32(payload, zlib.crc32(bytes((kind,))))
-        parts += [HEAD.pack(len(payload), crc, kind), payload]
+        parts += HEAD.pack(len(payload), zlib.crc32(payload, CRC_OF_KIND[kind]), kind), payload
     return b"".join(parts)
 
 
@@ -64,7 +64,7 @@ def unpack(data: bytes) -> tuple[list[Record], int]:
         length, crc, kind = HEAD.unpack_from(data, at)
         payload = data[at + HEAD.size:at + HEAD.size + length]
         if (length > MAX_PAYLOAD or len(payload) < length
-                or zlib.crc32(payload, zlib.crc32(bytes((kind,)))) != crc):
+                or zlib.crc32(payload, CRC_OF_KIND[kind]) != crc):
             break
         records.append(Record(kind, payload))
         at += HEAD.size + length

@@ -32,6 +32,8 @@ from actorium.actors.recorder.veil import Veil
 
 LOG = logging.getLogger("actorium.recorder")
 ROLE = "scheduler"
+STUCK = "stuck"
+"""The call of an event: the grammars of these sequences could not go on."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -111,6 +113,9 @@ class Recorder:
         except BaseException:
             self._end()
             raise
+        masking = getattr(self._core, "masking", None)
+        if masking is not None and masking.told:  # by a grammar, which a replay does not know
+            self._events.append(Event(now, None, STUCK, [str(sid) for sid in masking.told]))
         self._turns.append((self._events, now, sends))
         self._events = []
         return sends

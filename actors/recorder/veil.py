@@ -28,6 +28,8 @@ Longs = NDArray[np.int64]
 NOTHING = np.zeros(0, np.int32)
 DIGEST = 16
 """Bytes that a page hands on to the next; 4 of them are told."""
+VEILED = "veiled"
+"""Instead of a grammar."""
 SPARE = 4
 """Chains for each slot: results of two plans may be due while others have entered its slots."""
 
@@ -79,11 +81,12 @@ class Veil:
         return digest
 
     def submit(self, message: Submit) -> Submit:
-        """The request without its words: no prompt, no stop strings, no biases."""
+        """The request without its words: no prompt, no stop strings, no biases, no grammar."""
         return msgspec.structs.replace(
             message, prompt=self.tokens(message.prompt),
             text=msgspec.structs.replace(message.text, stop=()),
-            params=msgspec.structs.replace(message.params, logit_bias={}))
+            params=msgspec.structs.replace(message.params, logit_bias={}),
+            grammar=VEILED if message.grammar else "")
 
     # --- what is emitted ---
 
@@ -127,7 +130,8 @@ class Veil:
         if plans and plans[0][0] == result.step:
             self._emit(plans.popleft()[1], result, out)
         return StepResult(result.epoch, result.step, result.counts, out.tobytes(), result.finish,
-                          busy_us=result.busy_us, idle_us=result.idle_us)
+                          busy_us=result.busy_us, idle_us=result.idle_us,
+                          drafts=bytes(len(result.drafts)))
 
     def _emit(self, rows: Longs, result: StepResult, out: Ints) -> None:
         tokens = np.frombuffer(result.tokens, np.int32)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from actorium.actors.messages import Child, Exited
 from actorium.actors.runtime.process import kill_group, python, send_signal
+from actorium.actors.watchdog.processes import sight_of
 
 STDERR = 2
 SOCKETS = (".inbox", ".front")
@@ -86,9 +87,11 @@ class Actors:
         """It has not been reaped."""
         return self.running.get(actor.pidfd) is actor
 
-    def dump(self, actor: Actor) -> None:
-        """Have it write down its stacks; a stopped process cannot."""
+    def dump(self, actor: Actor) -> bool:
+        """Have it write down its stacks; False = it is stopped, and cannot."""
         send_signal(actor.pid, STACKS_SIGNAL)
+        sight = sight_of(actor.pid)
+        return sight is not None and not sight.stopped
 
     def children(self) -> list[Child]:
         """Who runs."""

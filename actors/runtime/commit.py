@@ -54,24 +54,20 @@ class Committer:
 
     def pass_on(self, sends: Sequence[Send], now: float) -> Sequence[Send]:
         """Commit the records among `sends`; returns what may be sent now, in order."""
-        first = next((i for i, send in enumerate(sends) if send.to == RECORDS), None)
-        if first is None:
+        records = [send.message for send in sends if send.to == RECORDS]
+        if not records:
             return sends
-        after = []
-        for send in sends[first:]:
-            if send.to == RECORDS:
-                self._ledger.append(send.message.kind, send.message.payload)
-            else:
-                after.append(send)
         try:
-            self._ledger.commit()
+            self._ledger.commit(records)
         except LedgerFull as error:
-            self.full, self._held = True, after
-            why = f"the ledger takes no more: {error.strerror}"
+            first = next(i for i, send in enumerate(sends) if send.to == RECORDS)
+            self.full = True
+            self._held = [send for send in sends[first:] if send.to != RECORDS]
+            why = error.strerror or str(error)
             LOG.error("%s; requests wait until it does", why)
             self._core.on_ledger_full(why, now)
             return sends[:first]
-        return [*sends[:first], *after]
+        return [send for send in sends if send.to != RECORDS]
 
     def retry(self, now: float) -> Sequence[Send]:
         """After a failure: try again, with less on the disk if that can be had. Returns what may

@@ -2,7 +2,7 @@
 
     <run dir's parent>/crashes/ENGINE-ROLE-EPOCH-TIME.tar.gz
         about.json   who died of what, when, on what
-        config.json  the engine's
+        config.json  the engine's, without its keys
         status.json  what the watchdog knew, if it could tell
         *.log        the ends of the actors' logs; stacks of a fatal signal or of a hang are there
         *.tape0/1    the flight recorder's files (`actorium replay` takes the whole report)
@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from actorium.actors import config as configs
 from actorium.actors.messages import Exited, FromWatchdogFront, GetStatus
 from actorium.actors.runtime.process import describe_exit
 from actorium.actors.runtime.rundir import address
@@ -73,7 +74,8 @@ def _take(run_dir: Path, staging: Path) -> None:
         if entry.suffix in TAKEN:
             with contextlib.suppress(FileNotFoundError):
                 os.link(entry, staging / entry.name)
-    shutil.copyfile(run_dir / "config.json", staging / "config.json")
+    config = configs.load((run_dir / "config.json").read_bytes())
+    (staging / "config.json").write_bytes(msgspec.json.encode(configs.public(config)))
 
 
 def _about(run_dir: Path, gone: Exited, why: str) -> dict[str, object]:

@@ -178,13 +178,15 @@ class Outbox:
 
     A full pipe neither blocks nor loses: up to `hwm` more messages wait here, in order, until
     `flush` can send them (`fd` tells when). With `lossy` they are dropped and counted instead:
-    for messages that the next one replaces.
+    for messages that the next one replaces. Where all can be told once more, `give_up` drops them.
     """
 
     def __init__(self, context: zmq.Context[Any], address: str, *, hwm: int,
                  lossy: bool = False) -> None:
         self.address = address
         self.dropped = 0
+        self.deaf = False
+        """Everything is dropped until the pipe takes messages again."""
         self.backlog: deque[bytes] = deque()
         self._hwm = hwm
         self._lossy = lossy
@@ -201,6 +203,9 @@ class Outbox:
 
     def send(self, message: Any) -> None:
         """Send, or keep for `flush`. Raises `Overflow` when the backlog is full, too."""
+        if self.deaf:
+            self.dropped += 1
+            return
         frame = _encode(message)
         if not self.backlog:
             try:
@@ -216,8 +221,22 @@ class Outbox:
         else:
             self.backlog.append(frame)
 
+    def give_up(self) -> None:
+        """After `Overflow`: drop that message, what waits, and what comes until `flush` is true."""
+        self.dropped += 1 + len(self.backlog)
+        self.backlog.clear()
+        self.deaf = True
+
+    @property
+    def waiting(self) -> bool:
+        """`flush` has something to do."""
+        return self.deaf or bool(self.backlog)
+
     def flush(self) -> bool:
         """Send what waits, as far as the pipe takes it; True when nothing waits any more."""
+        if self.deaf:
+            self.deaf = not self.socket.getsockopt(EVENTS) & POLLOUT  # type: ignore[operator]
+            return not self.deaf
         while self.backlog:
             try:
                 self.socket.send(self.backlog[0], NOBLOCK)

@@ -18,7 +18,7 @@ from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 MAX_IPC_PATH = 107
 """sun_path less its terminator."""
 LONGEST_SOCKET = "detokenizer.front"
-OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json"})
+OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json", "gateway.json"})
 OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1")
 LEDGER = "ledger"
 """Directory of the ledger, where no other was chosen."""

@@ -262,8 +262,14 @@ class Shell:
             self.wake_soon()
         else:
             outbox = self._outbox(send.to)
-            outbox.send(send.message)
-            if outbox.backlog:
+            try:
+                outbox.send(send.message)
+            except Overflow:
+                on_missed = getattr(self.core, "on_missed", None)
+                if on_missed is None or not on_missed(send.to, now):
+                    raise
+                outbox.give_up()
+            if outbox.waiting:
                 self._watch(send.to, outbox)
 
     def _outbox(self, role: str) -> Outbox:
@@ -282,10 +288,15 @@ class Shell:
         self._arm_retry()
 
     def _flush(self, role: str) -> None:
-        outbox = self.outboxes[role]
+        outbox, deaf = self.outboxes[role], self.outboxes[role].deaf
+        if deaf and self._commits is not None and self._commits.full:
+            return  # what is held there is from before that which is dropped
         if outbox.flush():
             self.loop.remove_reader(outbox.fd)
             self._watched.discard(role)
+            on_hears = getattr(self.core, "on_hears", None) if deaf else None
+            if on_hears is not None:
+                on_hears(role, monotonic())
             self.wake_soon()
 
     def _arm_retry(self) -> None:
@@ -305,7 +316,7 @@ class Shell:
 
     def _all_sent(self) -> bool:
         held = self._commits is not None and self._commits.full
-        return not held and not any(box.backlog for box in self.outboxes.values()) and not (
+        return not held and not any(box.waiting for box in self.outboxes.values()) and not (
             self.front is not None and self.front.waiting)
 
     # --- timer ---

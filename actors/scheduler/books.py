@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
+import msgspec
 import numpy as np
 
 from actorium.actors.config import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
+from actorium.actors.scheduler.adoption import Lingering
 from actorium.actors.scheduler.memory import Memory
 from actorium.actors.scheduler.pages import NO_PAGES, BooksError, Ints
 from actorium.actors.scheduler.policy import CLIP, Reserve, Running, choose_victim
@@ -28,6 +30,7 @@ class Books:
 
     def __init__(self, config: SchedulerConfig, memory: MemoryConfig) -> None:
         self.requests: dict[tuple[bytes, str], Request] = {}
+        self.lingering = Lingering()
         self.sequences: dict[int, Sequence] = {}
         self.queue = WaitingQueue(config.schedule_policy, config.tenant_weights)
         self.extending: list[Sequence] = []
@@ -79,9 +82,16 @@ class Books:
     def enlist(self, request: Request) -> None:
         """A new request: all its sequences wait."""
         self.requests[request.key] = request
+        self.lingering.add(request)
         for sequence in request.live.values():
             self.sequences[sequence.sid] = sequence
             self.queue.push(sequence)
+
+    def hand_over(self, request: Request, client: bytes) -> None:
+        """A living request is another client's from now on."""
+        del self.requests[request.key]
+        request.submit = msgspec.structs.replace(request.submit, client=client)
+        self.requests[request.key] = request
 
     def end(self, sequence: Sequence) -> None:
         """The sequence is over, wherever it was; what it held is free (or only cached) at once.
@@ -98,6 +108,7 @@ class Books:
         del self.sequences[sequence.sid], request.live[sequence.sid]
         if not request.live:
             self.over.append(self.requests.pop(request.key))
+            self.lingering.drop(request)
 
     def preempt(self, sequence: Sequence, cause: str) -> None:
         """Take slot and pages from a running sequence; it will be recomputed, first of its class,

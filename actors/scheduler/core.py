@@ -10,9 +10,9 @@ Where things live: `books` (who is where), `slots` (numpy columns of the running
 page pools and the prefix tree), `pages` (one pool), `radix`, `eviction`, `nodes` (the tree),
 `checkpoints` (of recurrent states), `queue` (the waiting), `policy` (every choice, as a pure
 function), `speculation` (how many drafts), `plans` (making a plan), `results` (reading its result),
-`metrics` (what is observed of requests), `limits` (whom to refuse), `outgoing` (what is sent, in
-which order), `recovery` (what the ledger and others are told, and going on from it), `suspects` and
-`trials` (who kills the worker).
+`masking` (which tokens are allowed), `metrics` (what is observed of requests), `limits` (whom to
+refuse), `outgoing` (what is sent, in which order), `recovery` (what the ledger and others are told,
+and going on from it), `suspects` and `trials` (who kills the worker).
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ from actorium.actors.messages import (
     Submit,
     TokenBatch,
     ToScheduler,
-    Unknown,
 )
 from actorium.actors.runtime.commit import open_ledger
+from actorium.actors.scheduler.audit import Auditor
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.limits import Objection, longest, misfit, objection_to
+from actorium.actors.scheduler.masking import Load, Masking, no_vocabulary, vocabulary
 from actorium.actors.scheduler.metrics import Metrics, memory_gauges
-from actorium.actors.scheduler.outgoing import Outgoing
+from actorium.actors.scheduler.outgoing import DETOKENIZER, Outgoing
 from actorium.actors.scheduler.plans import Planner, PlanRecord
 from actorium.actors.scheduler.queue import Deadlines
 from actorium.actors.scheduler.recovery import Chronicle, Past, revive
@@ -69,12 +70,13 @@ class SchedulerCore:
     inbox = ToScheduler
     front = None
 
-    def __init__(self, context: Context, past: Past | None = None) -> None:
+    def __init__(self, context: Context, past: Past | None = None,
+                 load: Load = no_vocabulary) -> None:
         self._config = context.config.scheduler
-        self._memory = context.config.memory
         self._start_budget = context.config.runtime.start_timeout
         self._epoch = context.epoch
-        self.books = Books(self._config, self._memory)
+        self.books = Books(self._config, context.config.memory)
+        self._auditor = Auditor(self.books, context.config.memory)
         self._planner = Planner(self.books, context.epoch, self._config.max_num_batched_tokens,
                                 self._config.force_preempt_every)
         self._fixed = parse_speculative(context.config.speculation.speculative).fixed
@@ -92,9 +94,10 @@ class SchedulerCore:
         self._outgoing = Outgoing(self._chronicle)
         self._outgoing.order(Reset(self._epoch))
         self._trials = Trials(self.books)
+        self.masking = Masking(load)
         self._restarts = 0  # of the worker
+        self._missed = 0  # how often the detokenizer was told nothing, as it did not read
         self._best_rate = 0.0  # most tokens a second that a step has computed
-        self._audited = 0
         self._notice = ""
         """What people should know, kept in the health's detail."""
         self._sums = {"tokens": 0, "prompt_tokens": 0, "busy_us": 0, "idle_us": 0}
@@ -117,9 +120,9 @@ class SchedulerCore:
         elif isinstance(message, Flush):
             self._on_flush(message)
         elif isinstance(message, Recall):
-            self._on_recall(message, now)
+            self._outgoing.tell_one(self.books, message, now)
         elif isinstance(message, Hello):
-            self._on_hello(message, now)
+            self._outgoing.tell_all(self.books, now)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
         """No front."""
@@ -128,7 +131,11 @@ class SchedulerCore:
         """End what is overdue, send as many plans as may be on their way, tell the news."""
         for request in self._deadlines.expired(now):
             self._end_request(request, "deadline")
-        self._trials.hold()
+        if self._trials.on:
+            self._trials.hold()
+        if self.masking and self._unresolved:
+            for masks in self.masking.follow(self.books, self._unresolved[0], self._epoch):
+                self._outgoing.order(masks)
         depth = 0 if self._worker is None or self._outgoing.full else self._depth
         while len(self._unresolved) < depth:
             made = self._planner.plan(self._step + 1, tuple(self._unresolved))
@@ -136,17 +143,25 @@ class SchedulerCore:
                 break
             plan, record = made
             self._step += 1
+            if self.masking:
+                plan = self.masking.plan(self.books, plan, record, self._unresolved)
             self._unresolved.append(record)
             self._outgoing.order(plan)
             if plan.admit:
                 seated = self.books.table.sequences
                 self._metrics.admitted([seated[admit.slot] for admit in plan.admit], now)
+        for request, objection in self.masking.stuck():
+            self._refuse(request, objection)
         if events := self._outgoing.events:
             self._metrics.ended(events, now)
             self._outgoing.tell_batch(self._batch(events))
             self._outgoing.events = []
-        self._audit()
-        self._chronicle.over(self.books.over, now)
+        notice = self._auditor.look(self._step, bool(self._unresolved))
+        if notice is not None:
+            self._notice = notice
+            self._fit_all()
+        if self.books.over:
+            self._chronicle.over(self.books.over, now)
         return self._outgoing.take(self.books.table)
 
     def next_timer(self) -> float | None:
@@ -172,8 +187,9 @@ class SchedulerCore:
         gauges = {"running": books.table.running, "waiting": len(books.queue),
                   "waiting_requests": books.queue.requests,
                   "steps": self._step, **self._trials.gauges(), "worker_restarts": self._restarts,
-                  "retained": len(self._chronicle.retained),
-                  "ledger_full": bool(self._outgoing.full), **memory_gauges(books), **self._sums,
+                  "retained": len(self._chronicle.retained), "missed": self._missed,
+                  "ledger_full": bool(self._outgoing.full), "masks": self.masking.made,
+                  **memory_gauges(books), **self._sums,
                   **self._planner.drafting.gauges()}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
         told = {k: float(v) for k, v in gauges.items()}
@@ -204,7 +220,10 @@ class SchedulerCore:
             else:
                 self._chronicle.over([request], past.now)
         live = self.books.requests.values()
-        self._outgoing.tell(self._chronicle.tell_all(live, self.books.table))
+        self._outgoing.tell_all(self.books, past.now)
+        for request in list(live):
+            if (objection := self.masking.enlist(request)) is not None:
+                self._refuse(request, objection)
         if live:
             tokens = self._metrics.resumed(self.books.sequences.values())
             self._notice = (f"resumed {len(live)} unfinished requests from the ledger, with "
@@ -223,38 +242,29 @@ class SchedulerCore:
         """It does again."""
         self._outgoing.full, self._notice = "", "the ledger takes records again"
 
-    def _on_hello(self, hello: Hello, now: float) -> None:
-        """A new detokenizer, or one that has missed something."""
-        self._chronicle.over(self.books.over, now)
-        live = self.books.requests.values()
-        self._outgoing.tell(self._chronicle.tell_all(live, self.books.table))
+    def on_missed(self, role: str, now: float) -> bool:
+        """The detokenizer does not read: what it is told is dropped until it does. (A worker that
+        does not is a fault: it has two plans at the most.)"""
+        self._missed += role == DETOKENIZER
+        return role == DETOKENIZER
 
-    def _on_recall(self, recall: Recall, now: float) -> None:
-        self._chronicle.over(self.books.over, now)
-        key = recall.client, recall.rid
-        request = self.books.requests.get(key) or self._chronicle.retained.get(key)
-        if request is None:
-            self._outgoing.tell([Unknown(recall.rid, recall.client)])
-        else:
-            self._outgoing.tell_again(request, self.books.table)
+    def on_hears(self, role: str, now: float) -> None:
+        """It reads again: it is told all."""
+        self._outgoing.tell_all(self.books, now)
 
     # --- requests --------------------------------------------------------------------------------
 
     def _on_submit(self, submit: Submit, now: float) -> None:
         """Queue a request, or refuse it. One that is already here (a resend) is left alone; if it
         is over, it is told again."""
-        key = submit.client, submit.rid
-        if key in self.books.requests:
-            return
-        self._chronicle.over(self.books.over, now)
-        known = self._chronicle.retained.get(key)
-        if known is not None:
-            self._outgoing.tell_again(known, self.books.table)
+        if ((submit.client, submit.rid) in self.books.requests
+                or self._outgoing.knows(self.books, submit, now)):
             return
         request = open_request(submit, self.next_sid)
         self.next_sid += submit.n
         closed = "the engine is stopping" if self._draining else self._outgoing.full
         objection = objection_to(request, now, self.books, self._worker, self._best_rate, closed)
+        objection = objection or self.masking.enlist(request)
         if objection is not None:
             self._turn_away(request, objection, now)
             return
@@ -316,6 +326,7 @@ class SchedulerCore:
 
     def _end(self, sequence: Sequence, event: SequenceEvent) -> None:
         self.books.end(sequence)
+        self.masking.forget(sequence.sid)
         if drafts := drafts_of(sequence):
             event = msgspec.structs.replace(event, **drafts)
         sequence.finish = event
@@ -324,24 +335,6 @@ class SchedulerCore:
     def _batch(self, events: list[SequenceEvent]) -> TokenBatch:
         return TokenBatch(step=self._step, sids=b"", starts=b"", counts=b"", tokens=b"",
                           events=events, epoch=self._epoch)
-
-    # --- the books -------------------------------------------------------------------------------
-
-    def _audit(self) -> None:
-        """With debug_memory: all the books, at idle and every so many steps. Else, each time the
-        engine falls idle, what can be afforded: pages in doubt are put out of use, and it is said.
-        """
-        idle = not (self.books.table.running or self._unresolved)
-        if self._memory.debug_memory:
-            if idle or self._step >= self._audited + self._memory.audit_every:
-                self.books.audit()
-                self._audited = self._step
-        elif idle and self._audited != self._step:
-            self._audited = self._step
-            notice = self.books.memory.settle()
-            if notice is not None:
-                self._notice = notice
-                self._fit_all()
 
     # --- the worker ------------------------------------------------------------------------------
 
@@ -354,6 +347,7 @@ class SchedulerCore:
         books = self.books
         convicted = self._trials.accuse(self._unresolved)
         self._unresolved.clear()
+        self.masking.start_over()
         while (sequence := books.table.latest()) is not None:
             books.preempt(sequence, "worker")
             self._metrics.resumed([sequence])
@@ -375,6 +369,7 @@ class SchedulerCore:
             self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
         self._metrics.result(record, result, now)
         credited = resolve(self.books, record, result)
+        self.masking.learn(self.books, record, result)
         if self._planner.drafting.most:
             self._planner.learn(record, credited.verified, result.busy_us)
         self._sums["tokens"] += credited.tokens
@@ -384,7 +379,8 @@ class SchedulerCore:
             if credited.batch.events:
                 self._metrics.ended(credited.batch.events, now)
             self._outgoing.tell_batch(credited.batch)
-        self._trials.decoded(record)
+        if self._trials.on:
+            self._trials.decoded(record)
 
 
 def build(context: Context) -> SchedulerCore:
@@ -392,9 +388,9 @@ def build(context: Context) -> SchedulerCore:
 
     With a ledger it goes on from there. Raises `BadConfig` and `EngineUnavailable` if that cannot
     be."""
-    ledger = open_ledger(context)
+    ledger, load = open_ledger(context), vocabulary(context)
     if ledger is None:
-        return SchedulerCore(context)
-    core = SchedulerCore(context, Past(ledger.history, ledger.same_boot, monotonic()))
+        return SchedulerCore(context, load=load)
+    core = SchedulerCore(context, Past(ledger.history, ledger.same_boot, monotonic()), load)
     core.ledger = ledger
     return core

@@ -7,6 +7,10 @@ given to two sequences, shared too early or matched wrongly shows at once.
 
 With drafts, a decode emits 1 to 1 + drafts tokens, the same ones as without: which drafts were
 right is decided by dice of (seed, position) against given acceptances.
+
+A sequence with masks emits the next token from the hash on that its mask allows. What is drafted
+for it is the hash itself, or, where the dice say so, the token after it, which is mostly wrong:
+masks of later rows depend on drafts, so which of them are right cannot be said afterwards.
 """
 
 from __future__ import annotations
@@ -20,9 +24,11 @@ from actorium.actors.config import Config
 from actorium.actors.core import Context, Health, Send
 from actorium.actors.messages import (
     Admit,
+    Masks,
     PageGroup,
     Ready,
     Reset,
+    RowMask,
     StepPlan,
     StepResult,
     ToWorker,
@@ -55,6 +61,15 @@ def next_token(seed: int, position: int, vocab: int, held_back: tuple[int, ...] 
     while token in held_back:
         token = (token + 1) % vocab
     return token
+
+
+def next_allowed(seed: int, position: int, bits: bytes) -> int:
+    """The first token from the hash on, round the vocabulary, that a mask allows."""
+    allowed = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
+    if not len(allowed):
+        raise BadPlan("a mask allows nothing")
+    at = np.searchsorted(allowed, next_token(seed, position, VOCAB))
+    return int(allowed[at % len(allowed)])
 
 
 class NullWorker:
@@ -109,7 +124,13 @@ class NullWorker:
         self._drafted = np.zeros(slots, np.bool_)
         """Sampled by the last plan."""
         self._picky = np.zeros(slots, np.bool_)
-        """Has eos_ids, to be looked at one by one."""
+        """Has eos_ids or masks, to be looked at one by one."""
+        self._masked: dict[int, list[int]] = {}
+        """Slots with masks -> what was drafted for them."""
+        self._masks: dict[tuple[int, int], bytes] = {}
+        """Of the step, by slot and row."""
+        self._held: StepPlan | None = None
+        """Waits for its masks."""
 
     # --- the shell's side ------------------------------------------------------------------------
 
@@ -117,9 +138,24 @@ class NullWorker:
         """Take a plan (and answer it) or a reset."""
         if isinstance(message, Reset):
             self._reset(message)
-        elif self._taken and message.epoch == self._epoch:
-            self._out.append(Send("scheduler", self.run(message)))
-            self._steps += 1
+        elif not self._taken or message.epoch != self._epoch:
+            return
+        elif isinstance(message, Masks):
+            plan, self._held = self._held, None
+            if plan is None or plan.step != message.step:
+                raise BadPlan(f"masks of step {message.step}, for which no plan waits")
+            self._answer(plan, message.masks)
+        elif self._held is not None:
+            raise BadPlan(f"step {message.step} comes before the masks of {self._held.step}")
+        elif message.masks_follow:
+            self._held = message
+        else:
+            self._answer(message, message.masks)
+
+    def _answer(self, plan: StepPlan, masks: list[RowMask]) -> None:
+        self._masks = {(mask.slot, mask.row): mask.bits for mask in masks}
+        self._out.append(Send("scheduler", self.run(plan)))
+        self._steps += 1
 
     def _reset(self, reset: Reset) -> None:
         if reset.epoch < self._epoch or reset.worker not in (0, self.ready.epoch):
@@ -150,7 +186,7 @@ class NullWorker:
         return True
 
     def health(self) -> Health:
-        # A plan is run at once: between two messages nothing is ever on its way.
+        # A plan is run when it is whole: between two messages nothing is ever on its way.
         return Health("idle" if self._steps else "ready", self._steps, 60.0)
 
     # --- a step ----------------------------------------------------------------------------------
@@ -181,7 +217,7 @@ class NullWorker:
             if self._cost is not None else 0
         return StepResult(epoch=plan.epoch, step=plan.step, tokens=tokens.tobytes(),
                           counts=counts.astype(np.uint8).tobytes(), finish=finish.tobytes(),
-                          busy_us=busy)
+                          busy_us=busy, drafts=self._draft_masked(rows))
 
     def _remember(self, memory: PageMemory, rows: Ints, firsts: int, window: int, tokens: Ints,
                   counts: Ints) -> None:
@@ -208,7 +244,23 @@ class NullWorker:
             dice = hash_tokens(seeds, (lengths + draft).astype(np.uint64), SIDES)
             right &= dice < self._acceptance[draft] * SIDES
             reach += right
+        if self._masked:
+            reach[np.isin(slots, list(self._masked))] = window
         return reach
+
+    def _draft_masked(self, rows: Ints) -> bytes:
+        """Draft for the sampled slots with masks; what the result says of that."""
+        masked = [slot for slot in rows.tolist() if slot in self._masked] if self._masked else []
+        if not masked or not self._drafts:
+            return b""
+        grid = np.zeros((len(masked), self._drafts), np.int32)
+        for place in range(self._drafts):
+            seeds, at = self._seed[masked], (self._length[masked] + place).astype(np.uint64)
+            wrong = hash_tokens(seeds ^ DICE, at, SIDES) >= self._acceptance[place] * SIDES
+            grid[:, place] = (hash_tokens(seeds, at, VOCAB) + wrong) % VOCAB
+        for slot, drafts in zip(masked, grid.tolist(), strict=True):
+            self._masked[slot] = drafts
+        return grid.tobytes()
 
     def _sample(self, rows: Ints, reach: Ints) -> tuple[Ints, Ints, NDArray[np.uint8]]:
         """The next tokens of each row, `reach` of them (0 = it has ended) unless it ends earlier.
@@ -225,22 +277,30 @@ class NullWorker:
             for at in picky.tolist():
                 parts[at], by_eos = self._pick(int(rows[at]), int(counts[at]))
                 if by_eos:
-                    counts[at], finish[at] = len(parts[at]), 1
+                    finish[at] = 1
+                elif len(parts[at]) < counts[at]:
+                    finish[at] = 0
+                counts[at] = len(parts[at])
             tokens = np.concatenate(parts)
         self._length[rows] += counts
         self._alive[rows[finish > 0]] = False
         return tokens, counts, finish
 
     def _pick(self, slot: int, count: int) -> tuple[Ints, bool]:
-        """The next `count` tokens of a slot with eos_ids, fewer if one of those is among them."""
+        """The next `count` tokens of a slot with eos_ids or masks, fewer if one of those ids is
+        among them, or one is not what was drafted."""
         admit, length = self._admits[slot], int(self._length[slot])
         assert admit is not None
-        eos, tokens = admit.params.eos_ids, []
-        for position in range(length, length + count):
+        eos, tokens, drafts = admit.params.eos_ids, list[int](), self._masked.get(slot)
+        for place, position in enumerate(range(length, length + count)):
             early = position - admit.prompt_len < admit.params.min_tokens
-            tokens.append(next_token(admit.seed, position, VOCAB, eos if early else ()))
+            bits = None if drafts is None else self._masks.get((slot, place))
+            tokens.append(next_token(admit.seed, position, VOCAB, eos if early else ())
+                          if bits is None else next_allowed(admit.seed, position, bits))
             if tokens[-1] in eos:
                 return np.array(tokens, np.int32), True
+            if drafts is not None and place < len(drafts) and tokens[-1] != drafts[place]:
+                break
         return np.array(tokens, np.int32), False
 
     def _release(self, slots: Ints) -> None:
@@ -249,6 +309,7 @@ class NullWorker:
                 raise BadPlan(f"release of the empty slot {slot}")
             self._admits[slot] = None
             self._alive[slot] = False
+            self._masked.pop(slot, None)
             if self._memory is not None:
                 self._memory.release(slot)
 
@@ -261,15 +322,20 @@ class NullWorker:
         self._target[slot] = self._length[slot] = tokens
         self._kv[slot] = admit.cached_len
         self._end[slot] = admit.prompt_len + admit.params.max_tokens
-        self._picky[slot] = bool(admit.params.eos_ids)
+        self._picky[slot] = bool(admit.params.eos_ids) or admit.params.masked
+        if admit.params.masked:
+            self._masked[slot] = []
         self._alive[slot] = True
         if self._memory is not None:
             self._check_emitted(admit)
             self._memory.admit(admit)
 
     def _check_emitted(self, admit: Admit) -> None:
-        """After a preemption the emitted tokens must come back as they were."""
+        """After a preemption the emitted tokens must come back as they were (which with masks
+        nobody knows)."""
         eos = admit.params.eos_ids
+        if admit.params.masked:
+            return
         for at, token in enumerate(ints_of(admit.tokens)[admit.prompt_len:].tolist()):
             early = at < admit.params.min_tokens
             if token != next_token(admit.seed, admit.prompt_len + at, VOCAB, eos if early else ()):

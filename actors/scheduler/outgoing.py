@@ -5,8 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from actorium.actors.core import Send
-from actorium.actors.messages import Reset, SequenceEvent, StepPlan, ToDetokenizer, TokenBatch
+from actorium.actors.messages import (
+    Masks,
+    Recall,
+    Reset,
+    SequenceEvent,
+    StepPlan,
+    Submit,
+    ToDetokenizer,
+    TokenBatch,
+    Unknown,
+)
+from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.recovery import Chronicle
 from actorium.actors.scheduler.requests import Request
 from actorium.actors.scheduler.slots import SlotTable
@@ -30,7 +43,7 @@ class Outgoing:
         self._refusals: list[Send] = []
         """What is told although the ledger is full."""
 
-    def order(self, message: StepPlan | Reset) -> None:
+    def order(self, message: StepPlan | Masks | Reset) -> None:
         """To the worker."""
         self._orders.append(Send(WORKER, message))
 
@@ -52,13 +65,72 @@ class Outgoing:
         """All of a request, for a client that has lost its stream."""
         self.tell(self._chronicle.openings(request, table, again=True))
 
+    def tell_all(self, books: Books, now: float) -> None:
+        """Everything, for a detokenizer that is new or has missed something."""
+        self._chronicle.over(books.over, now)
+        self.tell(self._chronicle.tell_all(books.requests.values(), books.table))
+
+    def tell_one(self, books: Books, recall: Recall, now: float) -> None:
+        """What its client asks for: all of a request, or that it is not known."""
+        self._chronicle.over(books.over, now)
+        key = recall.client, recall.rid
+        request = books.requests.get(key) or self._chronicle.retained.get(key)
+        found = None
+        if request is not None and recall.adopt and request.submit.tenant != recall.tenant:
+            request = None
+        elif request is None and recall.adopt:
+            found = self._lingering(books, recall)
+            if found is not None and found.submit.rid == recall.rid:
+                request = self._adopt(books, found, recall.client, now)
+        if request is None:
+            self.tell([Unknown(recall.rid, recall.client, found is not None)])
+        else:
+            self.tell_again(request, books.table)
+
+    def knows(self, books: Books, submit: Submit, now: float) -> bool:
+        """A request was sent that is over, and is told again, or that another client has sent just
+        before, and is adopted."""
+        self._chronicle.over(books.over, now)
+        known = self._chronicle.retained.get((submit.client, submit.rid))
+        if known is None and submit.linger:
+            known = self._lingering(books, submit)
+            if known is not None:
+                same = known.submit.rid == submit.rid
+                known = self._adopt(books, known, submit.client, now) if same else None
+        if known is not None:
+            self.tell_again(known, books.table)
+        return known is not None
+
+    def _lingering(self, books: Books, asked: Recall | Submit) -> Request | None:
+        """Whoever's request of that name and tenant."""
+        for group in (books.lingering, self._chronicle.retained.lingering):
+            request = group.get(asked.rid, asked.tenant)
+            if request is not None:
+                return request
+        return None
+
+    def _adopt(self, books: Books, request: Request, client: bytes, now: float) -> Request:
+        """It is another client's from now on; first for the ledger, then for everybody."""
+        if request.live:
+            books.hand_over(request, client)
+        else:
+            self._chronicle.retained.drop(request.key)
+            request.submit = msgspec.structs.replace(request.submit, client=client)
+            self._chronicle.retained.keep(request, now)
+        self._chronicle.adopted(request, books.table)
+        return request
+
     def take(self, table: SlotTable) -> list[Send]:
         """What may go out now."""
-        out = self._orders + self._refusals
-        self._orders, self._refusals = [], []
+        out, self._orders = self._orders, []
+        if self._refusals:
+            out += self._refusals
+            self._refusals = []
         if not self.full:
-            self.tell(self._chronicle.tell_some(table))
-            out += self._chronicle.take() + self._news
+            if self._chronicle.telling:
+                self.tell(self._chronicle.tell_some(table))
+            out += self._chronicle.take()
+            out += self._news
             self._news = []
         return out
 

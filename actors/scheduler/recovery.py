@@ -27,6 +27,7 @@ from actorium.actors.ledger.records import (
 )
 from actorium.actors.ledger.segments import Record
 from actorium.actors.messages import Open, TokenBatch
+from actorium.actors.scheduler.adoption import Lingering
 from actorium.actors.scheduler.pages import Ints
 from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
 from actorium.actors.scheduler.slots import SlotTable
@@ -56,6 +57,7 @@ class Retained:
         self._seconds = seconds
         self._kept: OrderedDict[Key, tuple[float, Request]] = OrderedDict()
         self._tokens = 0
+        self.lingering = Lingering()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -64,10 +66,16 @@ class Retained:
         return (request for _, request in self._kept.values())
 
     def keep(self, request: Request, now: float) -> None:
-        """From now on, instead of an older one of the same key."""
+        """From now on, instead of an older one of the same key. A request that lingered and was
+        aborted may be sent again under its name."""
         self.drop(request.key)
+        if request.submit.linger and any(
+                choice.finish is not None and choice.finish.finish_reason == "abort"
+                for choice in request.choices):
+            return
         self._kept[request.key] = now + self._seconds, request
         self._tokens += weight(request)
+        self.lingering.add(request)
         while len(self._kept) > RETAINED_REQUESTS or self._tokens > RETAINED_TOKENS:
             self.drop(next(iter(self._kept)))
 
@@ -80,6 +88,7 @@ class Retained:
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._tokens -= weight(kept[1])
+            self.lingering.drop(kept[1])
 
     def expire(self, now: float) -> None:
         """Drop those whose time is over."""
@@ -106,6 +115,12 @@ class Chronicle:
         if self._writes:
             self._write(record(ADMITTED, Admitted(request.submit, request.choices[0].sid)))
 
+    def adopted(self, request: Request, table: SlotTable) -> None:
+        """A request is another client's from now on."""
+        if self._writes:
+            for written in self._entry(request, table):
+                self._write(written)
+
     def told(self, batch: TokenBatch) -> None:
         """A batch is about to be told."""
         if self._writes:
@@ -128,8 +143,11 @@ class Chronicle:
         """Records that say all of these requests, and of the retained ones."""
         for group in (self.retained, requests):
             for request in group:
-                yield from entry_records(Entry(request.submit, [
-                    _said(choice, table) for choice in request.choices]))
+                yield from self._entry(request, table)
+
+    def _entry(self, request: Request, table: SlotTable) -> Iterator[Record]:
+        return entry_records(Entry(request.submit, [
+            _said(choice, table) for choice in request.choices]))
 
     # --- telling once more ---
 
@@ -163,11 +181,13 @@ class Chronicle:
     def openings(self, request: Request, table: SlotTable, again: bool = False) -> Iterator[Open]:
         """Everything about a request, its choices in order; again: also what the client knows."""
         for choice in request.choices:
+            drafted, accepted = drafts_at(choice, table)
             yield msgspec.structs.replace(
                 opening(choice, self._epoch), emitted=emitted_of(choice, table).tobytes(),
                 emitted_logprobs=choice.logprobs.copy(),
                 prompt_logprobs=choice.prompt_logprobs.copy(), end=choice.finish, again=again,
-                cached_tokens=choice.cached_len if choice.first_told else None)
+                cached_tokens=choice.cached_len if choice.first_told else None,
+                draft_tokens=drafted, accepted_tokens=accepted)
 
 
 def recovers(recovery: RecoveryConfig) -> bool:
@@ -178,6 +198,13 @@ def recovers(recovery: RecoveryConfig) -> bool:
 def emitted_of(sequence: Sequence, table: SlotTable) -> Ints:
     """What a sequence has emitted, wherever it is."""
     return table.emitted_tokens(sequence.slot) if sequence.slot else sequence.emitted
+
+
+def drafts_at(sequence: Sequence, table: SlotTable) -> tuple[int, int]:
+    """Drafts verified for a sequence so far, and those accepted, wherever it is."""
+    if slot := sequence.slot:
+        return int(table.drafted[slot]), int(table.accepted[slot])
+    return sequence.drafted, sequence.accepted
 
 
 def weight(request: Request) -> int:
@@ -194,7 +221,7 @@ def _slim(request: Request) -> None:
 def _said(sequence: Sequence, table: SlotTable) -> Said:
     return Said(sequence.sid, bytearray(emitted_of(sequence, table).tobytes()),
                 sequence.cached_len if sequence.first_told else None, sequence.logprobs,
-                sequence.prompt_logprobs, sequence.finish)
+                sequence.prompt_logprobs, sequence.finish, *drafts_at(sequence, table))
 
 
 # --- reading the ledger ---------------------------------------------------------------------------
@@ -221,6 +248,7 @@ def _restore(sequence: Sequence, said: Said) -> None:
     sequence.emitted = np.frombuffer(bytes(said.tokens), np.int32)
     sequence.preempted = bool(len(sequence.emitted))
     sequence.logprobs, sequence.prompt_logprobs = said.logprobs, said.prompt_logprobs
+    sequence.drafted, sequence.accepted = said.drafted, said.accepted
     if said.cached_tokens is not None:
         sequence.first_told, sequence.cached_len = True, said.cached_tokens
     sequence.prompt_told = max((row.start + len(row.chosen) // 4 for row in said.prompt_logprobs),

@@ -140,4 +140,4 @@ def opening(sequence: Sequence, epoch: int) -> Open:
     submit = sequence.request.submit
     return Open(sid=sequence.sid, rid=submit.rid, index=sequence.index, client=submit.client,
                 prompt=submit.prompt, text=submit.text, logprobs=submit.params.logprobs,
-                epoch=epoch)
+                epoch=epoch, linger=submit.linger)

@@ -50,6 +50,8 @@ class Suspects:
     def died(self, planned: Collection[int], alive: Collection[int]) -> int | None:
         """The worker died with these sequences in its unanswered plans, of all that live. Returns
         the one that is convicted of it, if any."""
+        self._groups = [kept for group in self._groups
+                        if (kept := [sid for sid in group if sid in alive])]
         self.settle(alive)
         self._needed = {sid: n for sid, n in self._needed.items() if sid in alive}
         self._steps.clear()

@@ -16,6 +16,8 @@ class Trials:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._suspects = Suspects()
+        self.on = False
+        """Somebody is on trial: `decoded` and `hold` have something to do."""
 
     def accuse(self, unanswered: Iterable[PlanRecord]) -> Request | None:
         """The worker has died: who was in its unanswered plans is a suspect. Returns the request
@@ -24,20 +26,19 @@ class Trials:
         planned = {sid for record in unanswered
                    for sid in (*record.sids.tolist(), *record.extends.values())}
         guilty = self._suspects.died(planned & sequences.keys(), sequences.keys())
+        self.on = True
         return None if guilty is None else sequences[guilty].request
 
     def decoded(self, record: PlanRecord) -> None:
         """A step came back."""
-        if self._suspects.circle:
-            self._suspects.decoded(record.sids[record.firsts:].tolist())
+        self._suspects.decoded(record.sids[record.firsts:].tolist())
 
     def hold(self) -> None:
         """Before a plan: while somebody is on trial, nobody else runs."""
         books = self._books
-        if not (self._suspects.circle or books.trial):
-            return
         self._suspects.settle(books.sequences.keys())
         trial = books.trial = self._suspects.trial
+        self.on = trial is not None
         if trial is not None:
             for sequence in list(books.table.sequences):
                 if sequence is not None and sequence.sid not in trial:

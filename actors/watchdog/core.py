@@ -30,6 +30,7 @@ from actorium.actors.messages import (
 from actorium.actors.runtime.process import describe_exit
 from actorium.actors.watchdog import probes
 from actorium.actors.watchdog.condition import Condition, Known, judge
+from actorium.actors.watchdog.processes import Sight, sight_of
 from actorium.actors.watchdog.supervisor import Supervisor
 from actorium.actors.watchdog.wards import EXITED, Ward, born
 
@@ -49,9 +50,9 @@ class WatchdogCore:
     front: Any = ToWatchdogFront
 
     def __init__(self, name: str, epoch: int, pid: int, start_timeout: float,
-                 recovery: RecoveryConfig | None = None, heartbeat: float = 0.25,
-                 seed: int = 0) -> None:
-        """heartbeat: seconds between beats of a busy actor; seed: of the restarts' jitter."""
+                 recovery: RecoveryConfig | None = None, heartbeat: float = 0.25, seed: int = 0,
+                 sight: Callable[[int], Sight | None] = lambda pid: None) -> None:
+        """heartbeat, seed, sight: see `Supervisor`."""
         recovery = recovery if recovery is not None else RecoveryConfig()
         self.name = name
         self.error: str | None = None
@@ -61,7 +62,8 @@ class WatchdogCore:
         self._fatals: dict[int, str] = {}
         self._waiters: dict[tuple[bytes, str], None] = {}
         self._sends: list[Send] = []
-        self.supervisor = Supervisor(recovery, heartbeat, seed) if recovery.restart else None
+        self.supervisor = (Supervisor(recovery, heartbeat, seed, sight) if recovery.restart
+                           else None)
         self._epoch, self._pid = epoch, pid
         self._heartbeat = heartbeat
         self._now = 0.0
@@ -120,6 +122,8 @@ class WatchdogCore:
     def _on_children(self, message: Children, now: float) -> None:
         self._expected |= {child.role for child in message.children}
         self._was_ready = self._was_ready or message.up
+        if self.supervisor is not None:
+            self.supervisor.recall(message.restarted)
         if self._start_until is None:
             self._start_until = now + self._start_timeout
         for child in message.children:
@@ -177,7 +181,8 @@ class WatchdogCore:
             raise EngineFailed(f"start_timeout: not ready after {self._start_timeout:g} s: {slow}")
         if self._revives and self.supervisor is not None:
             others = {role: ward for role, ward in self.wards.items() if role != ROLE}
-            self._sends += [Send(LAUNCHER, order) for order in self.supervisor.look(others, now)]
+            orders = self.supervisor.look(others, now)
+            self._sends += [Send(LAUNCHER, m) for m in (*self.supervisor.news(), *orders)]
         if self._waiters and (self.ready or self.error is not None):
             for client, rid in self._waiters:
                 self._answer(client, rid, now)
@@ -263,5 +268,5 @@ def build(ctx: Context) -> WatchdogCore:
     """The role's entry."""
     runtime = ctx.config.runtime
     core = WatchdogCore(runtime.name, ctx.epoch, os.getpid(), runtime.start_timeout,
-                        ctx.config.recovery, runtime.heartbeat, ctx.entropy)
+                        ctx.config.recovery, runtime.heartbeat, ctx.entropy, sight_of)
     return core.with_probes(ctx.config, probes.build(ctx))

@@ -4,24 +4,40 @@ Beats come from a thread of their own. No beats: the process is stopped, or neve
 interpreter away. Beats, but a loop that does not turn, or steps that do not move, for longer than
 the phase's budget: it is stuck, or what it waits for is. A beat of the thread alone would lie while
 the loop is stuck, one of the loop alone while a long kernel runs.
+
+Silence has a third explanation: the machine is so busy that the thread gets no processor. To kill
+for that would be worse than to notice a hang late, since the next incarnation needs far more of the
+processor than a beat does. So three beats that stay away are enough only where the kernel bears
+witness (`Witness`) that the actor will not come back by itself: it is stopped, or all of its
+threads sleep and it has used no processor since its beat was due. Who runs, wants to run or waits
+for a disk gets `DOUBT` times as long. And the lateness of the watchdog itself, who may be the one
+that starves, is nobody's silence (`Supervisor`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from actorium.actors.watchdog.processes import Sight
 from actorium.actors.watchdog.wards import EXITED, STARTING_PHASES, Ward
 
 SILENT, HUNG = "silent", "hung"
 STARTING_SILENCE = 60.0
 """Seconds without a beat that an actor gets while it starts or loads."""
-BEATS_MISSED = 4.0
+BEATS_MISSED = 3.0
 """With a slow heartbeat, silence is no less than so many beats."""
+DOUBT = 4.0
+"""By how much longer an actor may be silent of which it is not known that it cannot beat."""
+GLANCE = 0.1
+"""Seconds by which a beat is overdue when the kernel is asked for the first time."""
 MARGIN = 5.0
 """Seconds that who waits gets beyond the budget of whom it waits for: that one is judged first."""
 WAITS_FOR = {"scheduler": ("worker",), "detokenizer": ("scheduler", "worker")}
 """Whose steps move only when others' do (role -> prefixes of roles)."""
+WATCHED = 0.25
+"""Seconds for which an actor is seen to use no processor, at the least, before it counts as asleep.
+"""
 
 
 class Hang(NamedTuple):
@@ -32,25 +48,54 @@ class Hang(NamedTuple):
     text: str
 
 
+class Witness:
+    """What is known of actors that are late, beside their silence."""
+
+    def __init__(self, look: Callable[[int], Sight | None], heartbeat: float) -> None:
+        """look: at the process of a pid, as `processes.sight_of`; heartbeat: seconds between beats.
+        """
+        self._look, self._heartbeat = look, heartbeat
+        self._first: dict[str, tuple[float, Sight]] = {}
+        """Role -> when its beat was first seen to be late, and what it looked like."""
+
+    def testify(self, ward: Ward, now: float) -> str:
+        """Why the actor will not beat any more, in a word; empty if that is not known."""
+        if now - ward.seen < ward.period(self._heartbeat) + GLANCE or ward.phase == EXITED:
+            self._first.pop(ward.role, None)
+            return ""
+        sight = self._look(ward.pid)
+        if sight is None:
+            return ""
+        since, first = self._first.setdefault(ward.role, (now, sight))
+        if sight.stopped:
+            return "stopped"
+        idle = not sight.eager and sight.cpu_seconds == first.cpu_seconds
+        return "asleep" if idle and now - since >= WATCHED else ""
+
+
 def find_hang(ward: Ward, wards: Mapping[str, Ward], now: float, silence: float,
-              heartbeat: float) -> Hang | None:
+              heartbeat: float, known: str = "") -> Hang | None:
     """What is wrong with `ward`, one of `wards`; None = nothing.
 
-    silence: seconds without beats that mean a hang; heartbeat: seconds between beats.
+    silence: seconds without beats that mean a hang of an actor that cannot beat, as `known` says
+    (see `Witness.testify`); heartbeat: seconds between beats of a busy actor.
     """
     if ward.phase == EXITED or ward.condemned:
         return None
-    return (_silent(ward, now, max(silence, BEATS_MISSED * heartbeat)) or _stuck_loop(ward)
+    patience = max(silence if known else DOUBT * silence, BEATS_MISSED * heartbeat)
+    patience += ward.period(heartbeat) - heartbeat
+    return (_silent(ward, now, patience, known) or _stuck_loop(ward)
             or _stalled(ward, wards, now))
 
 
-def _silent(ward: Ward, now: float, silence: float) -> Hang | None:
+def _silent(ward: Ward, now: float, silence: float, known: str) -> Hang | None:
     if ward.phase in STARTING_PHASES:
         silence = max(silence, STARTING_SILENCE)
     age = now - ward.seen
     if age <= silence:
         return None
-    return Hang(SILENT, f"no sign of life for {age:.1f} s ({ward.phase})")
+    how = f", {known}" if known else ""
+    return Hang(SILENT, f"no sign of life for {age:.1f} s ({ward.phase}{how})")
 
 
 def _stuck_loop(ward: Ward) -> Hang | None:

@@ -60,12 +60,14 @@ class Restarts:
         self.limit, self.window = limit, window
         self._dice = Dice(seed)
         self._records: dict[str, Record] = {}
+        self._changed: set[str] = set()
 
     def works(self, role: str, now: float) -> None:
         """The role is ready (again)."""
         record = self._record(role)
         if record.working_since is None:
             record.working_since = now
+            self._changed.add(role)
 
     def died(self, role: str, now: float) -> float | None:
         """When to start it again; None if it has died too often for that."""
@@ -81,6 +83,7 @@ class Restarts:
             return None
         record.counted.append(record.worked)
         record.delays += 1
+        self._changed.add(role)
         return now + self._delay(record.delays - 1)
 
     def progress(self, role: str) -> None:
@@ -89,12 +92,33 @@ class Restarts:
         if record.counted:
             record.counted.pop()
         record.delays = max(0, record.delays - 1)
+        self._changed.add(role)
 
     def absolve(self, role: str) -> None:
         """All its deaths were somebody else's doing: none of its restarts counts."""
         record = self._record(role)
         record.counted.clear()
         record.delays = 0
+        self._changed.add(role)
+
+    # --- for the next one who counts ---
+
+    def changed(self, role: str) -> Record | None:
+        """What is known of the role, if that is not what the last call said."""
+        if role not in self._changed:
+            return None
+        self._changed.discard(role)
+        return self._records[role]
+
+    def record(self, role: str) -> Record | None:
+        """What is known of the role, if anything."""
+        return self._records.get(role)
+
+    def recall(self, role: str, record: Record) -> None:
+        """Go on from what another one knew."""
+        if record.working_since is None:
+            record.working_since = self._record(role).working_since
+        self._records[role] = record
 
     def _delay(self, deaths: int) -> float:
         delay = FIRST_DELAY * 2.0 ** min(deaths, 32)

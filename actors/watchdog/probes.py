@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -17,11 +16,11 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
 from actorium.actors.config import Config, ProbeConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
+from actorium.actors.runtime import listening
+from actorium.actors.runtime.listening import Where
 from actorium.actors.watchdog.condition import Condition
 
 if TYPE_CHECKING:
@@ -41,23 +40,9 @@ class Engine(Protocol):
     def facts(self, now: float) -> Facts: ...
 
 
-class Where(msgspec.Struct, frozen=True):
-    """The probes' address, as it stands in the run directory."""
-
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
-
-
 def where(run_dir: Path) -> Where | None:
     """Where the probes of the engine in `run_dir` listen; None = nowhere, as far as is known."""
-    try:
-        return msgspec.json.decode((run_dir / FILE).read_bytes(), type=Where)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return listening.read(run_dir / FILE)
 
 
 class Probes:
@@ -121,32 +106,15 @@ def build(ctx: Context) -> Probes | None:
     before = where(ctx.run_dir) if ctx.epoch > 1 else None
     port = before.port if before is not None else wanted.probe_port
     try:
-        sock = _bind(wanted.probe_host, port)
+        sock = listening.listen(wanted.probe_host, port, BACKLOG)
     except OSError as error:
         if ctx.epoch > 1:  # the engine lives: better without probes than not at all
             LOG.error("no probes: cannot listen at %s:%d: %s", wanted.probe_host, port, error)
             return None
         raise _refused(wanted, error) from None
     probes = Probes(sock, ctx)
-    temporary = ctx.run_dir / f"{FILE}.log"
-    temporary.write_bytes(msgspec.json.encode(probes.where))
-    os.replace(temporary, ctx.run_dir / FILE)
+    listening.write(ctx.run_dir / FILE, probes.where, ctx.role)
     return probes
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, number, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    sock = socket.socket(family, kind, number)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _refused(wanted: ProbeConfig, error: OSError) -> BadConfig:

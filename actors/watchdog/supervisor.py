@@ -1,24 +1,27 @@
 """What is done about the dead and the hung: whom to kill, whom to start again, when to give up.
 
-Pure: it is told of the dead, looks at the wards now and then, and returns orders to the launcher.
+Pure but for what it is given to look at processes with: it is told of the dead, looks at the wards
+now and then, and returns orders to the launcher. What it knows of restarts is told the launcher,
+too, who hands it to the next one: no limit begins anew with a new watchdog.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 
 from actorium.actors.config import RecoveryConfig
-from actorium.actors.messages import Kill, Spawn
+from actorium.actors.messages import MAX_RESTARTS, Kill, Restarted, Spawn
 from actorium.actors.roles import LAUNCHER
 from actorium.actors.runtime.process import EXIT_FAULT, describe_exit
-from actorium.actors.watchdog.hangs import find_hang
-from actorium.actors.watchdog.policy import Restarts
+from actorium.actors.watchdog.hangs import Witness, find_hang
+from actorium.actors.watchdog.policy import Record, Restarts
+from actorium.actors.watchdog.processes import Sight
 from actorium.actors.watchdog.wards import Ward
 
 TICK = 0.25
 """Seconds between two looks at the wards."""
-OVERSLEPT = 1.0
+OVERSLEPT = 0.05
 """Seconds beyond a tick after which it was the watchdog itself that did not run."""
 SUSPECTS, QUARANTINED = "suspects", "quarantined"
 """Gauges of the scheduler: sequences under suspicion of killing the worker, and those convicted."""
@@ -27,12 +30,16 @@ SUSPECTS, QUARANTINED = "suspects", "quarantined"
 class Supervisor:
     """The hands' orders. Times are CLOCK_MONOTONIC seconds."""
 
-    def __init__(self, recovery: RecoveryConfig, heartbeat: float, seed: int) -> None:
+    def __init__(self, recovery: RecoveryConfig, heartbeat: float, seed: int,
+                 sight: Callable[[int], Sight | None] = lambda pid: None) -> None:
+        """heartbeat: seconds between the beats of a busy actor; seed: of the restarts' jitter;
+        sight: how the process of a pid looks, as `processes.sight_of`."""
         self.counts: Counter[tuple[str, str]] = Counter()
         """Restarts ordered, by (role, cause); causes: killed, fault, exited, silent, hung."""
         self.verdict: str | None = None
         """Why the engine has to end."""
         self._recovery, self._heartbeat = recovery, heartbeat
+        self._witness = Witness(sight, heartbeat)
         self._restarts = Restarts(recovery.max_restarts, recovery.restart_window, seed)
         self._due: dict[str, tuple[float, int]] = {}
         """Role -> (when to start it, epoch)."""
@@ -83,7 +90,8 @@ class Supervisor:
         self._excuse(wards, now)
         self._looked = now
         for ward in wards.values():
-            hang = find_hang(ward, wards, now, self._recovery.silence, self._heartbeat)
+            hang = find_hang(ward, wards, now, self._recovery.silence, self._heartbeat,
+                             self._witness.testify(ward, now))
             if hang is not None:
                 ward.condemned = hang.cause
                 self._orders.append(Kill(ward.role, ward.pid, f"{hang.cause}: {hang.text}"))
@@ -101,13 +109,38 @@ class Supervisor:
             for ward in wards.values():
                 ward.seen, ward.moved = min(now, ward.seen + slept), min(now, ward.moved + slept)
 
+    def news(self) -> list[Restarted]:
+        """What the launcher has to know of restarts, before it gets the orders of this look. A
+        restart that is not ordered yet is not told: the next watchdog hears of that death itself.
+        """
+        roles = {role for role, _ in self.counts if role not in self._due}
+        records = ((role, self._restarts.changed(role)) for role in sorted(roles))
+        return [self._told(role, record) for role, record in records if record is not None]
+
+    def known(self, role: str) -> list[Restarted]:
+        """All that is known of this role's restarts: one entry, or none."""
+        record = self._restarts.record(role)
+        return [] if record is None else [self._told(role, record)]
+
+    def _told(self, role: str, record: Record) -> Restarted:
+        causes = {cause: n for (r, cause), n in self.counts.items() if r == role}
+        return Restarted(role, record.delays, record.worked, record.working_since,
+                         list(record.counted)[-MAX_RESTARTS:], causes)
+
+    def recall(self, told: Iterable[Restarted]) -> None:
+        """Go on from what the watchdog before knew."""
+        for r in told:
+            self._restarts.recall(r.role, Record(r.delays, r.worked, r.working_since,
+                                                 deque(r.counted)))
+            self.counts.update({(r.role, cause): n for cause, n in r.causes.items()})
+
     def next_timer(self) -> float:
         """When to look again."""
         tick = 0.0 if self._looked is None else self._looked + TICK
         return min([tick, *(at for at, _ in self._due.values())])
 
     def gauges(self) -> dict[str, float]:
-        """Restarts ordered by this watchdog: "restarts.ROLE.CAUSE" -> how many."""
+        """Restarts ordered so far: "restarts.ROLE.CAUSE" -> how many."""
         return {f"restarts.{role}.{cause}": float(n) for (role, cause), n in self.counts.items()}
 
 

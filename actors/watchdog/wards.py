@@ -7,6 +7,7 @@ from msgspec import Struct
 from actorium.actors.core import IDLE_BEAT
 from actorium.actors.messages import Beat
 
+RESTING = frozenset({"ready", "idle"})
 READY_PHASES = frozenset({"ready", "idle", "stepping"})
 STARTING_PHASES = frozenset({"starting", "loading", "warming"})
 EXITED = "exited"
@@ -33,14 +34,21 @@ class Ward(Struct):
     """Seconds since its loop last turned, as of `seen`."""
     condemned: str = ""
     """It counts as hung and is about to be killed: "silent" or "hung"."""
+    resting: bool = False
+    """Its last two beats told of no work: the next one takes `IDLE_BEAT`."""
 
     def hear(self, beat: Beat, now: float) -> None:
         """Take a beat of this very incarnation."""
         if beat.step != self.step or beat.phase != self.phase:
             self.moved = now
+        self.resting = beat.phase in RESTING and beat.step == self.step
         self.phase, self.step, self.seen = beat.phase, beat.step, now
         self.detail, self.gauges = beat.detail, beat.gauges
         self.budget, self.loop_age = beat.budget, beat.loop_age
+
+    def period(self, heartbeat: float) -> float:
+        """Seconds until its next beat. `heartbeat`: those between two of a busy actor."""
+        return max(heartbeat, IDLE_BEAT) if self.resting else heartbeat
 
     def works(self, now: float, heartbeat: float) -> bool:
         """In a phase in which it works, and heard of lately. `heartbeat`: seconds between beats."""

@@ -1,0 +1,139 @@
+"""What the values of the configuration tree must be."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from actorium.actors import endpoints
+from actorium.actors.messages import Tenant
+
+if TYPE_CHECKING:
+    from actorium.actors.config import Config, GatewayConfig
+
+TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder")
+REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3")
+Rule = tuple[str, bool, str]
+"""(section.field, whether its value will do, what it must be)"""
+
+
+def rules(c: Config) -> list[Rule]:
+    """All of them."""
+    return [*_work_rules(c), *_process_rules(c)]
+
+
+def _work_rules(c: Config) -> list[Rule]:
+    """Of the model and what computes it."""
+    m, mem, s, d = c.model, c.memory, c.scheduler, c.device
+    dtypes = ("auto", "float32", "bfloat16", "float16")
+    strange = [name for name in s.tenant_weights if not _is_tenant(name)]
+    return [
+        ("model.dtype", m.dtype in dtypes, f"must be one of {', '.join(dtypes)}"),
+        ("model.load_format", m.load_format in ("auto", "safetensors", "dummy"),
+         "must be auto, safetensors or dummy"),
+        ("model.max_model_len", m.max_model_len is None or m.max_model_len >= 2,
+         "must be at least 2"),
+        ("model.seed", 0 <= m.seed < 2**63, "must be between 0 and 2**63-1"),
+        ("memory.page_size", 1 <= mem.page_size <= 4096
+         and mem.page_size & (mem.page_size - 1) == 0, "must be a power of two up to 4096"),
+        ("memory.max_total_tokens", mem.max_total_tokens is None or mem.max_total_tokens >= 1,
+         "must be at least 1"),
+        ("memory.memory_fraction", 0.05 <= mem.memory_fraction <= 0.98,
+         "must be between 0.05 and 0.98"),
+        ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
+        ("memory.kv_cache_dtype", mem.kv_cache_dtype in dtypes,
+         f"must be one of {', '.join(dtypes)}"),
+        ("memory.state_dtype", mem.state_dtype in ("float32", "bfloat16"),
+         "must be float32 or bfloat16"),
+        ("memory.checkpoint_policy", mem.checkpoint_policy in ("auto", "end", "chunks", "none"),
+         "must be auto, end, chunks or none"),
+        ("memory.checkpoints", mem.checkpoints is None or mem.checkpoints >= 0,
+         "must not be negative"),
+        ("memory.eviction_policy", mem.eviction_policy in ("lru", "lfu", "priority"),
+         "must be lru, lfu or priority"),
+        ("memory.audit_every", mem.audit_every >= 1, "must be at least 1"),
+        ("scheduler.schedule_policy", s.schedule_policy in ("fcfs", "lpm", "priority", "fair"),
+         "must be fcfs, lpm, priority or fair"),
+        ("scheduler.tenant_weights", not strange,
+         f"{''.join(strange[:1])!r} is no tenant's name (at most 64 ASCII characters, no space)"),
+        ("scheduler.tenant_weights", all(0 < w < math.inf for w in s.tenant_weights.values()),
+         "every weight must be above 0 and finite"),
+        ("scheduler.max_num_seqs", 1 <= s.max_num_seqs <= 32768, "must be between 1 and 32768"),
+        ("scheduler.max_num_batched_tokens", 1 <= s.max_num_batched_tokens <= 1 << 20,
+         "must be between 1 and 1048576"),
+        ("scheduler.max_num_queued_reqs", s.max_num_queued_reqs >= 1, "must be at least 1"),
+        ("scheduler.request_timeout", s.request_timeout > 0, "must be above 0 seconds"),
+        ("scheduler.force_preempt_every", s.force_preempt_every >= 0, "must not be negative"),
+        ("device.device", d.device in ("auto", "cpu", "cuda"), "must be auto, cpu or cuda"),
+        ("device.kernels", d.kernels in ("auto", "torch", "triton"),
+         "must be auto, torch or triton"),
+        ("device.threads", 0 <= d.threads <= 1024, "must be between 0 and 1024"),
+    ]
+
+
+def _process_rules(c: Config) -> list[Rule]:
+    """Of the engine's processes."""
+    r, v, port = c.runtime, c.recovery, c.probes.probe_port
+    listen = _wrong_listen(r.listen)
+    name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
+               and all(ch.isalnum() or ch in "-_." for ch in r.name))
+    return [
+        ("recovery.retain", v.retain >= 0, "must not be negative"),
+        ("recovery.silence", v.silence >= 0.5, "must be at least 0.5 seconds"),
+        ("recovery.max_restarts", v.max_restarts >= 0, "must not be negative"),
+        ("recovery.restart_window", v.restart_window > 0, "must be above 0 seconds"),
+        ("probes.probe_port", port is None or 0 <= port <= 65535, "must be between 0 and 65535"),
+        ("probes.probe_host", bool(c.probes.probe_host), "must not be empty"),
+        *_gateway_rules(c.gateway),
+        ("runtime.name", name_ok, "must be 1 to 40 letters, digits, '-', '_' or '.', "
+         "a letter or digit first"),
+        ("runtime.heartbeat", 0.01 <= r.heartbeat <= 60, "must be between 0.01 and 60 seconds"),
+        ("runtime.start_timeout", r.start_timeout > 0, "must be above 0 seconds"),
+        ("runtime.drain_timeout", r.drain_timeout >= 0, "must not be negative"),
+        ("runtime.queue_messages", r.queue_messages >= 16, "must be at least 16"),
+        ("runtime.log_level", r.log_level in ("debug", "info", "warning", "error"),
+         "must be debug, info, warning or error"),
+        ("runtime.listen", listen is None, listen or ""),
+        ("runtime.recorder_bytes", r.recorder_bytes == 0 or r.recorder_bytes >= 1 << 16,
+         "must be 0 (off) or at least 64 KiB"),
+    ]
+
+
+def _gateway_rules(g: GatewayConfig) -> list[Rule]:
+    return [
+        ("gateway.port", g.port is None or 0 <= g.port <= 65535, "must be between 0 and 65535"),
+        ("gateway.port", g.port != 0 or g.gateways == 1, "must not be 0 with several gateways"),
+        ("gateway.host", bool(g.host), "must not be empty"),
+        ("gateway.gateways", 1 <= g.gateways <= 64, "must be between 1 and 64"),
+        ("gateway.tool_call_parser", g.tool_call_parser in TOOL_PARSERS,
+         f"must be one of {', '.join(TOOL_PARSERS)}"),
+        ("gateway.reasoning_parser", g.reasoning_parser in REASONING_PARSERS,
+         f"must be one of {', '.join(REASONING_PARSERS)}"),
+        ("gateway.max_body_bytes", 1 << 10 <= g.max_body_bytes <= 64 << 20,
+         "must be between 1 KiB and 64 MiB"),
+        ("gateway.max_connections", g.max_connections >= 1, "must be at least 1"),
+        ("gateway.body_timeout", g.body_timeout > 0, "must be above 0 seconds"),
+        ("gateway.resume_grace", 0 <= g.resume_grace <= 3600, "must be between 0 and 3600 seconds"),
+    ]
+
+
+def _wrong_listen(listen: str | None) -> str | None:
+    """What is wrong with the address; None if nothing."""
+    try:
+        if listen is not None:
+            endpoints.parse(listen)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _is_tenant(name: str) -> bool:
+    try:
+        msgspec.convert(name, Tenant)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+

@@ -1,0 +1,232 @@
+"""What happened when: each actor's records of its steps, for `actorium trace`.
+
+With `runtime.trace_dir` set, an actor writes fixed-size records into a file of its own, a ring that
+keeps the last ones. The file is mapped into memory: a record costs under a microsecond, no system
+call, and outlives the process. Times are CLOCK_MONOTONIC nanoseconds, the same for all processes of
+a machine. Without it nothing is opened and nothing is asked at run time (`traced` gives back the
+core as it is).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actorium.actors.core import Context, Core, Send
+from actorium.actors.messages import StepPlan, StepResult, TokenBatch
+
+PLAN, RESULT, TAKEN, LAUNCH, DEVICE, HARVEST, TOLD, TEXT = range(1, 9)
+KINDS = {PLAN: "plan", RESULT: "result", TAKEN: "taken", LAUNCH: "launch", DEVICE: "device",
+         HARVEST: "harvest", TOLD: "told", TEXT: "text"}
+"""plan: a wake of the scheduler in which the plan was made; result: its result entered there;
+taken: the plan has come to the worker; launch: queued on the device; device: run there; harvest:
+its result fetched; told: sent; text: its tokens in the detokenizer."""
+RECORDS = 1 << 16
+"""Kept of each actor: some ten minutes of steps of 20 ms, 2.6 MB."""
+MAGIC = b"actevnt1"
+SUFFIX = ".events"
+_HEADER = struct.Struct("<8sII")
+_RECORD = struct.Struct("<QqqIIII")
+
+
+class BadEvents(ValueError):
+    """A file that is none of these; one line."""
+
+
+class Event(NamedTuple):
+    """One record. Times in nanoseconds."""
+
+    kind: int
+    epoch: int
+    """The scheduler's: steps are numbered anew in each."""
+    step: int
+    begin: int
+    end: int
+    value: int
+    """plan, taken, launch, device: sequences that decode in the step; text: sequences."""
+
+
+class Label(msgspec.Struct, frozen=True):
+    """Whose records a file holds."""
+
+    engine: str
+    role: str
+    epoch: int
+    part: str
+    pid: int
+
+
+class Track(NamedTuple):
+    """What a file holds."""
+
+    label: Label
+    events: list[Event]
+    """In the order of writing."""
+    lost: int
+    """Records before them that were overwritten."""
+
+
+class Events:
+    """The file that one actor (or one part of it) writes. Any thread may add."""
+
+    def __init__(self, path: Path, label: Label, records: int = RECORDS) -> None:
+        """Raises `OSError`."""
+        head = msgspec.json.encode(label)
+        self._base, self._records = _HEADER.size + len(head), records
+        size = self._base + records * _RECORD.size
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, size)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        _HEADER.pack_into(self._map, 0, MAGIC, records, len(head))
+        self._map[_HEADER.size:self._base] = head
+        self._next = count().__next__  # one call, so no two threads get the same
+
+    def add(self, kind: int, epoch: int, step: int, begin: int, end: int, value: int = 0) -> None:
+        """Write one record over the oldest."""
+        number = self._next()
+        _RECORD.pack_into(self._map, self._base + number % self._records * 40, number + 1, begin,
+                          end, step, value, kind, epoch)
+
+
+def open_events(ctx: Context, part: str = "") -> Events | None:
+    """The file of an actor, or of a part of it that has its own thread; None where none is wanted.
+
+    Raises `OSError` if it cannot be made.
+    """
+    runtime = ctx.config.runtime
+    if runtime.trace_dir is None:
+        return None
+    where = Path(runtime.trace_dir)
+    where.mkdir(parents=True, exist_ok=True)
+    names = [runtime.name, ctx.role, str(ctx.epoch), *([part] if part else [])]
+    label = Label(runtime.name, ctx.role, ctx.epoch, part, os.getpid())
+    return Events(where / (".".join(names) + SUFFIX), label)
+
+
+def read_events(path: Path) -> Track:
+    """What a file holds; it may still be written. Raises `BadEvents` and `OSError`."""
+    data = path.read_bytes()
+    if len(data) < _HEADER.size or data[:8] != MAGIC:
+        raise BadEvents(f"{path}: not a file of events")
+    _, records, head = _HEADER.unpack_from(data)
+    base = _HEADER.size + head
+    if len(data) != base + records * _RECORD.size:
+        raise BadEvents(f"{path}: it is cut short")
+    try:
+        label = msgspec.json.decode(data[_HEADER.size:base], type=Label)
+    except msgspec.MsgspecError as error:
+        raise BadEvents(f"{path}: {error}") from None
+    found = sorted(r for r in _RECORD.iter_unpack(data[base:]) if r[0] and r[5] in KINDS)
+    events = [Event(kind, epoch, step, begin, end, value)
+              for _, begin, end, step, value, kind, epoch in found]
+    return Track(label, events, found[0][0] - 1 if found else 0)
+
+
+# --- around a core -------------------------------------------------------------------------------
+
+def traced(core: Core, ctx: Context) -> Core:
+    """The core, with its steps written down where that is wanted. Raises `OSError`."""
+    kind = {"scheduler": TracedScheduler, "worker": TracedWorker,
+            "detokenizer": TracedDetokenizer}.get(ctx.role.split("-")[0])
+    events = open_events(ctx) if kind is not None else None
+    if kind is None or events is None:
+        return core
+    return kind(core, events, ctx.config.device.null_worker)
+
+
+class Traced:
+    """See `core.Core`; what is not told here is the core's own."""
+
+    inbox: Any = None
+    front: Any = None
+
+    def __init__(self, core: Core, events: Events, null_worker: bool = False) -> None:
+        """null_worker: it runs a plan as it takes it."""
+        self.inbox, self.front = core.inbox, core.front
+        self._core, self._events, self._null = core, events, null_worker
+        self.on_client = core.on_client
+        self.next_timer, self.drain, self.health = core.next_timer, core.drain, core.health
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def on_message(self, message: Any, now: float) -> None:
+        self._core.on_message(message, now)
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        return self._core.on_wake(now)
+
+    @property
+    def done(self) -> bool:
+        return self._core.done
+
+
+class TracedScheduler(Traced):
+    """Plans made, results entered."""
+
+    def on_message(self, message: Any, now: float) -> None:
+        if not isinstance(message, StepResult):
+            return self._core.on_message(message, now)
+        begin = monotonic_ns()
+        self._core.on_message(message, now)
+        self._events.add(RESULT, message.epoch, message.step, begin, monotonic_ns())
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        begin = monotonic_ns()
+        sends = self._core.on_wake(now)
+        end = monotonic_ns()
+        for send in sends:
+            plan = send.message
+            if isinstance(plan, StepPlan):
+                self._events.add(PLAN, plan.epoch, plan.step, begin, end, decodes(plan))
+        return sends
+
+
+class TracedWorker(Traced):
+    """Plans taken, results sent."""
+
+    def on_message(self, message: Any, now: float) -> None:
+        if not isinstance(message, StepPlan):
+            return self._core.on_message(message, now)
+        begin, add = monotonic_ns(), self._events.add
+        self._core.on_message(message, now)
+        end, rows = monotonic_ns(), decodes(message)
+        for kind in (TAKEN, LAUNCH, DEVICE) if self._null else (TAKEN,):
+            add(kind, message.epoch, message.step, begin, end, rows)
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        sends = self._core.on_wake(now)
+        for send in sends:
+            result = send.message
+            if isinstance(result, StepResult):
+                told = monotonic_ns()
+                self._events.add(TOLD, result.epoch, result.step, told, told)
+        return sends
+
+
+class TracedDetokenizer(Traced):
+    """Batches of tokens taken."""
+
+    def on_message(self, message: Any, now: float) -> None:
+        if not isinstance(message, TokenBatch):
+            return self._core.on_message(message, now)
+        begin = monotonic_ns()
+        self._core.on_message(message, now)
+        self._events.add(TEXT, message.epoch, message.step, begin, monotonic_ns(),
+                         len(message.counts))
+
+
+def decodes(plan: StepPlan) -> int:
+    """Sequences that decode in it."""
+    return len(plan.decode) // 4

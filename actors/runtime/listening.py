@@ -1,0 +1,54 @@
+"""TCP ports that an actor listens at, and telling others in the run directory where."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+
+class Where(msgspec.Struct, frozen=True):
+    """An address, as it stands in the run directory."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def read(file: Path) -> Where | None:
+    """What the file says; None = nothing."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Where)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write(file: Path, where: Where, writer: str) -> None:
+    """Say it there, at once for whoever reads; `writer` is the role that does."""
+    temporary = file.with_name(f"{file.name}.{writer}.log")
+    temporary.write_bytes(msgspec.json.encode(where))
+    os.replace(temporary, file)
+
+
+def listen(host: str, port: int, backlog: int, shared: bool = False) -> socket.socket:
+    """A listening socket; shared: with other processes, among whom the kernel deals connections
+    out. Raises `OSError`."""
+    family, kind, number, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    sock = socket.socket(family, kind, number)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+        sock.listen(backlog)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,38 @@
+"""Requests that outlive their clients, by name, for whoever takes them up. Pure.
+
+What stands before the first "." of a rid names a request, what follows says what was asked.
+"""
+
+from __future__ import annotations
+
+from actorium.actors.scheduler.requests import Request
+
+
+def name_of(rid: str) -> str:
+    """The part of a rid that names the request."""
+    return rid.partition(".")[0]
+
+
+class Lingering:
+    """Those of a group of requests that linger."""
+
+    def __init__(self) -> None:
+        self._named: dict[tuple[str, str], Request] = {}
+
+    def add(self, request: Request) -> None:
+        """From now on, instead of an older one of its name."""
+        if request.submit.linger:
+            self._named[_place(request)] = request
+
+    def drop(self, request: Request) -> None:
+        """Unless a later one has its name."""
+        if request.submit.linger and self._named.get(_place(request)) is request:
+            del self._named[_place(request)]
+
+    def get(self, rid: str, tenant: str) -> Request | None:
+        """The tenant's request of the rid's name, whatever it asked."""
+        return self._named.get((tenant, name_of(rid)))
+
+
+def _place(request: Request) -> tuple[str, str]:
+    return request.submit.tenant, name_of(request.submit.rid)
