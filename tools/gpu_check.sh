@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# Run what needs a CUDA device: the tests marked gpu and benchmarks/gpu.py; JSON goes into $OUT.
+# Run what needs a CUDA device, within nine minutes: the tests marked gpu, then benchmarks/gpu.py.
+# Into $OUT: gpu-tests.xml, gpu.json, gpu.md, two plots, and a timeline as .json and .png.
+# Packages that are missing come from .whl/ where that is there (see tools/gpu_wheels.sh).
 set -uo pipefail
 
 out=${OUT:-benchmarks/results}
+limit=${LIMIT:-520}   # seconds, of all
+testing=${TESTING:-220} # of them, for the tests
 mkdir -p "$out"
 sees='import sys, torch; sys.exit(not torch.cuda.is_available())'
 python=""
@@ -13,20 +17,47 @@ if [ -z "$python" ]; then
     echo "gpu-check: no interpreter here sees a CUDA device" >&2
     exit 1
 fi
-if ! "$python" -c 'import zmq, msgspec, uvloop, tokenizers, pytest, pytest_timeout' 2>/dev/null; then
-    packages=(pyzmq msgspec uvloop tokenizers jinja2 safetensors tyro rich pytest pytest-timeout
-              hypothesis psutil)
-    if [ -d .whl ]; then
-        "$python" -m pip install --quiet --no-index --find-links .whl "${packages[@]}" || exit 1
-    else
-        "$python" -m pip install --quiet "${packages[@]}" || exit 1
-    fi
+
+# Only what is not there: a second tokenizers, say, might not be the one that transformers wants.
+missing='
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+for name in sys.argv[1:]:
+    try:
+        version(Path(name).name.split("-")[0] if name.endswith(".whl") else name)
+    except PackageNotFoundError:
+        print(name)
+'
+pip=("$python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile)
+if compgen -G '.whl/*.whl' >/dev/null; then
+    mapfile -t wanted < <("$python" -c "$missing" .whl/*.whl)
+    pip+=(--no-index --no-deps)
+else
+    mapfile -t wanted < <("$python" -c "$missing" pyzmq msgspec uvloop tokenizers jinja2 \
+        safetensors tyro rich pytest pytest-timeout hypothesis psutil prometheus_client starlette \
+        uvicorn httptools llguidance)
 fi
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-"$python" -m pytest tests -m gpu --junitxml "$out/gpu-tests.xml"
+site=""
+if [ "${#wanted[@]}" -gt 0 ]; then
+    # Beside the interpreter's own packages, which may not be ours to change.
+    site=$(mktemp -d)
+    trap 'rm -rf "$site"' EXIT
+    "${pip[@]}" --target "$site" "${wanted[@]}" || exit 1
+fi
+export PYTHONPATH=$PWD${site:+:$site}${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+
+mapfile -t files < <(grep -l 'pytest\.mark\.gpu' tests/test_*.py)
+# Most of the time goes into compiling kernels, on one core each.
+workers=()
+"$python" -c 'import xdist' 2>/dev/null && workers=(-n 8)
+timeout -s INT -k 20 "$testing" "$python" -m pytest "${files[@]}" -m gpu "${workers[@]}" \
+    --junitxml "$out/gpu-tests.xml"
 code=$?
-[ "$code" = 5 ] && code=0 # no such test is no failure
-if [ -f benchmarks/gpu.py ]; then
-    "$python" benchmarks/gpu.py --json "$out/gpu.json" || code=1
-fi
+case $code in
+    5) code=0 ;; # no such test is no failure
+    2 | 124 | 137) echo "gpu-check: the tests were stopped after $testing s" >&2; code=1 ;;
+esac
+"$python" benchmarks/gpu.py --out "$out" --seconds $((limit - SECONDS)) || code=1
+echo "gpu-check: $SECONDS s, exit code $code"
 exit "$code"

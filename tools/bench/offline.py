@@ -1,25 +1,29 @@
-"""The works through the real engine: every process, the SDK, token-id prompts."""
+"""The works through the real engine: every process, the SDK, token-id prompts. And by turns with
+another, where there is one."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from time import perf_counter
-from typing import TYPE_CHECKING
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Protocol
 
 from actorium.actors import models
 from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.params import SamplingParams
-from actorium.tools.bench.works import Measured, Work, prompts
+from actorium.tools.bench.works import Measured, Ran, Work, prompts
 
 if TYPE_CHECKING:
     from actorium.actors.client import Client
 
 SHAPES = Path(__file__).parent / "shapes"
 WARM_TOKENS = 4
+SETTLE = 0.05
+"""Seconds between runs of different engines: threads that wait for each other spin for up to 20 ms
+before they sleep (libgomp's default, which transformers has)."""
 
 
 def shape_names() -> list[str]:
@@ -56,26 +60,47 @@ def vocabulary(config: Config) -> int:
     return size
 
 
-def measure(client: Client, works: Iterable[Work], vocab: int, runs: int,
-            say: Callable[[str], None]) -> list[Measured]:
-    """Each work once short to warm up, then `runs` times."""
-    found: list[Measured] = []
+class Engine(Protocol):
+    """What is measured."""
+
+    name: str
+
+    def run(self, work: Work, number: int, output: int) -> Ran:
+        """One run, each prompt completed by `output` tokens. number: which prompts."""
+
+
+class Ours:
+    """The engine behind a client."""
+
+    name = "actorium"
+
+    def __init__(self, client: Client, vocab: int) -> None:
+        self._client, self._vocab = client, vocab
+
+    def run(self, work: Work, number: int, output: int) -> Ran:
+        """See `Engine`."""
+        params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+        batch = prompts(work, self._vocab, number)
+        began = perf_counter()
+        done = self._client.generate(batch, params)
+        return Ran(perf_counter() - began, [list(completion.token_ids) for completion in done])
+
+
+def measure(engines: Sequence[Engine], works: Iterable[Work], runs: int, say: Callable[[str], None],
+            settle: float = SETTLE) -> dict[str, list[Measured]]:
+    """Each work once short to warm up, then `runs` times; several engines take turns, so that a
+    machine that changes its speed does so to all. By engine, in the order of the works."""
+    found: dict[str, list[Measured]] = {engine.name: [] for engine in engines}
     for work in works:
-        _complete(client, prompts(work, vocab, -1), min(WARM_TOKENS, work.output))
-        seconds: list[float] = []
-        tokens: list[list[int]] = []
+        for engine in engines:
+            engine.run(work, -1, min(WARM_TOKENS, work.output))
+            found[engine.name].append(Measured(work.name, [], []))
         for number in range(runs):
-            batch = prompts(work, vocab, number)
-            began = perf_counter()
-            result = _complete(client, batch, work.output)
-            seconds.append(perf_counter() - began)
-            tokens = tokens or result
-            say(f"actorium {work.name} run {number + 1}/{runs}: {seconds[-1]:.3f} s")
-        found.append(Measured(work.name, seconds, tokens))
+            for engine in engines:
+                if len(engines) > 1:
+                    sleep(settle)
+                ran, own = engine.run(work, number, work.output), found[engine.name][-1]
+                own.seconds.append(ran.seconds)
+                own.tokens = own.tokens or ran.tokens
+                say(f"{engine.name} {work.name} run {number + 1}/{runs}: {ran.seconds:.3f} s")
     return found
-
-
-def _complete(client: Client, batch: list[list[int]], output: int) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
-    done = client.generate(batch, params)
-    return [list(completion.token_ids) for completion in done]

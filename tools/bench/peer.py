@@ -1,26 +1,29 @@
-"""The same work through transformers: `python -m actorium.tools.bench.peer` with a `Job` on stdin.
+"""The same work through transformers: `python -m actorium.tools.bench.peer`, a process that stays.
 
-sdpa attention, one static batch, greedy, the weights that the engine had: its own random ones, or
-the checkpoint's. Prints a JSON list of `Measured`.
+sdpa attention, one static batch, greedy, the weights that the engine has: its own random ones, or
+the checkpoint's. A line of JSON on stdin is a `Job`, answered by an empty line when the model is
+there; every further one is an `Ask`, answered by a `Ran`. In between it is asleep, reading.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from actorium.actors.config import Config
 from actorium.actors.runtime.process import python, tied
-from actorium.tools.bench.works import Measured, Work, prompts
+from actorium.tools.bench.works import Ran, Work, prompts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,44 +32,88 @@ if TYPE_CHECKING:
 
 
 class Job(Struct):
-    """What to measure."""
+    """The model."""
 
     config: Config
-    works: list[Work]
     vocab: int
-    runs: int
     threads: int
 
 
-def run(job: Job, say: Callable[[str], None]) -> list[Measured]:
-    """Measure in a process of its own. Raises `RuntimeError` with its last line if it fails."""
-    done = subprocess.Popen(tied(python("actorium.tools.bench.peer")),
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert done.stdin is not None and done.stderr is not None and done.stdout is not None
-    with done:
-        done.stdin.write(msgspec.json.encode(job))
-        done.stdin.close()
-        last = ""
-        for line in done.stderr:
-            last = line.decode(errors="replace").strip() or last
-            if last.startswith("transformers "):
-                say(last)
-        output = done.stdout.read()
-    if done.returncode != 0:
-        raise RuntimeError(f"transformers: {last}")
-    return msgspec.json.decode(output, type=list[Measured])
+class Ask(Struct):
+    """One run of a work."""
+
+    work: Work
+    number: int
+    """Of the run: which prompts."""
+    output: int
+    """Tokens to complete each prompt by."""
+
+
+@contextlib.contextmanager
+def opened(job: Job) -> Iterator[Peer]:
+    """The process with its model. Raises `RuntimeError` with its last line if it fails."""
+    with tempfile.TemporaryFile() as said, subprocess.Popen(  # a pipe could fill up
+            tied(python("actorium.tools.bench.peer")), stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=said) as process:
+        try:
+            theirs = Peer(process, said)
+            theirs.told(job)
+            yield theirs
+        finally:
+            process.kill()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+class Peer:
+    """The process, as one of `offline.measure`'s engines."""
+
+    name = "transformers"
+
+    def __init__(self, process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
+        """said: what it wrote to stderr."""
+        self.process, self._said = process, said
+
+    def run(self, work: Work, number: int, output: int) -> Ran:
+        """See `offline.Engine`. Raises `RuntimeError` as `opened` does."""
+        return msgspec.json.decode(self.told(Ask(work, number, output)), type=Ran)
+
+    def told(self, message: Job | Ask) -> bytes:
+        """The line that answers a message."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None and stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # no answer then
+            stdin.write(msgspec.json.encode(message) + b"\n")
+            stdin.flush()
+        answer = stdout.readline()
+        if not answer:
+            self.process.wait()
+            self._said.seek(0)
+            lines = self._said.read().decode(errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "no answer")
+            raise RuntimeError(f"transformers: {last}")
+        return answer
 
 
 def main() -> int:
     """Entry of the process."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    lines = iter(sys.stdin.buffer.readline, b"")
+    job = msgspec.json.decode(next(lines), type=Job)
     import torch
 
     torch.set_num_threads(job.threads)
     model, device = _model(job.config)
-    found = [_measure(model, device, work, job) for work in job.works]
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    _answer(b"")
+    for line in lines:
+        ask = msgspec.json.decode(line, type=Ask)
+        _answer(msgspec.json.encode(_run(model, device, ask, job.vocab)))
     return 0
+
+
+def _answer(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def _model(config: Config) -> tuple[Any, str]:
@@ -120,29 +167,18 @@ def fuse(weights: dict[str, Tensor], fused: Sequence[Fused]) -> None:
         weights[own.name] = whole.view(own.shape)
 
 
-def _measure(model: Any, device: str, work: Work, job: Job) -> Measured:
+def _run(model: Any, device: str, ask: Ask, vocab: int) -> Ran:
     import torch
 
-    def complete(number: int, output: int) -> list[list[int]]:
-        ids = torch.tensor(prompts(work, job.vocab, number), device=device)
-        with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                                 max_new_tokens=output, min_new_tokens=output, eos_token_id=None,
-                                 pad_token_id=0, use_cache=True)
-        result: list[list[int]] = out[:, ids.shape[1]:].tolist()
-        return result
-
-    complete(-1, min(4, work.output))
-    seconds: list[float] = []
-    tokens: list[list[int]] = []
-    for number in range(job.runs):
-        began = perf_counter()
-        result = complete(number, work.output)
-        seconds.append(perf_counter() - began)
-        tokens = tokens or result
-        print(f"transformers {work.name} run {number + 1}/{job.runs}: {seconds[-1]:.3f} s",
-              file=sys.stderr, flush=True)
-    return Measured(work.name, seconds, tokens)
+    batch = prompts(ask.work, vocab, ask.number)
+    began = perf_counter()
+    ids = torch.tensor(batch, device=device)
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                             max_new_tokens=ask.output, min_new_tokens=ask.output,
+                             eos_token_id=None, pad_token_id=0, use_cache=True)
+    tokens: list[list[int]] = out[:, ids.shape[1]:].tolist()
+    return Ran(perf_counter() - began, tokens)
 
 
 if __name__ == "__main__":

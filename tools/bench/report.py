@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from actorium.tools.bench.works import neighbour_ratio
+
 COLUMNS = (
     ("work", "work", "{}"),
     ("engine", "engine", "{}"),
@@ -23,13 +25,12 @@ COLUMNS = (
 """(key of a row, heading, format)"""
 
 
-def add_ratios(rows: list[dict[str, Any]], peer: str, judged: dict[str, str]) -> None:
-    """Give each row of ours, under `ratio`, our figure over the peer's. judged: work -> figure."""
+def add_ratios(rows: list[dict[str, Any]], peer: str) -> None:
+    """Give each row of ours, under `ratio`, how many times as fast as the peer it was."""
     theirs = {row["work"]: row for row in rows if row["engine"] == peer}
     for row in rows:
         if row["engine"] != peer and row["work"] in theirs:
-            figure = judged[row["work"]]
-            row["ratio"] = row[figure] / theirs[row["work"]][figure]
+            row["ratio"] = neighbour_ratio(row["seconds"], theirs[row["work"]]["seconds"])
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -27,6 +27,13 @@ WORKS = (
 )
 
 
+class Ran(Struct):
+    """One run of a work."""
+
+    seconds: float
+    tokens: list[list[int]]
+
+
 class Measured(Struct):
     """What one engine did of one work: seconds of each run, and the tokens of the first one."""
 
@@ -70,4 +77,13 @@ def row(engine: str, work: Work, measured: Measured) -> dict[str, Any]:
     """One line of the report."""
     return {"engine": engine, "work": work.name, "requests": work.requests,
             "prompt_tokens": work.prompt, "output_tokens": work.output,
-            "runs": len(measured.seconds), **figures(work, measured.seconds)}
+            "runs": len(measured.seconds), **figures(work, measured.seconds),
+            "seconds": measured.seconds}
+
+
+def neighbour_ratio(ours: list[float], theirs: list[float]) -> float:
+    """How many times as long theirs took: the median over runs next to each other, where the two
+    took turns (ours first), so that a machine that changes its speed does so to both."""
+    after = [b / a for a, b in zip(ours, theirs, strict=True)]
+    before = [b / a for a, b in zip(ours[1:], theirs, strict=False)]
+    return statistics.median(after + before)

@@ -81,6 +81,18 @@ def _model(seed: int) -> dict[str, Any]:
     return model(seed)
 
 
+def _probes(seed: int) -> dict[str, Any]:
+    from actorium.tools.chaos.probes import probes
+
+    return probes(seed, stops=5, streams=200, times=100)
+
+
+def _starved(seed: int) -> dict[str, Any]:
+    from actorium.tools.chaos.probes import starved
+
+    return starved(seed, 20.0, spinners=30, streams=100)
+
+
 def _teeth(seed: int) -> dict[str, Any]:
     """Broken engines and clients, which the battery must notice."""
     from actorium.tools.chaos.kills import chaos
@@ -97,7 +109,7 @@ def _teeth(seed: int) -> dict[str, Any]:
 ROWS: dict[str, Row] = {
     **{f"kills-{part + 1}": _kills(part) for part in range(PARTS)}, "poison": _poison,
     "crowd": _crowd, "fuzz": _fuzz, "stops": _stops, "orphans": _orphans, "reboot": _reboot,
-    "soak": _soak, "model": _model, "teeth": _teeth}
+    "soak": _soak, "model": _model, "probes": _probes, "starved": _starved, "teeth": _teeth}
 
 
 def run(names: list[str], seed: int, told: Callable[[str, dict[str, Any]], None]) -> None:

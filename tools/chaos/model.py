@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -30,11 +32,11 @@ Stream = tuple[list[int], str, str]
 class Prompts:
     """Prompts of words and lengths of completions, from a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, streams: int) -> None:
         chance = random.Random(seed)
         self.all = [" ".join(chance.choices(WORDS, k=chance.randint(3, 30)))
-                    for _ in range(STREAMS)]
-        self.tokens = [chance.randint(*TOKENS) for _ in range(STREAMS)]
+                    for _ in range(streams)]
+        self.tokens = [chance.randint(*TOKENS) for _ in range(streams)]
 
 
 async def _stream(client: AsyncClient, prompt: str, tokens: int, number: int, gaps: Gaps,
@@ -57,9 +59,9 @@ async def _stream(client: AsyncClient, prompt: str, tokens: int, number: int, ga
     return ids, text, reason
 
 
-async def _kill(made: Rig, gaps: Gaps, count: list[int], every: int) -> int:
-    """Kill the next of `KILLS` each time `every` more tokens have come. Returns how many."""
-    for done, role in enumerate(KILLS):
+async def _kill(made: Rig, roles: Sequence[str], gaps: Gaps, count: list[int], every: int) -> int:
+    """Kill the next of `roles` each time `every` more tokens have come. Returns how many."""
+    for done, role in enumerate(roles):
         while count[0] < (done + 1) * every:
             await asyncio.sleep(0.01)
         gaps.fault(f"kill {role}", monotonic())
@@ -68,41 +70,45 @@ async def _kill(made: Rig, gaps: Gaps, count: list[int], every: int) -> int:
         if before is None or not victims:
             return done
         await asyncio.to_thread(wait_gone, [victims[0].pid], 5.0)
-    return len(KILLS)
+    return len(roles)
 
 
-async def _run(made: Rig, prompts: Prompts, faults: bool) -> tuple[list[Stream], Gaps, int]:
+async def _run(made: Rig, prompts: Prompts, roles: Sequence[str]
+               ) -> tuple[list[Stream], Gaps, int]:
+    """All streams, while these actors are killed; how many were."""
     gaps, gate, count = Gaps(), asyncio.Semaphore(AT_ONCE), [0]
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         async def one(number: int) -> Stream:
             async with gate:
                 return await _stream(client, prompts.all[number], prompts.tokens[number], number,
                                      gaps, count)
-        every = sum(prompts.tokens) // (len(KILLS) + 2)
-        killing = asyncio.create_task(_kill(made, gaps, count, every)) if faults else None
-        streams = await asyncio.gather(*(one(number) for number in range(STREAMS)))
-        kills = 0 if killing is None else await killing
+        every = sum(prompts.tokens) // (len(roles) + 2)
+        killing = asyncio.create_task(_kill(made, roles, gaps, count, every))
+        streams = await asyncio.gather(*(one(number) for number in range(len(prompts.all))))
+        kills = await killing
     return streams, gaps, kills
 
 
-def model(seed: int) -> dict[str, Any]:
-    """The whole row."""
-    prompts = Prompts(seed)
+def model(seed: int, streams: int = STREAMS, roles: Sequence[str] = KILLS) -> dict[str, Any]:
+    """The whole row: so many streams, undisturbed and then while `roles` are killed in turn."""
+    prompts = Prompts(seed, streams)
     with rig(ROLES["worker-0"], null_worker=False, skip_tokenizer=False, device="cpu",
-             dtype="float32", silence=3.0) as made:
-        calm, _, _ = asyncio.run(_run(made, prompts, faults=False))
-        streams, gaps, kills = asyncio.run(_run(made, prompts, faults=True))
+             dtype="float32") as made:
+        calm, _, _ = asyncio.run(_run(made, prompts, ()))
+        found, gaps, kills = asyncio.run(_run(made, prompts, roles))
     wrong = [*made.left]
-    if kills < len(KILLS):
-        wrong.append(f"only {kills} of {len(KILLS)} kills")
-    for number, (ours, theirs) in enumerate(zip(streams, calm, strict=True)):
+    if kills < len(roles):
+        wrong.append(f"only {kills} of {len(roles)} kills")
+    for number, (ours, theirs) in enumerate(zip(found, calm, strict=True)):
         if ours != theirs:
             same = sum(1 for _ in _common(ours[0], theirs[0]))
             wrong.append(f"stream {number}: equal for {same} of {len(theirs[0])} tokens, then not; "
                          f"ends with {ours[2]} after {len(ours[0])}")
-    return {"streams": STREAMS, "tokens": sum(len(ids) for ids, _, _ in streams),
-            "kills": {role: KILLS[:kills].count(role) for role in dict.fromkeys(KILLS)},
-            "gaps": gaps.summary(), "wrong": wrong}
+        elif len(ours[0]) != prompts.tokens[number] or ours[2] != "length":
+            wrong.append(f"stream {number}: ends with {ours[2]} after {len(ours[0])} tokens, "
+                         "undisturbed, too")
+    return {"streams": streams, "tokens": sum(len(ids) for ids, _, _ in found),
+            "kills": dict(Counter(roles[:kills])), "gaps": gaps.summary(), "wrong": wrong}
 
 
 def _common(ours: list[int], theirs: list[int]) -> Any:

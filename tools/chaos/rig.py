@@ -67,8 +67,8 @@ def engine(base: Path, worker: str = WORKER, roles: dict[str, str] | None = None
            **config: Any) -> Engine:
     """The engine of a `rig`, with its run directory in `base`."""
     values: dict[str, Any] = {
-        "null_worker": True, "skip_tokenizer": True, "restart": True, "silence": 1.0,
-        "max_restarts": 10_000, "debug_memory": True, "run_dir": str(base)} | config
+        "null_worker": True, "skip_tokenizer": True, "max_restarts": 10_000,
+        "debug_memory": True, "run_dir": str(base)} | config
     return Engine(roles=_roles(worker, roles or {}), **values)
 
 

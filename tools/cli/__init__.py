@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
     "keys": ("keys", "server | client | authorise | revoke | list: who may connect over tcp"),
     "replay": ("replay", "FILE: play a flight recording of the scheduler once more"),
+    "trace": ("trace", "DIR: when the device idled, and why (of an engine run with --trace DIR)"),
     "version": ("version", "the version"),
 }
 """Command -> (module that runs it, what it does)."""

@@ -22,7 +22,8 @@ from actorium.tools.cli.flags import Parsed, parse
 
 ABOUT = """Offline throughput through the real engine. W1: one request, 128 tokens in, 128 out.
 W2: 32 requests, 128 in, 64 out. W3: one prompt of 2,048 tokens. Greedy, random token-id prompts,
-end of sequence ignored, medians."""
+end of sequence ignored, medians. With --peer both models stay loaded and their runs take turns; the
+ratio is the median of those of runs next to each other, since machines change their speed."""
 PEERS = ("transformers",)
 BUSY_SHARE = 0.4
 """Load, for each core, above which a warning is printed."""
@@ -38,7 +39,8 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     runs: int = 3
     """Measured runs of each work."""
     peer: str | None = None
-    """transformers: the same work and weights through it, in this run."""
+    """transformers: the same work and weights through it, by turns, one asleep while the other
+    runs."""
     json: str | None = None
     """File for the figures."""
     plot: str | None = None
@@ -61,7 +63,7 @@ def run(_command: str, argv: list[str]) -> int:
         rows, extra = _measure(config, chosen, parsed.options)
     judged = {work.name: work.figure for work in chosen}
     if parsed.options.peer:
-        report.add_ratios(rows, parsed.options.peer, judged)
+        report.add_ratios(rows, parsed.options.peer)
     _say("")
     title = f"{parsed.options.shape or config.model.model or 'demo model'}, {extra['machine']}"
     print(f"{title}\n{report.table(rows)}")
@@ -103,17 +105,17 @@ def _config(parsed: Parsed[BenchOptions], folder: Path) -> Config:
 def _measure(config: Config, chosen: list[works.Work],
              options: BenchOptions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     vocab, load = offline.vocabulary(config), _others()
-    with own_engine(config) as engine:
-        ours = offline.measure(engine.client, chosen, vocab, options.runs, _say)
-    found = {"actorium": ours}
     extra: dict[str, Any] = {"machine": _machine(config), "runs": options.runs,
                              "load_before": load, "config": msgspec.to_builtins(config)}
+    with own_engine(config) as engine, contextlib.ExitStack() as beside:
+        engines: list[offline.Engine] = [offline.Ours(engine.client, vocab)]
+        if options.peer:
+            threads = config.device.threads or len(os.sched_getaffinity(0))
+            engines.append(beside.enter_context(peer.opened(peer.Job(config, vocab, threads))))
+        found = offline.measure(engines, chosen, options.runs, _say)
     if options.peer:
-        threads = config.device.threads or len(os.sched_getaffinity(0))
-        job = peer.Job(config, chosen, vocab, options.runs, threads)
-        found[options.peer] = theirs = peer.run(job, _say)
         extra["agreement"] = {a.work: works.agreement(a.tokens, b.tokens)
-                              for a, b in zip(ours, theirs, strict=True)}
+                              for a, b in zip(*found.values(), strict=True)}
     by_name = {work.name: work for work in chosen}
     rows = [works.row(name, by_name[m.work], m) for name, each in found.items() for m in each]
     return rows, extra

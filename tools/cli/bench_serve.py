@@ -12,9 +12,12 @@ from msgspec import Struct
 
 from actorium.actors.client_async import AsyncClient
 from actorium.actors.config import Config, RuntimeConfig
-from actorium.actors.errors import BadConfig
+from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.actors.gateway.actor import where
 from actorium.actors.messages import Status
+from actorium.actors.runtime import rundir
 from actorium.tools.bench import load, offline, report, serving
+from actorium.tools.bench.http import Http, http_stream
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
 
@@ -50,6 +53,8 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     """Requests before the clock starts."""
     shape: str | None = None
     """Random weights of this shape: S06, TINY, HYB, a config.json (implies --load-format dummy)."""
+    http: str | None = None
+    """Through HTTP instead of the SDK: self (the engine's own gateway) | http://HOST:PORT."""
     json: str | None = None
     """File for the figures."""
 
@@ -62,6 +67,8 @@ def run(argv: list[str]) -> int:
     parsed = parse(PROG, argv, ServeOptions, ABOUT)
     options = parsed.options
     _check(options)
+    if options.http not in (None, "self"):
+        return _report(asyncio.run(_measure_url(parsed.config, options)), options)
     running = "name" in parsed.written and parsed.config.runtime.name != RuntimeConfig().name
     if running:
         result = asyncio.run(_measure(parsed.config, options))
@@ -72,6 +79,10 @@ def run(argv: list[str]) -> int:
                 runtime = msgspec.structs.replace(config.runtime, name=engine.name)
                 mine = msgspec.structs.replace(config, runtime=runtime)
                 result = asyncio.run(_measure(mine, options))
+    return _report(result, options)
+
+
+def _report(result: dict[str, Any], options: ServeOptions) -> int:
     print(serving.table(result))
     if options.json:
         report.write_json(options.json, result)
@@ -100,36 +111,75 @@ def _config(parsed: Parsed[ServeOptions], folder: Any) -> Config:
     """Token ids need no tokenizer; a shape means random weights."""
     config, options = parsed.config, parsed.options
     model = config.model
-    if options.dataset == "random":
+    if options.dataset == "random" and options.http is None:
         model = msgspec.structs.replace(model, skip_tokenizer=True)
     if options.shape is not None:
         if "model" in parsed.written or options.dataset != "random":
             raise BadConfig("--shape: goes with random prompts and without a model", "shape")
         path = offline.shape_dir(options.shape, folder)
         model = msgspec.structs.replace(model, model=str(path), load_format="dummy")
-    return msgspec.structs.replace(config, model=model)
+    gateway = config.gateway
+    if options.http is not None and gateway.port is None:
+        gateway = msgspec.structs.replace(gateway, port=0)
+    return msgspec.structs.replace(config, model=model, gateway=gateway)
 
 
 async def _measure(config: Config, options: ServeOptions) -> dict[str, Any]:
-    asks = _asks(config, options, options.num_prompts, options.load_seed)
-    warm = _asks(config, options, options.warm_ups, options.load_seed + 1)
-    times = load.arrivals(options.num_prompts, options.request_rate, options.burstiness,
-                          options.load_seed)
     async with AsyncClient(config.runtime.name, config.runtime.run_dir) as client:
         await client.wait_ready()
         stream = serving.sdk_stream(client, options.temperature)
-        await serving.drive(stream, warm, [0.0] * len(warm), 1, lambda n: None)
+        http = None if options.http is None else Http(_own_url(config))
+        if http is not None:
+            stream = http_stream(http, None, options.temperature)
+        await _drive(stream, _asks(config, options, options.warm_ups, options.load_seed + 1),
+                     options, warm=True)
         before = _gauges(await client.status())
-        found, seconds = await serving.drive(stream, asks, times, options.max_concurrency,
-                                             lambda n: _say(f"{n}/{len(asks)}"))
+        result = await _drive(stream, _asks(config, options, options.num_prompts,
+                                            options.load_seed), options)
         await asyncio.sleep(2 * config.runtime.heartbeat)  # the last gauges come with a beat
         after = _gauges(await client.status())
+        if http is not None:
+            http.close()
+    return result | {"speculation": serving.acceptance(before, after),
+                     "speculative": config.speculation.speculative}
+
+
+async def _measure_url(config: Config, options: ServeOptions) -> dict[str, Any]:
+    """Of whatever listens there. Random ids are from the vocabulary of `config`'s model, which is
+    to be the same one or a smaller one."""
+    http = Http(options.http or "")
+    key = config.gateway.api_key
+    stream = http_stream(http, None, options.temperature, key)
+    await _drive(stream, _asks(config, options, options.warm_ups, options.load_seed + 1), options,
+                 warm=True)
+    result = await _drive(stream, _asks(config, options, options.num_prompts, options.load_seed),
+                          options)
+    http.close()
+    return result
+
+
+async def _drive(stream: serving.Stream, asks: list[load.Ask], options: ServeOptions,
+                 warm: bool = False) -> dict[str, Any]:
+    if warm:
+        done, _ = await serving.drive(stream, asks, [0.0] * len(asks), 1, lambda n: None)
+        for one in done:
+            if one.error is not None and options.http is not None:
+                raise EngineUnavailable(one.error.partition(": ")[2])
+        return {}
+    times = load.arrivals(len(asks), options.request_rate, options.burstiness, options.load_seed)
+    found, seconds = await serving.drive(stream, asks, times, options.max_concurrency,
+                                         lambda n: _say(f"{n}/{len(asks)}"))
     _say("")
     return {**serving.figures(found, seconds), "dataset": options.dataset,
             "max_concurrency": options.max_concurrency or None,
-            "request_rate": str(options.request_rate),
-            "speculation": serving.acceptance(before, after),
-            "speculative": config.speculation.speculative}
+            "request_rate": str(options.request_rate), "http": options.http}
+
+
+def _own_url(config: Config) -> str:
+    found = where(rundir.engine_dir(config.runtime.name, config.runtime.run_dir))
+    if found is None:
+        raise BadConfig(f"--http: the engine {config.runtime.name!r} serves no HTTP", "http")
+    return found.url
 
 
 def _asks(config: Config, options: ServeOptions, number: int, seed: int) -> list[load.Ask]:

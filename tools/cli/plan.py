@@ -17,6 +17,7 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.gpu.memory import device_budget
 from actorium.gpu.plan import checkpoint, weights
 from actorium.gpu.plan.beside import largest_step, tables_estimate, workspace_estimate
+from actorium.gpu.plan.graphs import graph_shapes, graphs_estimate, why_eager
 from actorium.gpu.plan.memory import Demand, MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.shape import BYTES, PlanShape, read_plan_shape
 from actorium.tools.cli import plan_report
@@ -139,13 +140,15 @@ def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any], where: 
     if options.weights is not None:
         return Outside("weights", size(options.weights, "--weights"), "as given by --weights")
     found = checkpoint.total_bytes(where.parent)
-    if raw.get("quantization_config"):
+    if raw.get("quantization_config") and part.fp8 is None:
         if found is None:
             raise BadConfig("--weights: the checkpoint is quantized and its safetensors index is "
                             f"not in {where.parent}: say what the weights take", "weights")
         return Outside("weights", -(-found // part.tp), "quantized: the checkpoint's, divided")
     count = weights.weight_bytes(part, mtp=part.mtp > 0)
     detail = f"{weights.parameters(part, part.mtp > 0) / 1e9:.2f} G parameters in {part.dtype}"
+    if part.fp8 is not None:
+        detail += ", projections in fp8"
     if found is not None:
         detail += f"; the checkpoint's files hold {found:,} bytes"
     return Outside("weights", count, detail)
@@ -154,11 +157,16 @@ def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any], where: 
 def _outside(part: PlanShape, demand: Demand, config: Config, own: Outside) -> list[Outside]:
     """What a GPU holds beside the caches."""
     step = largest_step(demand)
+    why = why_eager(part.experts, part.latent)
+    graphs = graph_shapes(config, demand.drafts, why)
     return [own, Outside("resident tables", tables_estimate(part, demand),
                          f"{demand.max_num_seqs + 1} slots"),
-            Outside("workspace and graphs", workspace_estimate(part, demand),
+            Outside("workspace", workspace_estimate(part, demand),
                     f"an estimate for a step of {step.tokens:,} tokens, {step.rows:,} rows: the "
-                    "worker measures it (actorium ps)")]
+                    "worker measures it (actorium ps)"),
+            Outside("graphs", graphs_estimate(part, demand, graphs),
+                    f"an estimate for {len(graphs)} of them, on cuda"
+                    if graphs else f"none: {why or '--enforce-eager'}")]
 
 
 def _budget(parsed: Parsed[PlanOptions], outside: list[Outside]) -> tuple[int, str]:

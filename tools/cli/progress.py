@@ -41,6 +41,10 @@ class StartUp:
         """What the worker says of its bytes, measured and planned."""
         self.probes = ""
         """Where the watchdog answers probes, if it does."""
+        self.http = ""
+        """Where the gateways listen, if there are any."""
+        self.resumed = ""
+        """What the scheduler goes on with that an engine before has left in the ledger."""
         self._said: dict[str, str] = {}
         self._bars: Progress | None = None
         self._tasks: dict[str, Any] = {}
@@ -59,6 +63,10 @@ class StartUp:
             self.memory = device_memory(actor.gauges) or self.memory
             if actor.role == "watchdog":
                 self.probes = actor.detail
+            if actor.role.startswith("gateway") and actor.phase in READY_PHASES:
+                self.http = actor.detail
+            if actor.gauges.get("resumed_sequences"):
+                self.resumed = actor.detail
             self._tell(actor)
 
     def _tell(self, actor: ActorStatus) -> None:
@@ -101,7 +109,8 @@ class StartUp:
         for role, seconds in sorted(self.ready_at.items(), key=lambda item: item[1]):
             phases = ", ".join(f"{doing} {took:.2f}" for doing, took in self.phases(role))
             lines.append(f"  {role:<12} {seconds:6.2f} s" + (f"  ({phases})" if phases else ""))
-        lines += [f"  {line}" for line in (self.memory, self.probes) if line]
+        lines += [f"  {line}" for line in (self.memory, self.probes, self.resumed, self.http)
+                  if line]
         return "\n".join(lines)
 
     def phases(self, role: str) -> list[tuple[str, float]]:

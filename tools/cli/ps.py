@@ -22,7 +22,7 @@ from actorium.tools.cli.flags import NoOptions, parse
 
 ANSWER_SECONDS = 1.0
 SILENT = "no answer"
-_COLUMNS = ("name", "role", "pid", "epoch", "phase", "step", "step_age")
+_COLUMNS = ("name", "role", "pid", "epoch", "restarts", "phase", "step", "step_age")
 
 
 class PsOptions(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,8 @@ def run(command: str, argv: list[str]) -> int:
 
 
 def list_actors(config: Config) -> list[dict[str, Any]]:
-    """One object for each actor of each running engine (see `messages.ActorStatus`).
+    """One object for each actor of each running engine (see `messages.ActorStatus`), with how often
+    it was started again (`restarts`) and, as far as the watchdog knows, why (`causes`).
 
     An engine whose watchdog does not answer within a second is one object: its watchdog, with
     phase "no answer" and the launcher's pid as far as it is known.
@@ -65,14 +66,17 @@ def _actors(name: str, run_dir: Path) -> list[dict[str, Any]]:
     if answer is None:
         return [{"name": name, "role": "watchdog", "pid": None, "epoch": None, "phase": SILENT,
                  "step": None, "step_age": None, "beat_age": None, "detail": "", "gauges": {},
-                 "launcher": launcher}]
-    return [msgspec.to_builtins(actor) | {"launcher": launcher} for actor in answer.actors]
+                 "restarts": None, "causes": {}, "launcher": launcher}]
+    causes = status.causes(answer)
+    return [msgspec.to_builtins(actor) | {
+        "restarts": status.restarts(actor), "causes": causes.get(actor.role, {}),
+        "launcher": launcher} for actor in answer.actors]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as aligned text."""
     cells = [[column.replace("_", " ") for column in _COLUMNS]]
-    cells += [[_cell(row[column]) for column in _COLUMNS] for row in rows]
+    cells += [[_cell(row.get(column)) for column in _COLUMNS] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
              for line in cells]
@@ -84,14 +88,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 def detail(row: dict[str, Any]) -> str:
     """What an actor says of itself, and of its memory."""
     gauges = row["gauges"]
-    told = (row["detail"], restarts(gauges), memory(gauges), status.device_memory(gauges))
+    told = (row["detail"], status.why_again(row.get("causes", {})), memory(gauges),
+            status.device_memory(gauges))
     return "; ".join(part for part in told if part)
-
-
-def restarts(gauges: dict[str, float]) -> str:
-    """How often an actor was started again; nothing for one that never was."""
-    count = int(gauges.get("restarts", 0))
-    return f"restarted {count} time{'s' if count > 1 else ''}" if count else ""
 
 
 def memory(gauges: dict[str, float]) -> str:

@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 
 from actorium.actors.client_calls import bytes_of
-from actorium.actors.messages import GetStatus, Status
+from actorium.actors.messages import ActorStatus, GetStatus, Status
 from actorium.actors.runtime.rundir import address
 
 READY_PHASES = ("ready", "idle", "stepping")
+COUNTED = "restarts."
+"""How the watchdog's gauges of restarts begin: "restarts.ROLE.CAUSE"."""
 
 
 class Asker:
@@ -78,6 +80,29 @@ def about(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def restarts(actor: ActorStatus) -> int:
+    """How often an actor was started again."""
+    return int(actor.gauges.get("restarts", 0))
+
+
+def causes(answer: Status) -> dict[str, dict[str, int]]:
+    """Role -> how often it was started again by cause (killed, fault, exited, silent, hung), as the
+    watchdog has counted."""
+    found: dict[str, dict[str, int]] = {}
+    for actor in answer.actors:
+        for name, count in actor.gauges.items() if actor.role == "watchdog" else ():
+            if name.startswith(COUNTED):
+                role, _, cause = name.removeprefix(COUNTED).rpartition(".")
+                found.setdefault(role, {})[cause] = int(count)
+    return found
+
+
+def why_again(counts: Mapping[str, int]) -> str:
+    """Restarts by cause, in a line; nothing for an actor that never was started again."""
+    told = ", ".join(f"{cause} {count}" for cause, count in sorted(counts.items()))
+    return f"started again: {told}" if told else ""
 
 
 def device_memory(gauges: Mapping[str, float]) -> str:

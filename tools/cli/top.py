@@ -156,6 +156,7 @@ def view(name: str, before: Reading, now: Reading) -> dict[str, Any]:
     old = {a.role: a for a in before.status.actors} if before.status is not None else {}
     seconds = now.at - before.at
     told = actors[SCHEDULER].gauges if SCHEDULER in actors else {}
+    causes = status.causes(now.status) if now.status is not None else {}
     past = _same_life(old.get(SCHEDULER), actors.get(SCHEDULER))
     return {
         "name": name, "model": now.about.get("model") or "demo", "state": _state(now.status),
@@ -170,7 +171,7 @@ def view(name: str, before: Reading, now: Reading) -> dict[str, Any]:
         "suspects": int(told.get("suspects", 0)), "quarantined": int(told.get("quarantined", 0)),
         "actors": [_actor(a, _same_life(old.get(role), a) is not None and seconds or 0.0,
                           before.processes.get(role), now.processes.get(role))
-                   for role, a in sorted(actors.items())],
+                   | {"causes": causes.get(role, {})} for role, a in sorted(actors.items())],
     }
 
 
@@ -223,7 +224,7 @@ def _actor(actor: ActorStatus, seconds: float, old: Process | None,
     return {"role": actor.role, "pid": actor.pid, "epoch": actor.epoch, "phase": actor.phase,
             "step": actor.step, "step_age": actor.step_age, "beat_age": actor.beat_age,
             "cpu": cpu, "resident_bytes": new.resident_bytes if new is not None else None,
-            "restarts": int(actor.gauges.get("restarts", 0)), "detail": actor.detail}
+            "restarts": status.restarts(actor), "detail": actor.detail}
 
 
 def screen(views: list[dict[str, Any]]) -> Group:
@@ -286,7 +287,8 @@ def _cells(actor: dict[str, Any]) -> list[str]:
     return [actor["role"], str(actor["pid"]), str(actor["epoch"]), str(actor["restarts"]),
             actor["phase"], f"{actor['step']:,}", f"{actor['step_age']:.1f} s",
             f"{actor['beat_age']:.1f} s", "-" if cpu is None else f"{100 * cpu:.0f} %",
-            "-" if memory is None else f"{memory / MIB:,.0f} MiB", actor["detail"]]
+            "-" if memory is None else f"{memory / MIB:,.0f} MiB",
+            "; ".join(filter(None, (actor["detail"], status.why_again(actor["causes"]))))]
 
 
 def _troubled(actor: dict[str, Any]) -> bool:
