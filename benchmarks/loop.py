@@ -10,9 +10,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from actorium.actors.config import Config
+from actorium.actors.config import Config, RecoveryConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import Cancel, Flush, Open, StepResult, Stop, Submit, TokenBatch
 from actorium.actors.params import Resolved, TextParams
@@ -45,6 +46,7 @@ class Loop:
                  checkpoints: int | None = None) -> None:
         """checkpoints: of a model with recurrent layers; None = it has none."""
         self.now = 0.0
+        config = msgspec.structs.replace(config, recovery=RecoveryConfig(restart=False))
         self.scheduler = core.build(Context(config, Path("/nonexistent"), "scheduler", 1, 0))
         self.worker = NullWorker(Context(config, Path("/nonexistent"), "worker-0", 1, 0), windows,
                                  checkpoints)

@@ -67,7 +67,8 @@ class Bench:
             memory=MemoryConfig(max_total_tokens=(running + 1) * 8 * CONTEXT, prefix_cache=cache),
             scheduler=SchedulerConfig(max_num_seqs=running + 1, max_num_batched_tokens=1 << 20),
             speculation=SpeculationConfig(speculative=speculative),
-            recovery=RecoveryConfig(ledger_dir=None if ledger is None else str(ledger)))
+            recovery=RecoveryConfig(restart=False,
+                                    ledger_dir=None if ledger is None else str(ledger)))
         directory = Path("/nonexistent")
         self.scheduler = core.build(Context(config, directory, "scheduler", 1, 0))
         self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
