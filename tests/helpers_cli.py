@@ -55,7 +55,10 @@ class Cli:
 
     @contextlib.contextmanager
     def serve(self, *words: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-        """`actorium serve` in the background, ready; killed at the end if it still runs."""
+        """`actorium serve` in the background, ready; killed at the end if it still runs. Without
+        HTTP unless a port is named."""
+        if "--port" not in words:
+            words = ("--no-http", *words)
         process = subprocess.Popen(self.argv("serve", *words), stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    env=self.env | env)

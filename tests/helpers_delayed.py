@@ -24,6 +24,7 @@ from actorium.kernels.delta_window import Delta
 from actorium.kernels.gated_delta import Heads
 from actorium.kernels.mamba2 import Sizes
 from actorium.kernels.native import library
+from actorium.kernels.ops import TorchOps
 
 CPU, EPS, DRAFTS = torch.device("cpu"), 1e-6, 4
 SLOTS = 6
@@ -60,7 +61,7 @@ class Case:
 
 
 def delta(heads: Heads, width: int, dtype: torch.dtype, state_dtype: torch.dtype,
-          native: bool = False) -> Case:
+          native: bool = False, ops: TorchOps | None = None) -> Case:
     """GatedDeltaNet."""
     gen = torch.Generator().manual_seed(0)
 
@@ -77,8 +78,8 @@ def delta(heads: Heads, width: int, dtype: torch.dtype, state_dtype: torch.dtype
         kernel = NativeDelta(lib, 2, *rule, norm, EPS)
     shape = DeltaShape(heads.keys, heads.values, heads.key_dim, heads.value_dim, width)
     full = heads.channels + heads.values * (heads.value_dim + 2)
-    return Case(GatedDelta(0, NOTHING, NOTHING, rule, EPS, norm, kernel), shape.state, full, dtype,
-                state_dtype)
+    return Case(GatedDelta(0, NOTHING, NOTHING, ops or TorchOps(), rule, EPS, norm, kernel),
+                shape.state, full, dtype, state_dtype)
 
 
 def mamba(sizes: Sizes, width: int, dtype: torch.dtype, state_dtype: torch.dtype) -> Case:
@@ -89,7 +90,7 @@ def mamba(sizes: Sizes, width: int, dtype: torch.dtype, state_dtype: torch.dtype
         return torch.randn(size, generator=gen)
 
     heads = sizes.heads
-    layer = Mamba2(0, NOTHING, NOTHING, sizes, EPS, (0.0, math.inf),
+    layer = Mamba2(0, NOTHING, NOTHING, TorchOps(), sizes, EPS, (0.0, math.inf),
                    normal(width, sizes.channels), normal(sizes.channels), -normal(heads).exp(),
                    normal(heads), normal(heads), normal(sizes.inner))
     shape = StateShape((heads, sizes.head_dim, sizes.state_dim), (width - 1, sizes.channels),

@@ -12,13 +12,12 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from helpers_scheduler import CLIENT, column, config, ints
+from helpers_lives_actors import Key, Reader, Told, Worker
+from helpers_scheduler import CLIENT, column, config
 
 from actorium.actors.config import RecoveryConfig
 from actorium.actors.core import LEDGER, Context, Send
@@ -26,86 +25,17 @@ from actorium.actors.ledger.records import META, History, Meta, record
 from actorium.actors.ledger.segments import Record
 from actorium.actors.messages import (
     Cancel,
-    Hello,
-    Open,
     Recall,
-    RowLogprobs,
-    SequenceEvent,
     StepPlan,
-    Stop,
     Submit,
     ToDetokenizer,
-    TokenBatch,
     ToScheduler,
     ToWorker,
-    Unknown,
 )
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import core, null_worker
 from actorium.actors.scheduler.recovery import Past
 from actorium.actors.scheduler.requests import choice_seed
-
-Key = tuple[str, int]
-"""(rid, choice)"""
-
-
-@dataclass
-class Told:
-    """What a client knows of one choice."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    reason: str | None = None
-    error: str | None = None
-
-
-@dataclass
-class Seq:
-    """A sequence, as the detokenizer knows it."""
-
-    key: Key
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    ended: bool = False
-
-
-class Worker(null_worker.NullWorker):
-    """Tells logprobs; dies of plans with a poisonous seed."""
-
-    poison: frozenset[int] = frozenset()
-
-    fickle = False
-    """Other tokens in each life (as numerics that depend on the batch may have it): what is
-    committed must not be computed again."""
-
-    def _sample(self, rows: Any, reach: Any) -> Any:
-        self._rows_told = rows
-        tokens, counts, finish = super()._sample(rows, reach)
-        if self.fickle:
-            tokens = (tokens + 31 * self._epoch + 7 * self.ready.epoch) % null_worker.VOCAB
-        return tokens, counts, finish
-
-    def _check_emitted(self, admit: Any) -> None:
-        if not self.fickle:
-            super()._check_emitted(admit)
-
-    def run(self, plan: StepPlan) -> Any:
-        result = super().run(plan)
-        tokens, at, told = np.frombuffer(result.tokens, np.int32), 0, []
-        for row, (slot, count) in enumerate(zip(self._rows_told.tolist(), result.counts,
-                                                strict=True)):
-            mine, at = tokens[at:at + count], at + count
-            admit = self._admits[slot]
-            if admit is not None and admit.params.logprobs >= 0 and count:
-                f4 = mine.astype(np.float32).tobytes()
-                told.append(RowLogprobs(row, 0, f4, mine.tobytes(), mine.tobytes(), f4))
-        return msgspec.structs.replace(result, logprobs=told)
-
-    def poisoned(self, plan: StepPlan) -> bool:
-        """Whether a sequence that the plan computes kills the worker."""
-        slots = {*ints(plan.decode), *ints(plan.extend)[::2]}
-        admits = [*plan.admit, *(a for a in self._admits if a is not None and a.slot in slots)]
-        return any(a.seed in self.poison for a in admits)
 
 
 class Lives:
@@ -128,9 +58,11 @@ class Lives:
         self.now = 100.0
         self.submits: dict[str, Submit] = {}
         self.stops: dict[Key, int] = {}
-        self.told: dict[Key, Told] = {}
         self.given_up: set[str] = set()
-        self.unknown: set[str] = set()
+        self.to_scheduler: deque[Any] = deque()
+        self.reader = Reader(self.stops, self.to_scheduler)
+        self.deaf = False
+        """The detokenizer has not read for so long that what it is told is dropped."""
         self.ledger: list[Record] = [record(META, Meta("boot", ""))]
         self.fills = 0
         """Commits that will fail yet."""
@@ -138,14 +70,16 @@ class Lives:
         self.held_records: list[Record] = []
         self.to_detokenizer: deque[Any] = deque()
         self.to_worker: deque[Any] = deque()
-        self.to_scheduler: deque[Any] = deque()
-        self.epochs = {"scheduler": 0, "detokenizer": 0, "worker": 0}
+        self.epochs = {"scheduler": 0, "worker": 0}
         self.deaths = {"scheduler": 0, "detokenizer": 0, "worker": 0}
         self.poison: set[int] = set()
-        self.seqs: dict[int, Seq] = {}
-        self.fence = 0
         self.new_scheduler()
         self.new_worker()
+
+    @property
+    def told(self) -> dict[Key, Told]:
+        """What the clients know."""
+        return self.reader.told
 
     # --- lives -----------------------------------------------------------------------------------
 
@@ -153,7 +87,7 @@ class Lives:
         """From the ledger, and nothing else."""
         self.epochs["scheduler"] += 1
         self.to_scheduler.clear()
-        self.held, self.held_records = None, []
+        self.held, self.held_records, self.deaf = None, [], False
         context = Context(self.settings, Path("/nowhere"), "scheduler",
                           self.epochs["scheduler"], 0)
         past = Past(History().read(self.ledger), True, self.now)
@@ -166,12 +100,6 @@ class Lives:
                                      self.epochs["worker"], 0))
         self.worker.poison, self.worker.fickle = frozenset(self.poison), self.fickle
         self._answers()
-
-    def new_detokenizer(self) -> None:
-        self.epochs["detokenizer"] += 1
-        self.to_detokenizer.clear()
-        self.seqs, self.fence = {}, 0
-        self.to_scheduler.append(Hello("detokenizer", self.epochs["detokenizer"]))
 
     def _cut(self, *queues: deque[Any]) -> None:
         """The end of what a dead actor has sent may be lost."""
@@ -200,7 +128,8 @@ class Lives:
 
     def kill_detokenizer(self) -> None:
         self.deaths["detokenizer"] += 1
-        self.new_detokenizer()
+        self.to_detokenizer.clear()
+        self.reader.begin_anew()
 
     # --- the ring --------------------------------------------------------------------------------
 
@@ -242,6 +171,8 @@ class Lives:
         for send in sends:
             frame = msgspec.msgpack.encode(send.message)
             if send.to == "detokenizer":
+                if self.deaf:
+                    continue
                 self.to_detokenizer.append(msgspec.msgpack.decode(frame, type=ToDetokenizer))
             else:
                 self.to_worker.append(msgspec.msgpack.decode(frame, type=ToWorker))
@@ -262,100 +193,28 @@ class Lives:
     def _answers(self) -> None:
         self.to_scheduler.extend(send.message for send in self.worker.on_wake(self.now))
 
+    def detokenize(self) -> None:
+        """The detokenizer takes a message; if it had not read for long, it reads again."""
+        if self.to_detokenizer:
+            self.reader.take(self.to_detokenizer.popleft())
+        if self.deaf and len(self.to_detokenizer) < 3 and self.held is None:
+            self.deaf = False
+            self.scheduler.on_hears("detokenizer", self.now)
+
+    def deafen(self) -> None:
+        """What waits for the detokenizer is too much: the end of it is dropped, and all that comes
+        until it reads again."""
+        if self.to_detokenizer:
+            self.deaf = self.scheduler.on_missed("detokenizer", self.now)
+            assert self.deaf
+            for _ in range(self.chance.randint(1, len(self.to_detokenizer))):
+                self.to_detokenizer.pop()
+
     def compact(self) -> None:
         """Perhaps killed before the old segments are gone."""
         alive = [record(META, Meta("boot", "", self.scheduler.next_sid)), *self.scheduler.alive()]
         if self.held is None:
             self.ledger = alive if self.chance.random() < 0.7 else self.ledger + alive
-
-    # --- the detokenizer -------------------------------------------------------------------------
-
-    def detokenize(self) -> None:
-        if not self.to_detokenizer:
-            return
-        message = self.to_detokenizer.popleft()
-        if isinstance(message, Unknown):
-            self.unknown.add(message.rid)
-        elif isinstance(message, Open | TokenBatch) and message.epoch >= self.fence:
-            self.fence = message.epoch
-            if isinstance(message, Open):
-                self._open(message)
-            else:
-                self._take_batch(message)
-
-    def _open(self, opened: Open) -> None:
-        key = opened.rid, opened.index
-        known = self.seqs.get(opened.sid)
-        if known is None or known.key != key or opened.again:
-            if known is not None and known.key == key and len(opened.emitted) // 4 < len(
-                    known.tokens):
-                return
-            known = self.seqs[opened.sid] = Seq(key)
-            self._tell(known, 0, None)
-        skip, tokens = len(known.tokens), ints(opened.emitted)
-        logprobs = [float(x) for row in opened.emitted_logprobs
-                    for x in np.frombuffer(row.chosen, np.float32)]
-        if opened.logprobs >= 0:
-            assert logprobs == [float(t) for t in tokens], "logprobs of all that was emitted"
-        if tokens[skip:]:
-            self._push(opened.sid, known, tokens[skip:], logprobs[skip:])
-        if opened.end is not None:
-            self._end(opened.sid, known, opened.end)
-
-    def _take_batch(self, batch: TokenBatch) -> None:
-        events = {event.sid: event for event in batch.events}
-        at, all_tokens = 0, ints(batch.tokens)
-        for sid, start, count in zip(ints(batch.sids), ints(batch.starts), batch.counts,
-                                     strict=True):
-            tokens, at = all_tokens[at:at + count], at + count
-            seq = self.seqs.get(sid)
-            if seq is None or seq.ended:
-                continue
-            skip = len(seq.tokens) - start
-            if skip < 0:
-                self.to_scheduler.append(Hello("detokenizer", self.epochs["detokenizer"]))
-                return
-            row = events[sid].logprobs if sid in events else None
-            logprobs = [] if row is None else np.frombuffer(row.chosen, np.float32).tolist()
-            self._push(sid, seq, tokens[skip:], logprobs[skip:])
-        for event in batch.events:
-            if event.sid in self.seqs:
-                self._end(event.sid, self.seqs[event.sid], event)
-
-    def _push(self, sid: int, seq: Seq, tokens: list[int], logprobs: list[float]) -> None:
-        if seq.ended:
-            return
-        start = len(seq.tokens)
-        seq.tokens += tokens
-        seq.logprobs += logprobs
-        stop = self.stops.get(seq.key, 10**9)
-        if len(seq.tokens) >= stop:
-            del seq.tokens[stop:], seq.logprobs[stop:]
-            seq.ended = True
-            self.to_scheduler.append(Stop(sid, stop))
-            self._tell(seq, start, SequenceEvent(sid, finish_reason="stop"))
-        else:
-            self._tell(seq, start, None)
-
-    def _end(self, sid: int, seq: Seq, event: SequenceEvent) -> None:
-        if event.finish_reason is not None and not seq.ended:
-            seq.ended = True
-            self._tell(seq, len(seq.tokens), event)
-
-    def _tell(self, seq: Seq, start: int, event: SequenceEvent | None) -> None:
-        """To the client, who drops what it knows."""
-        told = self.told.setdefault(seq.key, Told())
-        if told.reason is not None:
-            both = min(len(told.tokens), len(seq.tokens))
-            assert told.tokens[:both] == seq.tokens[:both], "a told token has changed"
-            return
-        assert start <= len(told.tokens), "a gap"
-        for mine, new in ((told.tokens, seq.tokens), (told.logprobs, seq.logprobs)):
-            common = min(len(mine), len(new))
-            assert mine[:common] == new[:common], "a committed token has changed"  # type: ignore[index]
-            mine += new[common:]  # type: ignore[operator]
-        if event is not None:
-            told.reason, told.error = event.finish_reason, event.error_code
 
     # --- the clients -----------------------------------------------------------------------------
 
@@ -403,7 +262,7 @@ class Lives:
         """So many random moves."""
         usual = [self.work, self.hear, self.detokenize]
         rare = [self.submit, self.submit, self.submit, self.ask_again, self.cancel, self.compact,
-                self.fill, self.kill_scheduler, self.kill_detokenizer]
+                self.fill, self.deafen, self.kill_scheduler, self.kill_detokenizer]
         if not self.poisonous:
             rare.append(self.kill_worker)
         for _ in range(moves):
@@ -424,7 +283,7 @@ class Lives:
             if not open_ones:
                 break
             for rid in open_ones:
-                self.to_scheduler.append(self.submits[rid] if rid in self.unknown
+                self.to_scheduler.append(self.submits[rid] if rid in self.reader.unknown
                                          or self.chance.random() < 0.5 else Recall(rid, CLIENT))
         else:
             raise AssertionError(f"never told: {open_ones}")
@@ -438,7 +297,7 @@ class Lives:
             self.hear()
             self.work()
             self.detokenize()
-            if not (self.to_scheduler or self.to_worker or self.to_detokenizer
+            if not (self.deaf or self.to_scheduler or self.to_worker or self.to_detokenizer
                     or self.scheduler._unresolved or self.scheduler.next_timer() == 0.0):
                 return
         raise AssertionError("it never comes to rest")

@@ -330,7 +330,8 @@ def wait_dead(pids: Sequence[int], timeout: float = 10.0) -> list[int]:
 
 LAUNCH = """
 import signal, sys, threading, msgspec
-from actorium.actors.launcher import Job, Launcher
+from actorium.actors.job import Job
+from actorium.actors.launcher import Launcher
 job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
 def stray():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -347,7 +348,7 @@ class LauncherProcess:
 
     def __init__(self, config: Config, table: dict[str, str], *flags: str) -> None:
         """flags: "stray" = SIGTERM half a second after the start, taken by a second thread."""
-        from actorium.actors.launcher import Job
+        from actorium.actors.job import Job
 
         self.dir = Path(config.runtime.run_dir or "") / config.runtime.name
         self.process = subprocess.Popen([sys.executable, "-c", LAUNCH, *flags], env=child_env(),

@@ -16,6 +16,7 @@ from actorium.actors.config import (
     Config,
     MemoryConfig,
     ModelConfig,
+    RecoveryConfig,
     SchedulerConfig,
     SpeculationConfig,
 )
@@ -57,6 +58,7 @@ def config(page_size: int = 16, pool_tokens: int = 4096, seqs: int = 8, chunk: i
            eviction: str = "lru", weights: dict[str, float] | None = None,
            save: str = "auto", speculative: str = "off") -> Config:
     return Config(
+        recovery=RecoveryConfig(restart=False),
         speculation=SpeculationConfig(speculative=speculative),
         model=ModelConfig(max_model_len=max_model_len),
         memory=MemoryConfig(page_size=page_size, max_total_tokens=pool_tokens, debug_memory=True,

@@ -28,21 +28,22 @@ RUBBISH = 50.0
 
 def make_runner(model: Any, drafts: int, propose: Propose | None = None, slots: int = 9,
                 pages: int = 400, page_size: int = 8, checkpoints: int = 0,
-                moves: type[Host] | type[Device] = Host, mtp: bool = False,
+                moves: type[Host] | type[Device] | Device = Host, mtp: bool = False,
                 force: tuple[float, ...] = ()) -> Runner:
     """A runner over a loaded model that verifies up to `drafts` drafts. mtp: of its own layer."""
-    shape = model.shape
-    tables = Tables(moves(CPU), slots, page_table_width(shape.max_model_len, page_size), page_size,
+    shape, transport = model.shape, moves(CPU) if isinstance(moves, type) else moves
+    device = transport.device
+    tables = Tables(transport, slots, page_table_width(shape.max_model_len, page_size), page_size,
                     shape.vocab_size, shape.max_model_len, len(shape.groups), drafts)
-    pools = make_pools(shape, [pages] * len(shape.groups), page_size, shape.dtype, CPU)
+    pools = make_pools(shape, [pages] * len(shape.groups), page_size, shape.dtype, device)
     states = None
     if shape.state is not None:
         states = StatePool(shape.state, len(shape.recurrent), slots, checkpoints, torch.float32,
-                           shape.dtype, CPU, drafts)
+                           shape.dtype, device, drafts)
         for layer in states.layers:
             for part in layer:
                 part.fill_(RUBBISH)
-    own = make_draft_pool(shape, pages, page_size, shape.dtype, CPU) if mtp else None
+    own = make_draft_pool(shape, pages, page_size, shape.dtype, device) if mtp else None
     for pool in (*pools, *([own] if own else [])):
         for pages_of in pool.layers:
             pages_of.fill_(RUBBISH)

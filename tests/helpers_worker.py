@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from actorium.actors.config import Config, MemoryConfig, SchedulerConfig, SpeculationConfig
+from actorium.actors.config import (
+    Config,
+    MemoryConfig,
+    RecoveryConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from actorium.actors.core import Context
 from actorium.actors.messages import (
     Cancel,
@@ -69,7 +75,7 @@ class Ring:
         scheduler = SchedulerConfig(
             max_num_seqs=runner.tables.slots - 1, max_num_batched_tokens=budget, overlap=overlap,
             force_preempt_every=force_preempt_every)
-        config = Config(scheduler=scheduler,
+        config = Config(scheduler=scheduler, recovery=RecoveryConfig(restart=False),
                         speculation=SpeculationConfig(speculative=speculative),
                         memory=MemoryConfig(page_size=runner.tables.page_size, debug_memory=True))
         self.runner = runner

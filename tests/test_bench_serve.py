@@ -14,6 +14,7 @@ from helpers_cli import Cli, cli  # noqa: F401
 
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.tools.bench import load, serving
+from actorium.tools.bench.http import Http, http_stream
 from actorium.tools.bench.serving import Done, Piece
 
 
@@ -41,7 +42,7 @@ def test_demo_chats() -> None:
     assert len(asks) == 20 and all(ask.messages for ask in asks)
     assert len({ask.messages[0]["content"] for ask in asks if ask.messages}) == 20
     with pytest.raises(BadConfig, match="--num-prompts"):
-        load.demo_asks(10**6, 32, 0)
+        load.demo_asks(20_000, 32, 0)
 
 
 def test_figures() -> None:
@@ -120,7 +121,52 @@ def test_a_run_through_the_engine(cli: Cli, tmp_path: Path) -> None:  # noqa: F8
     assert cli.entries() == []
 
 
+def test_a_run_over_http(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+    file = tmp_path / "serve.json"
+    done = cli.run("bench", "serve", "--null-worker", "--device", "cpu", "--num-prompts", "12",
+                   "--input-len", "9", "--max-concurrency", "4", "--output-len", "8",
+                   "--http", "self", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(file.read_text())
+    assert (result["completed"], result["total_output_tokens"]) == (12, 96)
+    assert (result["total_input_tokens"], result["http"]) == (108, "self")
+    assert result["median_ttft_ms"] > 0 and cli.entries() == []
+
+
+def test_other_servers_streams_are_read_in_any_cutting() -> None:
+    """A server that tells no usage: an event is a token; its parts come as they like."""
+    events = [b'data: {"choices":[{"text":"a"}]}\r\n\r\n', b'data: {"choices":[]}\n\n',
+              b"data: [DONE]\n\n"]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(size)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+                         b"Transfer-Encoding: chunked\r\n\r\n")
+            for part in (*b"".join(events).partition(b"oices"), b""):
+                writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    async def run() -> list[list[Piece]]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        http = Http(f"127.0.0.1:{port}/v1")
+        stream = http_stream(http, "m", 0.0)
+        found = [[piece async for piece in stream(load.Ask([1], None, 2))] for _ in range(2)]
+        http.close()
+        server.close()
+        return found
+
+    assert asyncio.run(run()) == [[Piece(1), Piece(1)]] * 2
+
+
+def test_nobody_there(cli: Cli) -> None:  # noqa: F811
+    done = cli.run("bench", "serve", "--http", "127.0.0.1:1")
+    assert done.returncode == 1 and b"--http: 127.0.0.1:1: Connect" in done.stderr
+
+
 @pytest.mark.parametrize(("flags", "named"), [
+    (("--http", "ftp://x"), "--http"),
     (("--num-prompts", "0"), "--num-prompts"), (("--request-rate", "0"), "--request-rate"),
     (("--dataset", "wiki"), "--dataset"), (("--range-ratio", "1"), "--range-ratio"),
     (("--dataset", "demo", "--shape", "TINY"), "--shape")])

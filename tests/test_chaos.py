@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from actorium.tools.chaos import crowd, fuzz, poison, reboot, soak, stops
+from actorium.actors.models import DEMO_MODEL
+from actorium.tools.chaos import crowd, fuzz, model, poison, probes, reboot, soak, stops
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
 from actorium.tools.chaos.gaps import Gaps, quantile
 from actorium.tools.chaos.kills import chaos, kills
@@ -115,6 +116,23 @@ def test_a_stopped_engine_finishes_its_streams() -> None:
 
 def test_a_killed_launcher_leaves_nothing() -> None:
     sound(stops.orphans(times=1))
+
+
+@pytest.mark.skipif(not (DEMO_MODEL / "model.safetensors").is_file(),
+                    reason="the demo model is not there")
+def test_a_real_model_s_streams_are_what_they_are_undisturbed() -> None:
+    row = model.model(seed=1, streams=20, roles=("worker-0", "scheduler"))
+    sound(row)
+    assert row["kills"] == {"worker-0": 1, "scheduler": 1} and row["tokens"] > 1200
+
+
+def test_probes_tell_of_a_hang_and_of_its_end() -> None:
+    """A stopped worker is unready, killed and replaced; figures are `make chaos`'s."""
+    row = probes.probes(seed=1, stops=1, streams=40, times=10)
+    slow = ("a probe takes", "a stopped worker")
+    assert [text for text in row["wrong"] if not text.startswith(slow)] == []
+    assert row["answer_p50_s"] < 0.25 and row["unready_after_s"][0] < 5.0
+    assert row["ready_again_s"][0] < probes.PATIENCE
 
 
 def test_slopes() -> None:

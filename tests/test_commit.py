@@ -56,7 +56,7 @@ def written(directory: Path) -> list[bytes]:
 
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     def commit(self: Writer, batch: bytes) -> None:
-        raise LedgerFull(errno.ENOSPC, "no space")
+        raise LedgerFull(errno.ENOSPC, "the ledger takes no more: no space")
 
     monkeypatch.setattr(Writer, "commit", commit)
 
@@ -115,10 +115,12 @@ def context(run_dir: Path, ledger_dir: Path | None = None, model: str = "m",
 
 
 def test_where_the_ledger_is(tmp_path: Path) -> None:
-    assert open_ledger(context(tmp_path)) is None, "nothing is started again: nobody reads it"
-    assert open_ledger(context(tmp_path, restart=True, ledger=False)) is None
-    for ledger, where in ((open_ledger(context(tmp_path, restart=True)), tmp_path / "ledger"),
-                          (open_ledger(context(tmp_path, tmp_path / "own")), tmp_path / "own")):
+    never = open_ledger(context(tmp_path, restart=False))
+    assert never is None, "nothing is started again: nobody reads it"
+    assert open_ledger(context(tmp_path, ledger=False)) is None
+    own = context(tmp_path, tmp_path / "own", restart=False)
+    for ledger, where in ((open_ledger(context(tmp_path)), tmp_path / "ledger"),
+                          (open_ledger(own), tmp_path / "own")):
         assert ledger is not None and ledger.directory == where
         with pytest.raises(EngineUnavailable, match="another engine writes"):
             Ledger(where)
@@ -154,7 +156,7 @@ def test_a_directory_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_run_directory_goes_with_its_ledger(tmp_path: Path) -> None:
     run_dir = RunDir("e", str(tmp_path))
-    ledger = open_ledger(context(run_dir.path, restart=True))
+    ledger = open_ledger(context(run_dir.path))
     assert ledger is not None
     ledger.append(9, record(ADMITTED, b"x").payload)
     ledger.commit()

@@ -290,7 +290,7 @@ def test_what_configs_leave_out(tmp_path: Path) -> None:
     ({"first_k_dense_replace": -1}, "first_k_dense_replace: must be a number of layers"),
     ({"hidden_act": "gelu"}, "hidden_act: only silu"),
     ({"rope_scaling": 3}, "rope_scaling: must be an object"),
-    ({"quantization_config": {"quant_method": "fp8"}}, "quantized checkpoints are not supported"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "those in fp8 alone are supported"),
 ])
 def test_what_is_not_served_is_named(tmp_path: Path, change: dict[str, Any],
                                      message: str) -> None:

@@ -68,19 +68,26 @@ def state_dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return dtype
 
 
-@pytest.mark.parametrize("width", [2, 4])
-@pytest.mark.parametrize("heads", [Heads(2, 4, 128, 128), Heads(2, 6, 64, 32),
-                                   Heads(1, 2, 256, 20), Heads(3, 3, 12, 9)])
-def test_c_equals_torch(heads: Heads, width: int, state_dtype: torch.dtype) -> None:
-    layer = Layer(heads, width, state_dtype)
-    rows, plan, runs = torch.tensor([7, 3, 9, 1]), plan_ragged(RUNS, width, CPU), plan_runs(RUNS)
-    channels = layer.p[:, :heads.channels].float()
+def in_extend(layer: Layer, width: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The reference of a layer's extend over all of RUNS."""
+    channels, plan = layer.p[:, :layer.heads.channels].float(), plan_ragged(RUNS, width, CPU)
 
     def extend(columns: Tensor, states: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         wide = columns.float()
         qkv = conv_extend(channels, wide, layer.conv, plan)
         columns.copy_(wide)
-        return delta_extend(qkv, g, beta, states, plan, heads)
+        return delta_extend(qkv, g, beta, states, plan, layer.heads)
+
+    return extend
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("heads", [Heads(2, 4, 128, 128), Heads(2, 6, 64, 32),
+                                   Heads(1, 2, 256, 20), Heads(3, 3, 12, 9)])
+def test_c_equals_torch(heads: Heads, width: int, state_dtype: torch.dtype) -> None:
+    layer = Layer(heads, width, state_dtype)
+    rows, runs = torch.tensor([7, 3, 9, 1]), plan_runs(RUNS)
+    channels = layer.p[:, :heads.channels].float()
 
     def step(columns: Tensor, states: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         wide = columns.float()
@@ -88,7 +95,18 @@ def test_c_equals_torch(heads: Heads, width: int, state_dtype: torch.dtype) -> N
         columns.copy_(wide)
         return delta_step(qkv, g, beta, states, rows, heads)
 
-    layer.compare(layer.reference(len(layer.p), extend),
+    layer.compare(layer.reference(len(layer.p), in_extend(layer, width)),
                   lambda columns, states: layer.native.extend(layer.p, columns, states, runs))
     layer.compare(layer.reference(4, step),
                   lambda columns, states: layer.native.step(layer.p[:4], columns, states, rows))
+
+
+def test_gates_at_their_ends() -> None:
+    """States that are forgotten at once, and others never; inputs of zeros."""
+    layer = Layer(Heads(2, 4, 64, 64), 4, torch.float32)
+    layer.p[:, -8:] *= 40
+    layer.p[20:60, :layer.heads.channels] = 0
+    layer.decay[1::2] = 1e-6
+    layer.compare(layer.reference(len(layer.p), in_extend(layer, 4)),
+                  lambda columns, states: layer.native.extend(layer.p, columns, states,
+                                                              plan_runs(RUNS)))

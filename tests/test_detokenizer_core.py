@@ -307,7 +307,8 @@ def test_a_client_that_is_gone(core: DetokenizerCore) -> None:
     assert [(s.client, s.message) for s in core.on_wake(KNOCK)] == [(A, TextBatch([]))]
     core.on_client_gone(A, KNOCK)
     assert core.next_timer() == 2 * KNOCK
-    assert [s.message for s in core.on_wake(RETURN)] == [Cancel("r", A), Cancel("s", A)]
+    assert [s.message for s in core.on_wake(RETURN) if s.client != B] == [
+        Cancel("r", A), Cancel("s", A)]
     batch(core, (1, 1, [65]), events=[SequenceEvent(1, "abort")])
     assert wake(core) == ({}, [])
     core.on_client(A, Attach(), 0.0)

@@ -11,7 +11,7 @@ from helpers_text import context, i4, ints, loaded, write_model
 from actorium.actors.core import Send
 from actorium.actors.detokenizer import core as module
 from actorium.actors.detokenizer.core import ASK_AGAIN, DetokenizerCore
-from actorium.actors.detokenizer.readers import KNOCK, RECONNECT
+from actorium.actors.detokenizer.readers import KNOCK, LISTEN, RECONNECT
 from actorium.actors.messages import (
     Attach,
     Attached,
@@ -96,6 +96,24 @@ def test_a_new_scheduler_hears_again_what_was_decided_here(core: DetokenizerCore
     assert shown(core) == [(0, "x")], "a scheduler without a ledger numbers from 1 again"
 
 
+def test_a_scheduler_that_did_not_read_hears_what_it_missed(core: DetokenizerCore) -> None:
+    core.on_client(B, Attach(), 0.0)
+    open_(core, stop=("cd",))
+    open_(core, 2, "lost", client=B)
+    say(core, 0, b"abcd")
+    wake(core)
+    core.on_client_gone(B, 0.0)
+    wake(core, 0.0)
+    core.on_client_gone(B, 0.1)
+    assert [m for m in wake(core, 1.0)[1] if isinstance(m, Cancel)] == [Cancel("lost", B)]
+    assert core.on_missed("scheduler", 1.0) and not core.on_missed("watchdog", 1.0)
+    core.on_hears("scheduler", 1.0)
+    assert wake(core, 1.0)[1] == [HELLO]
+    open_(core, said=b"abcdef", stop=("cd",))
+    open_(core, 2, "lost", said=b"xyz", client=B)
+    assert wake(core, 1.0)[1] == [Stop(1, 4), Cancel("lost", B)]
+
+
 def test_gaps_are_asked_for_now_and_then(core: DetokenizerCore) -> None:
     open_(core)
     for start in (2, 3):
@@ -105,6 +123,8 @@ def test_gaps_are_asked_for_now_and_then(core: DetokenizerCore) -> None:
     assert wake(core)[1] == []
     say(core, 5, b"x", now=ASK_AGAIN, end=SequenceEvent(1, "length"))
     assert wake(core)[1] == [HELLO] and not core.done, "an end beyond a gap is no end"
+    say(core, 0, b"", now=ASK_AGAIN, end=SequenceEvent(1, "abort"))
+    assert wake(core) == ([], []) and not core.done, "nor one that comes alone"
     open_(core, said=b"abxxxx", end=SequenceEvent(1, "length"))
     ((delta,), _) = wake(core)
     assert (delta.start, delta.text, delta.finish_reason) == (0, "abxxxx", "length")
@@ -143,7 +163,8 @@ def test_a_new_incarnation_knocks_before_it_speaks(core: DetokenizerCore) -> Non
     assert core.on_wake(10.1) == [Send("client", TextBatch([]), B)]
     assert core.next_timer() == 0.0
     assert shown(core, 10.1) == [(0, "abcd")], "nothing was lost by speaking too early"
-    assert core.next_timer() is None
+    say(core, 4, b"", now=10.1, end=SequenceEvent(1, "length"))
+    assert wake(core, 10.1)[0] and core.next_timer() is None
 
 
 def test_a_client_that_does_not_come_back_is_given_up(core: DetokenizerCore) -> None:
@@ -162,6 +183,72 @@ def test_a_client_that_does_not_come_back_is_given_up(core: DetokenizerCore) -> 
     deltas, others = wake(core, now)
     assert others == [Attached(3)] and deltas[0].error is not None
     assert deltas[0].error.code == "aborted"
+
+
+def test_a_client_that_vanished_while_it_waits_is_missed_within_a_second(
+        core: DetokenizerCore) -> None:
+    open_(core, now=10.0)
+    open_(core, 2, "busy", client=B, now=10.0)
+    core.on_client(B, Attach(), 10.0)
+    wake(core, 10.0)
+    now, knocks, cancels = 10.0, 0, []
+    while not cancels:
+        due = core.next_timer()
+        assert due is not None and due > now
+        now = due
+        for send in core.on_wake(now):
+            if send.client == A:
+                core.on_client_gone(A, now)
+            elif send.client == B:
+                knocks += 1
+                assert send.message == TextBatch([])
+            else:
+                cancels.append(send.message)
+    assert cancels == [Cancel("r", A)] and now < 11.0
+    assert knocks > 1, "who is there has found empty messages"
+    say(core, 0, b"x", sid=2, now=now)
+    assert shown(core, now) == [(0, "x")]
+
+
+def test_whoever_is_told_something_is_not_knocked_at(core: DetokenizerCore) -> None:
+    open_(core)
+    for n in range(50):
+        say(core, n, b"x", now=n * LISTEN / 2)
+        assert shown(core, n * LISTEN / 2) == [(n, "x")]
+    due = core.next_timer()
+    assert due is not None and core.on_wake(due) == []
+    assert core.on_wake(due + LISTEN) == [Send("client", TextBatch([]), A)]
+    say(core, 50, b"y", end=SequenceEvent(1, "length"))
+    wake(core, due + LISTEN)
+    core.on_wake(due + LISTEN)
+    assert core.next_timer() is None, "nothing is going on"
+
+
+def test_what_came_twice_is_counted(core: DetokenizerCore) -> None:
+    def dropped() -> float:
+        return core.health().gauges["duplicates_dropped"]
+
+    open_(core, epoch=2)
+    say(core, 0, b"abc", epoch=2)
+    assert dropped() == 0
+    say(core, 0, b"abc", epoch=2)
+    say(core, 1, b"bcd", epoch=2)
+    assert dropped() == 5
+    open_(core, said=b"abcdef", epoch=2)
+    assert dropped() == 9
+    say(core, 6, b"xy", epoch=1)
+    assert dropped() == 11, "fenced off"
+    assert shown(core) == [(0, "abcdef")]
+
+
+def test_drafts_are_counted_across_deaths(core: DetokenizerCore) -> None:
+    open_(core, said=b"abcd", draft_tokens=6, accepted_tokens=3, stop=("h",))
+    core.on_message(TokenBatch(1, i4([1]), i4([4]), b"\x02", i4(list(b"ef")), drafts=2), 0.0)
+    open_(core, said=b"abcd", draft_tokens=6, accepted_tokens=3, stop=("h",))
+    core.on_message(TokenBatch(1, i4([1]), i4([6]), b"\x03", i4(list(b"ghi")), drafts=2), 0.0)
+    ((delta,), _) = wake(core)
+    assert delta.usage is not None and delta.text == "abcdefg"
+    assert (delta.usage.draft_tokens, delta.usage.accepted_tokens) == (10, 5)
 
 
 def test_what_a_slow_client_has_not_read_is_merged(core: DetokenizerCore) -> None:

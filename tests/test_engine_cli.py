@@ -42,7 +42,8 @@ def test_serve_ps_stop(cli: Cli) -> None:
             assert row["launcher"] == process.pid
             assert alive(row["pid"])
         table = cli.run("ps").stdout.decode().splitlines()
-        assert table[0].split() == ["name", "role", "pid", "epoch", "phase", "step", "step", "age"]
+        assert table[0].split() == ["name", "role", "pid", "epoch", "restarts", "phase", "step",
+                                    "step", "age"]
         assert len(table) == 1 + len(ROLES)
 
         second = cli.run("serve", "--name", "one", *NULL)
@@ -67,17 +68,8 @@ def test_a_signal_drains(cli: Cli, number: signal.Signals) -> None:
     assert cli.entries() == []
 
 
-def test_an_actor_that_dies_is_a_fault(cli: Cli) -> None:
-    with cli.serve(*NULL) as process:
-        pids = {row["role"]: row["pid"] for row in cli.actors()}
-        os.kill(pids["scheduler"], signal.SIGKILL)
-        assert process.wait(20) == 1
-    assert not [pid for pid in pids.values() if alive(pid)]
-    assert cli.entries() == []
-
-
 def test_a_watchdog_that_does_not_answer_is_shown(cli: Cli) -> None:
-    with cli.serve("--name", "stuck", *NULL):
+    with cli.serve("--name", "stuck", "--no-restart", *NULL):
         pid = next(row["pid"] for row in cli.actors() if row["role"] == "watchdog")
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -261,14 +253,17 @@ def test_an_interrupted_batch_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
     """Ctrl-C in the middle of a long batch: 130, and no process or file of the engine is left."""
     source = tmp_path / "in.jsonl"
     line = b'{"prompt_token_ids": [1], "max_tokens": %d, "ignore_eos": true}\n'
-    source.write_bytes(line % 8 + line % 100_000 * 500)  # no machine is done before the signal
-    process = subprocess.Popen(cli.argv("generate", *NULL, "--input", str(source)),
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=cli.env)
+    source.write_bytes(line % 8 + line % 4_000 * 600)  # no machine is done before the signal
+    process = subprocess.Popen(
+        cli.argv("generate", *NULL, "--max-num-seqs", "4", "--input", str(source)),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=cli.env,
+        # A shell's background jobs ignore the signal, and what they start does.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     assert process.stdout is not None
     process.stdout.readline()
     pids = [row["pid"] for row in cli.actors()]
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=90)
     assert process.returncode == 130, stderr
     assert b"Traceback" not in stderr
     assert not [pid for pid in pids if alive(pid)]

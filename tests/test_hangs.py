@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 
+from actorium.actors.core import IDLE_BEAT
 from actorium.actors.messages import Beat
-from actorium.actors.watchdog.hangs import HUNG, MARGIN, SILENT, STARTING_SILENCE, Hang, find_hang
+from actorium.actors.watchdog.hangs import (
+    DOUBT,
+    HUNG,
+    MARGIN,
+    SILENT,
+    STARTING_SILENCE,
+    WATCHED,
+    Hang,
+    Witness,
+    find_hang,
+)
+from actorium.actors.watchdog.processes import Sight, sight_of
 from actorium.actors.watchdog.wards import READY_PHASES, Ward, born
 
 SILENCE, HEARTBEAT, TICK = 3.0, 0.25, 0.25
@@ -30,8 +48,9 @@ class Actor:
                                 loop_age=age), now)
 
 
-def run(*actors: Actor, start: float = 0.0, seconds: float) -> dict[str, tuple[float, Hang]]:
-    """Who was found hanging, when (seconds after `start`), and how."""
+def run(*actors: Actor, start: float = 0.0, seconds: float,
+        known: str = "stopped") -> dict[str, tuple[float, Hang]]:
+    """Who was found hanging, when (seconds after `start`), and how. known: of who is silent."""
     wards: dict[str, Ward] = {actor.ward.role: actor.ward for actor in actors}
     found: dict[str, tuple[float, Hang]] = {}
     for tick in range(int(seconds / TICK) + 1):
@@ -39,7 +58,7 @@ def run(*actors: Actor, start: float = 0.0, seconds: float) -> dict[str, tuple[f
         for actor in actors:
             actor.turn(now)
         for ward in wards.values():
-            hang = find_hang(ward, wards, now, SILENCE, HEARTBEAT)
+            hang = find_hang(ward, wards, now, SILENCE, HEARTBEAT, known)
             if hang is not None:
                 ward.condemned = hang.cause
                 found[ward.role] = (now - start, hang)
@@ -54,7 +73,101 @@ def test_a_stopped_process_is_found_by_its_silence(phase: str) -> None:
     found = run(actor, sibling, start=30.0, seconds=10.0)
     assert found.keys() == {"a"}
     when, hang = found["a"]
-    assert hang.cause == SILENT and SILENCE - TICK <= when <= SILENCE + TICK
+    assert hang.cause == SILENT and SILENCE - TICK <= when <= SILENCE + 2 * TICK
+    assert hang.text.endswith(f"({phase}, stopped)")
+
+
+@pytest.mark.parametrize("phase", sorted(READY_PHASES) + ["draining"])
+def test_one_that_may_only_be_starved_gets_longer(phase: str) -> None:
+    actor = Actor("a", phase)
+    run(actor, seconds=30.0)
+    actor.beats = False
+    when, hang = run(actor, start=30.0, seconds=20.0, known="")["a"]
+    assert hang.cause == SILENT and abs(when - DOUBT * SILENCE) <= 2 * TICK
+    assert hang.text.endswith(f"({phase})")
+
+
+class Kernel:
+    """What is to be seen of one process."""
+
+    def __init__(self, **sight: object) -> None:
+        self.sight: Sight | None = Sight(False, False, 1.0)._replace(**sight)
+        self.asked = 0
+
+    def look(self, pid: int) -> Sight | None:
+        self.asked += 1
+        return self.sight
+
+
+def said_of(kernel: Kernel, until: float, busy: bool = True, works: float = 0.0) -> str:
+    """Of an actor that is silent from 100.0 on and uses `works` of a processor."""
+    ward = born("a", 7, 1, 100.0)
+    ward.phase, ward.resting = "stepping" if busy else "idle", not busy
+    witness, said = Witness(kernel.look, HEARTBEAT), ""
+    for tick in range(int((until - 100.0) / 0.05 + 1.5)):
+        if kernel.sight is not None:
+            kernel.sight = kernel.sight._replace(cpu_seconds=1.0 + 0.05 * tick * works)
+        said = witness.testify(ward, 100.0 + 0.05 * tick)
+    return said
+
+
+def test_the_stopped_and_the_sleeping_are_told_from_the_starved() -> None:
+    assert said_of(Kernel(stopped=True), 100.75) == "stopped"
+    assert said_of(Kernel(), 100.75) == "asleep"
+    assert said_of(Kernel(eager=True), 103.0) == "", "it wants to run"
+    assert said_of(Kernel(), 103.0, works=0.5) == "", "it runs between the looks"
+    gone = Kernel()
+    gone.sight = None
+    assert said_of(gone, 103.0) == "", "the launcher will tell"
+
+
+def test_sleep_is_watched_for_a_while() -> None:
+    kernel = Kernel()
+    witness, ward = Witness(kernel.look, HEARTBEAT), born("a", 7, 1, 100.0)
+    assert [witness.testify(ward, now) for now in (102.0, 102.01, 102.0 + WATCHED)] == [
+        "", "", "asleep"]
+    ward.seen = 102.2
+    assert witness.testify(ward, 102.3) == ""
+    assert [witness.testify(ward, now) for now in (103.0, 103.1)] == ["", ""], "from the start"
+
+
+def test_who_is_on_time_is_not_looked_at() -> None:
+    for busy, period in ((True, HEARTBEAT), (False, IDLE_BEAT)):
+        kernel = Kernel()
+        said_of(kernel, 100.0 + period, busy)
+        assert kernel.asked == 0
+
+
+def test_a_resting_actor_is_known_by_its_beats() -> None:
+    ward = born("a", 7, 1, 0.0)
+    for step, phase, resting in ((0, "idle", True), (4, "idle", False), (4, "idle", True),
+                                 (4, "stepping", False), (4, "ready", True)):
+        ward.hear(Beat("a", 7, 1, phase, step, 5.0), 1.0)
+        assert ward.resting == resting
+        assert ward.period(HEARTBEAT) == (IDLE_BEAT if resting else HEARTBEAT)
+        assert ward.period(2.0) == 2.0
+
+
+def test_processes_are_seen_as_they_are() -> None:
+    """Real ones: a sleeping, a stopped and a spinning child."""
+    sleeps = subprocess.Popen(["sleep", "300"])
+    spins = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        until = time.monotonic() + 20
+        while (sight := sight_of(spins.pid)) is None or sight.cpu_seconds < 0.1:
+            assert time.monotonic() < until
+        assert sight.eager and not sight.stopped
+        sight = sight_of(sleeps.pid)
+        assert sight is not None and not sight.eager and not sight.stopped
+        os.kill(spins.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, spins.pid, os.WSTOPPED)
+        sight = sight_of(spins.pid)
+        assert sight is not None and sight.stopped and not sight.eager
+    finally:
+        for process in (sleeps, spins):
+            process.kill()
+            process.wait()
+    assert sight_of(spins.pid) is None
 
 
 @pytest.mark.parametrize("phase", ["starting", "loading", "warming"])
@@ -134,8 +247,9 @@ def test_who_has_no_excuse_is_found() -> None:
 def test_a_slow_heartbeat_is_no_silence() -> None:
     ward = born("a", 7, 1, 0.0)
     ward.hear(Beat("a", 7, 1, "idle", 0, 5.0), 0.0)
-    assert find_hang(ward, {"a": ward}, 39.0, SILENCE, 10.0) is None
-    assert find_hang(ward, {"a": ward}, 41.0, SILENCE, 10.0) is not None
+    for known in ("", "asleep"):
+        assert find_hang(ward, {"a": ward}, 29.0, SILENCE, 10.0, known) is None
+        assert find_hang(ward, {"a": ward}, 31.0, SILENCE, 10.0, known) is not None
 
 
 def test_the_dead_and_the_condemned_are_left_alone() -> None:

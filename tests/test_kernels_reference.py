@@ -133,11 +133,29 @@ def test_native_rotate_write(
     ops.rotate_write(got, heads, weight, 1e-6, rope, pages, index)
     TorchOps().rotate_write(want, heads, weight.float() if norm else None, 1e-6,  # type: ignore
                             rope.float(), wide, index)
-    assert torch.allclose(got.float(), want, rtol=2**-7, atol=2**-6)
-    assert torch.equal(pages[index], got[:, heads:])
+    assert torch.allclose(got[:, :heads].float(), want[:, :heads], rtol=2**-7, atol=2**-6)
+    assert torch.allclose(pages.float(), wide, rtol=2**-7, atol=2**-6)
+    assert torch.equal(pages[index, kv_heads:], got[:, heads + kv_heads:]), "values as they are"
     untouched = torch.ones(80, dtype=torch.bool)
     untouched[index] = False
     assert (pages[untouched] == 0).all()
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_native_rotate_write_of_many_rows_is_that_of_few(ops: NativeOps, dim: int) -> None:
+    """Many rows are written past the caches."""
+    rows, heads, kv_heads = 2**20 // (16 * dim) + 3, 3, 8
+    weight = rand(heads + kv_heads, dim, seed=1)
+    table = rope_table(torch.linspace(1, 0.01, dim // 2), 1.0, rows, BF16)
+    rope, index = rope_rows(table, torch.arange(rows)), torch.arange(rows).flip(0)
+    whole = rand(rows, heads + 2 * kv_heads, dim)
+    parts, pages = whole.clone(), torch.zeros(2, rows, 2 * kv_heads, dim, dtype=BF16)
+    ops.rotate_write(whole, heads, weight, 1e-6, rope, pages[0], index)
+    for some in torch.arange(rows).split(100):
+        ops.rotate_write(parts[some[0]:some[-1] + 1], heads, weight, 1e-6, rope[some], pages[1],
+                         index[some])
+    assert torch.equal(whole[:, :heads], parts[:, :heads])
+    assert torch.equal(*pages) and (pages[0] != 0).any(-1).all()
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])

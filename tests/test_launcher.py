@@ -31,6 +31,7 @@ from helpers_runtime import (
 from test_mailbox import BAD_FRAMES
 
 from actorium.actors.client import Completion
+from actorium.actors.config import RecoveryConfig
 from actorium.actors.engine import Engine
 from actorium.actors.errors import BadConfig, BadModel, EngineFailed, EngineUnavailable
 from actorium.actors.launcher import Launcher
@@ -50,6 +51,13 @@ def base() -> Iterator[Path]:
 
 def launch(base: Path, table: dict[str, str] | None = None, **runtime: Any) -> LauncherProcess:
     return LauncherProcess(make_config(base, **runtime), table or roles())
+
+
+def launch_once(base: Path, **runtime: Any) -> LauncherProcess:
+    """An engine that ends with the first of its actors."""
+    config = msgspec.structs.replace(make_config(base, **runtime),
+                                     recovery=RecoveryConfig(restart=False))
+    return LauncherProcess(config, roles())
 
 
 def child_of(directory: Path, role: str) -> int:
@@ -127,7 +135,7 @@ def test_stopped_while_starting(base: Path) -> None:
 
 @pytest.mark.parametrize("role", ["scheduler", "watchdog"])
 def test_an_actor_killed_ends_the_engine_with_one_line(base: Path, role: str) -> None:
-    with launch(base) as launcher:
+    with launch_once(base) as launcher:
         assert launcher.started()
         report = status(launcher.dir, wait=True)
         pid = next(actor.pid for actor in report.actors if actor.role == role)
@@ -141,7 +149,7 @@ def test_an_actor_killed_ends_the_engine_with_one_line(base: Path, role: str) ->
 
 
 def test_kill_ends_the_actor_it_names_and_no_other(base: Path) -> None:
-    with launch(base) as launcher:
+    with launch_once(base) as launcher:
         assert launcher.started()
         report = status(launcher.dir, wait=True)
         pid = next(actor.pid for actor in report.actors if actor.role == "worker-0")
@@ -158,7 +166,7 @@ def test_kill_ends_the_actor_it_names_and_no_other(base: Path) -> None:
 
 
 def test_a_fault_is_told_with_its_reason(base: Path) -> None:
-    with launch(base) as launcher:
+    with launch_once(base) as launcher:
         assert launcher.started()
         status(launcher.dir, wait=True)
         with Peer(launcher.dir, "detokenizer") as peer:
@@ -171,7 +179,7 @@ def test_a_fault_is_told_with_its_reason(base: Path) -> None:
 
 
 def test_an_actor_that_hangs_is_killed_after_the_drain_timeout(base: Path) -> None:
-    with launch(base, drain_timeout=0.2) as launcher:
+    with launch_once(base, drain_timeout=0.2) as launcher:
         assert launcher.started()
         report = status(launcher.dir, wait=True)
         pid = next(actor.pid for actor in report.actors if actor.role == "worker-0")
@@ -224,7 +232,8 @@ def test_a_start_that_takes_too_long_fails(base: Path) -> None:
         assert launcher.started()
         code, error = launcher.finish()
         assert code == 1
-        assert "start_timeout: not ready after 1.5 s: slow is loading" in error
+        assert "start_timeout: not ready after 1.5 s: " in error
+        assert "slow is " in error  # others, too, on a busy machine
 
 
 def test_a_signal_that_does_not_interrupt_the_wait_is_not_lost(base: Path) -> None:

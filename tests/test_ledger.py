@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -240,6 +241,33 @@ def test_a_torn_tail_is_said_and_cut(tmp_path: Path, caplog: pytest.LogCaptureFi
     again.close()
 
 
+def test_drafts_are_counted_from_the_batches() -> None:
+    first = batch((1, 0, [1]), (2, 0, [1, 2]))  # 1 has the token after its prompt here
+    first = msgspec.structs.replace(first, drafts=3, firsts=1)
+    second = msgspec.structs.replace(batch((1, 1, [2, 3, 4]), (2, 2, [3])), drafts=2)
+    opened = [record(ADMITTED, Admitted(submit(rid), sid)) for sid, rid in ((1, "a"), (2, "b"))]
+    records = [*opened, *(record(BATCH, b) for b in (first, second, second))]
+    history = History().read(records)
+    said = [entry.choices[0] for entry in history.entries.values()]
+    assert [(s.drafted, s.accepted) for s in said] == [(2, 2), (5, 1)]
+    compacted = [r for entry in history.entries.values() for r in entry_records(entry)]
+    for again in (compacted, compacted + records, records + compacted):
+        assert History().read(again).entries == history.entries
+
+
+def test_a_rid_that_was_used_again_is_another_request() -> None:
+    end = batch(events=[SequenceEvent(1, "length")])
+    first = [record(ADMITTED, Admitted(submit("a"), 1)), record(BATCH, batch((1, 0, [5]))),
+             record(BATCH, end)]
+    second = [record(ADMITTED, Admitted(submit("a"), 7)), record(BATCH, batch((7, 0, [6])))]
+    history = History().read(first + second)
+    (entry,) = history.entries.values()
+    assert not entry.over and bytes(entry.choices[0].tokens) == ints(6)
+    assert History().read(first + second + second).entries == history.entries
+    (entry,) = History().read(first[:2] + second).entries.values()
+    assert entry.choices[0].sid == 1, "it is the same as long as it is not over"
+
+
 def test_compaction_forgets_what_is_over(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, segment_bytes=2000)
     fill(ledger, "abcdefghijkl")
@@ -259,7 +287,7 @@ def test_compaction_forgets_what_is_over(tmp_path: Path) -> None:
     again.close()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 12))
 def test_compaction_may_be_cut_short_anywhere(stop: int) -> None:
     """After any number of its file operations the directory says the same as before."""

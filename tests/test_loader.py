@@ -17,6 +17,7 @@ from actorium.actors.errors import BadModel
 from actorium.gpu.loader import INDEX, SINGLE
 from actorium.gpu.models.registry import load_model, read_shape
 from actorium.gpu.pools import PagePool, page_bytes
+from actorium.gpu.reading import Courier, mapped
 
 
 @pytest.fixture
@@ -180,3 +181,68 @@ def test_page_bytes_are_what_a_pool_takes(checkpoint: Path) -> None:
     shape = read_shape(checkpoint, Config(model=ModelConfig()))
     pool = PagePool(shape, 7, 16, torch.bfloat16, CPU)
     assert pool.bytes == 7 * page_bytes(shape, 16, torch.bfloat16) == 7 * 3 * 16 * 2 * 2 * 16 * 2
+
+
+def every(*_: Any) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("piece", [7, 1000, 1 << 20])
+def test_carried_in_pieces_as_mapped(tmp_path: Path, piece: int) -> None:
+    write_checkpoint(tmp_path, max_shard_size="60KB", dtype=torch.bfloat16)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    if piece < 10:
+        files = files[:1]
+        save_file({"a": torch.randn(13, 3), "none": torch.empty(0, 4), "one": torch.tensor(2.5)},
+                  files[0])
+    with Courier(CPU, 3, piece) as courier:
+        carried = list(courier.read(files, every))
+    assert len(carried) == len(files)
+    for file, own in zip(files, carried, strict=True):
+        want = dict(mapped(file, every))
+        assert {name for name, _ in own} == set(want)
+        assert all(torch.equal(tensor, want[name]) for name, tensor in own)
+
+
+def test_carried_models_are_the_same_and_so_is_what_is_said(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from actorium.gpu import loader
+
+    def carried(files: list[Path], device: torch.device, wanted: Any) -> Any:
+        with Courier(device, 2, 4096) as courier:
+            for file, tensors in zip(files, courier.read(files, wanted), strict=True):
+                yield file, loader._drained(tensors)
+
+    write_checkpoint(tmp_path, max_shard_size="60KB")
+    want = logits(load(tmp_path))
+    monkeypatch.setattr(loader, "_read", carried)
+    assert torch.equal(logits(load(tmp_path)), want)
+    last = sorted(tmp_path.glob("*.safetensors"))[-1]
+    whole = last.read_bytes()
+    last.write_bytes(whole[:-5])
+    refused(tmp_path, last.name, "not a readable safetensors file")
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    from actorium.gpu import reading
+
+    save_file({"a": torch.randn(100)}, tmp_path / SINGLE)
+    found = reading.stored(tmp_path / SINGLE)
+    monkeypatch.setattr(reading, "stored", lambda file: found)
+    (tmp_path / SINGLE).write_bytes((tmp_path / SINGLE).read_bytes()[:200])
+    with Courier(CPU, 1) as courier, pytest.raises(BadModel, match="ends early"):
+        list(courier.read([tmp_path / SINGLE], every))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_carried_to_a_device(tmp_path: Path) -> None:
+    files = [tmp_path / f"{i}.safetensors" for i in range(3)]
+    for i, file in enumerate(files):
+        save_file({f"{i}.{j}": torch.randn(1000 * j + 1, 33).bfloat16() for j in range(20)}, file)
+    with Courier(torch.device("cuda"), 4, 1 << 16) as courier:
+        for file, own in zip(files, courier.read(files, every), strict=True):
+            want = dict(mapped(file, every))
+            assert len(own) == len(want)
+            assert all(torch.equal(tensor.cpu(), want[name]) for name, tensor in own)

@@ -188,5 +188,5 @@ def test_an_engine_shows_them(cli: Cli, path: Path) -> None:
                                   "--json").stdout)
         held = client.server_info()["memory"]["bytes"]
         assert held["pages"]["measured"] + held["states"]["measured"] == plan["used"]
-        assert {line["name"]: line["bytes"] for line in plan["outside"]}["workspace and graphs"] \
+        assert {line["name"]: line["bytes"] for line in plan["outside"]}["workspace"] \
             == held["workspace"]["planned"]

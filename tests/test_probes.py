@@ -82,9 +82,9 @@ def test_alive_until_recovery_is_impossible() -> None:
 
 def test_nothing_is_ready_before_it_was_started() -> None:
     assert not judge(Known({}, frozenset(), None, False, False), Config(), 0.0).ready
-    restarts = Config(recovery=RecoveryConfig(restart=True))
-    assert not judge(known(started=False), restarts, 100.0).ready
-    assert judge(known(started=False), Config(), 100.0).started
+    assert not judge(known(started=False), Config(), 100.0).ready
+    once = Config(recovery=RecoveryConfig(restart=False))
+    assert judge(known(started=False), once, 100.0).started
 
 
 # --- the paths ------------------------------------------------------------------------------------

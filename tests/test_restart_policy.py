@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actorium.actors.config import RecoveryConfig
-from actorium.actors.messages import Kill, Spawn
+from actorium.actors.messages import Kill, Restarted, Spawn
 from actorium.actors.watchdog.policy import (
     FIRST_DELAY,
     HEALTHY_AFTER,
@@ -18,11 +20,17 @@ from actorium.actors.watchdog.policy import (
     Dice,
     Restarts,
 )
+from actorium.actors.watchdog.processes import Sight
 from actorium.actors.watchdog.supervisor import TICK, Supervisor
 from actorium.actors.watchdog.wards import Ward, born
 
 LIVES = st.lists(st.tuples(st.floats(0, 200), st.floats(0, 200)), max_size=60)
 """(seconds until ready, seconds of work) of each life."""
+
+
+def stopped(pid: int) -> Sight:
+    """How every process looks."""
+    return Sight(True, False, 1.0)
 
 
 def live(policy: Restarts, lives: list[tuple[float, float]],
@@ -176,7 +184,7 @@ def test_a_restart_is_ordered_once_and_not_if_somebody_is_there_already() -> Non
 
 
 def test_the_cause_of_a_killed_hang_is_the_hang() -> None:
-    supervisor = Supervisor(recovery(silence=3.0), 0.25, 1)
+    supervisor = Supervisor(recovery(silence=3.0), 0.25, 1, stopped)
     ward = Ward("a", 5, 1, "idle", 0, 0.0, 0.0)
     now = 0.0
     while not (orders := supervisor.look({"a": ward}, now)):
@@ -191,7 +199,7 @@ def test_the_cause_of_a_killed_hang_is_the_hang() -> None:
 
 
 def test_time_in_which_the_watchdog_did_not_run_is_nobodys_silence() -> None:
-    supervisor = Supervisor(recovery(silence=3.0), 0.25, 1)
+    supervisor = Supervisor(recovery(silence=3.0), 0.25, 1, stopped)
     ward = Ward("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=10.0)
     assert supervisor.look({"a": ward}, 0.0) == []
     assert supervisor.look({"a": ward}, 500.0) == [], "the machine was asleep"
@@ -200,3 +208,79 @@ def test_time_in_which_the_watchdog_did_not_run_is_nobodys_silence() -> None:
     while not supervisor.look({"a": ward}, now):
         now += TICK
     assert 502.5 < now < 504.0, "awake, it goes on to count"
+
+
+@given(st.floats(0.06, 2.0))
+def test_a_watchdog_that_is_starved_takes_its_own_lateness_for_nobodys(late: float) -> None:
+    """It gets to look every `TICK + late` seconds only, and beats are late by as much."""
+    supervisor = Supervisor(recovery(silence=0.75), 0.25, 1, stopped)
+    ward = Ward("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=600.0)
+    now = 0.0
+    for _ in range(40):
+        assert supervisor.look({"a": ward}, now) == []
+        if now - ward.seen > 0.25:
+            ward.seen = now
+        now += TICK + late
+    died, looks = now, 0
+    while not supervisor.look({"a": ward}, now):
+        now += TICK + late
+        looks += 1
+    assert 2 <= looks <= 5 and now - died >= 0.5, "what it sees of the time still counts"
+
+
+def test_what_was_counted_goes_over_to_the_next_watchdog() -> None:
+    """Two restarts are allowed. After each death the watchdog is another one."""
+    known: dict[str, Restarted] = {}
+    now = 0.0
+    for epoch in range(1, 5):
+        supervisor = Supervisor(recovery(max_restarts=2), 0.25, epoch)
+        supervisor.recall(msgspec.msgpack.decode(msgspec.msgpack.encode([*known.values()]),
+                                                 type=list[Restarted]))
+        ward = born("worker-0", 10 + epoch, epoch, now)
+        supervisor.works("worker-0", now)
+        known |= {news.role: news for news in supervisor.news()}
+        supervisor.gone(ward, -9, "", now + 1)
+        assert supervisor.news() == [], "what is not ordered yet the next one hears itself"
+        if supervisor.verdict is not None:
+            break
+        orders = supervisor.look({}, now + 2)
+        assert orders == [Spawn("worker-0", epoch + 1)]
+        (news,) = supervisor.news()
+        assert news.causes == {"killed": epoch} and len(news.counted) == epoch
+        assert supervisor.news() == []
+        known[news.role] = news
+        now += 2
+    assert epoch == 3 and supervisor.verdict is not None
+    assert supervisor.gauges() == {"restarts.worker-0.killed": 2.0}
+
+
+@given(LIVES, st.sets(st.integers(0, 60)), st.integers(1, 6), st.integers(0, 2**63 - 1))
+def test_a_policy_handed_over_decides_as_one_that_goes_on(
+        lives: list[tuple[float, float]], changes: set[int], limit: int, seed: int) -> None:
+    def decisions(handed: set[int]) -> list[bool]:
+        policy, now, found = Restarts(limit, 60.0, seed), 0.0, []
+        for number, (loading, working) in enumerate(lives):
+            policy.works("a", now := now + loading)
+            if number in handed and (record := policy.record("a")) is not None:
+                policy = Restarts(limit, 60.0, seed + 1)
+                policy.works("a", now)  # it is heard of before what is known of it
+                policy.recall("a", copy.deepcopy(record))
+            found.append(policy.died("a", now := now + working) is not None)
+        return found
+    assert decisions(changes) == decisions(set())
+
+
+def test_forgiven_restarts_are_forgiven_by_the_next_watchdog() -> None:
+    supervisor = Supervisor(recovery(max_restarts=1), 0.25, 1)
+    supervisor.works("worker-0", 0.0)
+    supervisor.gone(born("worker-0", 5, 1, 0.0), -9, "", 1.0)
+    assert supervisor.look({}, 2.0) == [Spawn("worker-0", 2)]
+    assert len(supervisor.news()[0].counted) == 1
+    supervisor.suspicion({"quarantined": 0.0})
+    supervisor.suspicion({"quarantined": 1.0})
+    (news,) = supervisor.news()
+    assert news.counted == [] and news.causes == {"killed": 1}
+    heir = Supervisor(recovery(max_restarts=1), 0.25, 2)
+    heir.recall([news])
+    heir.gone(born("worker-0", 6, 2, 2.0), -9, "", 3.0)
+    assert heir.verdict is None

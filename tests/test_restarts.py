@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -23,9 +24,11 @@ from helpers_runtime import (
 )
 from msgspec.structs import replace
 
-from actorium.actors.client import Client
+from actorium.actors.client import AsyncClient, Client
 from actorium.actors.config import Config, DeviceConfig, ModelConfig, RecoveryConfig
+from actorium.actors.engine import Engine
 from actorium.actors.messages import ActorStatus
+from actorium.actors.models import DEMO_MODEL
 from actorium.actors.params import SamplingParams
 from actorium.actors.roles import roles_of
 
@@ -37,8 +40,7 @@ def base() -> Iterator[Path]:
 
 
 def launch(base: Path, table: dict[str, str] | None = None, **recovery: Any) -> LauncherProcess:
-    values = {"restart": True, "silence": 1.0} | recovery
-    config = replace(make_config(base), recovery=RecoveryConfig(**values))
+    config = replace(make_config(base), recovery=RecoveryConfig(**recovery))
     return LauncherProcess(config, table or roles())
 
 
@@ -69,7 +71,7 @@ def test_a_new_incarnation_and_untouched_siblings(base: Path, number: int) -> No
             os.kill(before["scheduler"].pid, number)
             assert wait_dead([before["scheduler"].pid]) == []
             after = until(launcher, "scheduler", 2)
-            assert time.monotonic() - began < 2.0
+            assert time.monotonic() - began < 8.0
             assert peer.ask(Say("you again")).text == "you again"
             assert sibling.ask(Say("still here")).text == "still here"
         assert after["scheduler"].pid != before["scheduler"].pid
@@ -197,7 +199,7 @@ def test_streams_go_on_when_the_worker_is_killed(base: Path) -> None:
     """Null worker: the tokens of a stream are those of an undisturbed one."""
     params = SamplingParams(max_tokens=3000, ignore_eos=True, seed=11)
     config = Config(model=ModelConfig(skip_tokenizer=True), device=DeviceConfig(null_worker=True),
-                    runtime=make_config(base).runtime, recovery=RecoveryConfig(restart=True))
+                    runtime=make_config(base).runtime)
     with LauncherProcess(config, roles_of(config)) as launcher:
         assert launcher.started()
         pid = ready(launcher)["worker-0"].pid
@@ -214,10 +216,94 @@ def test_streams_go_on_when_the_worker_is_killed(base: Path) -> None:
         assert launcher.finish()[0] == 0 and os.listdir(base) == []
 
 
+ACTORS = ("worker-0", "scheduler", "detokenizer", "tokenizer", "watchdog")
+PROMPTS = ("Once upon a time", "The king and his", "What is 12 + 30?", "A cat said")
+TOKENS = 300
+GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+Told = tuple[str, list[int], str]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Engine]:
+    """The demo model in float32, where greedy tokens do not depend on who else is in the batch."""
+    if not (DEMO_MODEL / "model.safetensors").is_file():
+        pytest.skip("the demo model is not there")
+    with short_dir() as base, Engine(device="cpu", dtype="float32", run_dir=str(base),
+                                     max_restarts=100, crash_reports=False) as engine:
+        yield engine
+
+
+async def told(client: AsyncClient, prompt: str, begun: asyncio.Event) -> Told:
+    """All of a stream; the event is set once it is well under way."""
+    text, ids, reason = "", [], ""
+    async for delta in client.stream(prompt, GREEDY):
+        text += delta.text
+        ids += delta.token_ids
+        reason = delta.finish_reason or reason
+        if len(ids) >= 20:
+            begun.set()
+    return text, ids, reason
+
+
+async def streams(engine: Engine, victim: str | None, number: int) -> tuple[list[Told], int]:
+    """Four streams, two of which begin when the victim has just died; and its new epoch."""
+    begun, epoch = asyncio.Event(), 0
+    async with AsyncClient(engine.name, engine.config.runtime.run_dir) as client:
+        tasks = [asyncio.create_task(told(client, prompt, begun)) for prompt in PROMPTS[:2]]
+        await begun.wait()
+        if victim is not None:
+            before = next(a for a in (await client.status()).actors if a.role == victim)
+            os.kill(before.pid, number)
+            assert not any(task.done() for task in tasks), "in mid-stream"
+            epoch = before.epoch + 1
+        tasks += [asyncio.create_task(told(client, prompt, begun)) for prompt in PROMPTS[2:]]
+        found = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+    return found, epoch
+
+
+@pytest.fixture(scope="module")
+def undisturbed(demo: Engine) -> list[Told]:
+    found, _ = asyncio.run(streams(demo, None, 0))
+    assert all(len(ids) == TOKENS and reason == "length" for _, ids, reason in found)
+    return found
+
+
+@pytest.mark.parametrize(("victim", "number"), [
+    *((role, signal.SIGKILL) for role in ACTORS), ("worker-0", signal.SIGSTOP),
+    ("scheduler", signal.SIGSTOP)])
+def test_streams_of_a_model_are_what_they_are_undisturbed(
+        demo: Engine, undisturbed: list[Told], victim: str, number: int) -> None:
+    found, epoch = asyncio.run(streams(demo, victim, number))
+    assert found == undisturbed
+    directory = Path(demo.config.runtime.run_dir or "") / demo.name
+    while (report := status(directory, wait=True)).ready is False:
+        assert report.error is None
+    actors = {actor.role: actor.epoch for actor in report.actors}
+    assert actors[victim] >= epoch
+
+
+def test_a_new_watchdog_does_not_begin_to_count_anew(base: Path) -> None:
+    """Two deaths of the worker are one too many, also where the watchdog died in between."""
+    with launch(base, max_restarts=1) as launcher:
+        assert launcher.started()
+        os.kill(ready(launcher)["worker-0"].pid, signal.SIGKILL)
+        before = until(launcher, "worker-0", 2)
+        os.kill(before["watchdog"].pid, signal.SIGKILL)
+        after = until(launcher, "watchdog", 2)
+        assert after["watchdog"].gauges["restarts.worker-0.killed"] == 1.0
+        assert after["watchdog"].gauges["restarts.watchdog.killed"] == 1.0
+        pid = after["worker-0"].pid
+        assert (pid, after["worker-0"].epoch) == (before["worker-0"].pid, 2)
+        os.kill(pid, signal.SIGKILL)
+        code, error = launcher.finish()
+        assert code == 1
+        assert error.splitlines()[-1] == (f"actorium: worker-0 (pid {pid}) was killed by SIGKILL; "
+                                          "it was started again 1 time within 60 s of work")
+
+
 def test_a_worker_that_dies_while_the_engine_drains_is_still_replaced(base: Path) -> None:
     config = Config(model=ModelConfig(skip_tokenizer=True), device=DeviceConfig(null_worker=True),
-                    runtime=make_config(base, drain_timeout=30.0).runtime,
-                    recovery=RecoveryConfig(restart=True))
+                    runtime=make_config(base, drain_timeout=30.0).runtime)
     with LauncherProcess(config, roles_of(config)) as launcher:
         assert launcher.started()
         pid = ready(launcher)["worker-0"].pid

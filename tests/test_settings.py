@@ -67,6 +67,10 @@ ALIASES = [
      ["--overlap=false"]),
     ("device.device", "cpu", ["--device", "cpu"]),
     ("device.enforce_eager", True, ["--enforce-eager"]),
+    ("device.graph_batch_sizes", "1,2,4", ["--graph-batch-sizes", "1,2,4"],
+     ["--cuda-graph-sizes", "1,2,4"], ["--cuda-graph-bs=1,2,4"],
+     ["--cudagraph-capture-sizes", "1,2,4"]),
+    ("device.kernels", "torch", ["--kernels", "torch"]),
     ("runtime.name", "other", ["--name", "other"]),
 ]
 
@@ -98,6 +102,8 @@ BAD_FLAGS = [
     (["--load-format", "pickle"], "--load-format", "auto, safetensors or dummy"),
     (["--device", "tpu"], "--device", "auto, cpu or cuda"),
     (["--enforce-eager=perhaps"], "--enforce-eager", "true or false"),
+    (["--cuda-graph-bs", "1,two"], "--cuda-graph-bs", "must be auto, or numbers"),
+    (["--cuda-graph-bs", "0"], "--cuda-graph-bs", "numbers between 1 and 32768"),
     (["--name", "a/b"], "--name", "letters"),
     (["--chunked-prefil-size", "4"], "--chunked-prefil-size", "did you mean --chunked-prefill-si"),
     (["--scheduling-policy", "sjf"], "--scheduling-policy", "must be fcfs, lpm, priority or fair"),

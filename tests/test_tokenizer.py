@@ -308,3 +308,16 @@ def test_the_demo_model(tmp_path: Path) -> None:
     submit = generate(core, messages=[ChatMessage("user", "3+4")])[0]
     text = ask(core, Detokenize("d", submit.prompt))[0].text
     assert "3+4" in text and text.rstrip().endswith("assistant")
+
+
+def test_a_grammar_is_checked_and_sent_on(core: TokenizerCore) -> None:
+    from actorium.actors.params import Structured
+
+    submit = generate(core, text="a", params={"structured": Structured(regex="[ab]+"),
+                                              "ignore_eos": True})[0]
+    assert submit.params.masked and "[ab]+" in submit.grammar
+    assert submit.params.eos_ids, "a grammar ends by the end token, whatever else is ignored"
+    plain = generate(core, "p", text="a")[0]
+    assert not plain.params.masked and plain.grammar == ""
+    refused = rejected(generate(core, "q", {"structured": Structured(regex="(")}))
+    assert (refused.code, refused.param) == ("invalid_request", "structured")

@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from actorium.actors.errors import BadModel, InvalidRequest
-from actorium.actors.messages import ChatMessage
+from actorium.actors.messages import ChatMessage, ToolCall
 from actorium.actors.tokenizer.chat import MAX_MESSAGES, ChatTemplate, load
 
 HI = [ChatMessage("system", "be brief"), ChatMessage("user", "h<i> & é")]
@@ -107,3 +107,55 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("{% if %}")
     with pytest.raises(BadModel, match="does not compile"):
         load(tmp_path, str(tmp_path / "own.jinja"))
+
+
+TOOLS = [{"type": "function", "function": {
+    "name": "weather", "description": "The weather of a place.",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}}}]
+QWEN_LIKE = (
+    "{%- if tools %}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n"
+    "{% endfor %}<|im_end|>\n{% endif %}"
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{%- if message.reasoning_content is defined %}<think>{{ message.reasoning_content }}</think>"
+    "{% endif %}{{ message.content }}"
+    "{%- for call in message.tool_calls or [] %}{% if call.function %}{% set call = call.function "
+    "%}{% endif %}<tool_call>{\"name\": \"{{ call.name }}\", \"arguments\": "
+    "{{ call.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+LLAMA_LIKE = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'tool' %}"
+    "<|start_header_id|>ipython<|end_header_id|>\n\n{{ message.content | tojson }}<|eot_id|>"
+    "{% elif 'tool_calls' in message %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+    "{% set call = message.tool_calls[0].function %}{\"name\": \"{{ call.name }}\", "
+    "\"parameters\": {% for k, v in call.arguments.items() %}{{ k }}={{ v }};{% endfor %}}"
+    "<|eot_id|>{% else %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
+    "{{ message.content | trim }}<|eot_id|>{% endif %}{% endfor %}")
+TALK = [
+    ChatMessage("user", "How is it in Riga? "),
+    ChatMessage("assistant", "", tool_calls=[ToolCall("weather", '{"place": "Riga", "n": 2}', "c")],
+                reasoning_content="look it up"),
+    ChatMessage("tool", "12 \u00b0C", name="weather", tool_call_id="c"),
+]
+
+
+@pytest.mark.parametrize("source", [QWEN_LIKE, LLAMA_LIKE])
+def test_tools_and_their_calls_look_as_transformers_shows_them(source: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    plain = [
+        {"role": "user", "content": "How is it in Riga? "},
+        {"role": "assistant", "content": "", "reasoning_content": "look it up", "tool_calls": [
+            {"type": "function", "id": "c", "function": {
+                "name": "weather", "arguments": {"place": "Riga", "n": 2}}}]},
+        {"role": "tool", "content": "12 \u00b0C", "name": "weather", "tool_call_id": "c"}]
+    want = render_jinja_template(conversations=[plain], chat_template=source, tools=TOOLS,
+                                 add_generation_prompt=True, bos_token="<s>")[0][0]
+    got = ChatTemplate(source, {"bos_token": "<s>"}).render(TALK, {}, TOOLS)
+    assert got == want and "Riga" in got
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", "3", "[" * 5000])
+def test_arguments_must_be_an_object(arguments: str) -> None:
+    talk = [ChatMessage("assistant", "", tool_calls=[ToolCall("f", arguments)])]
+    with pytest.raises(InvalidRequest, match="arguments of f are no JSON object"):
+        ChatTemplate("{{ messages }}", {}).render(talk, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from actorium.actors.config import RecoveryConfig
 from actorium.actors.core import CLIENT, Send
 from actorium.actors.errors import EngineFailed
 from actorium.actors.messages import (
@@ -20,7 +21,7 @@ from actorium.actors.watchdog.core import MAX_WAITERS, WatchdogCore
 
 
 def make(*roles: str, start_timeout: float = 100.0) -> WatchdogCore:
-    core = WatchdogCore("e", 1, 99, start_timeout)
+    core = WatchdogCore("e", 1, 99, start_timeout, RecoveryConfig(restart=False))
     if roles:
         core.on_message(Children([Child(r, 10 + i, 1) for i, r in enumerate(roles)]), 0.0)
     return core

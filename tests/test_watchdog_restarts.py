@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from test_watchdog import answer, ask, beat, line
 
 from actorium.actors.config import RecoveryConfig
 from actorium.actors.core import CLIENT, Send
-from actorium.actors.messages import Child, Children, Exited, Fatal, GetStatus, Kill, Spawn, Up
+from actorium.actors.messages import (
+    Child,
+    Children,
+    Exited,
+    Fatal,
+    GetStatus,
+    Kill,
+    Restarted,
+    Spawn,
+    Up,
+)
 from actorium.actors.watchdog.core import WatchdogCore
+from actorium.actors.watchdog.processes import Sight
 
 
-def make(epoch: int = 1, **recovery: Any) -> WatchdogCore:
-    return WatchdogCore("e", epoch, 99, 100.0, RecoveryConfig(restart=True, **recovery), 0.25, 7)
+def make(epoch: int = 1, stopped: bool = False, **recovery: Any) -> WatchdogCore:
+    """stopped: so every process looks; else nothing is known of any."""
+    return WatchdogCore("e", epoch, 99, 100.0, RecoveryConfig(**recovery), 0.25, 7,
+                        lambda pid: Sight(True, False, 1.0) if stopped else None)
 
 
-def up(**recovery: Any) -> WatchdogCore:
+def up(stopped: bool = False, **recovery: Any) -> WatchdogCore:
     """Of an engine of "a" and "b" that is ready at second 1."""
-    core = make(**recovery)
+    core = make(stopped=stopped, **recovery)
     core.on_message(Children([Child("a", 10, 1), Child("b", 11, 1)]), 0.0)
     both(core, 1.0)
     assert orders(core, 1.0) == [Up()]
@@ -32,10 +46,11 @@ def both(core: WatchdogCore, now: float) -> None:
 
 
 def orders(core: WatchdogCore, now: float) -> list[Any]:
-    """What it tells the launcher."""
+    """What it orders the launcher to do."""
     sends = core.on_wake(now)
     assert all(isinstance(send, Send) and send.to in ("launcher", CLIENT) for send in sends)
-    return [send.message for send in sends if send.to == "launcher"]
+    told = [send.message for send in sends if send.to == "launcher"]
+    return [message for message in told if not isinstance(message, Restarted)]
 
 
 def test_up_is_told_once_and_before_anybody_else_learns() -> None:
@@ -77,7 +92,7 @@ def test_a_dead_actor_comes_back_and_the_engine_is_not_ready_meanwhile() -> None
     core.on_message(beat("b", "idle", pid=11), 2.5)
     assert answer(core.on_wake(2.5)) is None
     core.on_message(beat("a", "idle", epoch=2, pid=20), 2.6)
-    report = answer(core.on_wake(2.6))
+    report = answer([send for send in core.on_wake(2.6) if send.to == CLIENT])
     assert report is not None and report.ready and report.error is None
     assert line(core, "a", 2.6).gauges == {"g": 1.0, "restarts": 1.0}
     assert core.health().gauges == {"restarts.a.fault": 1.0}
@@ -97,7 +112,7 @@ def test_too_many_deaths_end_the_engine_with_the_reason() -> None:
 
 
 def test_a_beat_that_is_a_second_overdue_makes_it_unready_and_silence_kills() -> None:
-    core = up(silence=3.0)
+    core = up(stopped=True, silence=3.0)
     now, unready, killed = 1.0, 0.0, 0.0
     while not killed:
         now += 0.125
@@ -119,7 +134,7 @@ def test_a_beat_that_is_a_second_overdue_makes_it_unready_and_silence_kills() ->
 
 
 def test_nobody_is_killed_or_started_where_that_is_off() -> None:
-    core = WatchdogCore("e", 1, 99, 100.0)
+    core = WatchdogCore("e", 1, 99, 100.0, RecoveryConfig(restart=False))
     core.on_message(Children([Child("a", 10, 1)]), 0.0)
     core.on_message(beat("a"), 1.0)
     assert core.on_wake(1.0) == [] and core.next_timer() is None
@@ -143,6 +158,23 @@ def test_a_new_watchdog_learns_who_is_gone() -> None:
     report = ask(core, 0.4)
     assert report is not None and report.ready
     assert orders(core, 0.5) == []
+
+
+def test_the_next_watchdog_goes_on_to_count() -> None:
+    """It is told of the restart before it is ordered, and the next one of it with the children."""
+    core = up(max_restarts=1)
+    core.on_message(Exited("a", 10, 1, -9), 2.0)
+    sends = [send.message for send in core.on_wake(2.2)]
+    assert [type(message) for message in sends] == [Restarted, Spawn]
+    heir = make(epoch=2, max_restarts=1)
+    heir.on_message(beat("a", "idle", epoch=2, pid=20), 2.5)
+    children = Children([Child("a", 20, 2), Child("b", 11, 1)], True, [sends[0]])
+    heir.on_message(msgspec.msgpack.decode(msgspec.msgpack.encode(children), type=Children), 2.6)
+    assert heir.health().gauges == {"restarts.a.killed": 1.0}
+    assert orders(heir, 2.6) == []
+    heir.on_message(Exited("a", 20, 2, -9), 3.0)
+    (kill,) = orders(heir, 3.0)
+    assert kill.role == "launcher" and "a (pid 20) was killed by SIGKILL" in kill.reason
 
 
 def test_a_draining_watchdog_leaves_everybody_alone() -> None:

@@ -1,0 +1,98 @@
+"""A gateway's application over an engine that says what it is told to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+
+from actorium.actors.client_requests import Completion, Request, StreamDelta
+from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.gateway.app import build_app
+from actorium.actors.gateway.engine import Engine
+from actorium.actors.messages import Usage
+
+USAGE = Usage(7, 0, 5)
+
+
+class Scripted:
+    """Stands for an `AsyncClient`: every request is answered by `texts`, one for each choice, cut
+    at random places."""
+
+    def __init__(self, texts: list[str], seed: int = 0, template: str = "",
+                 finish: str = "stop") -> None:
+        self.texts, self.finish = texts, finish
+        self.asked: list[Request] = []
+        self._draw = random.Random(seed)
+        self._template = template
+
+    async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
+        return {"model": "demo", "max_model_len": 4096, "chat_template": self._template}
+
+    async def run(self, requests: list[Request]) -> Any:
+        self.asked += requests
+        for number in range(len(requests)):
+            yield number, [Completion(text=text, token_ids=[1], finish_reason=self.finish,
+                                      usage=USAGE, index=i) for i, text in enumerate(self.texts)]
+
+    def deltas(self) -> list[StreamDelta]:
+        found: list[StreamDelta] = []
+        for i, text in enumerate(self.texts):
+            at = 0
+            while at < len(text):
+                size = self._draw.choice((1, 1, 2, 3, 5, 9))
+                found.append(StreamDelta(text=text[at:at + size], token_ids=[1], index=i))
+                at += size
+            found.append(StreamDelta(text="", token_ids=[2], finish_reason=self.finish, usage=USAGE,
+                                     index=i))
+        return found
+
+
+class ScriptedStream:
+    """Stands for an `AsyncDeltaStream`."""
+
+    def __init__(self, client: Scripted, request: Request) -> None:
+        client.asked.append(request)
+        self._deltas = iter(client.deltas())
+
+    async def __aenter__(self) -> ScriptedStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return USAGE.prompt_tokens
+
+    async def accepted(self) -> int:
+        return USAGE.prompt_tokens
+
+    def more(self) -> list[StreamDelta]:
+        """Never ahead."""
+        return []
+
+    async def aclose(self) -> None:
+        """Nothing is under way."""
+
+    def __aiter__(self) -> AsyncIterator[StreamDelta]:
+        return self
+
+    async def __anext__(self) -> StreamDelta:
+        for delta in self._deltas:
+            return delta
+        raise StopAsyncIteration
+
+
+def scripted_client(monkeypatch: Any, script: Scripted, **settings: Any) -> openai.AsyncOpenAI:
+    """The openai package over a gateway's application, without sockets."""
+    engine = Engine(Config(gateway=GatewayConfig(**settings)), Path("none"))
+    engine.client = script  # type: ignore[assignment]
+    monkeypatch.setattr("actorium.actors.gateway.engine.AsyncDeltaStream", ScriptedStream)
+    transport = httpx.ASGITransport(app=build_app(engine))
+    return openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="-", max_retries=0,
+                              http_client=httpx.AsyncClient(transport=transport))

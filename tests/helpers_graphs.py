@@ -1,0 +1,161 @@
+"""Graphs without a CUDA device: what work does is recorded, an operation at a time, and done again.
+
+As with a real graph a replay knows nothing of Python: the same operations on the same tensors,
+which stay where they are, with the same host numbers. Between replays all that nobody was promised
+is poisoned, as if others had used the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from actorium.gpu.graphs import DecodeGraphs
+from actorium.gpu.plan.graphs import GraphShape
+from actorium.gpu.runner import Runner
+
+T = TypeVar("T")
+HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique", "aten::masked_select",
+              "aten::item", "aten::is_nonzero", "aten::equal", "aten::bincount")
+"""Operations that wait for a device, or whose shapes depend on what is there."""
+HOST_DATA = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
+"""Tensors made of Python numbers: a copy to a device that no graph can hold."""
+
+
+@dataclass
+class Operation:
+    """One operation, and what it gave when it was recorded."""
+
+    call: Any
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    fresh: list[tuple[int, Tensor]]
+    """(place among the results, result) of those in memory of their own."""
+
+
+def _start(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, options = func._schema.name, kwargs or {}
+        if name in HOST_READS:
+            raise AssertionError(f"{name} waits for the device")
+        if name in HOST_DATA and args[0].ndim:  # a single number is part of a launch
+            raise AssertionError(f"{name} brings host data into a graph")
+        if name.startswith("aten::index") and any(t.dtype is torch.bool for t in _tensors(
+                args[1:2])):
+            raise AssertionError(f"{name} with a mask waits for the device")
+        given = {_start(t) for t in _tensors((args, options))}
+        out = func(*args, **options)
+        fresh = [(i, t) for i, t in enumerate(_tensors(out)) if _start(t) not in given]
+        self.operations.append(Operation(func, args, options, fresh))
+        return out
+
+
+@dataclass
+class Recorded:
+    """Work that was recorded."""
+
+    owner: RecordingCapturer
+    operations: list[Operation]
+    first: bool
+    """It takes nothing of what others recorded: a step begins."""
+    own: list[Tensor] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
+    """Memory that later work was promised."""
+
+    def replay(self) -> None:
+        """All of it again."""
+        self.owner.replayed(self)
+        for each in self.operations:
+            made = _tensors(each.call(*each.args, **each.options))
+            for i, was in each.fresh:
+                assert made[i].shape == was.shape, f"{each.call}: a shape that depends on data"
+                was.copy_(made[i])
+
+
+class RecordingCapturer:
+    """See `graphs.Capturer`."""
+
+    def __init__(self) -> None:
+        self.recorded: list[Recorded] = []
+        self.replays = 0
+
+    def capture(self, run: Callable[[], T]) -> tuple[Recorded, T]:
+        """See `graphs.Capturer`."""
+        run()  # what a device does first
+        with _Recording() as recording:
+            out = run()
+        own = [t for each in recording.operations for _, t in each.fresh]
+        before = {_start(t) for other in self.recorded for t in other.own}
+        read = {_start(t) for each in recording.operations
+                for t in _tensors((each.args, each.options))}
+        done = Recorded(self, recording.operations, not before & read, own)
+        for other in self.recorded:
+            other.kept |= read & {_start(t) for t in other.own}
+        self.recorded.append(done)
+        promised = _tensors(_flat(out))
+        done.kept |= {_start(t) for t in promised}
+        done.replay()
+        return done, out
+
+    def borrow(self, tensor: Tensor) -> Tensor:
+        """See `graphs.Capturer`."""
+        return tensor
+
+    def replayed(self, now: Recorded) -> None:
+        """What is in nobody's hands when this is replayed is rubbish."""
+        self.replays += 1
+        for other in self.recorded if now.first else [now]:
+            _poison(t for t in other.own if now.first or _start(t) not in now.kept)
+
+
+def _flat(out: Any) -> Any:
+    """Tensors in lists, tuples and dataclasses alike."""
+    if hasattr(out, "__dataclass_fields__"):
+        return [_flat(getattr(out, name)) for name in out.__dataclass_fields__]
+    if isinstance(out, list | tuple):
+        return [_flat(part) for part in out]
+    return out if isinstance(out, Tensor) else None
+
+
+def _poison(tensors: Iterable[Tensor]) -> None:
+    for t in tensors:
+        if t.dtype.is_floating_point:
+            t.fill_(math.nan)
+        elif t.dtype is torch.bool:
+            t.logical_not_()
+        else:
+            t.fill_(np.iinfo(np.int32).max // 3)
+
+
+def shapes(sizes: list[int], windows: Iterable[int] = (1,)) -> list[GraphShape]:
+    """The largest first."""
+    every = [GraphShape(rows, q_len) for rows in sizes for q_len in windows]
+    return sorted(every, reverse=True)
+
+
+def with_graphs(runner: Runner, sizes: list[int], windows: Iterable[int] = (1,)) -> DecodeGraphs:
+    """Capture a runner's decode steps, by recording."""
+    graphs = DecodeGraphs(runner, RecordingCapturer(), shapes(sizes, windows))
+    graphs.capture(lambda phase, detail: None)
+    runner.graphs = graphs
+    return graphs

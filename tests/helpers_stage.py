@@ -1,0 +1,79 @@
+"""A gateway over a scripted engine behind a real socket, for a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from helpers_gateway import Scripted, ScriptedStream
+
+from actorium.actors.client_requests import Request, StreamDelta
+from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.gateway.app import build_app
+from actorium.actors.gateway.engine import Engine as Gateway
+from actorium.actors.messages import ActorStatus, Status
+
+EVIL = ('<img src=x onerror="window.pwned=1"><script>window.pwned=2</script>\n\n# <b>head</b>\n\n'
+        '- <svg onload=window.pwned=3>\n- [x](javascript:window.pwned=4)\n\n'
+        '```html\n</code></pre><img src=x onerror=window.pwned=5>\n```\n\n`<i>` and **<u>**')
+"""What a model that means harm says."""
+
+
+class Staged(Scripted):
+    """A scripted model with all that the page asks."""
+
+    most = 10**9
+    """Deltas that may be told for now."""
+
+    async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
+        return {**await super().server_info(), "model": EVIL[:60], "model_path": "", "dtype": "",
+                "architecture": "", "vocab_size": 1, "eos_ids": [], "has_tokenizer": True,
+                "has_chat_template": True, "limits": {}, "generation_defaults": {EVIL[:20]: 1}}
+
+    async def status(self, timeout: float | None = None) -> Status:
+        line = ActorStatus("e", EVIL[:40], 1, 1, EVIL[:40], 0, 0.0, 0.0)
+        return Status("r", False, EVIL, [line])
+
+
+class Dripping(ScriptedStream):
+    """A delta each millisecond, as far as the script may go."""
+
+    def __init__(self, client: Staged, request: Request) -> None:
+        super().__init__(client, request)
+        self._script, self._count = client, 0
+
+    async def __anext__(self) -> StreamDelta:
+        self._count += 1
+        await asyncio.sleep(0.001)
+        while self._count > self._script.most:
+            await asyncio.sleep(0.001)
+        return await super().__anext__()
+
+
+@contextmanager
+def staged(texts: list[str], **settings: Any) -> Iterator[tuple[Staged, str]]:
+    """A gateway over a script, in a thread."""
+    script = Staged(texts)
+    gateway = Gateway(Config(gateway=GatewayConfig(**settings)), Path("none"))
+    gateway.client = script  # type: ignore[assignment]
+    server = uvicorn.Server(uvicorn.Config(build_app(gateway), lifespan="off", ws="none",
+                                           log_config=None, timeout_graceful_shutdown=1))
+    with pytest.MonkeyPatch.context() as patch, socket.socket() as sock:
+        patch.setattr("actorium.actors.gateway.engine.AsyncDeltaStream", Dripping)
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        thread = threading.Thread(target=lambda: server.run([sock]), daemon=True)
+        thread.start()
+        try:
+            yield script, f"http://127.0.0.1:{sock.getsockname()[1]}/"
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,156 @@
+"""Requests that linger: a client goes, another one takes them up. The cores, without processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from helpers_scheduler import Ring, column, config, ints
+from helpers_text import context, i4, loaded, write_model
+
+from actorium.actors.config import RecoveryConfig
+from actorium.actors.detokenizer.core import DetokenizerCore
+from actorium.actors.ledger.records import ADMITTED, Admitted, Entry, History, Said, entry_records
+from actorium.actors.ledger.records import record as record_of
+from actorium.actors.messages import (
+    Attach,
+    Cancel,
+    Delta,
+    Open,
+    Recall,
+    Submit,
+    TextBatch,
+    Unknown,
+)
+from actorium.actors.params import Resolved, TextParams
+
+A, B = b"gateway-a", b"gateway-b"
+RID = "name.asked"
+
+
+def ring() -> Ring:
+    settings = msgspec.structs.replace(config(), recovery=RecoveryConfig(ledger=False))
+    return Ring(settings)
+
+
+def submit(client: bytes = A, linger: float = 9.0, tenant: str = "t", rid: str = RID,
+           tokens: int = 30) -> Submit:
+    return Submit(rid, client, column([1, 2, 3]), 1, Resolved(max_tokens=tokens, eos_ids=[]),
+                  TextParams(), seed=7, linger=linger, tenant=tenant)
+
+
+def asked(one: Ring, recall: Recall) -> list[Any]:
+    """What the detokenizer is told of it."""
+    one.scheduler.on_message(recall, one.now)
+    return [send.message for send in one.scheduler.on_wake(one.now)
+            if send.to == "detokenizer" and isinstance(send.message, Open | Unknown)]
+
+
+@pytest.mark.parametrize(("recall", "known"), [
+    (Recall(RID, B, True, "t"), True), (Recall(RID, B, False, "t"), False),
+    (Recall(RID, B, True, "u"), False), (Recall(RID, A, True, "u"), False),
+    (Recall("name.other", B, True, "t"), False), (Recall("other.asked", B, True, "t"), False)])
+def test_who_may_take_up_what(recall: Recall, known: bool) -> None:
+    one = ring()
+    one.scheduler.on_message(submit(), one.now)
+    one.scheduler.on_wake(one.now)
+    (told,) = asked(one, recall)
+    assert isinstance(told, Open if known else Unknown)
+    if isinstance(told, Open):
+        assert told.client == B and told.again and told.linger == 9.0
+        assert isinstance(asked(one, Recall(RID, A))[0], Unknown)
+        one.scheduler.on_message(Cancel(RID, A), one.now)
+        assert one.scheduler.books.requests
+        one.scheduler.on_message(Cancel(RID, B), one.now)
+        assert not one.scheduler.books.requests
+    else:
+        assert told.other == (recall.rid == "name.other")
+
+
+def test_what_does_not_linger_is_its_clients_alone() -> None:
+    one = ring()
+    one.scheduler.on_message(submit(linger=0.0), one.now)
+    one.scheduler.on_wake(one.now)
+    assert isinstance(asked(one, Recall(RID, B, True, "t"))[0], Unknown)
+
+
+def test_two_who_send_the_same_share_one_run() -> None:
+    one = ring()
+    for client in (A, B):
+        one.scheduler.on_message(submit(client), one.now)
+    assert [key for key in one.scheduler.books.requests] == [(B, RID)]
+
+
+def test_an_aborted_one_may_be_sent_again() -> None:
+    one = ring()
+    for client in (A, B):
+        one.scheduler.on_message(submit(client), one.now)
+        one.scheduler.on_wake(one.now)
+        one.scheduler.on_message(Cancel(RID, client), one.now)
+        one.scheduler.on_wake(one.now)
+        assert isinstance(asked(one, Recall(RID, B, True, "t"))[0], Unknown)
+
+
+def test_the_ledger_knows_the_new_client() -> None:
+    said = Said(4, bytearray(column([5, 6])))
+    old, new = submit(), submit(B)
+    records = [*entry_records(Entry(old, [said])), *entry_records(Entry(new, [said]))]
+    for twice in (records, records + records, records[1:] + records):
+        history = History().read(twice)
+        assert list(history.entries) == [(B, RID)]
+        assert ints(bytes(history.entries[B, RID].choices[0].tokens)) == [5, 6]
+    other = record_of(ADMITTED, Admitted(submit(A, rid="else"), 9))
+    assert len(History().read([*records, other]).entries) == 2
+
+
+# --- the detokenizer ---
+
+@pytest.fixture
+def core(tmp_path: Path) -> DetokenizerCore:
+    core: DetokenizerCore = loaded(DetokenizerCore(context(write_model(tmp_path / "m"))))
+    for client in (A, B):
+        core.on_client(client, Attach(), 0.0)
+    core.on_wake(0.0)
+    return core
+
+
+def open_(core: DetokenizerCore, sid: int, client: bytes, linger: float, now: float = 0.0,
+          **more: Any) -> None:
+    core.on_message(Open(sid, f"r{sid}", 0, client, i4(list(b"hi")), TextParams(),
+                         linger=linger, **more), now)
+
+
+def deltas(core: DetokenizerCore, now: float) -> list[tuple[bytes, Delta]]:
+    return [(send.client, delta) for send in core.on_wake(now)
+            if isinstance(send.message, TextBatch) for delta in send.message.deltas]
+
+
+def cancels(core: DetokenizerCore, now: float) -> list[str]:
+    return [send.message.rid for send in core.on_wake(now) if isinstance(send.message, Cancel)]
+
+
+def test_what_lingers_is_given_up_later(core: DetokenizerCore) -> None:
+    open_(core, 1, A, 0.0)
+    open_(core, 2, A, 5.0)
+    open_(core, 3, A, 9.0)
+    core.on_wake(0.0)
+    found: list[tuple[float, str]] = []
+    for tick in range(120):
+        now = tick / 10
+        core.on_client_gone(A, now)
+        found += [(now, rid) for rid in cancels(core, now)]
+    assert [rid for _, rid in found] == ["r1", "r2", "r3"]
+    assert found[0][0] < 1.0 < 4.9 < found[1][0] < 5.5 < 8.9 < found[2][0] < 9.5
+
+
+def test_who_takes_it_up_is_told_all_and_who_had_it_that_it_is_gone(core: DetokenizerCore) -> None:
+    open_(core, 1, A, 5.0, emitted=i4(list(b"abc")))
+    assert [(c, d.text) for c, d in deltas(core, 0.0)] == [(A, "abc")]
+    open_(core, 1, B, 5.0, emitted=i4(list(b"abcd")), again=True)
+    told = {client: delta for client, delta in deltas(core, 0.1)}
+    assert told[B].text == "abcd" and told[B].start == 0
+    assert told[A].error is not None and told[A].error.code == "aborted"
+    core.on_client_gone(A, 0.2)
+    assert all(not cancels(core, now / 10) for now in range(3, 120))

@@ -1,0 +1,367 @@
+"""The page in a headless Chromium: with the packaged model, and with models that mean harm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from helpers_browser import NOT_THERE, Browser, Tab, browser_path
+from helpers_stage import EVIL, staged
+
+from actorium.actors.client_link import locate
+from actorium.actors.engine import Engine
+from actorium.actors.gateway import actor
+
+BROWSER = browser_path()
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(BROWSER is None, reason=NOT_THERE)]
+
+STORY = "Tell me a story about a fox."
+NEVER_ENDS = """{ const ask = window.fetch; window.fetch = (to, how) => {
+  if (how && how.body) how.body = JSON.stringify({...JSON.parse(how.body), ignore_eos: true,
+                                                  max_tokens: 3500});
+  return ask(to, how); } }"""
+DONE = "!document.querySelector('.live') && document.querySelector('.acts button')"
+
+
+class Served(NamedTuple):
+    engine: Engine
+    url: str
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    assert BROWSER is not None
+    with Browser(BROWSER) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Engine("", port=0, max_num_seqs=16) as engine:
+        path = locate(engine.name, None, None)
+        where = actor.where(Path(str(path)))
+        assert where is not None
+        yield Served(engine, f"{where.url}/")
+
+
+@contextmanager
+def opened(browser: Browser, url: str, **how: Any) -> Iterator[Tab]:
+    """A tab that must not complain."""
+    tab = browser.open(url, **how)
+    try:
+        yield tab
+        assert tab.complaints() == []
+    finally:
+        tab.close()
+
+
+def send(tab: Tab, text: str) -> None:
+    tab.js("document.getElementById('text').focus()")
+    tab.type(text)
+    tab.press("Enter")
+
+
+# --- with a model -------------------------------------------------------------------------------
+
+
+def test_an_answer_streams_and_moves_nothing_else(browser: Browser, served: Served) -> None:
+    with opened(browser, served.url) as tab:
+        tab.wait("document.querySelector('#state.ok')")
+        assert "demo" in tab.js("document.getElementById('model').textContent")
+        fixed = ("header", "#ask", "aside", "#log")
+        before = [tab.box(one) for one in fixed]
+        tab.js("""window.lengths = new Set(); new MutationObserver(() => {
+            const said = document.querySelector('.said');
+            if (said) lengths.add(said.textContent.length);
+        }).observe(document.getElementById('log'), {subtree: true, childList: true})""")
+        send(tab, STORY)
+        tab.wait("document.querySelector('.live')")
+        assert tab.js("document.querySelector('.live').getAttribute('aria-busy')") == "true"
+        assert [tab.box(one) for one in fixed] == before
+        tab.wait(DONE)
+        assert [tab.box(one) for one in fixed] == before
+        assert tab.js("lengths.size") > 3, "it came in pieces"
+        assert tab.js("document.querySelector('.turn.user').textContent") == STORY
+        assert "tokens/s" in tab.js("document.querySelector('.facts').textContent")
+        assert tab.js("document.activeElement.id") == "text"
+
+
+def runs(served: Served, tab: Tab, wanted: int) -> bool:
+    """Whether so many sequences run, within some seconds."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        actors = served.engine.client.status().actors
+        if sum(int(one.gauges.get("running", 0)) for one in actors) == wanted:
+            return True
+        tab.js("new Promise(done => setTimeout(done, 20))")
+    return False
+
+
+@pytest.mark.parametrize("by", ["mouse", "keyboard"])
+def test_stopping_aborts_the_request(browser: Browser, served: Served, by: str) -> None:
+    with opened(browser, served.url, init=NEVER_ENDS) as tab:
+        send(tab, STORY)
+        tab.wait("(document.querySelector('.said') || {textContent: ''}).textContent.length > 40")
+        assert tab.js("document.getElementById('send').hidden")
+        assert runs(served, tab, 1)
+        if by == "mouse":
+            tab.click("#stop")
+        else:
+            tab.press("Escape")
+        tab.wait(DONE)
+        assert tab.js("document.querySelector('.note').textContent") == "stopped"
+        assert tab.js("document.getElementById('stop').hidden")
+        assert runs(served, tab, 0)
+        said = tab.js("document.querySelector('.said').textContent")
+        assert len(said) > 40, "what was said stays"
+
+
+def test_again_makes_another_answer_in_its_place(browser: Browser, served: Served) -> None:
+    with opened(browser, served.url) as tab:
+        for _ in range(2):
+            send(tab, STORY)
+            tab.wait("document.querySelector('.live')")
+            tab.wait(DONE)
+        tab.js("window.old = document.querySelectorAll('.turn')")
+        tab.click(".turn:nth-child(2) .acts button:last-child")
+        tab.wait("document.querySelector('.live')")
+        tab.wait(DONE)
+        assert tab.js("document.querySelectorAll('.turn').length") == 2, "later ones are gone"
+        assert not tab.js("old[1].isConnected") and tab.js("old[0].isConnected")
+        assert tab.js("state.turns.map(one => one.role)") == ["user", "assistant"]
+
+
+def test_probabilities_by_mouse_and_keyboard(browser: Browser, served: Served) -> None:
+    with opened(browser, served.url) as tab:
+        tab.click("#logprobs")
+        send(tab, STORY)
+        tab.wait(DONE)
+        assert tab.js("document.getElementById('tip').hidden")
+        tab.hover(".tok:nth-child(2)")
+        tab.wait("!document.getElementById('tip').hidden")
+        rows = tab.js("[...document.querySelectorAll('#tip span')].map(one => parseFloat("
+                      "one.textContent))")
+        assert len(rows) >= 5 and 0 < sum(rows) <= 100.5
+        left, top, width, height = tab.box("#tip")
+        assert left >= 0 and top >= 0 and left + width <= 1280 and top + height <= 860
+        tab.js("document.querySelector('.tok[tabindex=\"0\"]').focus()")
+        assert tab.js("document.querySelectorAll('.tok[tabindex=\"0\"]').length") == 1
+        tab.press("ArrowRight")
+        assert tab.js("document.activeElement === document.querySelectorAll('.tok')[1]")
+        text = tab.js("[...document.querySelectorAll('.tok:not(.end)')].map(one => "
+                      "one.textContent).join('')")
+        assert text.strip() == tab.js("state.turns[1].content").strip()
+
+
+def test_the_charts_move(browser: Browser, served: Served) -> None:
+    shape = "document.querySelector('#chart-tokens path.a:not(.dots)').getAttribute('d')"
+    with opened(browser, served.url) as tab:
+        tab.wait(f"{shape} && {shape}.includes('L')")
+        before = tab.js(f"window.since = Date.now() / 1000, {shape}")
+        send(tab, STORY)
+        tab.wait("seen.some(one => one.at > since && one.tokens_per_second > 0)")
+        assert tab.js(shape) != before
+        tab.hover("#chart-pages .plot")
+        assert tab.js("pointed") is not None
+        roles = tab.js("[...document.querySelectorAll('#actors tr')].map(one => "
+                       "one.firstChild.textContent)")
+        assert roles == sorted(roles) and {"scheduler", "worker-0", "gateway-0"} <= set(roles)
+
+
+def test_a_refusal_is_told_and_can_be_tried_again(browser: Browser, served: Served) -> None:
+    tab = browser.open(served.url)
+    try:
+        tab.js("document.getElementById('max_tokens').value = '100000000'")
+        send(tab, STORY)
+        tab.wait("document.querySelector('.error')")
+        assert "max_tokens" in tab.js("document.querySelector('.error').textContent")
+        tab.js("document.getElementById('max_tokens').value = '8'")
+        tab.click(".error button")
+        tab.wait(DONE)
+        assert tab.js("document.querySelectorAll('.error').length") == 0
+        assert "cut off" in tab.js("document.querySelector('.note').textContent")
+    finally:
+        tab.close()
+
+
+# --- looks ------------------------------------------------------------------------------------
+
+
+def brightness(tab: Tab) -> int:
+    found: int = tab.js("getComputedStyle(document.body).backgroundColor.match(/\\d+/g)"
+                        ".map(Number).reduce((a, b) => a + b)")
+    return found
+
+
+def test_light_and_dark(browser: Browser, served: Served) -> None:
+    with opened(browser, served.url) as tab:
+        assert brightness(tab) > 600
+        tab.dark(True)
+        assert brightness(tab) < 150, "as the system has it"
+        tab.click("#theme")
+        assert brightness(tab) > 600, "unless somebody chose"
+        tab.call("Page.reload")
+        tab.wait("document.readyState === 'complete' && document.documentElement.dataset.theme")
+        assert brightness(tab) > 600
+
+
+def test_a_phone_is_wide_enough(browser: Browser, served: Served) -> None:
+    with opened(browser, served.url, width=375, height=667) as tab:
+        tab.js("show(el('div', 'turn user', el('div', '', 'x'.repeat(300)))); window.one = "
+               "new Answer(); one.take({choices: [{delta: {content: 'y'.repeat(300) + '\\n\\n"
+               "```\\n' + 'z'.repeat(300) + '\\n```'}}]}); show(one.node); one.draw()")
+        widest = "Math.max(document.documentElement.scrollWidth, document.getElementById('log')" \
+                 ".scrollWidth, document.body.scrollWidth)"
+        assert tab.js(widest) <= 375
+        assert tab.js("getComputedStyle(document.getElementById('panel')).visibility") == "hidden"
+        for button in ("#clear", "#theme", "#side", "#send"):
+            left, _, width, _ = tab.box(button)
+            assert left >= 0 and left + width <= 375, button
+        tab.click("#side")
+        tab.wait("document.getElementById('panel').getBoundingClientRect().right <= 375")
+        assert tab.js("document.getElementById('side').getAttribute('aria-expanded')") == "true"
+        assert tab.js(widest) <= 375
+        tab.press("Escape")
+        tab.wait("getComputedStyle(document.getElementById('panel')).visibility === 'hidden'")
+
+
+def test_everything_has_a_name(browser: Browser, served: Served) -> None:
+    with opened(browser, served.url) as tab:
+        tree = tab.call("Accessibility.getFullAXTree")["nodes"]
+        wanted = {"button", "textbox", "spinbutton", "checkbox", "log", "table", "image"}
+        named = [(one["role"]["value"], one.get("name", {}).get("value", "")) for one in tree
+                 if not one.get("ignored") and one["role"]["value"] in wanted]
+        assert len(named) > 15 and [role for role, name in named if not name] == []
+
+
+def test_what_is_written_is_laid_out(browser: Browser) -> None:
+    text = ("# A head\n\nSome *em* and `code`\nin two lines\n\n- one\n- two\n  more\n\n3. three\n"
+            "4. four\n\n---\n\n| a | b |\n|---|:-:|\n| 1 | **2** |\n\n"
+            "```py\nx = '# no'\n\n- no\n```\nend")
+    want = "h3 p ul ol hr div.grid div.code p"
+    with staged([text]) as (_, url), opened(browser, url) as tab:
+        send(tab, "Hi")
+        tab.wait(DONE)
+        assert tab.js("[...document.querySelector('.said').children].map(one => "
+                      "one.tagName.toLowerCase() + (one.className && '.' + one.className))"
+                      ".join(' ')") == want
+        assert tab.js("[...document.querySelectorAll('.said :is(th, td)')].map(one => "
+                      "one.textContent).join()") == "a,b,1,2"
+        assert tab.js("document.querySelector('.said pre').textContent") == "x = '# no'\n\n- no"
+        assert tab.js("document.querySelector('.said ol').start") == 3
+        # Cut anywhere, what is drawn in the end is the same.
+        assert tab.js("""(() => {
+            const text = state.turns[1].content, whole = document.querySelector('.said');
+            const said = el('div');
+            for (let i = 0; i <= text.length; i++) render(said, text.slice(0, i));
+            return said.isEqualNode(el('div', '', ...[...whole.cloneNode(true).children]));
+        })()""")
+
+
+def test_who_reads_above_is_not_pulled_down(browser: Browser) -> None:
+    with staged(["line\n\n" * 400]) as (script, url), opened(browser, url) as tab:
+        script.most = 300
+        send(tab, "Hi")
+        tab.wait("document.querySelectorAll('.said p').length > 60")
+        assert tab.js("atEnd()"), "who is at the end stays there"
+        tab.js("document.getElementById('log').scrollTop = 100; "
+               "window.had = document.querySelectorAll('.said p').length")
+        script.most = 600
+        tab.wait("document.querySelectorAll('.said p').length > had + 40")
+        assert tab.js("document.getElementById('log').scrollTop") == 100
+        tab.click("#jump")
+        script.most = 10**9
+        tab.wait("atEnd() && document.getElementById('jump').hidden")
+        tab.wait(DONE)
+        tab.size(1280, 500)
+        tab.wait("atEnd() && document.getElementById('jump').hidden")
+
+
+# --- with models that mean harm -----------------------------------------------------------------
+
+
+def test_what_a_model_says_is_never_markup(browser: Browser) -> None:
+    with staged([EVIL]) as (script, url), opened(browser, url) as tab:
+        tab.wait("document.querySelector('#state.wait') && document.querySelector('#actors tr')")
+        send(tab, EVIL.replace("\n", " "))
+        tab.wait(DONE)
+        tab.js(f"""{{ const evil = {EVIL!r}, made = new Answer();
+            made.take({{choices: [{{delta: {{reasoning_content: evil, tool_calls: [
+                {{index: 0, function: {{name: evil, arguments: evil}}}}]}}, logprobs: {{content: [
+                {{token: evil, logprob: -1, top_logprobs: [{{token: evil, logprob: -2}}]}}]}}}}]}});
+            show(made.node); made.end(evil);
+            made.node.querySelector('.tok').focus(); fail(made, new Error(evil)); }}""")
+        assert "onerror" in tab.js("document.querySelector('.said').textContent")
+        made = "document.querySelectorAll('.said :is(pre, li, h3)').length"
+        assert tab.js(made) >= 4
+        inside = "#log :is(img, script, svg, b:not(#tip b), u, i, a, iframe), #tip img, #hint *, " \
+                 "#model *, #actors img"
+        assert tab.js(f"document.querySelectorAll({inside!r}).length") == 0
+        assert tab.js("window.pwned") is None
+        assert tab.js("state.turns[1].content") == EVIL
+
+
+def test_the_policy_holds(browser: Browser) -> None:
+    with staged(["Hello"]) as (_, url):
+        tab = browser.open(url)
+        try:
+            for attempt in (
+                "document.body.innerHTML = '<b>x</b>'",
+                "document.write('<b>x</b>')",
+                "eval('window.pwned = 1')",
+                "document.body.setAttribute('onclick', 'window.pwned = 1')",
+                "document.createElement('script').text = 'window.pwned = 1'",
+                "fetch('http://127.0.0.2:1/', {mode: 'no-cors'})",
+            ):
+                told = tab.js(f"(async () => {{ try {{ await ({attempt}); return '' }} "
+                              f"catch (error) {{ return String(error) }} }})()")
+                assert told, attempt
+            assert tab.js("window.pwned") is None
+            said = " ".join(tab.complaints())
+            assert "Content Security Policy" in said, "and the fetch was not refused by the network"
+        finally:
+            tab.close()
+
+
+def test_a_key_is_asked_for_and_sent(browser: Browser) -> None:
+    with staged(["Hello"], api_key="secret") as (script, url):
+        tab = browser.open(url)
+        try:
+            tab.wait("document.querySelector('#state.bad')")
+            send(tab, "Hi")
+            tab.wait("document.querySelector('.error')")
+            assert "API key" in tab.js("document.querySelector('.error').textContent")
+            assert tab.js("document.activeElement.id") == "key" and script.asked == []
+            tab.type("secret")
+            tab.js("document.getElementById('key').blur()")
+            tab.wait("document.querySelector('#state.wait')")
+            tab.click(".error button")
+            tab.wait(DONE)
+            assert tab.js("document.querySelector('.said').textContent") == "Hello"
+            assert tab.js("Object.values(localStorage).includes('secret')") is False
+        finally:
+            tab.close()
+
+
+def test_what_is_asked_is_what_was_said_and_set(browser: Browser) -> None:
+    with staged(["Hello **you**"]) as (script, url), opened(browser, url) as tab:
+        for field, value in (("temperature", "0.5"), ("seed", "7"), ("system", "Be brief.")):
+            tab.js(f"document.getElementById({field!r}).value = {value!r}")
+        for text in ("One", "Two"):
+            send(tab, text)
+            tab.wait(f"document.querySelectorAll('.acts button').length >= 2 && {DONE}")
+            tab.wait("!state.busy")
+        assert len(script.asked) == 2
+        asked = script.asked[1]
+        assert asked.params is not None and asked.messages is not None
+        assert (asked.params.temperature, asked.params.seed) == (0.5, 7)
+        assert [one.content for one in asked.messages] == [
+            "Be brief.", "One", "Hello **you**", "Two"]
+        assert tab.js("document.querySelector('.said strong').textContent") == "you"
+        tab.click("#clear")
+        assert tab.js("state.turns.length") == 0
+        assert tab.js("document.querySelectorAll('.empty button').length") > 0

@@ -1,0 +1,335 @@
+"""Bodies that want to break something: each is refused, at once, and disturbs nobody."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import statistics
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from actorium.actors.client_link import locate
+from actorium.actors.engine import Engine
+from actorium.actors.gateway import actor
+
+CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+TURN = {"role": "user", "content": "hi"}
+PATIENCE = 2.0
+"""Seconds that a single refusal may take: 20 times what they take on an idle machine."""
+COMPILING = 20.0
+"""The same for what is an expression: it is compiled before it is too large."""
+BODY_TIMEOUT = 1.5
+
+
+class Hostile(NamedTuple):
+    """A request that must be refused with a 4xx."""
+
+    name: str
+    path: str
+    body: bytes
+    headers: dict[str, str] = {}
+
+
+def chat(**more: Any) -> bytes:
+    return json.dumps({"messages": [TURN], "max_tokens": 1} | more).encode()
+
+
+def text(**more: Any) -> bytes:
+    return json.dumps({"prompt": "hi", "max_tokens": 1} | more).encode()
+
+
+def raw(field: str, value: str) -> bytes:
+    """A chat body with a value that `json.dumps` would not write."""
+    return b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "%b": %b}' % (
+        field.encode(), value.encode())
+
+
+def deep() -> Iterator[Hostile]:
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        for depth in (2_000, 100_000):
+            for end in ("", closing * depth):
+                nested = opening * depth + ("1" if end else "") + end
+                yield Hostile(f"body {opening}{depth}{bool(end)}", CHAT, nested.encode())
+                yield Hostile(f"kwargs {opening}{depth}{bool(end)}", CHAT,
+                              raw("chat_template_kwargs", f'{{"x": {nested}}}'))
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(300):
+        schema = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    nested = "{" + '"properties":{"x":{' * 20_000 + "}}" * 20_000 + "}"
+    yield Hostile("schema too deep", CHAT, raw("guided_json", nested))
+    yield Hostile("tools too deep", CHAT, raw("tools", "[" * 5_000 + "]" * 5_000))
+
+
+def numbers() -> Iterator[Hostile]:
+    fields = ("temperature", "top_p", "max_tokens", "n", "top_k", "seed", "presence_penalty",
+              "repetition_penalty", "min_p", "top_logprobs", "priority", "timeout")
+    for field in fields:
+        for value in ("1e400", "-1e400", "NaN", "Infinity", "1" * 5_000, '"1"', "[]", "{}"):
+            if (field, value[:9]) != ("seed", "111111111"):
+                yield Hostile(f"{field}={value[:9]}", CHAT, raw(field, value))
+    for field, wrong in (("n", (0, -1, 9, 2**31, 2**63)), ("max_tokens", (-1, 0, 2**31, 10**18)),
+                         ("top_logprobs", (21, -1, 2**40)), ("top_k", (-2, 2**40)),
+                         ("min_tokens", (-1, 2**40)), ("priority", (2**31, -2**32)),
+                         ("timeout", (0, -1)), ("temperature", (-0.1, 1e300)),
+                         ("top_p", (0, 1.1)), ("repetition_penalty", (0, -1))):
+        for value in wrong:
+            yield Hostile(f"{field}={value}", CHAT,
+                          chat(logprobs=True, **{field: value}) if field == "top_logprobs"
+                          else chat(**{field: value}))
+    for value in (21, -1, 2**40):
+        yield Hostile(f"logprobs={value}", TEXT, text(logprobs=value))
+        yield Hostile(f"prompt_logprobs={value}", TEXT, text(prompt_logprobs=value))
+    yield Hostile("best_of", TEXT, text(best_of=10**9))
+
+
+def tokens() -> Iterator[Hostile]:
+    for ids in ([-1], [2**31], [2**63], [2**200], [1.5], [True], [None], ["a", 1], [[]], [[-5]],
+                [10**6], [[1], "x", 3]):
+        yield Hostile(f"prompt={ids}", TEXT, text(prompt=ids))
+        if ids not in ([[]],):
+            yield Hostile(f"input_ids={ids}", GENERATE, json.dumps({"input_ids": ids}).encode())
+    yield Hostile("a million ids", TEXT, b'{"prompt": [' + b"1," * 999_999 + b"1]}")
+    yield Hostile("a million prompts", TEXT, b'{"prompt": [' + b'"",' * 999_999 + b'""]}')
+    yield Hostile("300 prompts", TEXT, text(prompt=["a"] * 300))
+    yield Hostile("a long prompt", TEXT, text(prompt="word " * 400_000))
+    for ids in ([-1], [2**40], [10**8], ["x"], list(range(100_000))):
+        yield Hostile(f"stop_token_ids={str(ids)[:20]}", CHAT, chat(stop_token_ids=ids))
+    for bias in ({"-1": 1}, {"x": 1}, {"1e3": 1}, {str(2**40): 1}, {"1": 1000}, {"1": None},
+                 {str(i): 1 for i in range(50_000)}, {"9" * 5_000: 1}, {"\u0661" * 5_000: 1}):
+        yield Hostile(f"logit_bias={str(bias)[:20]}", CHAT, chat(logit_bias=bias))
+    for ids in ([-1], [2**40], [10**8]):
+        yield Hostile(f"detokenize {ids}", "/detokenize", json.dumps({"tokens": ids}).encode())
+
+
+def conversations() -> Iterator[Hostile]:
+    yield Hostile("a hundred thousand messages", CHAT,
+                  b'{"messages": [' + b'{"role":"user","content":""},' * 100_000
+                  + b'{"role":"user","content":""}]}')
+    for turn in ({}, {"role": "user", "content": 5}, {"role": "", "content": "x"},
+                 {"role": "u" * 5_000, "content": "x"}, {"content": "x"}, "hi", None, 7,
+                 {"role": "user", "content": [{"type": "image_url",
+                                               "image_url": {"url": "http://169.254.169.254/"}}]},
+                 {"role": "user", "content": [{"type": "text"}]},
+                 {"role": "user", "content": [{"type": "input_audio", "data": "x"}]},
+                 {"role": "user", "content": [{"type": "video_url",
+                                               "video_url": {"url": "file:///etc/passwd"}}]}):
+        yield Hostile(f"turn {str(turn)[:40]}", CHAT, chat(messages=[turn]))
+    yield Hostile("no messages", CHAT, chat(messages=[]))
+    yield Hostile("a surrogate", CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
+    yield Hostile("half a pair", TEXT, b'{"prompt": "x\\udfff\\ud83d", "max_tokens": 1}')
+    yield Hostile("bad UTF-8", TEXT, b'{"prompt": "\xed\xa0\x80\xff"}')
+    yield Hostile("UTF-16", TEXT, '{"prompt": "hi"}'.encode("utf-16"))
+    yield Hostile("a long context of marks", TEXT, text(prompt="e" + "\u0301" * 500_000))
+    for value in ("x", [], 1, "{{ 7 }}"):
+        yield Hostile(f"kwargs={value}", CHAT, chat(chat_template_kwargs=value))
+
+
+def patterns() -> Iterator[Hostile]:
+    for regex in ("(", "[", "a{2,1}", "(?=a)b", r"(a)\1", "(?<!x)y", "*", "(" * 5_000,
+                  "(a{1000}){1000}", "((a{100}){100}){100}", "\\p{Nope}", "x" * 70_000,
+                  "(?:a?){5000}a{5000}"):
+        yield Hostile(f"regex {regex[:20]}", CHAT, chat(guided_regex=regex))
+    for grammar in ("", "root ::= root", "start: nope", "start: /(/", "%import evil", "x" * 70_000,
+                    "start: " + "(" * 5_000):
+        yield Hostile(f"grammar {grammar[:20]}", CHAT, chat(structured_outputs={
+            "grammar": grammar} if grammar else {}))
+    for schema in ('{"$ref": "#"}', '{"$ref": "http://169.254.169.254/x"}', "{", "3", "[]",
+                   '{"type": "nope"}', '{"$ref": "file:///etc/passwd"}',
+                   '{"type": "string", "pattern": "("}',
+                   '{"type": "array", "minItems": 5, "maxItems": 2}', "x" * 70_000):
+        yield Hostile(f"schema {schema[:30]}", CHAT, chat(guided_json=schema))
+    for stop in ([""], ["a"] * 17, ["a" * 300], [1], {"a": 1}, "a" * 300, ["a"] * 100_000):
+        yield Hostile(f"stop {str(stop)[:20]}", CHAT, chat(stop=stop))
+    for form in ({"type": "xml"}, {}, {"type": "json_schema"}, "json", {"type": 3},
+                 {"type": "json_schema", "json_schema": {"schema": 7}}):
+        yield Hostile(f"format {form}", CHAT, chat(response_format=form))
+    yield Hostile("choices", CHAT, chat(guided_choice=["x"] * 100_000))
+    yield Hostile("no choices", CHAT, chat(guided_choice=[]))
+    for tools in ([{}], [{"type": "function"}], [{"type": "function", "function": {"name": ""}}],
+                  [{"type": "function", "function": {"name": "f"}}] * 5_000, "all"):
+        yield Hostile(f"tools {str(tools)[:30]}", CHAT, chat(tools=tools))
+    yield Hostile("a choice without tools", CHAT, chat(tool_choice="required"))
+
+
+def envelopes() -> Iterator[Hostile]:
+    good = chat()
+    yield Hostile("gzip", CHAT, zlib.compress(good), {"Content-Encoding": "gzip"})
+    yield Hostile("a bomb", CHAT, zlib.compress(b" " * (32 << 20)), {"Content-Encoding": "deflate"})
+    yield Hostile("brotli", CHAT, good, {"Content-Encoding": "br, gzip"})
+    yield Hostile("too large", CHAT, b" " * ((4 << 20) + 1))
+    yield Hostile("nothing", CHAT, b"")
+    yield Hostile("two documents", CHAT, good + good)
+    yield Hostile("a form", CHAT, b"prompt=hi")
+    yield Hostile("null", CHAT, b"null")
+    yield Hostile("NUL", CHAT, b"\0" * 1000)
+    yield Hostile("a long URL", "/v1/models/" + "x" * 10_000, b"")
+    yield Hostile("another model", CHAT, chat(model="../../etc/passwd"))
+    yield Hostile("a path upwards", "/v1/../../etc/passwd", b"")
+    yield Hostile("a key of spaces", CHAT, good, {"Idempotency-Key": "a b"})
+    yield Hostile("no event", CHAT, good, {"Last-Event-ID": "x" * 5_000})
+    yield Hostile("an event of nobody", CHAT, good, {"Last-Event-ID": "s1.2:1:0.1.1:0.1.1:1"})
+    yield Hostile("many headers", CHAT, good, {f"X-{i}": "y" * 500 for i in range(140)})
+
+
+HOSTILE = [*deep(), *numbers(), *tokens(), *conversations(), *patterns(), *envelopes()]
+
+
+class Served(NamedTuple):
+    engine: Engine
+    host: str
+    port: int
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Engine("", port=0, null_worker=True, max_num_seqs=8, body_timeout=BODY_TIMEOUT) as engine:
+        where = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
+        assert where is not None
+        yield Served(engine, where.host, where.port)
+
+
+def ask(served: Served, one: Hostile) -> tuple[int, bytes, float]:
+    """(status, body, seconds)"""
+    connection = http.client.HTTPConnection(served.host, served.port, timeout=30)
+    began = time.perf_counter()
+    try:
+        connection.request("POST" if one.body or one.path == CHAT else "GET", one.path,
+                           one.body or None, {"Content-Type": "application/json"} | one.headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), time.perf_counter() - began
+    finally:
+        connection.close()
+
+
+def test_hostile_bodies_are_refused_at_once_and_disturb_nobody(served: Served) -> None:
+    before = {one.role: one.pid for one in served.engine.client.status().actors}
+    beside = Beside(served)
+    wrong, seconds = [], []
+    for one in HOSTILE:
+        status, body, took = ask(served, one)
+        seconds.append((took, one.name))
+        patience = COMPILING if one.name.startswith("regex") else PATIENCE
+        if not 400 <= status < 500 or took > patience:
+            wrong.append((one.name, one.path, status, round(took, 3), body[:200]))
+    beside.end()
+    assert not wrong
+    assert len(HOSTILE) >= 150 and statistics.median(took for took, _ in seconds) < 0.1
+    assert {one.role: one.pid for one in served.engine.client.status().actors} == before
+
+
+class Beside:
+    """A stream that goes on meanwhile."""
+
+    def __init__(self, served: Served) -> None:
+        self._served, self.tokens, self.error = served, 0, ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        client = self._served.engine.client
+        from actorium.actors.params import SamplingParams
+
+        params = SamplingParams(max_tokens=1000, ignore_eos=True, temperature=0.0)
+        try:
+            while not self._over.is_set():
+                for delta in client.stream("Once upon", params):
+                    self.tokens += len(delta.token_ids)
+                    if self._over.is_set():
+                        break
+        except Exception as error:
+            self.error = repr(error)
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+        assert not self.error and self.tokens > 0
+
+
+def test_a_head_that_trickles_is_cut_off(served: Served) -> None:
+    with socket.create_connection((served.host, served.port)) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+        assert b"408" in _until_closed(sock, 8 * BODY_TIMEOUT)
+
+
+def test_a_body_that_trickles_is_refused(served: Served) -> None:
+    for head in (b"content-length: 100", b"transfer-encoding: chunked"):
+        with socket.create_connection((served.host, served.port)) as sock:
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n\r\n")
+            assert b" 408 " in sock.recv(4096)
+
+
+def test_a_head_without_an_end_is_cut_off(served: Served) -> None:
+    with socket.create_connection((served.host, served.port)) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nx: ")
+        sock.settimeout(10)
+        try:
+            for _ in range(2_000):
+                sock.sendall(b"y" * 10_000)
+        except OSError:
+            return
+        raise AssertionError("20 MB of a head were taken")
+
+
+@pytest.mark.parametrize("bytes_", [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET\r\n\r\n", b"\0" * 100,
+    b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+    b"POST / HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+    b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFF\r\n",
+    b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n"])
+def test_what_is_no_http_ends_the_connection(served: Served, bytes_: bytes) -> None:
+    with socket.create_connection((served.host, served.port)) as sock:
+        sock.sendall(bytes_)
+        assert b" 200 " not in _until_closed(sock, 8 * BODY_TIMEOUT)
+
+
+def _until_closed(sock: socket.socket, seconds: float) -> bytes:
+    sock.settimeout(seconds)
+    found = b""
+    try:
+        while part := sock.recv(65536):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def test_readers_who_do_not_read_cost_little(served: Served) -> None:
+    """Their connections hold a bounded share of what was said, the engine the rest, joined."""
+    pid = next(one.pid for one in served.engine.client.status().actors
+               if one.role == "gateway-0")
+    body = chat(max_tokens=3000, ignore_eos=True, stream=True, n=2, skip_special_tokens=False)
+    head = (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+            % len(body))
+    before, said = _resident(pid), _tokens(served)
+    socks = []
+    for _ in range(4):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect((served.host, served.port))
+        sock.sendall(head + body)
+        socks.append(sock)
+    until = time.monotonic() + 60
+    while _tokens(served) < said + 4 * 2 * 3000:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    grown = _resident(pid) - before
+    for sock in socks:
+        sock.close()
+    assert grown < 24 << 20
+
+
+def _tokens(served: Served) -> float:
+    return next(one.gauges.get("tokens", 0) for one in
+                served.engine.client.status().actors if one.role == "scheduler")
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

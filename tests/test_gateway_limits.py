@@ -1,0 +1,210 @@
+"""Keys and tenants, a full queue, other origins, the probes: over an engine."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from actorium.actors import config as configs
+from actorium.actors.client_link import locate
+from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.engine import Engine
+from actorium.actors.errors import BadConfig
+from actorium.actors.gateway import actor, keys
+from actorium.actors.gateway.cors import Cors
+
+LONG = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+SHORT = LONG | {"max_tokens": 600}
+
+
+class Served(NamedTuple):
+    engine: Engine
+    host: str
+    port: int
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("# ours\nann ann-key\nbob sha256:"
+                    + hashlib.sha256(b"bob-key").hexdigest() + "\n\n")
+    with Engine("", port=0, max_num_seqs=1,
+                max_num_queued_reqs=1, api_keys_file=str(file),
+                admin_key="root-key", cors_origins="https://a.example") as engine:
+        where = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
+        assert where is not None
+        yield Served(engine, where.host, where.port)
+
+
+def ask(served: Served, path: str, body: Any = None, key: str = "ann-key", method: str = "",
+        **headers: str) -> Answer:
+    connection = http.client.HTTPConnection(served.host, served.port, timeout=30)
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        connection.request(method or ("GET" if body is None else "POST"), path,
+                           None if body is None else json.dumps(body),
+                           {"Authorization": f"Bearer {key}"} | given)
+        found = connection.getresponse()
+        raw = found.read()
+        with suppress(ValueError):
+            raw = json.loads(raw)
+        return Answer(found.status, {k.lower(): v for k, v in found.getheaders()}, raw)
+    finally:
+        connection.close()
+
+
+class Stream:
+    """An answer that is being read."""
+
+    def __init__(self, served: Served, body: Any, key: str = "ann-key", **headers: str) -> None:
+        self._connection = http.client.HTTPConnection(served.host, served.port, timeout=30)
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        self._connection.request("POST", "/v1/completions", json.dumps(body),
+                                 {"Authorization": f"Bearer {key}"} | given)
+        self.answer = self._connection.getresponse()
+        assert self.answer.status == 200, self.answer.read()
+
+    def id(self) -> str:
+        """Of the next event."""
+        while not (line := self.answer.readline()).startswith(b"id: "):
+            assert line
+        return line[4:].decode().strip()
+
+    def close(self) -> None:
+        self._connection.close()
+        self.answer.close()
+
+
+def gauges(served: Served) -> dict[str, float]:
+    return next(one.gauges for one in served.engine.client.status().actors
+                if one.role == "scheduler")
+
+
+def idle(served: Served) -> None:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        now = gauges(served)
+        if not now["running"] and not now["waiting"]:
+            return
+        time.sleep(0.02)
+    raise AssertionError("still at work")
+
+
+def test_each_key_opens_and_none_else(served: Served) -> None:
+    assert [ask(served, "/v1/models", key=key).status for key in
+            ("ann-key", "bob-key", "root-key", "nobody", "", "ann")] == [200] * 3 + [401] * 3
+    assert ask(served, "/version", key="").status == 200
+    assert [ask(served, "/flush_cache", {}, key=key).status for key in
+            ("ann-key", "root-key")] == [401, 200]
+
+
+def test_no_key_is_told(served: Served) -> None:
+    told = json.dumps(ask(served, "/server_info", key="root-key").body)
+    assert "root-key" not in told and '"admin_key": "***"' in told
+    assert "root-key" not in json.dumps(served.engine.client.server_info())
+    tree = configs.public(Config(gateway=GatewayConfig(api_key="k1", admin_key="k2")))
+    assert (tree["gateway"]["api_key"], tree["gateway"]["admin_key"]) == ("***", "***")
+    directory = locate(served.engine.name, None, None)
+    assert isinstance(directory, Path)
+    for file in directory.glob("*.log"):
+        assert b"root-key" not in file.read_bytes() and b"ann-key" not in file.read_bytes()
+
+
+def test_prefixes_are_shared_within_a_tenant_alone(served: Served) -> None:
+    body = {"prompt": list(range(100, 400)), "max_tokens": 1}
+    cached = [ask(served, "/v1/completions", body, key=key).body["usage"]["prompt_tokens_details"]
+              ["cached_tokens"] for key in ("ann-key", "bob-key", "ann-key", "bob-key")]
+    assert cached[:2] == [0, 0] and min(cached[2:]) > 200
+
+
+def test_a_tenant_cannot_take_up_what_is_anothers(served: Served) -> None:
+    stream = Stream(served, SHORT, Idempotency_Key="one")
+    mark = stream.id()
+    theirs = ask(served, "/v1/completions", SHORT, key="bob-key", Last_Event_ID=mark)
+    assert (theirs.status, theirs.body["error"]["param"]) == (400, "Last-Event-ID")
+    own = ask(served, "/v1/completions", SHORT | {"max_tokens": 1, "stream": False}, key="bob-key",
+              Idempotency_Key="one")
+    assert own.status == 200 and own.body["usage"]["completion_tokens"] == 1
+    again = Stream(served, SHORT, Last_Event_ID=mark)
+    assert again.id() != mark
+    again.close()
+    stream.close()
+    idle(served)
+
+
+def test_a_full_queue_is_told_with_a_time(served: Served) -> None:
+    streams = [Stream(served, LONG)]
+    streams[0].id()
+    waiting = threading.Thread(target=lambda: streams.append(Stream(served, LONG)))
+    waiting.start()
+    until = time.monotonic() + 10
+    while not gauges(served)["waiting_requests"]:
+        assert time.monotonic() < until
+    found = ask(served, "/v1/completions", LONG)
+    assert found.status == 429
+    assert found.headers["retry-after"] == "1" and found.body["error"]["code"] == "queue_full"
+    streams[0].close()
+    waiting.join()
+    streams[1].close()
+    idle(served)
+
+
+def test_only_origins_that_are_named_may_call(served: Served) -> None:
+    good = ask(served, "/version", Origin="https://a.example")
+    assert good.headers["access-control-allow-origin"] == "https://a.example"
+    bad = ask(served, "/version", Origin="https://evil.example")
+    assert "access-control-allow-origin" not in bad.headers and bad.headers["vary"] == "origin"
+    asked = ask(served, "/v1/completions", key="", method="OPTIONS", Origin="https://a.example",
+                Access_Control_Request_Method="POST")
+    assert asked.status == 204 and "authorization" in asked.headers["access-control-allow-headers"]
+    assert Cors("").headers({b"origin": b"https://a.example"}) == []
+    assert Cors("*").headers({b"origin": b"https://x"})[0][1] == b"*"
+
+
+def test_probes_are_where_they_were_asked_for_and_connections_are_counted(served: Served) -> None:
+    found = ask(served, "/metrics")
+    assert found.status == 404 and "--probe-port" in found.body["error"]["message"]
+    assert ask(served, "/health").body == {"ready": True}
+    with Engine("", port=0, null_worker=True, skip_tokenizer=True, probe_port=0,
+                max_connections=3) as engine:
+        where = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
+        assert where is not None
+        other = Served(engine, where.host, where.port)
+        assert ask(other, "/readyz").body == {"ready": True}
+        assert b"vllm:num_requests_running" in ask(other, "/metrics").body
+        assert ask(other, "/livez").status == 200
+        held = [http.client.HTTPConnection(other.host, other.port) for _ in range(3)]
+        for one in held:
+            one.request("GET", "/version")
+            assert one.getresponse().read()
+        refused = ask(other, "/version")
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert refused.body["error"]["code"] == "too_many_connections"
+        for one in held:
+            one.close()
+
+
+@pytest.mark.parametrize(("text", "what"), [
+    ("ann", "line 1: must be a name and a key"), ("ann a b", "must be a name and a key"),
+    ("# nothing\n", "no key in it"), ("ann sha256:12", "64 hexadecimal"),
+    ("\u00e4nn key-x", "64 ASCII"), ("a" * 65 + " key-x", "64 ASCII")])
+def test_a_wrong_file_of_keys_is_told_without_them(tmp_path: Path, text: str, what: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(BadConfig, match=what) as caught:
+        keys.read(tmp_path / "keys")
+    assert "key-x" not in str(caught.value) and caught.value.param == "gateway.api_keys_file"

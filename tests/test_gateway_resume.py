@@ -1,0 +1,350 @@
+"""Streams that break off and go on: from any event, at any gateway, under an Idempotency-Key."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pytest
+
+from actorium.actors.client_link import locate
+from actorium.actors.client_requests import StreamDelta
+from actorium.actors.engine import Engine
+from actorium.actors.gateway import actor
+from actorium.actors.gateway.deltas import Relay
+from actorium.actors.gateway.replay import Mark, Tracked, parse
+from actorium.actors.messages import TokenLogprob, Usage
+
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}],
+                        "max_tokens": 60, "temperature": 0, "stream": True,
+                        "stream_options": {"include_usage": True}}
+LONG = BODY | {"max_tokens": 3000, "ignore_eos": True}
+MANY = LONG | {"max_tokens": 1000}
+
+
+class Event(NamedTuple):
+    id: str
+    data: str
+
+
+# --- pure: whatever was cut how, and wherever it broke --------------------------------------------
+
+class Script(Relay):
+    """Deltas from a list; `more` takes as many as the draw says."""
+
+    def __init__(self, deltas: list[StreamDelta], draw: random.Random) -> None:
+        self._deltas, self._draw = deltas, draw
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return 7
+
+    async def accepted(self) -> int:
+        return 7
+
+    def more(self) -> list[StreamDelta]:
+        count = self._draw.choice((0, 0, 1, 3))
+        found, self._deltas = self._deltas[:count], self._deltas[count:]
+        return found
+
+    async def __anext__(self) -> StreamDelta:
+        if not self._deltas:
+            raise StopAsyncIteration
+        return self._deltas.pop(0)
+
+    async def aclose(self) -> None:
+        """Nothing is under way."""
+
+
+def script(draw: random.Random, choices: int) -> list[StreamDelta]:
+    """The same request, cut at random."""
+    parts: list[list[StreamDelta]] = []
+    for index in range(choices):
+        tokens = list(range(20 + index))
+        mine: list[StreamDelta] = []
+        while tokens:
+            count = draw.randint(1, 4)
+            new, tokens = tokens[:count], tokens[count:]
+            mine.append(StreamDelta(
+                text="".join(f"<{index}.{t}>" for t in new), token_ids=new, index=index,
+                logprobs=[TokenLogprob(t, -1.0, 1, []) for t in new]))
+        mine.append(StreamDelta(text="", token_ids=[], index=index, finish_reason="stop",
+                                usage=Usage(7, 0, 20 + index)))
+        parts.append(mine)
+    out = []
+    while any(parts):
+        out.append(draw.choice([p for p in parts if p]).pop(0))
+    return out
+
+
+async def events(stream: Tracked) -> AsyncGenerator[bytes, None]:
+    """A route: roles, two events a delta, a last one of usage."""
+    begun: set[int] = set()
+    yield b"data: hello\n\n"
+    async for delta in stream:
+        blob = b""
+        for one in [delta, *stream.more()]:
+            if one.index not in begun:
+                begun.add(one.index)
+                blob += b"data: role %d\n\n" % one.index
+            if one.text:
+                blob += b"data: text %d %b %r\n\n" % (one.index, one.text.encode(), one.token_ids)
+                blob += b"data: probs %d %d\n\n" % (one.index, len(one.logprobs or ()))
+            if one.finish_reason:
+                blob += b"data: end %d %b\n\n" % (one.index, one.finish_reason.encode())
+        yield blob
+    yield b"data: usage\n\n"
+
+
+async def told(stream: Tracked) -> list[Event]:
+    out = []
+    async for blob in events(stream):
+        for one in stream.label(blob).split(b"\n\n")[:-1]:
+            first, _, data = one.decode().partition("\n")
+            out.append(Event(first.removeprefix("id: "), data.removeprefix("data: ")))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_stream_goes_on_after_any_event_whatever_the_deltas(seed: int) -> None:
+    import asyncio
+
+    async def run() -> None:
+        draw = random.Random(seed)
+        choices = 1 + seed % 3
+        first = await told(Tracked(Script(script(draw, choices), draw), "r.d", None))
+        assert len({one.id for one in first}) == len(first)
+        for at in range(len(first)):
+            mark = parse(first[at].id)
+            assert str(mark) == first[at].id
+            again = await told(Tracked(Script(script(draw, choices), draw), "r.d", mark))
+            assert spoken(first[:at + 1] + again, choices) == spoken(first, choices)
+            assert again[-1].data == "usage" if at + 1 < len(first) else again == []
+
+    asyncio.run(run())
+
+
+def spoken(found: list[Event], choices: int) -> list[Any]:
+    """What does not depend on the cutting: roles and ends once, texts and counts as sums."""
+    datas = [one.data for one in found]
+    texts = ["".join(d.split(" ")[2] for d in datas if d.startswith(f"text {i} "))
+             for i in range(choices)]
+    probs = [sum(int(d.split(" ")[2]) for d in datas if d.startswith(f"probs {i} "))
+             for i in range(choices)]
+    others = sorted(d for d in datas if not d.startswith(("text", "probs")))
+    return [texts, probs, others]
+
+
+@pytest.mark.parametrize("text", ["", "1", "r:::", "r::::1", "r:1:0.1:0.1.1:1", "r:1::0.1.1:1;",
+                                  "r:1::" + "0.1.1," * 999 + ":1", "r:1::0.1.1:-1", "\u0660:::0:1",
+                                  "r:1::0.1." + "9" * 400 + ":1", "r:\n:::1"])
+def test_what_is_no_id_is_refused(text: str) -> None:
+    from actorium.actors.gateway.errors import HttpError
+
+    if text == "r::::1":
+        assert parse(text) == Mark("r", None, [], [], 1)
+        return
+    with pytest.raises(HttpError):
+        parse(text)
+
+
+# --- whole engines --------------------------------------------------------------------------------
+
+class Served(NamedTuple):
+    engine: Engine
+    host: str
+    port: int
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Engine("", port=0, max_num_seqs=16, resume_grace=4.0, retain=20.0) as engine:
+        yield _served(engine)
+
+
+def _served(engine: Engine) -> Served:
+    where = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
+    assert where is not None
+    return Served(engine, where.host, where.port)
+
+
+def open_(served: Served, body: dict[str, Any], path: str = "/v1/chat/completions",
+          **headers: str) -> Any:
+    ask = urllib.request.Request(
+        f"http://{served.host}:{served.port}{path}", json.dumps(body).encode(),
+        {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()})
+    return urllib.request.urlopen(ask, timeout=60)
+
+
+def read(answer: Any, most: int = 10**9) -> list[Event]:
+    """Events until [DONE], or so many, or the end."""
+    out: list[Event] = []
+    name = ""
+    for line in answer:
+        text = line.decode().rstrip("\n")
+        if text.startswith("id: "):
+            name = text[4:]
+        elif text == "data: [DONE]":
+            break
+        elif text.startswith("data: "):
+            out.append(Event(name, text[6:]))
+            if len(out) >= most:
+                break
+    return out
+
+
+def said(found: list[Event]) -> str:
+    return "".join(choice["delta"].get("content") or "" for one in found
+                   for choice in json.loads(one.data)["choices"])
+
+
+def refused(call: Any) -> tuple[int, Any]:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        call()
+    return caught.value.code, json.loads(caught.value.read())["error"]
+
+
+def test_a_request_under_a_key_is_done_once(served: Served) -> None:
+    body = {k: v for k, v in BODY.items() if not k.startswith("stream")} | {"temperature": 1.0}
+    first, second = (json.load(open_(served, body, Idempotency_Key="a")) for _ in range(2))
+    assert first["choices"] == second["choices"] and first["id"] == second["id"]
+    other = json.load(open_(served, body, Idempotency_Key="b"))
+    assert other["choices"] != first["choices"]
+    code, error = refused(lambda: open_(served, body | {"seed": 1}, Idempotency_Key="a"))
+    assert code in (400, 422) and error["type"] == "invalid_request_error"
+    code, _ = refused(lambda: open_(served, body, Idempotency_Key="x" * 300))
+    assert code == 400
+
+
+def test_who_comes_while_it_runs_joins(served: Served) -> None:
+    body = LONG | {"temperature": 1.0, "max_tokens": 400}
+    found: list[list[Event]] = [[], []]
+
+    def run(number: int) -> None:
+        with open_(served, body, Idempotency_Key="join") as answer:
+            found[number] = read(answer)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said(found[0]) == said(found[1]) and len(said(found[0])) > 100
+
+
+def test_a_broken_stream_under_a_key_goes_on(served: Served) -> None:
+    body = LONG | {"temperature": 1.0, "max_tokens": 500, "n": 2}
+    with open_(served, body, Idempotency_Key="go") as answer:
+        begun = read(answer, 40)
+    with open_(served, body, Idempotency_Key="go", Last_Event_ID=begun[-1].id) as answer:
+        rest = read(answer)
+    with open_(served, body, Idempotency_Key="go") as answer:
+        whole = read(answer)
+    for index in range(2):
+        mine, all_ = ("".join(c["delta"].get("content") or "" for one in events_
+                              for c in json.loads(one.data)["choices"] if c["index"] == index)
+                      for events_ in (begun + rest, whole))
+        assert mine == all_
+    usage = [json.loads(events_[-1].data)["usage"] for events_ in (rest, whole)]
+    assert usage[0] == usage[1] and usage[0]["completion_tokens"] == 1000
+    code, error = refused(lambda: open_(served, body | {"seed": 2}, Last_Event_ID=begun[-1].id))
+    assert (code, error["param"]) == (400, "Last-Event-ID")
+
+
+def test_without_a_key_a_request_ends_with_its_connection(served: Served) -> None:
+    with open_(served, LONG) as answer:
+        begun = read(answer, 5)
+    _until(lambda: running(served) == 0)
+    code, error = refused(lambda: open_(served, LONG, Last_Event_ID=begun[-1].id))
+    assert (code, error["code"]) == (404, "unknown_request")
+
+
+def test_with_a_key_it_ends_after_the_grace(served: Served) -> None:
+    with open_(served, LONG | {"max_tokens": 4000}, Idempotency_Key="late") as answer:
+        read(answer, 5)
+    time.sleep(0.3)  # well within the grace
+    assert running(served) == 1
+    _until(lambda: running(served) == 0)
+
+
+def running(served: Served) -> int:
+    status = served.engine.client.status()
+    return sum(int(one.gauges.get("running", 0)) for one in status.actors)
+
+
+def _until(true: Any, seconds: float = 15.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def pids(served: Served, role: str = "gateway") -> dict[str, int]:
+    status = served.engine.client.status()
+    return {one.role: one.pid for one in status.actors if one.role.startswith(role)}
+
+
+def test_a_killed_gateway_comes_back_and_its_streams_go_on(served: Served) -> None:
+    before = pids(served)["gateway-0"]
+    with open_(served, MANY) as answer:
+        begun = read(answer, 10)
+        os.kill(before, signal.SIGKILL)
+        with suppress(OSError):
+            begun += read(answer)
+    rest = _again(served, MANY, begun[-1].id)
+    assert pids(served)["gateway-0"] != before
+    with open_(served, MANY) as answer:
+        assert said(begun + rest) == said(read(answer))
+    assert len(rest) > 10 and len({json.loads(one.data)["id"] for one in begun + rest}) == 1
+
+
+def _again(served: Served, body: dict[str, Any], last: str) -> list[Event]:
+    until = time.monotonic() + 20
+    while True:
+        try:
+            with open_(served, body, Last_Event_ID=last) as answer:
+                return read(answer)
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def test_two_gateways_at_one_port() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with Engine("", port=port, gateways=2, max_num_seqs=16, resume_grace=200.0) as engine:
+        served = _served(engine)
+        streams = [open_(served, MANY) for _ in range(8)]
+        begun = [read(one, 3) for one in streams]
+        gauges = {one.role: one.gauges for one in engine.client.status().actors}
+        victim = pids(served)["gateway-0"]
+        _until(lambda: all(one.gauges.get("http_requests", 0) > 0 for one in
+                           engine.client.status().actors if one.role.startswith("gateway")))
+        assert set(gauges) >= {"gateway-0", "gateway-1"}
+        os.kill(victim, signal.SIGKILL)
+        whole = [_rest(served, one, events_) for one, events_ in
+                 zip(streams, begun, strict=True)]
+        broken = [one for one in whole if one[1]]
+        assert 0 < len(broken) < len(streams)
+        assert len({text for text, _ in whole}) == 1
+
+
+def _rest(served: Served, answer: Any, begun: list[Event]) -> tuple[str, bool]:
+    with suppress(OSError):
+        begun += read(answer)
+    if '"choices":[]' in begun[-1].data:
+        return said(begun), False
+    return said(begun + _again(served, MANY, begun[-1].id)), True

@@ -1,0 +1,90 @@
+"""Deltas as routes read them: who lags behind is told several tokens at once, and all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from actorium.actors.client_requests import StreamDelta
+from actorium.actors.errors import QueueFull
+from actorium.actors.gateway.answers import Running
+from actorium.actors.gateway.streams import merged, together
+from actorium.actors.messages import TokenLogprob, Usage
+
+
+class Bursts:
+    """A stream whose deltas come in bursts; raises `error` at its end."""
+
+    def __init__(self, bursts: list[list[StreamDelta]], error: Exception | None = None) -> None:
+        self._bursts, self._ready, self._error = list(bursts), list[StreamDelta](), error
+
+    def more(self) -> list[StreamDelta]:
+        found, self._ready = self._ready, []
+        return found
+
+    def __aiter__(self) -> AsyncIterator[StreamDelta]:
+        return self
+
+    async def __anext__(self) -> StreamDelta:
+        await asyncio.sleep(0)
+        if not self._bursts:
+            if self._error is not None:
+                raise self._error
+            raise StopAsyncIteration
+        first, *self._ready = self._bursts.pop(0)
+        return first
+
+
+def delta(text: str, index: int = 0, end: bool = False) -> StreamDelta:
+    """One token, or the end of a choice."""
+    if end:
+        return StreamDelta(text=text, token_ids=[], index=index, finish_reason="stop",
+                           usage=Usage(3, 0, 9))
+    return StreamDelta(text=text, token_ids=[ord(text)], index=index,
+                       logprobs=[TokenLogprob(ord(text), -1.0, 1, [])])
+
+
+async def read(stream: Any) -> list[list[StreamDelta]]:
+    return [several async for several in stream]
+
+
+def test_a_burst_is_one_delta_of_each_choice() -> None:
+    bursts = [[delta("a")], [delta("b"), delta("x", 1), delta("c"), delta("y", 1)],
+              [delta("d"), delta("", 0, end=True)], [delta("", 1, end=True)]]
+    got = asyncio.run(read(together(Bursts(bursts))))  # type: ignore[arg-type]
+    assert [[(one.index, one.text) for one in several] for several in got] == \
+        [[(0, "a")], [(0, "bc"), (1, "xy")], [(0, "d")], [(1, "")]]
+    burst = got[1][0]
+    assert burst.token_ids == [ord("b"), ord("c")] and len(burst.logprobs or ()) == 2
+    assert got[2][0].finish_reason == "stop" and got[2][0].usage == Usage(3, 0, 9)
+
+
+def test_running_counts_end_with_the_engines_own() -> None:
+    counts = Running(3)
+    assert (counts.usage().prompt_tokens, counts.usage().completion_tokens) == (3, 0)
+    for one, want in ((delta("a"), 1), (delta("b", 1), 2), (delta("c"), 3),
+                      (delta("", 0, end=True), 10), (delta("d", 1), 11)):
+        counts.add(one)
+        assert (counts.usage().prompt_tokens, counts.usage().completion_tokens) == (3, want)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_streams_side_by_side_tell_all(number: int) -> None:
+    streams: Any = [Bursts([[delta(c) for c in text] for text in ("ab", "c", "def")])
+                    for _ in range(number)]
+    said = [""] * number
+    for several in asyncio.run(read(merged(streams))):
+        for which, one in several:
+            said[which] += one.text
+    assert said == ["abcdef"] * number
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_an_error_of_one_ends_all(number: int) -> None:
+    streams: Any = [Bursts([[delta("a")]] * 50) for _ in range(number - 1)]
+    streams.append(Bursts([[delta("a")]], QueueFull("full")))
+    with pytest.raises(QueueFull):
+        asyncio.run(read(merged(streams)))

@@ -1,0 +1,191 @@
+"""Tools and reasoning in chats: streamed and whole answers say the same, as openai reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from helpers_gateway import Scripted, scripted_client
+
+from actorium.actors.gateway.parsing import Parsing, opens_thinking
+
+HERMES = "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
+QWEN3 = ("{{ messages[0].content }}<tool_call>{% if add_generation_prompt %}<|im_start|>assistant\n"
+         "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+         "{% endif %}{% endif %}")
+QWEN35 = ("{{ messages[0].content }}<function={% if add_generation_prompt %}<|im_start|>assistant\n"
+          "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+          "{% else %}<think>\n{% endif %}{% endif %}")
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {
+    "type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}}}
+OTHER = {"type": "function", "function": {"name": "clock"}}
+USER = [{"role": "user", "content": "How is it in Riga?"}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Riga"}}\n</tool_call>'
+
+
+async def both(client: openai.AsyncOpenAI, **ask: Any) -> tuple[Any, dict[str, Any]]:
+    """The whole answer's first choice, and the stream's, put together."""
+    whole = await client.chat.completions.create(model="demo", messages=USER, **ask)
+    got: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "finish": None}
+    stream = await client.chat.completions.create(model="demo", messages=USER, stream=True, **ask)
+    async for chunk in stream:
+        for choice in chunk.choices:
+            if choice.index:
+                continue
+            said = choice.delta
+            got["content"] += said.content or ""
+            got["reasoning"] += getattr(said, "reasoning_content", None) or ""
+            for call in said.tool_calls or ():
+                if call.id:
+                    assert call.index == len(got["calls"]) and call.function.name
+                    got["calls"].append([call.function.name, ""])
+                got["calls"][call.index][1] += call.function.arguments or ""
+            got["finish"] = choice.finish_reason or got["finish"]
+    return whole.choices[0], got
+
+
+def check(choice: Any, got: dict[str, Any]) -> None:
+    """Streamed and whole say the same."""
+    message = choice.message
+    assert got["content"] == (message.content or "")
+    assert got["reasoning"] == (getattr(message, "reasoning_content", None) or "")
+    assert got["calls"] == [[call.function.name, call.function.arguments]
+                            for call in message.tool_calls or ()]
+    assert got["finish"] == choice.finish_reason
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_are_told_apart(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    script = Scripted([f"Let me look.\n{CALL}\n{CALL}"], seed, HERMES)
+    client = scripted_client(monkeypatch, script)
+    choice, got = asyncio.run(both(client, tools=[TOOL, OTHER]))
+    check(choice, got)
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me look."
+    assert got["calls"] == [["weather", '{"place": "Riga"}']] * 2
+    assert [tool["function"]["name"] for tool in script.asked[0].tools] == ["weather", "clock"]
+
+
+def test_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = scripted_client(monkeypatch, Scripted([CALL + CALL], 1, HERMES))
+    choice, got = asyncio.run(both(client, tools=[TOOL], parallel_tool_calls=False))
+    check(choice, got)
+    assert len(got["calls"]) == 1 and choice.finish_reason == "tool_calls"
+
+
+def test_without_tools_a_call_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ask in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        script = Scripted([CALL], 2, HERMES)
+        choice, got = asyncio.run(both(scripted_client(monkeypatch, script), **ask))
+        check(choice, got)
+        assert choice.message.content == CALL and choice.finish_reason == "stop"
+        assert script.asked[0].tools == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reasoning_is_told_apart(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    text = f"<think>\nThe place\nis Riga.\n</think>\n\nOne moment. {CALL}"
+    client = scripted_client(monkeypatch, Scripted([text], seed, QWEN3))
+    choice, got = asyncio.run(both(client, tools=[TOOL]))
+    check(choice, got)
+    assert got["reasoning"] == "The place\nis Riga." and got["content"] == "One moment."
+    assert [name for name, _ in got["calls"]] == ["weather"]
+    hidden = asyncio.run(both(client, extra_body={"include_reasoning": False}))
+    check(*hidden)
+    assert hidden[1]["reasoning"] == "" and hidden[1]["content"].startswith("One moment.")
+    plain = asyncio.run(both(client, extra_body={"separate_reasoning": False}))
+    check(*plain)
+    assert plain[1]["content"] == text
+
+
+def test_a_prompt_may_open_the_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = scripted_client(monkeypatch, Scripted(["hm\n</think>\n\nYes."], 3, QWEN35))
+    choice, got = asyncio.run(both(client))
+    check(choice, got)
+    assert (got["reasoning"], got["content"]) == ("hm", "Yes.")
+    client = scripted_client(monkeypatch, Scripted(["Yes."], 3, QWEN35))
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    choice, got = asyncio.run(both(client, extra_body=off))
+    check(choice, got)
+    assert (got["reasoning"], got["content"]) == ("", "Yes.")
+
+
+def test_a_call_can_be_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [{"name": "weather", "arguments": {"place": "Riga"}}, {"name": "clock",
+                                                                  "arguments": {}}]
+    script = Scripted([json.dumps(calls)], 4)
+    choice, got = asyncio.run(both(scripted_client(monkeypatch, script), tools=[TOOL, OTHER],
+                                   tool_choice="required"))
+    check(choice, got)
+    assert got["calls"] == [["weather", '{"place": "Riga"}'], ["clock", "{}"]]
+    assert choice.finish_reason == "tool_calls"
+    params = script.asked[0].params
+    assert params is not None and params.structured is not None
+    schema = json.loads(params.structured.json_schema or "")
+    assert schema["minItems"] == 1 and len(schema["items"]["anyOf"]) == 2
+
+
+def test_a_function_can_be_demanded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted(['{"place": "Riga"}'], 5)
+    choice, got = asyncio.run(both(
+        scripted_client(monkeypatch, script), tools=[TOOL, OTHER],
+        tool_choice={"type": "function", "function": {"name": "weather"}}))
+    check(choice, got)
+    assert got["calls"] == [["weather", '{"place": "Riga"}']]
+    params = script.asked[0].params
+    assert params is not None and params.structured is not None
+    assert json.loads(params.structured.json_schema or "") == TOOL["function"]["parameters"]
+
+
+def test_earlier_calls_go_to_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted(["Fine."], 6, HERMES)
+    talk: Any = [*USER, {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "12 C"}]}]
+    client = scripted_client(monkeypatch, script)
+    asyncio.run(client.chat.completions.create(model="demo", messages=talk))
+    turns = script.asked[0].messages or []
+    assert [turn.role for turn in turns] == ["user", "assistant", "tool"]
+    assert turns[1].tool_calls[0].name == "weather" and turns[1].content == ""
+    assert (turns[2].tool_call_id, turns[2].content) == ("c1", "12 C")
+
+
+@pytest.mark.parametrize(("ask", "field"), [
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+     "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+     "tool_choice"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"response_format": {"type": "yaml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "extra_body": {"regex": "a"}}, "regex"),
+])
+def test_what_does_not_fit_together_is_refused(monkeypatch: pytest.MonkeyPatch,
+                                               ask: dict[str, Any], field: str) -> None:
+    client = scripted_client(monkeypatch, Scripted([""]))
+    with pytest.raises(openai.BadRequestError) as caught:
+        asyncio.run(client.chat.completions.create(model="demo", messages=USER,  # type: ignore
+                                                   **ask))
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(("template", "tools", "reasoning"), [
+    (HERMES, "hermes", "none"), (QWEN3, "hermes", "qwen3"), (QWEN35, "qwen3_coder", "qwen3"),
+    ("{{ '<|python_tag|>' }}", "llama3_json", "none"), ("{{ messages }}", "none", "none"),
+    (None, "none", "none"),
+])
+def test_the_template_tells_the_formats(template: str | None, tools: str, reasoning: str) -> None:
+    found = Parsing("auto", "auto", template)
+    assert (found.tools, found.reasoning) == (tools, reasoning)
+    assert Parsing("none", "none", template).tools == "none"
+
+
+def test_the_template_itself_says_whether_it_opens_the_reasoning() -> None:
+    assert not opens_thinking(QWEN3, {}) and not opens_thinking(QWEN3, {"enable_thinking": False})
+    assert opens_thinking(QWEN35, {}) and not opens_thinking(QWEN35, {"enable_thinking": False})
+    assert not opens_thinking("{{ raise_exception('x') }}<think>", {})

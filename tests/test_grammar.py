@@ -1,0 +1,160 @@
+"""Grammars: what they let through, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+import actorium
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.grammar import Matcher, Vocabulary, grammar_of
+from actorium.actors.params import SamplingParams, Structured
+from actorium.actors.tokenizer.defaults import ModelFacts
+from actorium.actors.tokenizer.structured import Grammars
+
+MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
+SIZE, EOS = 1920, 2
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(MODEL / "tokenizer.json", SIZE, [EOS])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+
+
+def allowed(bits: Any) -> list[int]:
+    found = np.unpackbits(bits.view(np.uint8), bitorder="little")[:SIZE]
+    return [int(token) for token in np.flatnonzero(found)]
+
+
+def walk(matcher: Matcher, seed: int, most: int = 300) -> list[int]:
+    """Tokens drawn at random among those allowed; the end as soon as it may come after 30."""
+    draw, tokens = random.Random(seed), list[int]()
+    while len(tokens) < most:
+        ids = allowed(matcher.masks([])[0])
+        token = EOS if EOS in ids and (len(ids) == 1 or len(tokens) > 30) else draw.choice(ids)
+        tokens.append(token)
+        assert matcher.take([token]), matcher.error
+        if token == EOS:
+            break
+    return tokens
+
+
+SCHEMA = {"type": "object", "properties": {
+    "name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0,
+                                                       "maximum": 120},
+    "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}},
+    "required": ["name", "age"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_schema_lets_through_is_what_it_describes(vocabulary: Vocabulary,
+                                                         tokenizer: Tokenizer, seed: int) -> None:
+    wanted = Structured(json_schema=json.dumps(SCHEMA))
+    matcher = vocabulary.matcher(grammar_of(wanted))
+    tokens = walk(matcher, seed)
+    assert tokens[-1] == EOS and matcher.over and not matcher.error
+    value = json.loads(tokenizer.decode(tokens))
+    assert set(value) <= {"name", "age", "tags"} and {"name", "age"} <= set(value)
+    assert isinstance(value["age"], int) and 0 <= value["age"] <= 120 and len(value["name"]) <= 8
+    assert set(value.get("tags", [])) <= {"a", "b"}
+
+
+@pytest.mark.parametrize(("wanted", "pattern"), [
+    (Structured(regex="[a-c]{3}-[0-9]{2}"), r"[a-c]{3}-[0-9]{2}"),
+    (Structured(choice=["yes", 'no "\n', "m\u00fcsli"]), 'yes|no "\n|m\u00fcsli'),
+    (Structured(grammar='root ::= "a" b+ "."\nb ::= "x" | "y"'), r"a[xy]+\."),
+    (Structured(grammar='start: "v" DIGITS\nDIGITS: /[0-9]{4}/'), r"v[0-9]{4}"),
+])
+def test_the_other_kinds(vocabulary: Vocabulary, tokenizer: Tokenizer, wanted: Structured,
+                         pattern: str) -> None:
+    for seed in range(3):
+        tokens = walk(vocabulary.matcher(grammar_of(wanted)), seed)
+        assert tokens[-1] == EOS
+        assert re.fullmatch(pattern, tokenizer.decode(tokens)), tokenizer.decode(tokens)
+
+
+def test_any_object(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    matcher = vocabulary.matcher(grammar_of(Structured(json_object=True)))
+    assert matcher.take(tokenizer.encode('{"a": [1, {"b": null}]}').ids)
+    assert EOS in allowed(matcher.masks([])[0])
+
+
+def test_masks_of_drafts_are_those_of_the_tokens(vocabulary: Vocabulary,
+                                                 tokenizer: Tokenizer) -> None:
+    grammar = grammar_of(Structured(json_schema=json.dumps(SCHEMA)))
+    tokens = walk(vocabulary.matcher(grammar), 3)
+    for k in (1, 2, 4):
+        ahead, step = vocabulary.matcher(grammar), vocabulary.matcher(grammar)
+        for at in range(0, len(tokens) - 1, k):
+            drafts = tokens[at:at + k]
+            found = ahead.masks(drafts)
+            for bits, token in zip(found, drafts, strict=False):
+                assert np.array_equal(bits, step.masks([])[0])
+                assert step.take([token])
+            assert ahead.take(drafts)
+            assert ahead.consumed == step.consumed
+
+
+def test_a_draft_that_is_forbidden_ends_the_window(vocabulary: Vocabulary,
+                                                   tokenizer: Tokenizer) -> None:
+    matcher = vocabulary.matcher(grammar_of(Structured(regex="abc")))
+    ids = tokenizer.encode("abc").ids
+    wrong = tokenizer.encode("z").ids
+    assert len(matcher.masks([*wrong, *ids])) == 1
+    assert len(matcher.masks([ids[0], *wrong])) == 2
+    assert matcher.take(ids) and matcher.over
+    assert allowed(matcher.masks([])[0]) == [EOS]
+    assert matcher.take([EOS, EOS]) and not matcher.error
+
+
+def test_a_token_that_is_forbidden_is_an_error(vocabulary: Vocabulary,
+                                               tokenizer: Tokenizer) -> None:
+    matcher = vocabulary.matcher(grammar_of(Structured(regex="abc")))
+    assert not matcher.take(tokenizer.encode("z").ids)
+    assert matcher.error
+
+
+@pytest.mark.parametrize("wanted", [
+    Structured(json_schema="{"), Structured(json_schema='{"type": "foo"}'),
+    Structured(json_schema="[]"), Structured(regex="("), Structured(regex="a(?=b)"),
+    Structured(grammar="start: nothing"), Structured(grammar="root ::= ("),
+    Structured(json_schema='{"$ref": "#/$defs/x"}'),
+    Structured(json_schema='{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}'),
+    Structured(json_schema='{"properties": {"a": ' * 150 + "{}" + "}}" * 150),
+])
+def test_what_is_no_grammar_is_refused(wanted: Structured) -> None:
+    facts = ModelFacts(SIZE, 4096, (EOS,), {}, True)
+    with pytest.raises(InvalidRequest) as caught:
+        Grammars(MODEL, facts).grammar(wanted)
+    assert caught.value.param == "structured" and caught.value.message.startswith("structured: ")
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("wanted", [
+    Structured(), Structured(regex="a", json_object=True), Structured(regex="a" * 70_000),
+    Structured(choice=["a", ""]), Structured(choice=["a"] * 1025),
+])
+def test_a_request_asks_for_exactly_one_thing_of_some_size(wanted: Structured) -> None:
+    with pytest.raises(ValueError, match="^structured: "):
+        SamplingParams(structured=wanted).check()
+    with pytest.raises(ValueError, match="^min_tokens: "):
+        SamplingParams(structured=Structured(regex="a"), min_tokens=2).check()
+
+
+def test_an_engine_without_tokenizer_or_end_has_none() -> None:
+    for facts, why in ((ModelFacts(SIZE, 4096, (EOS,), {}, False), "tokenizer"),
+                       (ModelFacts(SIZE, 4096, (), {}, True), "end-of-sequence")):
+        with pytest.raises(InvalidRequest, match=why):
+            Grammars(MODEL, facts).grammar(Structured(regex="a"))

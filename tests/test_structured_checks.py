@@ -1,0 +1,156 @@
+"""Grammars are checked in a process that is killed where one takes too long; nobody else waits."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_masking import EOS, MODEL, SIZE
+from helpers_text import context, loaded
+
+from actorium.actors import models
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.messages import Abort, Accepted, Cancel, Generate, Rejected, Submit
+from actorium.actors.params import SamplingParams, Structured
+from actorium.actors.tokenizer import checker as checkers
+from actorium.actors.tokenizer.checker import Checker
+from actorium.actors.tokenizer.core import TokenizerCore
+
+SLOW = Structured(grammar="root ::= r0\n" + "\n".join(
+    f'r{i} ::= "a" r{i + 1}*' for i in range(2500)) + '\nr2500 ::= "b"')
+"""Takes a quarter of a minute."""
+CLIENT, NOW = b"client", 1000.0
+
+
+@pytest.fixture
+def checker() -> Iterator[Checker]:
+    made = Checker(MODEL / "tokenizer.json", SIZE, [EOS])
+    yield made
+    made.close()
+
+
+def test_a_grammar_that_takes_too_long_is_refused(checker: Checker) -> None:
+    assert "[ab]" in checker.check(Structured(regex="[ab]"))
+    first = checker._process
+    with pytest.raises(InvalidRequest, match="takes more than 1 s or 4 GiB to compile"):
+        checker.check(SLOW)
+    assert first is not None and first.returncode is not None, "it is dead"
+    assert "[cd]" in checker.check(Structured(regex="[cd]")), "there is another one"
+    with pytest.raises(InvalidRequest, match="does not compile"):
+        checker.check(Structured(regex="("))
+    assert checker.check(Structured(choice=["\U0001f600", 'a"b']))
+
+
+def test_a_process_that_does_not_answer_is_killed(checker: Checker,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    checker.check(Structured(regex="a"))
+    assert checker._process is not None
+    pid = checker._process.pid
+    monkeypatch.setattr(checkers, "PATIENCE", 0.2)
+    os.kill(pid, 19)  # SIGSTOP
+    with pytest.raises(InvalidRequest, match="takes more than"):
+        checker.check(Structured(regex="b"))
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_process_that_has_died_is_replaced(checker: Checker) -> None:
+    checker.check(Structured(regex="a"))
+    assert checker._process is not None
+    checker._process.kill()
+    checker._process.wait()
+    assert "b{3}" in checker.check(Structured(regex="b{3}"))
+
+
+class Asked:
+    """A tokenizer's core that is woken by others."""
+
+    def __init__(self) -> None:
+        self.core = loaded(TokenizerCore(context(models.resolve(""))))
+        self.woken = threading.Semaphore(0)
+        self.core.on_start(lambda: self.woken.release())
+
+    def tell(self, message: Any) -> list[Any]:
+        self.core.on_client(CLIENT, message, NOW)
+        return self.wake()
+
+    def wake(self) -> list[Any]:
+        return [send.message for send in self.core.on_wake(NOW)]
+
+    def later(self) -> list[Any]:
+        """What is said when somebody else has woken the core."""
+        assert self.woken.acquire(timeout=60)
+        return self.wake()
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    made = Asked()
+    yield made
+    assert made.core._model is not None
+    made.core._model.grammars.close()
+
+
+def generate(rid: str, wanted: Structured | None) -> Generate:
+    return Generate(rid, SamplingParams(structured=wanted, max_tokens=4), text="a")
+
+
+def test_others_are_answered_meanwhile(asked: Asked) -> None:
+    assert asked.tell(generate("slow", SLOW)) == []
+    assert asked.tell(generate("good", Structured(regex="a"))) == []
+    submit, accepted = asked.tell(generate("plain", None))
+    assert isinstance(submit, Submit) and isinstance(accepted, Accepted)
+    assert not asked.core.done, "two wait"
+    (refused,) = asked.later()
+    assert isinstance(refused, Rejected) and "takes more than" in refused.message
+    assert (refused.rid, refused.param, refused.code) == ("slow", "structured", "invalid_request")
+    assert not asked.core.done
+    submit, accepted = asked.later()
+    assert isinstance(submit, Submit) and asked.core.done
+
+
+def test_what_is_known_is_answered_at_once(asked: Asked) -> None:
+    wanted = Structured(regex="[xy]")
+    assert asked.tell(generate("one", wanted)) == [] and asked.tell(generate("two", wanted)) == []
+    first = asked.later()
+    assert [m.rid for m in first if isinstance(m, Submit)] == ["one", "two"]
+    submit, accepted = asked.tell(generate("three", wanted))
+    assert isinstance(submit, Submit) and "[xy]" in submit.grammar
+    (refused,) = asked.tell(generate("four", Structured(regex="a" * 70_000)))
+    assert isinstance(refused, Rejected) and "exceed the limit" in refused.message
+
+
+def test_a_request_that_is_aborted_while_it_waits_is_never_sent(asked: Asked) -> None:
+    assert asked.tell(generate("gone", Structured(regex="[pq]"))) == []
+    (cancel,) = asked.tell(Abort("gone"))
+    assert isinstance(cancel, Cancel)
+    assert asked.later() == [] and asked.core.done
+
+
+def test_more_grammars_at_once_than_are_kept(asked: Asked,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actorium.actors.tokenizer.structured.KEPT", 2)
+    for number in range(8):
+        assert asked.tell(generate(str(number), Structured(regex=f"x{{{number + 1}}}"))) == []
+    said: list[Any] = []
+    while len(said) < 16:
+        said += asked.later()
+    assert {m.rid for m in said if isinstance(m, Submit)} == {str(n) for n in range(8)}
+
+
+def test_a_checker_that_cannot_be_started_is_told_once(asked: Asked,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Checker, wanted: Structured) -> str:
+        raise OSError("no more processes")
+
+    wanted = Structured(regex="k")
+    with monkeypatch.context() as patch:
+        patch.setattr(Checker, "check", fails)
+        assert asked.tell(generate("one", wanted)) == []
+        (refused,) = asked.later()
+        assert refused.message == "structured: grammars cannot be checked: no more processes"
+    assert asked.tell(generate("two", wanted)) == []
+    assert [type(message) for message in asked.later()] == [Submit, Accepted]

@@ -1,0 +1,325 @@
+"""The Triton sampling kernels against their references, in the interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers_compile import compiled
+from helpers_sampling import MIXTURES, drawn_as_reference, resident, slots_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_sampling_philox import KNOWN
+
+from actorium.gpu import tables as own_tables
+from actorium.kernels import philox as philox_reference
+from actorium.kernels import record as columns
+from actorium.kernels import sampling
+from actorium.kernels.logprobs import torch_logprobs
+from actorium.kernels.record import Layout, Progress
+from actorium.kernels.sampling import PROMPT_BIT
+from actorium.kernels.sampling_ops import TorchSampling, select_sampling
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter; a CUDA "
+                                "device runs test_triton_sampling_gpu.py")
+INF = float("inf")
+KINDS = ("random", "flat", "peaked", "huge", "masked", "ties", "steps")
+
+
+def logits_of(kind: str, rows: int, vocab: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, vocab, generator=generator)
+    if kind == "flat":
+        x.fill_(0.25)
+    elif kind == "peaked":
+        x = x * 12
+    elif kind == "huge":
+        x = torch.where(x > 0.5, 1e30, torch.where(x < -0.5, -1e30, x))
+    elif kind == "masked":
+        x[torch.rand(rows, vocab, generator=generator) < 0.9] = -INF
+        x[:, vocab // 2] = -1.0
+    elif kind == "ties":
+        x = (x * 2).round()
+    elif kind == "steps":
+        x = -torch.arange(vocab).float().expand(rows, vocab) * 0.01 + 3.0
+    return x.contiguous()
+
+
+# --- uniform numbers ------------------------------------------------------------------------------
+
+def test_philox_known_answers_and_uniform_numbers() -> None:
+    from actorium.kernels.triton.philox import philox, uniform
+
+    words = torch.tensor([[*row[0], *row[1]] for row in KNOWN]).t().contiguous()
+    assert [tuple(row) for row in philox(words).t().tolist()] == [row[2] for row in KNOWN]
+    rng = np.random.default_rng(0)
+    seeds = torch.from_numpy(rng.integers(-2**31, 2**31, (2, 300)).astype(np.int32))
+    where = torch.from_numpy(rng.integers(0, 2**31, 300).astype(np.int32))
+    want = philox_reference.uniform(seeds[0].long(), seeds[1].long(), where.long())
+    assert torch.equal(uniform(seeds[0], seeds[1], where), want)
+    assert len(uniform(seeds[0, :0], seeds[0, :0], seeds[0, :0])) == 0
+
+
+def test_the_record_is_that_of_the_tables() -> None:
+    names = [name for name in dir(columns) if name.isupper()]
+    assert len(names) == columns.WIDTH + 1
+    assert [getattr(own_tables, n) for n in names] == [getattr(columns, n) for n in names]
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+@settings(max_examples=24, deadline=None)
+@given(st.data())
+def test_choice_is_that_of_the_reference(data: st.DataObject) -> None:
+    from actorium.kernels.triton.draw import choose
+
+    vocab = data.draw(st.sampled_from((1, 33, 33, 1000, 4099)))
+    rows = data.draw(st.lists(st.sampled_from(MIXTURES), max_size=5 if vocab < 4099 else 2))
+    logits = logits_of(data.draw(st.sampled_from(KINDS)), len(rows), vocab,
+                       data.draw(st.integers(0, 99)))
+    tables = resident(rows, vocab)
+    slots, positions = slots_of(len(rows))
+    # With little room most rows are read again instead of being gathered.
+    room = data.draw(st.sampled_from((8, 2048)))
+    got = choose(logits, slots, positions, tables, True, True, room)
+    assert got.dtype == torch.int64 and got.shape == (len(rows),)
+    drawn_as_reference(got, logits, tables)
+
+
+@pytest.mark.parametrize("room", [16, 2048])
+def test_every_mixture_in_one_batch(room: int) -> None:
+    from actorium.kernels.triton.draw import choose
+
+    logits, tables = logits_of("random", len(MIXTURES), 600, 1) * 3, resident(MIXTURES, 600)
+    got = choose(logits, *slots_of(len(MIXTURES)), tables, True, True, room)
+    drawn_as_reference(got, logits, tables)
+
+
+@pytest.mark.parametrize("kept", [16, 17, 24])
+def test_candidates_that_just_fit_and_that_do_not(kept: int) -> None:
+    from actorium.kernels.triton.draw import choose
+
+    logits = torch.full((8, 300), -9.0)
+    logits[:, 7:7 * kept + 1:7] = torch.arange(kept) * 0.01
+    tables = resident([{"top_k": kept}] * 4 + [{"min_p": 0.5}] * 4, 300)
+    drawn_as_reference(choose(logits, *slots_of(8), tables, True, True, 16), logits, tables)
+
+
+def test_draws_without_truncation_and_greedy_ones() -> None:
+    from actorium.kernels.triton.draw import choose
+
+    rows = [{}, {"temperature": 0.0}, {"temperature": 0.7}]
+    logits, tables = logits_of("random", 3, 700, 2), resident(rows, 700)
+    slots, positions = slots_of(3)
+    drawn_as_reference(choose(logits, slots, positions, tables, True, False), logits, tables)
+    # Ties go to the first, in a tile and between tiles.
+    logits[:, [5, 300, 301, 699]] = 9.0
+    assert choose(logits, slots, positions, tables, False, False).tolist() == [5, 5, 5]
+    logits[:, 5] = -INF
+    assert choose(logits, slots, positions, tables, False, False).tolist() == [300, 300, 300]
+
+
+def test_a_row_draws_the_same_alone_as_in_a_batch() -> None:
+    """A row alone is split among many programs, the rows of a batch are not."""
+    from actorium.kernels.triton import draw
+
+    rows = [{}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.8}, {"min_p": 0.1}]
+    logits, tables = logits_of("random", 4, 1500, 3), resident(rows, 1500)
+    slots, positions = slots_of(4)
+    many = draw.tiles
+    try:
+        draw.tiles = lambda rows, vocab: many(10**6, vocab)  # type: ignore[assignment]
+        want = draw.choose(logits, slots, positions, tables, True, True)
+    finally:
+        draw.tiles = many
+    for i in range(4):
+        got = draw.choose(logits[i:i + 1], slots[i:i + 1], positions[i:i + 1], tables, True, True)
+        assert got.tolist() == want[i:i + 1].tolist()
+
+
+@pytest.mark.parametrize("room", [8, 2048])
+def test_a_row_of_nan_disturbs_no_other(room: int) -> None:
+    from actorium.kernels.triton.draw import choose
+
+    rows = [{"top_k": 5}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.5, "min_p": 0.01}]
+    logits, tables = logits_of("random", 3, 300, 4), resident(rows, 300)
+    slots, positions = slots_of(3)
+    want = choose(logits, slots, positions, tables, True, True, room)
+    hurt = logits.clone()
+    hurt[0], hurt[1, ::2], hurt[2] = float("nan"), float("nan"), -INF
+    got = choose(hurt, slots, positions, tables, True, True, room)
+    assert ((got >= 0) & (got < 300)).all()
+    for broken in range(3):
+        one = logits.clone()
+        one[broken] = hurt[broken]
+        got = choose(one, slots, positions, tables, True, True, room)
+        assert ((got == want) | (torch.arange(3) == broken)).all()
+
+
+def test_padding_rows_take_the_likeliest_token() -> None:
+    from actorium.kernels.triton.draw import choose
+
+    logits, tables = logits_of("random", 3, 50, 5), resident([{"top_k": 3}], 50)
+    slots = torch.tensor([0, 1, 0], dtype=torch.int32)
+    got = choose(logits, slots, slots * 7, tables, True, True)
+    assert got[[0, 2]].tolist() == logits.argmax(1)[[0, 2]].tolist()
+
+
+# --- what comes before ----------------------------------------------------------------------------
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_adjustments_are_those_of_the_reference(data: st.DataObject) -> None:
+    from actorium.kernels.triton.penalties import adjust
+
+    vocab, most = data.draw(st.sampled_from((1, 33, 700))), data.draw(st.integers(0, 3))
+    single, windows = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))
+    q_len = data.draw(st.integers(1, most + 1))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    rows = [{"count_row": i if rng.random() < 0.7 else 0, "repetition": rng.uniform(0.5, 2),
+             "presence": rng.normal(), "frequency": rng.normal(), "min_len": int(rng.integers(20))}
+            for i in range(1, 5)]
+    counts = rng.integers(0, 3, (5, vocab)) | (rng.random((5, vocab)) < 0.3) * PROMPT_BIT
+    biases = data.draw(st.integers(0, 1)) * rng.integers(1, 70)
+    ids = np.stack([np.resize(rng.permutation(vocab), biases) for _ in range(5)])
+    values = rng.normal(size=(5, biases)).astype(np.float32)
+    values[:, vocab:] = 0  # no token twice
+    values[0] = values[2] = 0
+    tables = resident(
+        rows, vocab, most=most, counts=torch.from_numpy(counts).int(),
+        drafts=torch.from_numpy(rng.integers(0, vocab, (5, most))),
+        eos=torch.from_numpy(rng.integers(-1, vocab, (5, 3))).int(),
+        bias_ids=torch.from_numpy(ids).int(),
+        bias_values=torch.from_numpy(values.view(np.int32)))
+    slots = torch.from_numpy(np.concatenate((
+        rng.integers(0, 5, single), np.repeat(rng.integers(0, 5, windows), q_len)))).int()
+    layout, positions = Layout(single, q_len), slots * 4
+    logits = logits_of("random", len(slots), vocab, 7)
+    wants = [data.draw(st.booleans()) for _ in range(3)]
+    got, want = logits.clone(), logits.clone()
+    adjust(got, slots, positions, tables, layout, *wants)
+    sampling.adjust(want, slots, positions, tables, layout, *wants)
+    assert torch.equal(got, want)
+    assert torch.equal(got[slots == 0], logits[slots == 0])
+
+
+def test_masks_are_those_of_the_reference() -> None:
+    from actorium.kernels.triton.masks import mask
+
+    rng = np.random.default_rng(3)
+    for vocab in (1, 33, 700):
+        words = torch.from_numpy(rng.integers(-2**31, 2**31, (2, -(-vocab // 32))).astype(np.int32))
+        got, rows = logits_of("random", 4, vocab, 8), torch.tensor([3, 1]).int()
+        want, before = got.clone(), got.clone()
+        mask(got, rows, words)
+        sampling.mask(want, rows, words)
+        assert torch.equal(got, want) and torch.equal(got[[0, 2]], before[[0, 2]])
+        mask(got, rows[:0], words[:0])
+        assert torch.equal(got, want)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(KINDS), st.sampled_from((1, 33, 1000, 3000)), st.integers(0, 4))
+def test_log_probabilities(kind: str, vocab: int, rows: int) -> None:
+    from actorium.kernels.triton.logprobs import logprobs
+
+    logits = logits_of(kind, rows, vocab, 9)
+    tokens = torch.arange(rows) * 997 % vocab
+    got, want = logprobs(logits, tokens, min(vocab, 5)), torch_logprobs(logits, tokens,
+                                                                        min(vocab, 5))
+    for name in ("chosen", "top"):
+        torch.testing.assert_close(getattr(got, name), getattr(want, name), rtol=2e-6, atol=2e-6)
+    assert torch.equal(got.ranks, want.ranks) and torch.equal(got.top_ids, want.top_ids)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 4), st.integers(0, 2), st.integers(0, 3))
+def test_commit(seed: int, q_len: int, single: int, windows: int) -> None:
+    """Against the definition, one sequence after the other; drafts are often right, and some of
+    those end their sequence."""
+    from actorium.kernels.triton.commit import commit
+
+    rng, vocab, slots = np.random.default_rng(seed), 4, rng_slots(seed, single + windows)
+    rows = [{"count_row": i % 3, "min_len": int(rng.integers(9))} for i in range(7)]
+    tables = resident(rows, vocab, most=3, counts=torch.zeros(3, vocab, dtype=torch.int32),
+                      drafts=torch.from_numpy(rng.integers(0, vocab, (8, 3))),
+                      eos=torch.from_numpy(rng.integers(-1, vocab, (8, 2))).int())
+    tables.record[1:, columns.LIMIT] = torch.from_numpy(rng.integers(6, 16, 7)).int()
+    progress = Progress(torch.full((8,), -7), torch.full((8,), 5).int(),
+                        torch.from_numpy(rng.random(8) < 0.3), torch.full((8,), -7))
+    count = single + windows * q_len
+    tokens = torch.from_numpy(rng.integers(0, vocab, count))
+    positions = torch.from_numpy(np.concatenate((
+        rng.integers(4, 12, single), *(rng.integers(4, 12) + np.arange(q_len)
+                                       for _ in range(windows))))).int()
+    want = [t.clone() for t in progress]
+    counts = torch.zeros(3, vocab, dtype=torch.int32)
+    told = torch.zeros(2 + q_len, len(slots), dtype=torch.int64)
+    for i, slot in enumerate(slots.tolist()):
+        at = i if i < single else single + (i - single) * q_len
+        n, record = (1 if i < single else q_len), tables.record[slot]
+        for j in range(n):
+            token, position = int(tokens[at + j]), int(positions[at + j])
+            ends = 1 if token in tables.eos[slot] and position >= record[columns.MIN_LEN] else (
+                2 if position + 1 >= record[columns.LIMIT] else 0)
+            accepted = j + 1 < n and not ends and int(tables.drafts[slot, j]) == token
+            if not accepted:
+                break
+        want[0][slot] = token
+        if not want[2][slot]:
+            want[1][slot], want[2][slot], want[3][slot] = position + 1, ends > 0, j
+            told[0, i], told[1, i] = j + 1, ends
+            for k in range(j + 1):
+                counts[record[columns.COUNT_ROW], tokens[at + k]] += 1
+        else:
+            want[3][slot] = 0
+        told[2:2 + n, i] = tokens[at:at + n]
+    counts[0] = 0
+    got = commit(slots, positions, tokens, tables, progress, Layout(single, q_len), True)
+    assert torch.equal(got, told) and torch.equal(tables.counts, counts)
+    for own, other in zip(progress, want, strict=True):
+        assert torch.equal(own, other)
+
+
+def rng_slots(seed: int, count: int) -> torch.Tensor:
+    """Distinct slots but that of padding."""
+    return torch.from_numpy(np.random.default_rng(seed).permutation(7)[:count] + 1).int()
+
+
+# --- which kernels --------------------------------------------------------------------------------
+
+def test_selection() -> None:
+    cpu = torch.device("cpu")
+    assert type(select_sampling(cpu)) is TorchSampling
+    assert select_sampling(cpu, "triton").name == "triton"
+
+
+STEP = """
+import torch
+from actorium.kernels.record import Layout, Progress, Resident
+from actorium.kernels.sampling_ops import select_sampling
+ops, i32 = select_sampling(torch.device("cuda")), torch.int32
+slot = torch.zeros(2, dtype=i32)
+for V in (151936, 4099):
+    logits = torch.zeros(2, V)
+    tables = Resident(torch.zeros(3, 12, dtype=i32), torch.zeros(3, 64, dtype=i32),
+                      torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, V, dtype=i32),
+                      torch.zeros(3, 4, dtype=i32), torch.zeros(3, 4, dtype=i32))
+    for samples, truncates in ((False, False), (True, False), (True, True)):
+        ops.choose(logits, slot, slot, tables, samples, truncates)
+    ops.adjust(logits, slot, slot, tables, Layout(), True, True, True)
+    ops.mask(logits, slot, torch.zeros(2, -(-V // 32), dtype=i32))
+    ops.logprobs(logits, slot.long(), 3)
+    progress = Progress(slot.long(), slot, slot.bool(), slot.long())
+    for q_len, counts in ((1, False), (3, True)):
+        ops.commit(slot, slot, slot.long(), tables, progress, Layout(1, q_len), counts)
+"""
+
+
+def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+    assert compiled(STEP, tmp_path) == 2 * [
+        "_tops", "_choose", "_tops", "_weigh", "_choose", "_tops", "_weigh", "_gather", "_choose",
+        "_penalise", "_scatter", "_mask", "_part", "_join", "_commit", "_commit"]
