@@ -5,7 +5,7 @@ OUT ?= benchmarks/results
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test battery chaos lint bench startup prefix long-run gpu-check setup clean
+.PHONY: demo test battery chaos conformance lint bench startup prefix long-run gpu-check gpu-wheels setup clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,11 +13,13 @@ help:
 	@echo "make test       the test suite"
 	@echo "make battery    the state machines of \`make test\`, ten times as long"
 	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 15 minutes"
+	@echo "make conformance  real clients of the HTTP face: openai, anthropic, langchain, litellm, lm-eval, guidellm"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
 	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
 	@echo "make long-run   100,000 requests through the scheduler: flat memory, balanced books"
-	@echo "make gpu-check  tests and benchmarks that need a CUDA device"
+	@echo "make gpu-check  tests and benchmarks that need a CUDA device: nine minutes"
+	@echo "make gpu-wheels what a GPU machine without a network may lack, for Python 3.12, into .whl/"
 
 # The stamps are newer than pyproject.toml once the environment holds what it asks for; the
 # second one's extras include the first one's.
@@ -34,19 +36,26 @@ setup: $(VENV)/.ready-test
 demo: $(VENV)/.ready-engine
 	@$(BIN)/python -m actorium.tools.demo --started $(STARTED) --ready $$(date +%s.%N)
 
+# Two files at a time: most of them wait for processes, or for one core.
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest tests $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m "not slow" $(PYTEST_FLAGS)
 
 # Ten times the examples of `make test`, for the state machines.
 battery: $(VENV)/.ready-test
 	$(BIN)/python -m pytest --hypothesis-profile=battery --timeout=3600 tests/test_scheduler_machine.py \
 		tests/test_radix_machine.py tests/test_scheduler_lives.py
+	$(BIN)/python -m pytest --timeout=3600 -m slow tests
 
 # Real processes under faults. What the engines say of them goes to build/chaos.log.
 chaos: $(VENV)/.ready-test
 	@mkdir -p $(OUT) build
 	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json 2> build/chaos.log \
 		|| { tail -n 5 build/chaos.log; false; }
+
+# Real clients of the HTTP face, in an environment of their own, and generated requests.
+conformance: $(VENV)/.ready-test
+	VENV=$(VENV) bash tests/conformance/setup.sh
+	build/clients/bin/python -m pytest tests/conformance -m conformance
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
@@ -77,6 +86,9 @@ startup: $(VENV)/.ready-engine
 # wheels from .whl/ for what it lacks.
 gpu-check:
 	@PYTHON=$(PYTHON) VENV=$(VENV) OUT=$(OUT) bash tools/gpu_check.sh
+
+gpu-wheels:
+	@PYTHON=$(PYTHON) bash tools/gpu_wheels.sh .whl
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
