@@ -251,6 +251,13 @@ class Http:
                 return time.monotonic() - began
         raise AssertionError(f"{path} did not say {code} within {timeout} s")
 
+    def until_running(self, timeout: float) -> None:
+        """Until /load tells of running sequences; it knows what the scheduler's last beat said."""
+        began = time.monotonic()
+        while self.get("/load")[1]["running"] == 0:
+            assert time.monotonic() - began < timeout, "/load tells of nothing that runs"
+            time.sleep(0.02)
+
 
 @contextmanager
 def serving(**settings: Any) -> Iterator[tuple[Engine, Http]]:
@@ -285,7 +292,7 @@ def load(client: Client, streams: int) -> Iterator[None]:
 
 def test_probes_answer_at_once_while_the_engine_is_saturated() -> None:
     with serving(max_num_seqs=64) as (engine, http), load(engine.client, 64):
-        assert http.get("/load")[1]["running"] > 0
+        http.until_running(timeout=5.0)
         for path in ("/readyz", "/livez", "/load", "/metrics"):
             took = []
             for _ in range(60):
