@@ -120,6 +120,9 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     graph_batch_sizes: str = "auto"
     """On cuda: sequences of the graphs that decode steps are replayed from, as 1,2,4,8; auto = from
     1 to max_num_seqs, 512 at most. A batch is padded up to the next one."""
+    graph_token_counts: str = "auto"
+    """On cuda: tokens of the steps with prompts that are run as graphs with attention between them,
+    as 16,64,256; auto = 16,32,64,128,256; off = none. A step is padded up to the next one."""
     null_worker: bool = False
     """Testing: a worker without a model, whose tokens are a hash of (seed, position)."""
 
@@ -247,18 +250,22 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         parse_speculative(self.speculation.speculative)
         parse_acceptance(self.speculation.force_acceptance)
         graph_sizes(self.device.graph_batch_sizes)
+        if self.device.graph_token_counts != "off":
+            graph_sizes(self.device.graph_token_counts, "graph_token_counts", "auto, off,")
         return self
 
 
-def graph_sizes(text: str) -> tuple[int, ...]:
-    """The numbers of `graph_batch_sizes`; none for auto. Raises `BadConfig`."""
+def graph_sizes(text: str, name: str = "graph_batch_sizes", words: str = "auto,"
+                ) -> tuple[int, ...]:
+    """The numbers of a setting; none for auto. name: of the setting; words: that it may be.
+    Raises `BadConfig`."""
     if text == "auto":
         return ()
-    words = text.replace(",", " ").split()
-    if not words or not all(word.isdecimal() and 1 <= int(word) <= 32768 for word in words):
-        raise BadConfig("graph_batch_sizes: must be auto, or numbers between 1 and 32768 as "
-                        f"1,2,4,8, got {text!r}", "device.graph_batch_sizes")
-    return tuple(sorted({int(word) for word in words}))
+    numbers = text.replace(",", " ").split()
+    if not numbers or not all(n.isdecimal() and 1 <= int(n) <= 32768 for n in numbers):
+        raise BadConfig(f"{name}: must be {words} or numbers between 1 and 32768 as "
+                        f"1,2,4,8, got {text!r}", f"device.{name}")
+    return tuple(sorted({int(n) for n in numbers}))
 
 
 SECRETS = (("gateway", "api_key"), ("gateway", "admin_key"))

@@ -42,6 +42,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "tensor_parallel_size": ("tp",),
     "trace_dir": ("trace",),
     "graph_batch_sizes": ("cuda-graph-sizes", "cuda-graph-bs", "cudagraph-capture-sizes"),
+    "graph_token_counts": ("piecewise-cuda-graph-tokens",),
 }
 """Other names of a field's flag (less the dashes), from the tools people come from."""
 

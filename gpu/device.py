@@ -19,17 +19,19 @@ from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
 from actorium.actors.models import resolve
 from actorium.actors.params import Resolved
 from actorium.actors.speculation import parse_acceptance, parse_speculative
-from actorium.gpu.graphs import CudaCapturer, DecodeGraphs, why_eager
+from actorium.gpu.capture import Capturer, CudaCapturer
+from actorium.gpu.graphs import DecodeGraphs, why_eager
 from actorium.gpu.measure import Footprint, Meter, caches, held_bytes, profile, taken
 from actorium.gpu.memory import device_budget, page_table_width
 from actorium.gpu.models.registry import Model, load_model, read_shape
 from actorium.gpu.plan.beside import Step, planned_bytes
-from actorium.gpu.plan.graphs import GraphShape, graph_shapes
+from actorium.gpu.plan.graphs import Graphs, planned_graphs
 from actorium.gpu.plan.memory import MemoryPlan, demand_of, make_plan
 from actorium.gpu.plan.shape import read_plan_shape
 from actorium.gpu.pools import make_draft_pool, make_pools
 from actorium.gpu.quantized import multiplies
 from actorium.gpu.runner import Runner
+from actorium.gpu.segments import SegmentGraphs
 from actorium.gpu.shape import DTYPES, ModelShape, read_json
 from actorium.gpu.staging import transport
 from actorium.gpu.states import StatePool
@@ -176,10 +178,10 @@ def _allocate(config: Config, model: Model, device: torch.device) -> tuple[Runne
                     make_draft_pool(shape, 1, size, dtype, device),
                     force=parse_acceptance(config.speculation.force_acceptance))
     workspace, step = 0, Step(0, 0)
-    shapes, fp8 = _graphs(config, runner), multiplies(device, config.device.kernels)
+    graphs, fp8 = _graphs(config, runner), multiplies(device, config.device.kernels)
     if device.type == "cuda":
         workspace, step = _cuda_workspace(config, runner, device)
-        budget = _cuda_budget(config, runner, device, workspace + _graph_bytes(runner, shapes))
+        budget = _cuda_budget(config, runner, device, workspace + _graph_bytes(runner, graphs))
         plan = plan_caches(config, budget, "memory_fraction", tables.drafts.most > 0, fp8)
     else:
         plan = plan_caches(config, config.memory.kv_cache_bytes, "kv_cache_bytes",
@@ -192,7 +194,7 @@ def _allocate(config: Config, model: Model, device: torch.device) -> tuple[Runne
     pages = [pool.pages for pool in plan.pools]
     runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
     runner.draft_with(make_draft_pool(shape, pages[-1], size, dtype, device))
-    return runner, Footprint(planned_bytes(plan, shapes), {"workspace": workspace}, step)
+    return runner, Footprint(planned_bytes(plan, graphs), {"workspace": workspace}, step)
 
 
 def plan_caches(config: Config, budget: int, name: str, drafts: bool = True,
@@ -232,41 +234,61 @@ def _cuda_budget(config: Config, runner: Runner, device: torch.device, workspace
 
 # --- graphs --------------------------------------------------------------------------------------
 
-def _graphs(config: Config, runner: Runner) -> list[GraphShape]:
+def _graphs(config: Config, runner: Runner) -> Graphs:
     """Those to capture."""
     why = why_eager(runner.model, runner.moves.device)
-    if why and runner.moves.device.type == "cuda":
-        LOG.info("no graphs: %s", why)
-    return graph_shapes(config, runner.tables.drafts.most, why)
+    if runner.moves.device.type == "cuda":
+        for what, reason in (("steps of decodes", why.decodes), ("segments", why.segments)):
+            if reason:
+                LOG.info("no graphs of %s: %s", what, reason)
+    return planned_graphs(config, runner.tables.drafts.most, why)
 
 
-def _graph_bytes(runner: Runner, shapes: list[GraphShape]) -> int:
-    """Bytes that graphs will take: the largest one is captured, over the sink page, and the next
-    one, as which all others count; both are given up again."""
-    if not shapes:
+def _to_capture(runner: Runner, graphs: Graphs, capturer: Capturer
+                ) -> tuple[DecodeGraphs | None, SegmentGraphs | None]:
+    """These graphs, of one memory. Decodes come first: the logits of the largest take most."""
+    return (DecodeGraphs(runner, capturer, graphs.decodes) if graphs.decodes else None,
+            SegmentGraphs(runner, capturer, graphs.tokens) if graphs.tokens else None)
+
+
+def _graph_bytes(runner: Runner, graphs: Graphs) -> int:
+    """Bytes that graphs will take: of each kind the largest one is captured, over the sink page,
+    and the next one, as which all others count; they are given up again."""
+    if not any(graphs):
         return 0
-    device = runner.moves.device
-    graphs = DecodeGraphs(runner, CudaCapturer(device), shapes)
+    device, total = runner.moves.device, 0
+    kinds = []
     free = [_free_bytes(device)]
-    for most in (1, 2):
-        graphs.capture(lambda phase, detail: None, most)
-        free.append(_free_bytes(device))
-    del graphs
-    return max(0, free[0] - free[1]) + (len(shapes) - 1) * max(0, free[1] - free[2])
+    for kind in _to_capture(runner, graphs, CudaCapturer(device)):
+        if kind is None:
+            continue
+        kinds.append(kind)  # those before keep their memory
+        for most in (1, 2):
+            kind.capture(_unsaid, most)
+            free.append(_free_bytes(device))
+        first, next_one = free[-3] - free[-2], free[-2] - free[-1]
+        total += max(0, first) + (len(kind.shapes) - 1) * max(0, next_one)
+    return total
+
+
+def _unsaid(phase: str, detail: str) -> None:
+    pass
 
 
 def _capture(config: Config, runner: Runner, footprint: Footprint, say: Say,
              seconds: dict[str, float]) -> None:
     """Capture the runner's graphs, now that its pages are there."""
-    shapes = _graphs(config, runner)
-    if not shapes:
+    graphs = _graphs(config, runner)
+    if not any(graphs):
         return
     device, start = runner.moves.device, perf_counter()
-    graphs = DecodeGraphs(runner, CudaCapturer(device), shapes)
     before = _free_bytes(device)
-    graphs.capture(say)
+    decodes, segments = _to_capture(runner, graphs, CudaCapturer(device))
+    for kind in (decodes, segments):
+        if kind is not None:
+            kind.capture(say)
     footprint.measured["graphs"] = before - _free_bytes(device)
-    runner.graphs = graphs
+    runner.graphs, runner.segments = decodes, segments
     seconds["graphs"] = perf_counter() - start
 
 

@@ -18,20 +18,20 @@ for what runs without graphs.
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
+from actorium.gpu.capture import Capturer, Replayable, Say
 from actorium.gpu.plan import graphs as plan
-from actorium.gpu.plan.graphs import GraphShape
+from actorium.gpu.plan.graphs import GraphShape, Refusals
 from actorium.gpu.sampler import Emitted, commit, sample
 from actorium.gpu.speculation import Drafting
 from actorium.gpu.staging import Array, Upload
@@ -41,74 +41,8 @@ from actorium.gpu.tables import HOLDS, SAMPLES, TRUNCATES, Tables
 if TYPE_CHECKING:
     from actorium.gpu.runner import Runner
 
-T = TypeVar("T")
-Say = Callable[[str, str], None]
 CLASSES = (0, SAMPLES, SAMPLES | TRUNCATES)
 """What steps need whose sampling is captured: greedy ones, those that draw, those that truncate."""
-
-
-class Replayable(Protocol):
-    """Work that was captured."""
-
-    def replay(self) -> None:
-        """Queue all of it."""
-
-
-class Capturer(Protocol):
-    """Captures work whose tensors stay where they are."""
-
-    def capture(self, run: Callable[[], T]) -> tuple[Replayable, T]:
-        """`run`, and what it returned, which every replay writes anew. It has been replayed
-        once."""
-
-    def borrow(self, tensor: Tensor) -> Tensor:
-        """The same memory, which is not kept for it: the next capture may use it as well."""
-
-
-class CudaCapturer:
-    """CUDA graphs in one shared pool of memory: replays follow one another, so what one has left
-    there is nobody's by the time that the next one writes over it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
-        self._device = device
-
-    def capture(self, run: Callable[[], T]) -> tuple[Replayable, T]:
-        """See `Capturer`. First `run` is run twice: kernels are loaded at their first launch, and
-        libraries choose at theirs."""
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            for _ in range(2):
-                run()
-            torch.cuda.synchronize(self._device)
-            collects = gc.isenabled()
-            gc.disable()  # what it would free may ask the device whether it is still in use
-            try:
-                # Other threads may go on with what concerns no graph.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                out = run()
-                graph.capture_end()
-            finally:
-                if collects:
-                    gc.enable()
-        current.wait_stream(self._stream)
-        graph.replay()
-        return graph, out
-
-    def borrow(self, tensor: Tensor) -> Tensor:
-        """See `Capturer`. torch asks for the interface and then knows nothing of the owner."""
-        view = _Borrowed({"shape": tuple(tensor.shape), "typestr": "<f4", "version": 3,
-                          "data": (tensor.data_ptr(), False), "strides": None})
-        assert tensor.dtype is torch.float32 and tensor.is_contiguous()
-        return torch.as_tensor(view, device=tensor.device)
-
-
-class _Borrowed:
-    def __init__(self, interface: dict[str, Any]) -> None:
-        self.__cuda_array_interface__ = interface
 
 
 @dataclass(slots=True)
@@ -306,10 +240,11 @@ class DecodeGraphs:
             up.cells(self._runner.tables.chosen, np.arange(rows, dtype=np.int32), wanted)
 
 
-def why_eager(model: Any, device: torch.device) -> str:
-    """Why steps of this model cannot be captured; empty if they can."""
+def why_eager(model: Any, device: torch.device) -> Refusals:
+    """Of this model."""
     if device.type != "cuda":
-        return "they are CUDA's"
+        return Refusals(*["they are CUDA's"] * 2)
+    why = plan.why_eager(model.shape.experts, model.shape.latent)
     if not model.ops.reads_lengths:
-        return "attention is told the longest sequence"
-    return plan.why_eager(model.shape.experts, model.shape.latent)
+        why = why._replace(decodes=why.decodes or "attention is told the longest sequence")
+    return why

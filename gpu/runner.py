@@ -18,6 +18,7 @@ from actorium.gpu.graphs import Captured, DecodeGraphs
 from actorium.gpu.models.mtp import Drafter
 from actorium.gpu.pools import PagePool
 from actorium.gpu.sampler import Emitted, commit, sample
+from actorium.gpu.segments import SegmentGraphs
 from actorium.gpu.shape import ModelShape
 from actorium.gpu.speculation import Drafting, Propose, propose_by
 from actorium.gpu.staging import Fetched, Upload
@@ -118,6 +119,7 @@ class Runner:
         self.moves = tables.moves
         self._propose, self.force = propose, force
         self.graphs: DecodeGraphs | None = None
+        self.segments: SegmentGraphs | None = None
         self.wait: Wait = _no_masks
         self.window = 1
         """Rows of each decode of the last step."""
@@ -202,7 +204,7 @@ class Runner:
             step.sent["prompts"] = up.add(np.concatenate([p.tokens for p in step.prompts]))
 
     def _run(self, plan: StepPlan, step: Step, up: Upload, out: Launched) -> None:
-        """The step, operation by operation."""
+        """The step, operation by operation; segments of it perhaps as they were captured."""
         recurrent, drafting = self.recurrent(plan, step), self._drafting
         if drafting is not None and drafting.wants(step, plan.drafts):
             normed = self.forward_all(step, recurrent)
@@ -211,8 +213,7 @@ class Runner:
             rows, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
             drafting.follow(step, plan.drafts, rows, counts, normed)
         else:
-            self._tell(step, self.model.forward(step.batches, self.pools, recurrent),
-                       self.model.logits, up, out)
+            self._tell(step, self._forward(step, recurrent), self.model.logits, up, out)
 
     def _replay(self, captured: Captured, step: Step, up: Upload, out: Launched) -> None:
         """The step, as it was captured; perhaps but for sampling."""
@@ -232,7 +233,14 @@ class Runner:
         """[T, hidden]: of every row, after the final norm."""
         for batch in step.batches:
             batch.all_rows = True
-        return self.model.norm_rows(self.model.forward(step.batches, self.pools, recurrent))
+        return self.model.norm_rows(self._forward(step, recurrent))
+
+    def _forward(self, step: Step, recurrent: Recurrent | None) -> Tensor:
+        """See `Decoder.forward`."""
+        own: Model | SegmentGraphs = self.model
+        if self.segments is not None and self.segments.serves(step):
+            own = self.segments
+        return own.forward(step.batches, self.pools, recurrent)
 
     def _tell(self, step: Step, wanted: Tensor, to_logits: ToLogits, up: Upload, out: Launched
               ) -> Emitted | None:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from actorium.gpu.graphs import DecodeGraphs
 from actorium.gpu.plan.graphs import GraphShape
 from actorium.gpu.runner import Runner
+from actorium.gpu.segments import SegmentGraphs
 
 T = TypeVar("T")
 HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique", "aten::masked_select",
@@ -70,7 +71,7 @@ class _Recording(TorchDispatchMode):
         return out
 
 
-@dataclass
+@dataclass(eq=False)
 class Recorded:
     """Work that was recorded."""
 
@@ -79,8 +80,10 @@ class Recorded:
     first: bool
     """It takes nothing of what others recorded: a step begins."""
     own: list[Tensor] = field(default_factory=list)
-    kept: set[int] = field(default_factory=set)
-    """Memory that later work was promised."""
+    promised: set[int] = field(default_factory=set)
+    """Memory that Python holds: it stays until the next step begins."""
+    read_by: dict[int, int] = field(default_factory=dict)
+    """Memory to the number of the last work recorded that takes it."""
 
     def replay(self) -> None:
         """All of it again."""
@@ -110,22 +113,27 @@ class RecordingCapturer:
                 for t in _tensors((each.args, each.options))}
         done = Recorded(self, recording.operations, not before & read, own)
         for other in self.recorded:
-            other.kept |= read & {_start(t) for t in other.own}
+            for start in read & {_start(t) for t in other.own}:
+                other.read_by[start] = len(self.recorded)
         self.recorded.append(done)
-        promised = _tensors(_flat(out))
-        done.kept |= {_start(t) for t in promised}
+        done.promised |= {_start(t) for t in _tensors(_flat(out))}
         done.replay()
         return done, out
 
     def borrow(self, tensor: Tensor) -> Tensor:
         """See `graphs.Capturer`."""
+        for other in self.recorded:
+            other.promised.discard(_start(tensor))
         return tensor
 
     def replayed(self, now: Recorded) -> None:
-        """What is in nobody's hands when this is replayed is rubbish."""
+        """What is in nobody's hands when this is replayed is rubbish: all of it when a step begins,
+        else what was borrowed, and what this and later work does not take."""
         self.replays += 1
-        for other in self.recorded if now.first else [now]:
-            _poison(t for t in other.own if now.first or _start(t) not in now.kept)
+        at = self.recorded.index(now)
+        for other in self.recorded:
+            _poison(t for t in other.own if now.first or (
+                _start(t) not in other.promised and other.read_by.get(_start(t), -1) < at))
 
 
 def _flat(out: Any) -> Any:
@@ -159,3 +167,13 @@ def with_graphs(runner: Runner, sizes: list[int], windows: Iterable[int] = (1,))
     graphs.capture(lambda phase, detail: None)
     runner.graphs = graphs
     return graphs
+
+
+def with_segments(runner: Runner, sizes: list[int]) -> SegmentGraphs:
+    """Capture segments of a runner's steps, by recording, in one memory with its graphs."""
+    graphs = runner.graphs
+    capturer = graphs._capturer if graphs is not None else RecordingCapturer()
+    segments = SegmentGraphs(runner, capturer, sorted(sizes, reverse=True))
+    segments.capture(lambda phase, detail: None)
+    runner.segments = segments
+    return segments

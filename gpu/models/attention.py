@@ -81,23 +81,35 @@ class Attention:
     rope: int
     """Its place in `ModelShape.ropes`."""
 
-    def __call__(self, x: Tensor, hidden: Tensor, step: Step, rows: Tensor | None) -> Tensor:
-        """hidden + attention of x, both [T, hidden]; with `rows`, those rows of it."""
-        s, (kv_index, layers, plan) = self.shape, step.groups[self.group]
-        pages = layers[self.place]
-        qkv = self.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
-        self.ops.rotate_write(qkv, s.heads, self.norm, s.norm_eps, step.ropes[self.rope], pages,
+    @property
+    def inner(self) -> int:
+        """See `Mixer`."""
+        return self.shape.q_size
+
+    def before(self, x: Tensor, step: Step) -> Tensor:
+        """See `Mixer`: queries, rotated; what lies behind them is of no more use."""
+        s, (kv_index, layers, _) = self.shape, step.groups[self.group]
+        qkv = self.qkv(x)
+        self.ops.rotate_write(qkv.view(-1, s.heads + 2 * s.kv_heads, s.head_dim), s.heads,
+                              self.norm, s.norm_eps, step.ropes[self.rope], layers[self.place],
                               kv_index)
-        q = qkv[:, :s.heads]
-        if rows is None:
-            out = plan.attend(q, pages)
-        else:
-            out, hidden = plan.attend_rows(q, pages, rows), hidden.index_select(0, rows)
-            x = x.index_select(0, rows)
-        out = out.reshape(-1, s.q_size)
+        return qkv
+
+    def between(self, p: Tensor, step: Step, rows: Tensor | None,
+                out: Tensor | None = None) -> Tensor:
+        """See `Mixer`."""
+        s, (_, layers, plan) = self.shape, step.groups[self.group]
+        q, pages = p.view(len(p), -1, s.head_dim)[:, :s.heads], layers[self.place]
+        if rows is not None:
+            return plan.attend_rows(q, pages, rows).reshape(-1, s.q_size)
+        room = None if out is None else out.view(-1, s.heads, s.head_dim)
+        return plan.attend(q, pages, room).reshape(-1, s.q_size)
+
+    def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+        """See `Mixer`."""
         if self.gate is not None:
-            out = out * self.gate(x).sigmoid_()
-        return self.o.add(out, hidden)
+            y = y * self.gate(x).sigmoid_()
+        return self.o.add(y, hidden)
 
 
 def attention(w: Weights, s: ModelShape, i: int) -> Attention:

@@ -33,13 +33,26 @@ EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.w
 
 
 class Mixer(Protocol):
-    """Attention, or a recurrent layer."""
+    """Attention, or a recurrent layer, cut in three: only in the middle do tokens of a sequence
+    meet. What comes before and behind works token by token, and its launches depend on nothing but
+    the number of tokens."""
 
-    def __call__(self, x: Tensor, hidden: Tensor, step: Step, rows: Tensor | None) -> Tensor:
-        """hidden + the layer's output for x, both [T, hidden]; with `rows`, those rows of it.
+    @property
+    def inner(self) -> int:
+        """Width of what `between` gives."""
 
-        Keys and values are written before they are attended; states go on by the step's tokens.
-        """
+    def before(self, x: Tensor, step: Step) -> Tensor:
+        """[T, *], contiguous: what the tokens bring. x: [T, hidden], normed. Keys and values are
+        written."""
+
+    def between(self, p: Tensor, step: Step, rows: Tensor | None,
+                out: Tensor | None = None) -> Tensor:
+        """[T, inner], or those `rows` of it; p: what `before` gave. States go on by the step's
+        tokens. out: [T, inner], contiguous, to be written to; not with `rows`."""
+
+    def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+        """hidden + the layer's output: [R, hidden], perhaps in the memory of `hidden`. y: what
+        `between` gave; x, hidden: its rows of what the layer was given."""
 
 
 class Mlp(Protocol):
@@ -129,26 +142,49 @@ class Decoder(ABC):
         Returns [R, hidden], the rows `logit_rows` (in that order) before the final norm; with
         `all_rows`, all T of them.
         """
-        s, ops, batch = self.shape, self.ops, batches[0]
-        hidden = self.embed.index_select(0, batch.tokens)
-        if s.embed_scale != 1:
-            hidden = hidden * s.embed_scale
-        step = self._step(batches, pools, recurrent)
-        for i, layer in enumerate(self.layers):
-            last = i == len(self.layers) - 1 and not batch.all_rows
-            rows = batch.logit_rows if last else None
-            hidden = layer.mixer(ops.rms_norm(hidden, layer.mixer_norm, s.norm_eps), hidden, step,
-                                 rows)
-            hidden = layer.mlp.add(ops.rms_norm(hidden, layer.mlp_norm, s.norm_eps), hidden)
-        return hidden
+        batch, hidden = batches[0], self.embedded(batches[0].tokens)
+        step = self.step_of(batches, pools, recurrent, self.ropes_at(batch.positions))
+        for layer in self.layers[:-1]:
+            hidden = self.through(layer, hidden, step)
+        return self.through(self.layers[-1], hidden, step,
+                            None if batch.all_rows else batch.logit_rows)
 
-    def _step(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
-              recurrent: Recurrent | None) -> Step:
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """What goes into the first layer. tokens: i64[T] -> [T, hidden]."""
+        hidden, scale = self.embed.index_select(0, tokens), self.shape.embed_scale
+        return hidden if scale == 1 else hidden * scale
+
+    def ropes_at(self, positions: Tensor) -> list[Tensor]:
+        """Those of a step: [T, 2, 1, head_dim] each. positions: i64[T]."""
+        return [rope_rows(table, positions) for table in self.ropes]
+
+    def through(self, layer: Layer, hidden: Tensor, step: Step,
+                rows: Tensor | None = None) -> Tensor:
+        """A layer's output for `hidden`, [T, hidden]; or those `rows` of it."""
+        x, p = self.enter(layer, hidden, step)
+        y = layer.mixer.between(p, step, rows)
+        if rows is not None:
+            x, hidden = x.index_select(0, rows), hidden.index_select(0, rows)
+        return self.leave(layer, y, x, hidden)
+
+    def enter(self, layer: Layer, hidden: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Up to the middle of a layer: its normed input, and what `Mixer.before` gives."""
+        x = self.ops.rms_norm(hidden, layer.mixer_norm, self.shape.norm_eps)
+        return x, layer.mixer.before(x, step)
+
+    def leave(self, layer: Layer, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+        """On from there; see `Mixer.after`."""
+        hidden = layer.mixer.after(y, x, hidden)
+        return layer.mlp.add(self.ops.rms_norm(hidden, layer.mlp_norm, self.shape.norm_eps),
+                             hidden)
+
+    def step_of(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
+                recurrent: Recurrent | None, ropes: list[Tensor]) -> Step:
+        """A step as the layers see it. ropes: see `ropes_at`."""
         s = self.shape
         groups = [GroupStep(own.kv_index, pool.layers, plan_attention(
                       own, pool.page_size, group.window, s.attention_scale, self.attention_ops))
                   for own, pool, group in zip(batches, pools, s.groups, strict=True)]
-        ropes = [rope_rows(table, batches[0].positions) for table in self.ropes]
         if recurrent is None or s.recurrence is None:
             return Step(ropes, groups, None, [])
         states = StatePlan(recurrent.rows, s.recurrence.width, self.device)

@@ -71,6 +71,11 @@ class GatedDelta(RecurrentLayer):
     native: NativeDelta | None
     """All between the projections, in C."""
 
+    @property
+    def inner(self) -> int:
+        """See `Mixer`."""
+        return self.rule.heads.values * self.rule.heads.value_dim
+
     def extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:
         """See `RecurrentLayer`: [T, HV * V]."""
         if self.native is not None:

@@ -49,6 +49,11 @@ class Mamba2(RecurrentLayer):
     norm: Tensor
     """f32[H * P]"""
 
+    @property
+    def inner(self) -> int:
+        """See `Mixer`."""
+        return self.sizes.inner
+
     def extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:
         """See `RecurrentLayer`."""
         xbc, dt = self._parts(self.inputs(p))

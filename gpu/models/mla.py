@@ -64,24 +64,40 @@ class LatentAttention:
     place: int
     """Its place among the layers that share a pool."""
 
-    def __call__(self, x: Tensor, hidden: Tensor, step: Step, rows: Tensor | None) -> Tensor:
-        """hidden + attention of x, both [T, hidden]; with `rows`, those rows of it."""
-        m, (kv_index, layers, plan) = shape_of(self.shape), step.groups[0]
-        pages, rope = layers[self.place], step.ropes[0]
+    @property
+    def inner(self) -> int:
+        """See `Mixer`: what attention over latents gives, not yet values."""
+        return self.shape.heads * shape_of(self.shape).row
+
+    def before(self, x: Tensor, step: Step) -> Tensor:
+        """See `Mixer`: the queries' latents, or the queries; what lies behind them is of no more
+        use."""
+        m, (kv_index, layers, _) = shape_of(self.shape), step.groups[0]
         first = self.down(x)
-        q, latent, key = first.split([first.shape[1] - m.row, m.rank, m.rope], -1)
+        _, latent, key = first.split([first.shape[1] - m.row, m.rank, m.rope], -1)
         latent = self.ops.rms_norm(latent.contiguous(), self.kv_norm, LATENT_EPS)
-        write_latent(pages, latent, apply_rope(key.unsqueeze(1), rope), kv_index)
+        write_latent(layers[self.place], latent, apply_rope(key.unsqueeze(1), step.ropes[0]),
+                     kv_index)
+        return first
+
+    def between(self, p: Tensor, step: Step, rows: Tensor | None,
+                out: Tensor | None = None) -> Tensor:
+        """See `Mixer`."""
+        m, (_, layers, plan), rope = shape_of(self.shape), step.groups[0], step.ropes[0]
+        q, pages = p[:, :-m.row], layers[self.place]
         if rows is not None and (plan.few is not None or not len(rows)):
             # Only these rows attend: nothing need be made of the other queries.
-            out = self._queries(q.index_select(0, rows), rope.index_select(0, rows))
-            out, hidden = plan.few(out, pages) if plan.few else out, hidden.index_select(0, rows)
-        else:
-            out = plan.attend(self._queries(q, rope), pages)
-            if rows is not None:
-                out, hidden = out.index_select(0, rows), hidden.index_select(0, rows)
-        values = expand(out[..., :m.rank], self.to_values)
-        return self.o.add(values.reshape(-1, self.shape.heads * m.value), hidden)
+            few = self._queries(q.index_select(0, rows), rope.index_select(0, rows))
+            return (plan.few(few, pages) if plan.few else few).flatten(1)
+        room = None if out is None else out.view(-1, self.shape.heads, m.row)
+        y = plan.attend(self._queries(q, rope), pages, room).flatten(1)
+        return y if rows is None else y.index_select(0, rows)
+
+    def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+        """See `Mixer`."""
+        m, heads = shape_of(self.shape), self.shape.heads
+        values = expand(y.view(-1, heads, m.row)[..., :m.rank], self.to_values)
+        return self.o.add(values.reshape(-1, heads * m.value), hidden)
 
     def _queries(self, q: Tensor, rope: Tensor) -> Tensor:
         """q: [N, query_rank], or the queries -> [N, heads, rank + rope], to meet latents."""

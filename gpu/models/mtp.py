@@ -105,9 +105,7 @@ class MtpDrafter:
         token = ops.rms_norm(m.embed.index_select(0, tokens), self.token_norm, eps)
         hidden = self.join(torch.cat((token, ops.rms_norm(hidden, self.hidden_norm, eps)), -1))
         step = self._step(batch, pool, rows)
-        hidden = layer.mixer(ops.rms_norm(hidden, layer.mixer_norm, eps), hidden, step, rows)
-        hidden = layer.mlp.add(ops.rms_norm(hidden, layer.mlp_norm, eps), hidden)
-        return ops.rms_norm(hidden, self.norm, eps)
+        return ops.rms_norm(m.through(layer, hidden, step, rows), self.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Drafter`."""

@@ -58,13 +58,15 @@ class AttentionPlan:
             return self.few(q.index_select(0, rows), pages)
         return self.attend(q, pages).index_select(0, rows)
 
-    def attend(self, q: Tensor, pages: Tensor) -> Tensor:
-        """q: [T, H, D]; pages: the layer's, with this step's keys and values -> [T, H, D]."""
+    def attend(self, q: Tensor, pages: Tensor, out: Tensor | None = None) -> Tensor:
+        """q: [T, H, D]; pages: the layer's, with this step's keys and values -> [T, H, D], in `out`
+        if given."""
         if self.extend is None or self.decode is None:
             only = self.extend or self.decode
             assert only is not None
-            return only(q, pages)
-        out, n = q.new_empty(q.shape), self.extend_tokens
+            return only(q, pages, out)
+        n = self.extend_tokens
+        out = q.new_empty(q.shape) if out is None else out
         self.extend(q[:n], pages, out[:n])
         self.decode(q[n:], pages, out[n:])
         return out

@@ -26,20 +26,33 @@ class RecurrentLayer(ABC):
     out: Linear
     ops: TorchOps
 
-    def __call__(self, x: Tensor, hidden: Tensor, step: Step, rows: Tensor | None) -> Tensor:
-        """hidden + the layer's output for x, both [T, hidden]; with `rows`, those rows of it."""
+    @property
+    @abstractmethod
+    def inner(self) -> int:
+        """See `Mixer`."""
+
+    def before(self, x: Tensor, step: Step) -> Tensor:
+        """See `Mixer`."""
+        return self.project(x)
+
+    def between(self, p: Tensor, step: Step, rows: Tensor | None,
+                out: Tensor | None = None) -> Tensor:
+        """See `Mixer`."""
         plan, states = step.states, step.recurrent[self.place]
         assert plan is not None
-        p, n = self.project(x), plan.extend_tokens
-        parts = []
+        parts, n = [], plan.extend_tokens
         if plan.extends:
             parts.append(self.extend(p[:n], states, plan))
         if len(plan.decodes):
             parts.append(self.step(p[n:], states, plan.decodes) if plan.accepted is None
                          else self.window(p[n:], states, plan.decodes, plan.accepted))
+        if out is not None:
+            return torch.cat(parts, out=out)
         y = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if rows is not None:
-            y, hidden = y.index_select(0, rows), hidden.index_select(0, rows)
+        return y if rows is None else y.index_select(0, rows)
+
+    def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+        """See `Mixer`."""
         return self.out.add(y, hidden)
 
     @abstractmethod

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from actorium.gpu.plan.graphs import GraphShape, graphs_estimate
+from actorium.gpu.plan.graphs import Graphs, graphs_estimate
 from actorium.gpu.plan.memory import Demand, MemoryPlan
 from actorium.gpu.plan.shape import PlanShape
 from actorium.gpu.plan.weights import table_bytes, weight_bytes, workspace_bytes
@@ -38,11 +37,11 @@ def workspace_estimate(shape: PlanShape, demand: Demand) -> int:
     return workspace_bytes(shape, *largest_step(demand))
 
 
-def planned_bytes(plan: MemoryPlan, graphs: Sequence[GraphShape] = ()) -> dict[str, int]:
+def planned_bytes(plan: MemoryPlan, graphs: Graphs = Graphs([], [])) -> dict[str, int]:
     """Bytes by name, of all that the worker of this plan allocates; graphs: those it captures."""
     pages = sum(pool.bytes for pool in plan.pools)
     shape, demand = plan.shape, plan.demand
     told = {"weights": weight_bytes(shape, mtp=shape.mtp > 0),
             "tables": tables_estimate(shape, demand), "states": plan.used - pages, "pages": pages,
             "workspace": workspace_estimate(shape, demand)}
-    return {**told, "graphs": graphs_estimate(shape, demand, graphs)} if graphs else told
+    return {**told, "graphs": graphs_estimate(shape, demand, graphs)} if any(graphs) else told

@@ -1,4 +1,4 @@
-"""Which decode steps a worker captures as graphs, and what these take, estimated."""
+"""Which steps a worker captures as graphs, whole or in segments, and what these take, estimated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ MOST_ROWS = 512
 that its launches are hidden behind it."""
 GRAPH_BYTES = 3 << 20
 """What the driver keeps of one graph: some hundred bytes for each of the launches of a layer, over
-all layers and stages. An estimate: the worker measures it."""
+all layers and stages. An estimate: the worker measures it. As much of the segments of a step."""
+SEGMENT_TOKENS = (16, 32, 64, 128, 256)
+"""Tokens of the steps that are captured in segments, unless others are asked for. Up to some 200 of
+them an H200 takes as long to read a weight as to multiply with it, so padding costs little; from
+there on a layer of an 8B shape keeps the device busy longer than its ten launches take."""
 
 
 class GraphShape(NamedTuple):
@@ -44,6 +48,36 @@ def batch_sizes(max_num_seqs: int, asked: Sequence[int] = ()) -> list[int]:
     return sorted({size for size in sizes if size < most} | {most})
 
 
+class Graphs(NamedTuple):
+    """All that a worker captures, the largest first."""
+
+    decodes: list[GraphShape]
+    tokens: list[int]
+    """Of steps in segments."""
+
+    @property
+    def told(self) -> str:
+        """How many, for people."""
+        parts = [f"{len(self.decodes)} of decodes"] * bool(self.decodes)
+        parts += [f"segments for {len(self.tokens)} sizes of other steps"] * bool(self.tokens)
+        return " and ".join(parts)
+
+
+def planned_graphs(config: Config, drafts: int, why: Refusals) -> Graphs:
+    """The graphs of an engine with this configuration. drafts: the most that are made."""
+    return Graphs(graph_shapes(config, drafts, why.decodes), segment_sizes(config, why.segments))
+
+
+def segment_sizes(config: Config, why: str = "") -> list[int]:
+    """Tokens that segments are captured for, falling; why: see `Refusals`."""
+    asked = config.device.graph_token_counts
+    if config.device.enforce_eager or why or asked == "off":
+        return []
+    most = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
+    sizes = graph_sizes(asked, "graph_token_counts") or SEGMENT_TOKENS
+    return sorted({size for size in sizes if size <= most}, reverse=True)
+
+
 def windows(config: Config, drafts: int) -> list[int]:
     """Values of `q_len`, falling, of decodes where at most so many drafts are made: all of them,
     unless the number is fixed."""
@@ -55,7 +89,7 @@ def windows(config: Config, drafts: int) -> list[int]:
 
 def graph_shapes(config: Config, drafts: int, why: str = "") -> list[GraphShape]:
     """The graphs of an engine with this configuration, the largest first: what it needs serves all
-    others. drafts: the most that are made; why: see `why_eager`."""
+    others. drafts: the most that are made; why: see `Refusals`."""
     if config.device.enforce_eager or why:
         return []
     sizes = batch_sizes(config.scheduler.max_num_seqs, graph_sizes(config.device.graph_batch_sizes))
@@ -63,19 +97,28 @@ def graph_shapes(config: Config, drafts: int, why: str = "") -> list[GraphShape]
             for q_len in windows(config, drafts)]
 
 
-def why_eager(experts: object, latent: object) -> str:
-    """Why no step of a model with these parts can be captured; empty if they can."""
+class Refusals(NamedTuple):
+    """Why steps are not captured; empty where they are."""
+
+    decodes: str = ""
+    segments: str = ""
+
+
+def why_eager(experts: object, latent: object) -> Refusals:
+    """Of a model with these parts."""
     if experts is not None:
-        return "experts are grouped by the host"
-    return "attention over latents is told the longest sequence" if latent is not None else ""
+        return Refusals(*["experts are grouped by the host"] * 2)
+    return Refusals("attention over latents is told the longest sequence" if latent is not None
+                    else "")
 
 
-def graphs_estimate(shape: PlanShape, demand: Demand, graphs: Sequence[GraphShape]) -> int:
+def graphs_estimate(shape: PlanShape, demand: Demand, graphs: Graphs) -> int:
     """Bytes of graphs: temporaries of the largest, which all of them share, with page tables at
-    full width; and what the driver keeps of each."""
-    if not graphs:
-        return 0
-    rows = max(own.rows * own.q_len for own in graphs)
+    full width; what segments take in; and what the driver keeps of each."""
+    taken = GRAPH_BYTES * (len(graphs.decodes) + len(graphs.tokens))
+    rows = max((own.rows * own.q_len for own in graphs.decodes), default=0)
     width = page_table_width(shape.max_model_len, demand.page_size)
     tables = 4 * rows * width * len(shape.groups)
-    return workspace_bytes(shape, rows, rows) + tables + GRAPH_BYTES * len(graphs)
+    most = max(graphs.tokens, default=0)
+    return taken + tables + max(workspace_bytes(shape, rows, rows),
+                                workspace_bytes(shape, most, 0))

@@ -17,7 +17,7 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.gpu.memory import device_budget
 from actorium.gpu.plan import checkpoint, weights
 from actorium.gpu.plan.beside import largest_step, tables_estimate, workspace_estimate
-from actorium.gpu.plan.graphs import graph_shapes, graphs_estimate, why_eager
+from actorium.gpu.plan.graphs import graphs_estimate, planned_graphs, why_eager
 from actorium.gpu.plan.memory import Demand, MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.shape import BYTES, PlanShape, read_plan_shape
 from actorium.tools.cli import plan_report
@@ -158,15 +158,15 @@ def _outside(part: PlanShape, demand: Demand, config: Config, own: Outside) -> l
     """What a GPU holds beside the caches."""
     step = largest_step(demand)
     why = why_eager(part.experts, part.latent)
-    graphs = graph_shapes(config, demand.drafts, why)
+    graphs = planned_graphs(config, demand.drafts, why)
     return [own, Outside("resident tables", tables_estimate(part, demand),
                          f"{demand.max_num_seqs + 1} slots"),
             Outside("workspace", workspace_estimate(part, demand),
                     f"an estimate for a step of {step.tokens:,} tokens, {step.rows:,} rows: the "
                     "worker measures it (actorium ps)"),
             Outside("graphs", graphs_estimate(part, demand, graphs),
-                    f"an estimate for {len(graphs)} of them, on cuda"
-                    if graphs else f"none: {why or '--enforce-eager'}")]
+                    f"an estimate for {graphs.told}, on cuda"
+                    if any(graphs) else f"none: {why.decodes or '--enforce-eager'}")]
 
 
 def _budget(parsed: Parsed[PlanOptions], outside: list[Outside]) -> tuple[int, str]:

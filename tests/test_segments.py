@@ -1,0 +1,223 @@
+"""Steps with prompts replayed in segments give the tokens of steps that are run operation by
+operation, whatever the segments leave in their memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_deepseek import add_mtp, write_deepseek
+from helpers_graphs import RecordingCapturer, with_graphs, with_segments
+from helpers_hybrid import DENSE, write_hybrid
+from helpers_mamba import write_granite
+from helpers_models import write_checkpoint
+from helpers_speculation import make_runner
+from helpers_windows import Driver
+from helpers_worker import CPU, Output, Ring
+from helpers_worker import make_runner as plain_runner
+
+from actorium.actors.config import (
+    Config,
+    DeviceConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
+from actorium.actors.errors import BadConfig
+from actorium.actors.messages import StepPlan
+from actorium.actors.params import Resolved
+from actorium.gpu.models.registry import load_model
+from actorium.gpu.plan.graphs import Refusals, planned_graphs, segment_sizes, why_eager
+from actorium.gpu.runner import Runner
+from actorium.gpu.segments import SegmentGraphs
+from actorium.gpu.staging import Device
+
+COMMON = [5, 99, 23, 61, 7, 7, 12, 30] * 5
+PROMPTS = [[3, 14, 15, 92], COMMON + [1, 2], [65], list(range(40, 75)), COMMON + [9] * 21,
+           [8, 97, 9, 3, 2], [7] * 17, COMMON[:33] + [100, 1, 50], [150, 20] * 5, [33] * 2]
+KINDS: dict[str, list[Resolved]] = {
+    "greedy": [Resolved(max_tokens=n, temperature=0.0) for n in (20, 3, 11, 1, 9, 2)],
+    "all": [Resolved(max_tokens=14, temperature=0.9, prompt_logprobs=1),
+            Resolved(max_tokens=12, temperature=0.8, repetition_penalty=1.4),
+            Resolved(max_tokens=14, temperature=1.0, logit_bias={5: 6.0}, logprobs=2),
+            Resolved(max_tokens=5, temperature=0.0, logprobs=1, prompt_logprobs=2),
+            Resolved(max_tokens=14, temperature=1.0, top_p=0.7, eos_ids=(3, 9), min_tokens=6)],
+}
+SIZES = [3, 8, 20, 41]
+"""Below the budget of a step, so that some steps are too large."""
+BUDGET = 50
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    @functools.cache
+    def made(name: str) -> Any:
+        path, mtp = tmp_path_factory.mktemp(name), name == "hybrid"
+        if mtp:
+            add_mtp(path, write_hybrid(path, DENSE, 5, mtp_num_hidden_layers=1))
+        elif name == "windows":
+            write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
+                             layer_types=["sliding_attention", "full_attention"] * 2,
+                             num_hidden_layers=4)
+        elif name == "mamba":
+            write_granite(path, seed=5, num_local_experts=0, num_experts_per_tok=0)
+        elif name == "latent":
+            write_deepseek(path, seed=5, first_k_dense_replace=99)
+        else:
+            write_checkpoint(path, seed=5)
+        config = Config(model=ModelConfig(max_model_len=96),
+                        speculation=SpeculationConfig(speculative="auto" if mtp else "off"))
+        return load_model(path, config, CPU, lambda *_: None)
+
+    return made
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host does not look at how many drafts were accepted."""
+    monkeypatch.setattr("actorium.kernels.window.most_accepted", lambda accepted, most: most)
+
+
+def play(runner: Runner, kind: str, number: int = 14, **ring: Any) -> list[Output]:
+    """Requests of one kind, of which the later ones come while the first ones run."""
+    run, params = Ring(runner, budget=BUDGET, **ring), KINDS[kind]
+    for i in range(number):
+        run.submit(PROMPTS[i % len(PROMPTS)], params[i % len(params)], i + 1)
+        for _ in range(i % 3):
+            run.step()
+    return run.run()
+
+
+def told(outputs: list[Output]) -> list[tuple[Any, ...]]:
+    return [(o.tokens, o.finish, [(p.ranks, p.top_ids) for p in o.logprobs],
+             [p.top_ids for p in o.prompt_logprobs]) for o in outputs]
+
+
+def sizes_of(runner: Runner) -> list[int]:
+    """Tokens of each step from now on."""
+    sizes: list[int] = []
+    plain = runner.launch
+
+    def launch(plan: StepPlan, *rest: Any) -> Any:
+        extend = [int.from_bytes(plan.extend[at + 4:at + 8], "little")
+                  for at in range(0, len(plan.extend), 8)]
+        sizes.append(sum(extend) + len(plan.decode) // 4)
+        return plain(plan, *rest)
+
+    runner.launch = launch  # type: ignore[method-assign]
+    return sizes
+
+
+# --- the same tokens -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["attention", "windows", "hybrid", "mamba", "latent"])
+def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,
+                                                kind: str) -> None:
+    """Prompts and decodes mixed, chunks, cached prefixes, odd numbers of tokens."""
+    model = make(name)
+    want = play(make_runner(model, 0, slots=8, moves=Device), kind)
+    runner = make_runner(model, 0, slots=8, moves=Device)
+    segments, sizes = with_segments(runner, SIZES), sizes_of(runner)
+    got = play(runner, kind)
+    assert told(got) == told(want)
+    assert segments.replays == sum(0 < size <= SIZES[-1] for size in sizes) > 10
+    assert any(size > SIZES[-1] for size in sizes) and any(o.cached for o in got)
+
+
+def test_beside_graphs_of_decodes(make: Callable[[str], Any]) -> None:
+    """Both in one memory: what one leaves there the other overwrites."""
+    model = make("attention")
+    want = play(make_runner(model, 0, slots=8, moves=Device), "all")
+    runner = make_runner(model, 0, slots=8, moves=Device)
+    graphs = with_graphs(runner, [1, 3, 5])
+    segments, sizes = with_segments(runner, SIZES), sizes_of(runner)
+    got = play(runner, "all")
+    assert told(got) == told(want)
+    assert graphs.replays > 5 and segments.replays > 5
+    assert graphs.replays + segments.replays <= len(sizes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_and_drafts(make: Callable[[str], Any], kind: str) -> None:
+    """Drafts are made of every row of a step, and written behind the rows that are certain."""
+    model, runs = make("hybrid"), []
+    for captured in (False, True):
+        runner = make_runner(model, 2, slots=6, moves=Device, mtp=True, force=(0.7, 0.4))
+        segments = with_segments(runner, SIZES) if captured else None
+        runs.append(told(play(runner, kind, 10, speculative="mtp:2,fixed")))
+    assert runs[0] == runs[1]
+    assert segments is not None and segments.replays > 10
+
+
+def test_padding_touches_the_sink_alone(make: Callable[[str], Any]) -> None:
+    """Whatever is not a sequence's own is NaN, and stays so but for the sink."""
+    model, outputs = make("windows"), []
+    for captured in (False, True):
+        runner = plain_runner(model, 120, 8, slots=8, moves=Device(CPU))
+        segments = with_segments(runner, [64]) if captured else None
+        driver = Driver(runner, 60)
+        for prompt in PROMPTS[:5]:
+            driver.admit(prompt, Resolved(max_tokens=20, temperature=0.0))
+        driver.run()
+        outputs.append([s.output for s in driver.running])
+        for pool, free in zip(runner.pools, driver.free, strict=True):
+            places = torch.tensor(free)[:, None] * 8 + torch.arange(8)
+            untouched = [page for page in places if pool.layers[0][page].isnan().all()]
+            assert len(untouched) >= len(free) - 5 * 6, "pages nobody was given"
+    assert outputs[0] == outputs[1]
+    assert segments is not None and segments.replays > 10
+
+
+def test_a_middle_that_reads_too_late_is_seen(make: Callable[[str], Any]) -> None:
+    """What a segment leaves for the next middle is gone with the next replay."""
+    runner = make_runner(make("attention"), 0, slots=8, moves=Device)
+    segments = with_segments(runner, [8])
+    chain = segments._chains[8]
+    chain.segments[0].work.replay()
+    assert not chain.segments[0].p.isnan().any()
+    chain.segments[1].work.replay()
+    assert chain.segments[0].p.isnan().all() and not chain.segments[1].p.isnan().any()
+
+
+# --- which, and how many -------------------------------------------------------------------------
+
+def test_the_largest_first_and_nothing_but_the_sink(make: Callable[[str], Any]) -> None:
+    runner = make_runner(make("attention"), 0, slots=8, moves=Device)
+    for layer in runner.pools[0].layers:
+        layer.fill_(math.nan)
+    said: list[tuple[str, str]] = []
+    segments = SegmentGraphs(runner, RecordingCapturer(), [20, 8, 3])
+    segments.capture(lambda phase, detail: said.append((phase, detail)))
+    assert said == [("warming", f"segments {i}/3") for i in range(3)]
+    assert runner.segments is None, "nothing is served before all are there"
+    size = runner.tables.page_size
+    assert all(layer[size:].isnan().all() for layer in runner.pools[0].layers)
+
+
+def test_sizes_of_a_configuration() -> None:
+    def sizes(why: str = "", tokens: int = 2048, **device: Any) -> list[int]:
+        return segment_sizes(Config(
+            scheduler=SchedulerConfig(max_num_batched_tokens=tokens, max_num_seqs=4),
+            device=DeviceConfig(**device)).check(), why)
+
+    assert sizes() == [256, 128, 64, 32, 16] and sizes(tokens=100) == [64, 32, 16]
+    assert sizes(graph_token_counts="24, 8,8") == [24, 8]
+    assert sizes(graph_token_counts="off") == sizes(enforce_eager=True) == sizes("why") == []
+    assert sizes(tokens=2) == [], "4 sequences fit no size"
+    with pytest.raises(BadConfig, match="graph_token_counts: must be auto, off, or numbers"):
+        sizes(graph_token_counts="some")
+
+
+def test_what_cannot_be_captured() -> None:
+    assert why_eager(None, None) == Refusals()
+    assert why_eager("experts", None) == Refusals(*["experts are grouped by the host"] * 2)
+    latent = why_eager(None, "latent")
+    assert latent.decodes and not latent.segments
+    graphs = planned_graphs(Config(), 0, latent)
+    assert not graphs.decodes and graphs.tokens
