@@ -70,6 +70,8 @@ ALIASES = [
     ("device.graph_batch_sizes", "1,2,4", ["--graph-batch-sizes", "1,2,4"],
      ["--cuda-graph-sizes", "1,2,4"], ["--cuda-graph-bs=1,2,4"],
      ["--cudagraph-capture-sizes", "1,2,4"]),
+    ("device.graph_token_counts", "8,64", ["--graph-token-counts", "8,64"],
+     ["--piecewise-cuda-graph-tokens=8,64"]),
     ("device.kernels", "torch", ["--kernels", "torch"]),
     ("runtime.name", "other", ["--name", "other"]),
 ]
@@ -104,6 +106,7 @@ BAD_FLAGS = [
     (["--enforce-eager=perhaps"], "--enforce-eager", "true or false"),
     (["--cuda-graph-bs", "1,two"], "--cuda-graph-bs", "must be auto, or numbers"),
     (["--cuda-graph-bs", "0"], "--cuda-graph-bs", "numbers between 1 and 32768"),
+    (["--graph-token-counts", "off,8"], "--graph-token-counts", "must be auto, off, or numbers"),
     (["--name", "a/b"], "--name", "letters"),
     (["--chunked-prefil-size", "4"], "--chunked-prefil-size", "did you mean --chunked-prefill-si"),
     (["--scheduling-policy", "sjf"], "--scheduling-policy", "must be fcfs, lpm, priority or fair"),
