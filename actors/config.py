@@ -113,8 +113,9 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """On cpu, in bfloat16: use the C kernels (built at the first start, where there is a compiler);
     off = torch alone."""
     kernels: str = "auto"
-    """auto (triton on cuda, else those for the cpu) | torch | triton (on a cpu in Triton's
-    interpreter, for tests: TRITON_INTERPRET=1)."""
+    """Of the model and of the sampler: auto (triton on cuda, else those for the cpu) | torch (on a
+    cpu the sampler's are numpy's) | triton (on a cpu in Triton's interpreter, for tests:
+    TRITON_INTERPRET=1)."""
     enforce_eager: bool = False
     """No graphs: every step is launched operation by operation."""
     graph_batch_sizes: str = "auto"

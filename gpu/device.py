@@ -170,9 +170,10 @@ def _allocate(config: Config, model: Model, device: torch.device) -> tuple[Runne
     shape = model.shape
     size, dtype = config.memory.page_size, kv_dtype(config, shape)
     slots = config.scheduler.max_num_seqs + 1
-    tables = Tables(transport(device, model.ops.apply_plan), slots,
-                    page_table_width(shape.max_model_len, size), size, shape.vocab_size,
-                    shape.max_model_len, len(shape.groups), most_drafts(config, shape))
+    moves = transport(device, model.ops.apply_plan, config.device.kernels == "triton")
+    tables = Tables(moves, slots, page_table_width(shape.max_model_len, size), size,
+                    shape.vocab_size, shape.max_model_len, len(shape.groups),
+                    most_drafts(config, shape), model.ops.sampling)
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = Runner(model, sinks, tables, make_states(config, shape, slots, 0, device),
                     make_draft_pool(shape, 1, size, dtype, device),

@@ -11,7 +11,6 @@ from actorium.actors.messages import RowMask
 from actorium.gpu.staging import Host
 from actorium.gpu.steps import Step
 from actorium.gpu.tables import I32, Tables
-from actorium.kernels.sampling_ops import TorchSampling, select_sampling
 
 BARS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1,
                               bitorder="little"), np.float32(0), np.float32(-np.inf))
@@ -19,10 +18,9 @@ BARS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1,
 as at random, choosing between values takes ten times as long.)"""
 
 
-def apply_masks(t: Tables, step: Step, masks: Sequence[RowMask], logits: Tensor,
-                ops: TorchSampling | None = None) -> None:
+def apply_masks(t: Tables, step: Step, masks: Sequence[RowMask], logits: Tensor) -> None:
     """Make all tokens impossible that a row's mask does not allow. logits: f32[rows, V], in place.
-    ops: of the device; numpy does it on the host.
+    numpy does it on the host.
 
     Raises `ValueError` naming the slot: a mask for a row that is not sampled, of the wrong length,
     or that allows nothing.
@@ -35,7 +33,7 @@ def apply_masks(t: Tables, step: Step, masks: Sequence[RowMask], logits: Tensor,
             block[row] += bar
         return
     rows_d, words_d = t.moves.stage(rows, words)
-    (ops or select_sampling(logits.device)).mask(logits, rows_d, words_d)
+    t.sampling.mask(logits, rows_d, words_d)
 
 
 def _words(masks: Sequence[RowMask], vocab: int) -> I32:

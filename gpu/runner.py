@@ -25,7 +25,7 @@ from actorium.gpu.staging import Fetched, Upload
 from actorium.gpu.states import Recurrent, StatePool
 from actorium.gpu.steps import PromptRows, Step, fill, gather, lay_out
 from actorium.gpu.tables import I32, LOGPROBS, MASKED, Tables
-from actorium.kernels.logprobs import Logprobs, join, logprobs
+from actorium.kernels.logprobs import Logprobs, join
 
 LOGITS_BYTES = 256 << 20
 """Most that the logits of prompt positions may take at once."""
@@ -276,7 +276,8 @@ class Runner:
             out.ranked = self._ranked(step, raw.shape[1])
             most = max(k for _, _, k in out.ranked)
             chosen = self.moves.tensor(tokens[index])
-            out.ranked_values = self.moves.fetch(*logprobs(raw, chosen, most))
+            out.ranked_values = self.moves.fetch(
+                *self.tables.sampling.logprobs(raw, chosen, most))
         emitted = commit(self.tables, step, tokens, self.force)
         out.rows = self.moves.fetch_rows(emitted.counts, emitted.finish, *emitted.columns)
         if step.q_len > 1:
@@ -302,7 +303,7 @@ class Runner:
         parts: list[Logprobs] = []
         for at in range(0, len(hidden), step):
             logits = to_logits(hidden[at:at + step])
-            parts.append(logprobs(logits, targets[at:at + step], k))
+            parts.append(self.tables.sampling.logprobs(logits, targets[at:at + step], k))
         return self.moves.fetch(*join(parts))
 
 

@@ -36,22 +36,20 @@ from actorium.gpu.tables import (
 from actorium.kernels import sampling, sampling_cpu
 from actorium.kernels.philox import uniform
 from actorium.kernels.record import Layout, Progress, Resident
-from actorium.kernels.sampling_ops import TorchSampling, select_sampling
 
 FORCED = 1 << 31
 """Positions from here on draw forced acceptances: nothing else draws there."""
 
 
-def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = (),
-           ops: TorchSampling | None = None) -> Array:
+def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = ()) -> Array:
     """One token for each sampled row: i64[rows]. logits f32[rows, V] are changed in place.
 
-    Every row is sampled as if the drafts before it were the sequence's tokens. ops: the kernels,
-    if not those of the device. Raises `ValueError` on masks that do not fit.
+    Every row is sampled as if the drafts before it were the sequence's tokens. Raises `ValueError`
+    on masks that do not fit.
     """
     if isinstance(t.moves, Host):
         return _sample_host(t, step, logits, masks)
-    ops = ops or select_sampling(logits.device)
+    ops = t.sampling
     # Of the host's nothing is read but `needs`: what a row wants, its slot's tables tell.
     needs, slots, positions = step.needs, step.row_slots_d, step.positions
     tables = _resident(t)
@@ -59,7 +57,7 @@ def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = (),
         ops.adjust(logits, slots, positions, tables, Layout(step.ending, step.q_len),
                    bool(needs & PENALISES), bool(needs & BIASES), bool(needs & HOLDS))
     if masks:
-        apply_masks(t, step, masks, logits, ops)
+        apply_masks(t, step, masks, logits)
     return ops.choose(logits, slots, positions, tables, bool(needs & SAMPLES),
                       bool(needs & TRUNCATES))
 
@@ -159,18 +157,15 @@ class Emitted(NamedTuple):
     """i64[sequences]: 0 goes on, 1 end token, 2 length."""
 
 
-def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = (),
-           ops: TorchSampling | None = None) -> Emitted:
+def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = ()) -> Emitted:
     """Write the tokens sampled for each row to the tables, as far as drafts before them were
     accepted; decide which sequences end.
 
     A draft is accepted where it equals what was sampled for its place, or, if `force` is given,
-    with those probabilities by place, the last one for all further places. ops: see `sample`.
+    with those probabilities by place, the last one for all further places.
     """
-    if not force and not isinstance(t.moves, Host):
-        ops = ops or select_sampling(tokens.device)
-        if ops.commits:
-            return _commit_at_once(t, step, tokens, ops)
+    if not force and not isinstance(t.moves, Host) and t.sampling.commits:
+        return _commit_at_once(t, step, tokens)
     if step.q_len > 1:
         return _commit_windows(t, step, tokens, force)
     xp, slots, positions = t.moves.xp, step.slots_d, step.positions
@@ -189,10 +184,10 @@ def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = (),
     return Emitted(tokens, (tokens,), t.moves.long(emitted), finish)
 
 
-def _commit_at_once(t: Tables, step: Step, tokens: Array, ops: TorchSampling) -> Emitted:
+def _commit_at_once(t: Tables, step: Step, tokens: Array) -> Emitted:
     progress = Progress(t.last_token, t.seq_len, t.ended, t.drafts.accepted)
-    told = ops.commit(step.slots_d, step.positions, tokens, _resident(t), progress,
-                      Layout(step.ending, step.q_len), bool(step.needs & PENALISES))
+    told = t.sampling.commit(step.slots_d, step.positions, tokens, _resident(t), progress,
+                             Layout(step.ending, step.q_len), bool(step.needs & PENALISES))
     return Emitted(tokens, tuple(told[2:]), told[0], told[1])
 
 

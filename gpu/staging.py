@@ -333,6 +333,8 @@ class Packed(Upload):
         self._cells, self._others = [], []
 
 
-def transport(device: torch.device, apply: ApplyPlan = apply_plan) -> Host | Device:
-    """How arrays move for this device; apply: the kernel that writes to resident tables."""
-    return Host(device) if device.type == "cpu" else Device(device, apply)
+def transport(device: torch.device, apply: ApplyPlan = apply_plan, tensors: bool = False
+              ) -> Host | Device:
+    """How arrays move for this device; apply: the kernel that writes to resident tables; tensors:
+    for kernels that take no numpy arrays, on a CPU either."""
+    return Device(device, apply) if tensors or device.type != "cpu" else Host(device)

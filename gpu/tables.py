@@ -19,6 +19,7 @@ from actorium.gpu.drafts import Drafts
 from actorium.gpu.staging import Array, Device, Host, Upload
 from actorium.kernels.philox import uniform
 from actorium.kernels.sampling import PROMPT_BIT
+from actorium.kernels.sampling_ops import TorchSampling, select_sampling
 
 I32 = NDArray[np.int32]
 
@@ -55,8 +56,11 @@ class Tables:
     """All slots. Arrays are device arrays of `moves` (numpy on a CPU) unless named host."""
 
     def __init__(self, moves: Host | Device, slots: int, pages_per_seq: int, page_size: int,
-                 vocab: int, max_len: int, groups: int = 1, drafts: int = 0) -> None:
-        """drafts: the most that a sequence has in a step."""
+                 vocab: int, max_len: int, groups: int = 1, drafts: int = 0,
+                 sampling: TorchSampling | None = None) -> None:
+        """drafts: the most that a sequence has in a step; sampling: the kernels, if not those that
+        are the device's own. The host samples with numpy."""
+        self.sampling = sampling or select_sampling(moves.device)
         self.moves, self.slots, self.page_size = moves, slots, page_size
         self.vocab, self.max_len, self.groups = vocab, max_len, groups
         self.pages_per_seq = pages_per_seq = pages_per_seq + -(-drafts // page_size)

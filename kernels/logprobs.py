@@ -22,18 +22,7 @@ class Logprobs(NamedTuple):
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
-    """log_softmax(logits) at tokens and at the k likeliest, with the device's kernels.
-
-    logits: f32[R, V]; tokens: i64[R].
-    """
-    if logits.is_cuda:
-        from .sampling_ops import select_sampling
-        return select_sampling(logits.device).logprobs(logits, tokens, k)
-    return torch_logprobs(logits, tokens, k)
-
-
-def torch_logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
-    """The reference."""
+    """log_softmax(logits) at tokens and at the k likeliest. logits: f32[R, V]; tokens: i64[R]."""
     norm = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, tokens[:, None])
     ranks = (logits > chosen).sum(dim=-1, dtype=torch.int32) + 1

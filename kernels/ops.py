@@ -34,6 +34,7 @@ from .native import library
 from .norm import rms_norm
 from .ragged import Ragged
 from .rope import apply_rope
+from .sampling_ops import TorchSampling
 from .scaled_mm import ScaledLinear, is_packed
 
 SMALL_WEIGHT = 4 << 20
@@ -138,6 +139,11 @@ class TorchOps:
     def apply_plan(self, tables: Sequence[Tensor], addresses: Tensor, entries: Tensor) -> None:
         """See `apply_plan.apply_plan`."""
         apply_plan(tables, addresses, entries)
+
+    @property
+    def sampling(self) -> TorchSampling:
+        """The kernels that sample."""
+        return TorchSampling()
 
     @property
     def latent(self) -> AttentionOps:

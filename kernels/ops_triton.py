@@ -22,6 +22,7 @@ from .triton.extend import extend
 from .triton.gated_norm import gated_norm, norm_gated
 from .triton.norm import rms_norm, rms_norm_add
 from .triton.rope import rotate_write
+from .triton.sampling import TritonSampling
 from .triton.scaled_mm import TritonScaledLinear
 
 
@@ -93,6 +94,11 @@ class TritonOps(TorchOps):
                      rows: Tensor, accepted: Tensor, layer: Delta) -> Tensor:
         """See `TorchOps.delta_window`."""
         return delta_window(p, states, columns, pending, rows, accepted, layer)
+
+    @property
+    def sampling(self) -> TritonSampling:
+        """See `TorchOps.sampling`."""
+        return TritonSampling()
 
     def apply_plan(self, tables: Sequence[Tensor], addresses: Tensor, entries: Tensor) -> None:
         """See `apply_plan.apply_plan`."""

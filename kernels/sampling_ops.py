@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import sampling
-from .logprobs import Logprobs, torch_logprobs
+from .logprobs import Logprobs, logprobs
 from .record import Layout, Progress, Resident
 
 
@@ -42,12 +42,13 @@ class TorchSampling:
 
     def logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
         """See `logprobs.logprobs`."""
-        return torch_logprobs(logits, tokens, k)
+        return logprobs(logits, tokens, k)
 
 
 @cache
 def select_sampling(device: torch.device, kernels: str = "auto") -> TorchSampling:
-    """kernels: auto (Triton's on CUDA devices) | torch | triton.
+    """Those that `select_ops` has as well. kernels: auto (Triton's on CUDA devices) | torch |
+    triton.
 
     Raises `ValueError` where those asked for cannot run.
     """

@@ -11,10 +11,18 @@ from helpers_models import write_checkpoint
 from helpers_speculation import Work, tokens_of
 from test_import_rules import loaded_by
 
-from actorium.actors.config import Config, DeviceConfig
+from actorium.actors.config import (
+    Config,
+    DeviceConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from actorium.actors.errors import BadConfig
 from actorium.actors.params import Resolved
+from actorium.gpu.device import open_device
 from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.staging import Device, Host
 from actorium.kernels.ops import TorchOps, select_ops, triton_fault
 
 CPU = torch.device("cpu")
@@ -50,6 +58,19 @@ def test_triton_without_device_and_interpreter_is_refused(
     with pytest.raises(BadConfig, match="kernels: triton .*TRITON_INTERPRET=1") as raised:
         load(tmp_path, "triton")
     assert raised.value.param == "device.kernels"
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch", pytest.param("triton", marks=interpreted)])
+def test_one_switch_for_model_and_sampler(tmp_path: Path, kernels: str) -> None:
+    write_checkpoint(tmp_path)
+    config = Config(model=ModelConfig(model=str(tmp_path), max_model_len=32),
+                    scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8),
+                    device=DeviceConfig(device="cpu", kernels=kernels, threads=1),
+                    memory=MemoryConfig(kv_cache_bytes=1 << 20))
+    runner = open_device(config, 1, lambda *_: None, {}).runner
+    name = "triton" if kernels == "triton" else "torch"
+    assert runner.model.ops.sampling.name == runner.tables.sampling.name == name
+    assert type(runner.moves) is (Device if kernels == "triton" else Host)
 
 
 def test_the_cpus_path_is_free_of_triton() -> None:

@@ -17,7 +17,7 @@ from actorium.gpu import tables as own_tables
 from actorium.kernels import philox as philox_reference
 from actorium.kernels import record as columns
 from actorium.kernels import sampling
-from actorium.kernels.logprobs import torch_logprobs
+from actorium.kernels.logprobs import logprobs as torch_logprobs
 from actorium.kernels.record import Layout, Progress
 from actorium.kernels.sampling import PROMPT_BIT
 from actorium.kernels.sampling_ops import TorchSampling, select_sampling

@@ -13,7 +13,6 @@ from helpers_sampling import MIXTURES, drawn_as_reference, resident, slots_of
 
 from actorium.kernels import philox as philox_reference
 from actorium.kernels import sampling
-from actorium.kernels.logprobs import logprobs
 from actorium.kernels.record import Layout, Resident
 from actorium.kernels.sampling import PROMPT_BIT
 from actorium.kernels.sampling_ops import TorchSampling, select_sampling
@@ -131,11 +130,11 @@ def test_masks(ops: TorchSampling) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 37])
-def test_log_probabilities(rows: int) -> None:
+def test_log_probabilities(ops: TorchSampling, rows: int) -> None:
     logits = rows_of(rows, 151_936, 4, 5.0)
     tokens = torch.randint(0, 151_936, (rows,), device="cuda")
     with no_waiting():
-        got = logprobs(logits, tokens, 20)
+        got = ops.logprobs(logits, tokens, 20)
     norm = logits.double().log_softmax(1)
     chosen = norm.gather(1, tokens[:, None])
     torch.testing.assert_close(got.chosen.double()[:, None], chosen, rtol=1e-6, atol=2e-6)
