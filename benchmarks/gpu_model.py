@@ -62,6 +62,8 @@ SMALL_HYBRID = SMALL | {"linear_key_head_dim": 16, "linear_value_head_dim": 16,
                             "partial_rotary_factor": 0.5},
                         "layer_types": ["linear_attention", "full_attention"]}
 GRAPHS = "1,2,4,8,16,32,128,256"
+SEGMENTS = "16,32,64,128,256,512"
+"""One more than there are unless asked for: to see where they no longer help."""
 WARM, STEPS = 8, 64
 ACCEPTANCE = "0.8,0.6"
 PAGE = 16
@@ -84,7 +86,8 @@ def settings(toy: bool, path: Path, batch: int, speculative: str = "off") -> Con
         speculation=SpeculationConfig(speculative=speculative, force_acceptance=ACCEPTANCE
                                       if speculative != "off" else ""),
         device=DeviceConfig(device="cpu" if toy else "cuda", threads=1 if toy else 0,
-                            kernels="torch" if toy else "auto", graph_batch_sizes=GRAPHS))
+                            kernels="torch" if toy else "auto", graph_batch_sizes=GRAPHS,
+                            graph_token_counts=SEGMENTS))
 
 
 @contextmanager
@@ -146,13 +149,26 @@ class Driver:
     def _run(self, plan: StepPlan) -> StepResult:
         return self._clock.launch(self.runner, plan).result()
 
-    def steps(self, count: int) -> dict[str, float]:
-        """Figures of so many steps."""
+    def prompt(self, tokens: int) -> None:
+        """One more sequence, for `steps` to extend."""
+        slot, used = len(self._slots) + 1, len(self._slots) * self._width
+        pages = 1 + used + np.arange(-(-tokens // PAGE), dtype=np.int32)
+        if pages[-1] >= self.runner.pools[0].pages:
+            raise ValueError(f"{tokens} tokens need {len(pages)} pages more")
+        prompt = (np.arange(tokens, dtype=np.int32) * 7919) % self.runner.tables.vocab
+        params = Resolved(max_tokens=1, temperature=0.0)
+        self._run(StepPlan(1, 0, admit=[Admit(
+            slot, prompt.tobytes(), tokens, 0, np.tile(pages, self.runner.tables.groups).tobytes(),
+            params, slot)]))
+
+    def steps(self, count: int, extend: int = 0) -> dict[str, float]:
+        """Figures of so many steps; extend: tokens of `prompt` in each of them."""
         waiting: deque[Any] = deque()
         results: list[StepResult] = []
+        more = np.array([len(self._slots) + 1, extend], np.int32).tobytes() if extend else b""
         start = perf_counter()
         for _ in range(count):
-            plan = StepPlan(1, 0, decode=self._slots.tobytes(), drafts=self._drafts)
+            plan = StepPlan(1, 0, decode=self._slots.tobytes(), drafts=self._drafts, extend=more)
             waiting.append(self._clock.launch(self.runner, plan))
             if len(waiting) == 2:
                 results.append(waiting.popleft().result())
@@ -166,7 +182,8 @@ class Driver:
 
     def close(self) -> None:
         """The slots are free again."""
-        self._run(StepPlan(1, 0, release=self._slots.tobytes()))
+        taken = np.array(list(self.runner.tables.sequences), np.int32)
+        self._run(StepPlan(1, 0, release=taken.tobytes()))
 
 
 def measured(runner: Runner, batch: int, context: int, drafts: int, toy: bool) -> dict[str, float]:
@@ -199,7 +216,8 @@ def decode(part: Part, copy_gbs: float) -> None:
         runner = device.runner
         part.facts |= {"seconds": seconds, "bytes": device.footprint.measured,
                        "planned": device.footprint.planned,
-                       "graphs": len(runner.graphs.shapes) if runner.graphs else 0}
+                       "graphs": len(runner.graphs.shapes) if runner.graphs else 0,
+                       "segments": runner.segments.shapes if runner.segments else []}
         part.save()
         for pool in runner.pools:
             for layer in pool.layers:
@@ -210,6 +228,32 @@ def decode(part: Part, copy_gbs: float) -> None:
         graphs, runner.graphs = runner.graphs, None
         for batch in (1, 32) if graphs else ():
             _row(part, device, batch, contexts[0], copy_gbs)
+        runner.graphs = graphs
+        _mixed(part, device, contexts[0])
+
+
+def _mixed(part: Part, device: Opened, context: int) -> None:
+    """Steps of a piece of a prompt and some decodes: in segments, and operation by operation."""
+    runner, batch = device.runner, 1 if part.toy else 8
+    warm, steps = (1, 2) if part.toy else (3, 12)
+    segments = runner.segments
+    for tokens in (10, 40) if part.toy else (16, 32, 64, 128, 256, 512):
+        for own in (segments, None) if segments else (None,):
+            how = "segments" if own else "eager"
+            with part.trying(f"mixed {tokens}, {how}", 0.0 if part.toy else 2.0) as go:
+                if go:
+                    runner.segments = own
+                    driver = Driver(runner, batch, context, warm + steps)
+                    driver.prompt((tokens - batch) * (warm + steps) + 1)
+                    try:
+                        driver.steps(warm, tokens - batch)
+                        found = driver.steps(steps, tokens - batch)
+                    finally:
+                        driver.close()
+                    part.add(batch=batch, context=context, tokens=tokens, how=how,
+                             step_us=found["step_us"], device_us=found["device_us"],
+                             idle_ratio=found["idle_ratio"])
+    runner.segments = segments
 
 
 def _row(part: Part, device: Opened, batch: int, context: int, copy_gbs: float) -> None:

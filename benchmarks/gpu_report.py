@@ -19,6 +19,10 @@ DECODE: Sequence[Column] = (
     ("floor_us", "floor us", "{:,.0f}"), ("share", "of floor", "{:.0%}"),
     ("idle_ratio", "idle", "{:.2%}"), ("peer_s", "transformers", "{:,.0f}"),
     ("ratio", "x", "{:.2f}"))
+MIXED: Sequence[Column] = (
+    ("tokens", "tokens", "{}"), ("batch", "of decodes", "{}"), ("context", "context", "{}"),
+    ("how", "how", "{}"), ("step_us", "step us", "{:,.0f}"), ("device_us", "device us", "{:,.0f}"),
+    ("idle_ratio", "idle", "{:.2%}"), ("ratio", "x eager", "{:.2f}"))
 RING: Sequence[Column] = (
     ("batch", "batch", "{}"), ("context", "context", "{}"), ("overlap", "overlap", "{}"),
     ("step_us", "step us", "{:,.0f}"), ("device_us", "device us", "{:,.0f}"),
@@ -51,8 +55,10 @@ def page(found: Mapping[str, Any], toy: bool) -> str:
     peers = {(r["batch"], r["context"]): r["tokens_s"] for r in _rows(found, "transformers")}
     decode = [{**row, "peer_s": peer, "ratio": row["tokens_s"] / peer}
               if (peer := peers.get((row["batch"], row["context"]))) else row
-              for row in _rows(found, "decode")]
+              for row in _rows(found, "decode") if "tokens" not in row]
     lines += _section("Decode, Llama-3.1-8B shape, launch path and device alone", DECODE, decode)
+    lines += _section("Steps of a piece of a prompt and decodes, Llama-3.1-8B shape", MIXED,
+                      _beside_eager(_rows(found, "decode")))
     lines += _opening(found.get("decode", {}).get("facts", {}))
     ring = [{**row, "cause": max(row["causes"], key=row["causes"].get)} if row.get("causes")
             else row for row in (*_rows(found, "ring"), *_rows(found, "ring-no-overlap"))]
@@ -83,6 +89,14 @@ def _opening(facts: Mapping[str, Any]) -> list[str]:
     return ["", f"{facts['graphs']} graphs. Seconds: {seconds}. GiB (planned): {bytes_}."]
 
 
+def _beside_eager(rows: Sequence[Row]) -> list[Row]:
+    """Mixed steps: how many times as fast as operation by operation."""
+    mixed = [row for row in rows if "tokens" in row]
+    eager = {row["tokens"]: row["step_us"] for row in mixed if row["how"] == "eager"}
+    return [{**row, "ratio": eager[row["tokens"]] / row["step_us"]}
+            if row["how"] != "eager" and row["tokens"] in eager else row for row in mixed]
+
+
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
     """How many times as fast as the best other kernel."""
     return [{**row, "ratio": row["peer_us"] / row["us"]} if "peer_us" in row else row
@@ -111,7 +125,8 @@ def plots(found: Mapping[str, Any], out: Path) -> None:
         _save(figure, out / "gpu-kernels.png")
     if rows := [*_rows(found, "decode"), *_rows(found, "ring")]:
         figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
-        _lines(left, _rows(found, "decode"), "share", "share of the byte floor", "how")
+        steps = [row for row in _rows(found, "decode") if "share" in row]
+        _lines(left, steps, "share", "share of the byte floor", "how")
         both = [*_rows(found, "ring"), *_rows(found, "ring-no-overlap")]
         _lines(right, both, "idle_ratio", "device idle ratio, whole engine", "overlap")
         _save(figure, out / "gpu-decode.png")

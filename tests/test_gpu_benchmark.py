@@ -42,7 +42,9 @@ def test_the_toy_battery_fails_nowhere(toy: Path) -> None:
 
 def test_models_decode_what_they_should(toy: Path) -> None:
     found = json.loads((toy / "gpu.json").read_text())
-    for row in found["decode"]["rows"]:
+    mixed = [row for row in found["decode"]["rows"] if "tokens" in row]
+    assert [row["tokens"] for row in mixed] == [10, 40] and all(r["step_us"] > 0 for r in mixed)
+    for row in (row for row in found["decode"]["rows"] if "tokens" not in row):
         assert row["tokens_a_step"] == 1 and row["floor_us"] > 0
     drafted = [row for row in found["speculation"]["rows"] if row["drafts"]]
     assert drafted and all(1 <= row["tokens_a_step"] <= 3 for row in drafted)
@@ -57,7 +59,7 @@ def test_what_comes_back_is_few_files(toy: Path) -> None:
     assert names == ["gpu-decode.png", "gpu-kernels.png", "gpu-timeline.json", "gpu-timeline.png",
                      "gpu.json", "gpu.md"], "and gpu-tests.xml: eight are the most"
     page = (toy / "gpu.md").read_text()
-    for title in ("## Kernels", "whole engine", "forced acceptance", "toy sizes"):
+    for title in ("## Kernels", "whole engine", "piece of a prompt", "forced acceptance", "toy sizes"):
         assert title in page
     assert json.loads((toy / "gpu-timeline.json").read_text())["traceEvents"]
 
