@@ -59,7 +59,8 @@ def test_what_comes_back_is_few_files(toy: Path) -> None:
     assert names == ["gpu-decode.png", "gpu-kernels.png", "gpu-timeline.json", "gpu-timeline.png",
                      "gpu.json", "gpu.md"], "and gpu-tests.xml: eight are the most"
     page = (toy / "gpu.md").read_text()
-    for title in ("## Kernels", "whole engine", "piece of a prompt", "forced acceptance", "toy sizes"):
+    for title in ("## Kernels", "whole engine", "piece of a prompt", "forced acceptance",
+                  "toy sizes"):
         assert title in page
     assert json.loads((toy / "gpu-timeline.json").read_text())["traceEvents"]
 

@@ -26,10 +26,12 @@ from actorium.actors.config import (
 )
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
+from actorium.gpu.capture import CudaCapturer
 from actorium.gpu.device import open_device
-from actorium.gpu.graphs import CudaCapturer, DecodeGraphs
+from actorium.gpu.graphs import DecodeGraphs
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.runner import Runner
+from actorium.gpu.segments import SegmentGraphs
 from actorium.gpu.staging import Device
 from actorium.gpu.timing import clock
 
@@ -62,17 +64,21 @@ def _model(path: Path, device: str, speculative: str = "off") -> Any:
 
 
 def _runner(model: Any, sizes: Sequence[int] = (), windows: Sequence[int] = (1,), drafts: int = 0,
-            **options: Any) -> Runner:
-    """On the device; sizes: of its graphs, if there are to be any."""
+            tokens: Sequence[int] = (), **options: Any) -> Runner:
+    """On the device; sizes: of its graphs, tokens: of its segments, if there are to be any."""
     moves = Device(DEVICE, model.ops.apply_plan)
     if drafts or model.shape.state is not None:
         runner = speculating_runner(model, drafts, moves=moves, mtp=drafts > 0, **options)
     else:
         runner = make_runner(model, device=DEVICE, moves=moves, **options)
+    graphs, segments, capturer = None, None, CudaCapturer(DEVICE)
     if sizes:
-        graphs = DecodeGraphs(runner, CudaCapturer(DEVICE), shapes(list(sizes), windows))
+        graphs = DecodeGraphs(runner, capturer, shapes(list(sizes), windows))
         graphs.capture(lambda phase, detail: None)
-        runner.graphs = graphs
+    if tokens:
+        segments = SegmentGraphs(runner, capturer, sorted(tokens, reverse=True))
+        segments.capture(lambda phase, detail: None)
+    runner.graphs, runner.segments = graphs, segments
     return runner
 
 
@@ -107,6 +113,25 @@ def test_graphs_take_over_and_give_back(path: Path) -> None:
         runs.append([out.tokens for out in ring.run()])
         assert ring.preemptions > 0
     assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize("sizes", [(), (1, 2, 8)], ids=["alone", "beside graphs"])
+def test_segments_give_the_tokens_of_steps_that_are_run(path: Path, tmp_path: Path,
+                                                        sizes: tuple[int, ...]) -> None:
+    """Prompts in chunks beside decodes, of a plain model and of one with recurrent layers."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    write_hybrid(tmp_path, DENSE, 5)
+    for model in (_model(path, "cuda"), _model(tmp_path, "cuda")):
+        runs = []
+        for tokens in ((), (4, 12, 40)):
+            runner = _runner(model, sizes, tokens=tokens, slots=9)
+            ring = Ring(runner, budget=48)
+            for i in range(24):
+                ring.submit(PROMPTS[i % 6], PARAMS[i % 3], i)
+                ring.step()
+            runs.append([out.tokens for out in ring.run()])
+        assert runs[0] == runs[1]
+        assert runner.segments is not None and runner.segments.replays > 5
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 2, 3])
@@ -167,20 +192,23 @@ def _no_waiting(runner: Runner, params: Resolved) -> None:
     assert all(r.busy_us > 0 for r in results)
 
 
-@pytest.mark.parametrize("sizes", [(), (1, 4, 8)], ids=["eager", "graphs"])
+@pytest.mark.parametrize(("sizes", "tokens"), [((), ()), ((1, 4, 8), ()), ((1, 4, 8), (8, 16))],
+                         ids=["eager", "graphs", "segments"])
 @pytest.mark.parametrize("params", PARAMS)
-def test_the_launch_path_does_not_wait_for_the_device(path: Path, params: Resolved,
-                                                      sizes: tuple[int, ...]) -> None:
+def test_the_launch_path_does_not_wait_for_the_device(
+        path: Path, params: Resolved, sizes: tuple[int, ...], tokens: tuple[int, ...]) -> None:
     """Nine sequences are more than the largest graph serves."""
     params = Resolved(**{f: getattr(params, f) for f in params.__struct_fields__
                          if f != "max_tokens"}, max_tokens=200)
-    _no_waiting(_runner(_model(path, "cuda"), sizes), params)
+    _no_waiting(_runner(_model(path, "cuda"), sizes, tokens=tokens), params)
 
 
-@pytest.mark.parametrize("sizes", [(), (8, 16)], ids=["eager", "graphs"])
-def test_recurrent_layers_do_not_wait_either(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("sizes", "tokens"), [((), ()), ((8, 16), ()), ((8, 16), (8, 16))],
+                         ids=["eager", "graphs", "segments"])
+def test_recurrent_layers_do_not_wait_either(tmp_path: Path, sizes: tuple[int, ...],
+                                             tokens: tuple[int, ...]) -> None:
     write_hybrid(tmp_path, DENSE, 5)
-    _no_waiting(_runner(_model(tmp_path, "cuda"), sizes, slots=16, page_size=16),
+    _no_waiting(_runner(_model(tmp_path, "cuda"), sizes, tokens=tokens, slots=16, page_size=16),
                 Resolved(max_tokens=200, temperature=0.0))
 
 
@@ -224,6 +252,8 @@ def test_the_largest_step_is_measured_before_pages_are_shared_out(path: Path) ->
     # torch rounds each tensor up to 512 bytes.
     assert told.planned["weights"] <= told.measured["weights"] < 1.2 * told.planned["weights"]
     assert opened.runner.graphs is not None and len(opened.runner.graphs.shapes) == 4
+    assert opened.runner.segments is not None
+    assert opened.runner.segments.shapes == [256, 128, 64, 32, 16]
     assert told.measured["graphs"] > 0 and told.planned["graphs"] > 0
 
 
@@ -232,4 +262,5 @@ def test_without_graphs_every_step_is_launched(path: Path) -> None:
                     memory=MemoryConfig(memory_fraction=0.5),
                     scheduler=SchedulerConfig(max_num_seqs=8))
     opened = open_device(config, 1, lambda *_: None, {})
-    assert opened.runner.graphs is None and "graphs" not in opened.footprint.planned
+    assert opened.runner.graphs is None and opened.runner.segments is None
+    assert "graphs" not in opened.footprint.planned
