@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from actorium.actors.errors import BadModel
 from actorium.gpu.fp8_shape import Fp8Shape
-from actorium.gpu.quantized import Pairs, level, quantised
+from actorium.gpu.quantized import INPUT_SCALES, Pairs, level, quantised
 from actorium.gpu.reading import Courier, Wanted, mapped, unreadable
 from actorium.gpu.shape import read_json
 from actorium.kernels.scaled_mm import dequantise, dequantise_rows, pack
@@ -21,6 +22,7 @@ from actorium.kernels.scaled_mm import dequantise, dequantise_rows, pack
 Progress = Callable[[str, int, int], None]
 """(what, done, of): called once per shard, when it is read."""
 
+LOG = logging.getLogger("actorium.model")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NESTED = (("language_model.model.", "model."), ("model.language_model.", "model."),
           ("language_model.lm_head.", "lm_head."))
@@ -148,12 +150,15 @@ class Intake:
         self.dtype, self.device, self.fp8 = dtype, device, fp8
         self.pairs = Pairs(list(self.shapes), fp8.shape) if fp8 else None
         self.found: dict[str, Tensor] = {}
+        self.static = 0
+        """Scales of inputs that the files hold, and nobody reads."""
 
     def wanted(self, file: Path, stored: str, dtype: torch.dtype, shape: Sequence[int]) -> bool:
         """See `reading.Wanted`."""
         name = _plain(stored)
         if self.pairs is not None and name in self.pairs.of_scales:
             return True
+        self.static += self.pairs is not None and name.endswith(INPUT_SCALES)
         if name not in self.shapes:
             return False
         if tuple(shape) != self.shapes[name]:
@@ -199,6 +204,11 @@ class Intake:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise BadModel(f"{path}: tensor {missing[0]} is missing{more}")
         level(self.found, self.dtype)
+        if self.static:
+            kept = self.fp8 is not None and self.fp8.keep
+            LOG.warning("%s: %d static scales of inputs are not used: %s", path, self.static,
+                        "each token is scaled by its own largest number" if kept
+                        else "nothing is multiplied in FP8 here")
         return self.found
 
 
@@ -214,11 +224,12 @@ def random_tensors(
     wants: list[Want], dtype: torch.dtype, device: torch.device, seed: int, progress: Progress,
     fp8: Fp8 | None = None,
 ) -> dict[str, Tensor]:
-    """Random weights (norms near 1, the rest normal with deviation 0.02), equal for equal seeds."""
-    gen = torch.Generator().manual_seed(seed)
+    """Random weights (norms near 1, the rest normal with deviation 0.02), equal for equal seeds on
+    one kind of device: where they are to lie they are drawn."""
+    gen = torch.Generator(device).manual_seed(seed)
     found = {}
     for want in wants:
-        tensor = _random(want, dtype, gen).to(device)
+        tensor = _random(want, dtype, gen)
         covered = want.product and fp8 and fp8.shape.covers(want.name.removesuffix(".weight"))
         if fp8 and covered:
             tensor = quantised(tensor, fp8.shape)
@@ -234,8 +245,12 @@ def _random(want: Want, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
     size = 1
     for n in want.shape:
         size *= n
-    block = torch.empty(min(size, 1 << 22)).normal_(0.0, 0.02, generator=gen)
-    block = block.to(torch.float32 if want.wide else dtype)
-    flat = block if size == block.numel() else block.repeat(-(-size // block.numel()))[:size]
+    block = torch.empty(min(size, 1 << 22), device=gen.device).normal_(0.0, 0.02, generator=gen)
+    flat = block = block.to(torch.float32 if want.wide else dtype)
+    if size > len(block):
+        flat = block.new_empty(size)
+        whole = size // len(block) * len(block)
+        flat[:whole].view(-1, len(block)).copy_(block)
+        flat[whole:] = block[:size - whole]
     tensor = flat.view(want.shape)
     return tensor + 1 if want.name.endswith("norm.weight") else tensor

@@ -2,8 +2,10 @@
 
 A weight is e4m3, and beside it lies `weight_scale` (one number, or one for each row) or
 `weight_scale_inv` (one for each block of 128 x 128, as in DeepSeek-V3's and Qwen3.5's checkpoints).
-Both multiply. A static `input_scale` is not read: inputs are scaled by their own largest numbers,
-which is as precise, and costs no further pass over them.
+Both multiply. A static `input_scale`, by which some checkpoints would have all inputs of a
+projection divided, is not read, and the loader says so: each token is scaled by its own largest
+number in the pass that quantises it, which costs no other one. A token is then never coarser than
+by the static scale that would have held it, and one beyond that scale's range is not cut off.
 
 On a device with products in FP8 the weights of projections stay as they are, as rows that carry
 their scales (`kernels.scaled_mm.pack`); all else is dequantised when it is read.
@@ -22,6 +24,8 @@ from actorium.kernels.scaled_mm import FP8, dequantise_rows, groups, is_packed, 
 
 SUFFIXES = ("_scale_inv", "_scale")
 """Of a weight's name: that of its scales."""
+INPUT_SCALES = (".input_scale", ".activation_scale")
+"""What names of static scales of inputs end with."""
 STACKED = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"),
            ("q_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj"))
 """Projections that are served as one product: all in FP8, or none."""

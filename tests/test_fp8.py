@@ -113,6 +113,27 @@ def test_scales_of_other_dtypes(tmp_path: Path, scale_dtype: torch.dtype) -> Non
     assert torch.equal(logits(load(tmp_path / "fp8")), logits(load(tmp_path / "twin")))
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_static_scales_of_inputs_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture,
+                                             monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
+    """A checkpoint whose inputs were to be divided by what it holds is served without, and says
+    so; one without such scales says nothing."""
+    source = tmp_path / "source"
+    write_checkpoint(source, **WIDE)
+    monkeypatch.setattr("actorium.gpu.models.registry.multiplies", lambda *_: keep)
+    for block, said in ((False, 1), (True, 0)):
+        at = tmp_path / f"fp8-{block}"
+        stored = write_twins(source, at, tmp_path / f"twin-{block}", block)
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="actorium.model"):
+            load(at)
+        lines = [r.getMessage() for r in caplog.records if "static scales" in r.getMessage()]
+        assert len(lines) == said
+        count = sum(name.endswith("input_scale") for name in stored)
+        why = "its own largest" if keep else "nothing is multiplied in FP8"
+        assert not said or (f"{count} static" in lines[0] and why in lines[0])
+
+
 def test_scales_in_another_file_than_their_weights(twins: tuple[Path, Path]) -> None:
     fp8, twin = twins
     tensors = load_file(fp8 / SINGLE)

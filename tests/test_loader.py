@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from actorium.actors.config import Config, ModelConfig
 from actorium.actors.errors import BadModel
-from actorium.gpu.loader import INDEX, SINGLE
+from actorium.gpu.loader import INDEX, SINGLE, Want, random_tensors
 from actorium.gpu.models.registry import load_model, read_shape
 from actorium.gpu.pools import PagePool, page_bytes
 from actorium.gpu.reading import Courier, mapped
@@ -233,6 +233,34 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path,
     (tmp_path / SINGLE).write_bytes((tmp_path / SINGLE).read_bytes()[:200])
     with Courier(CPU, 1) as courier, pytest.raises(BadModel, match="ends early"):
         list(courier.read([tmp_path / SINGLE], every))
+
+
+def test_dummy_weights_repeat_what_was_drawn() -> None:
+    """The numbers of a seed are those that they always were."""
+    wants = [Want("a", (3, 5)), Want("big", (1031, 4099)), Want("norm.weight", (7,), wide=True)]
+    found = random_tensors(wants, torch.bfloat16, CPU, 4, lambda *_: None)
+    gen = torch.Generator().manual_seed(4)
+    first = torch.empty(15).normal_(0.0, 0.02, generator=gen)
+    block = torch.empty(1 << 22).normal_(0.0, 0.02, generator=gen).bfloat16()
+    norm = torch.empty(7).normal_(0.0, 0.02, generator=gen) + 1
+    assert torch.equal(found["a"].flatten(), first.bfloat16())
+    big = found["big"].flatten()
+    assert torch.equal(big[:1 << 22], block)
+    assert torch.equal(big[1 << 22:], block[:len(big) - (1 << 22)])
+    assert torch.equal(found["norm.weight"], norm)
+    assert found["big"].untyped_storage().nbytes() == found["big"].nbytes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_dummy_weights_are_drawn_where_they_are_to_lie() -> None:
+    wants = [Want("big", (1031, 4099)), Want("x_norm.weight", (500_000,), wide=True)]
+    device = torch.device("cuda")
+    one, two = (random_tensors(wants, torch.bfloat16, device, 4, lambda *_: None) for _ in "ab")
+    assert all(torch.equal(one[want.name], two[want.name]) for want in wants)
+    assert all(one[want.name].is_cuda for want in wants)
+    assert one["big"].float().std().item() == pytest.approx(0.02, rel=0.01)
+    assert one["x_norm.weight"].mean().item() == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.gpu
