@@ -19,7 +19,7 @@ from actorium.gpu.batch import ExtendRow
 from actorium.kernels import record as columns
 from actorium.kernels.delta_window import Delta
 from actorium.kernels.gated_delta import Heads
-from actorium.kernels.ops import select_ops
+from actorium.kernels.ops import TorchOps, select_ops
 from actorium.kernels.ragged import Run as RaggedRun
 from actorium.kernels.ragged import plan_ragged
 from actorium.kernels.record import Resident
@@ -204,6 +204,7 @@ def deltas(s: Setting) -> Iterator[Case]:
         heads = Heads(keys, values, s.size(128, 32), s.size(128, 32))
         for batch in (2,) if s.toy else (1, 32, 256):
             yield from _delta_steps(s, heads, batch)
+        yield _conv_extend(s, heads, s.size(4096, 40))
         yield _delta_extend(s, heads, s.size(4096, 40))
 
 
@@ -225,6 +226,17 @@ def _delta_steps(s: Setting, heads: Heads, batch: int) -> Iterator[Case]:
     accepted = torch.ones(batch, dtype=torch.int64, device=s.device)
     yield Case("delta window", f"{named}, q 3", lambda: s.ops.delta_window(
         window, states, kept, pending, rows, accepted, layer), moved)
+
+
+def _conv_extend(s: Setting, heads: Heads, tokens: int) -> Case:
+    plan = plan_ragged([RaggedRun(1, tokens)], 4, s.device)
+    x, layer = s.randn(tokens, heads.channels), _layer(s, heads)
+    kept = s.randn(2, 3, heads.channels) * 0
+    peer = TorchOps()
+    return Case("conv extend", f"{tokens} tokens, {heads.channels} channels",
+                lambda: s.ops.conv_extend(x, kept, layer.conv, plan),
+                tokens * heads.channels * (2 + 4),
+                peers={"torch": lambda: peer.conv_extend(x, kept, layer.conv, plan)})
 
 
 def _delta_extend(s: Setting, heads: Heads, tokens: int) -> Case:

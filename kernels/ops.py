@@ -14,6 +14,7 @@ from .activation import gelu_mul, silu_mul
 from .apply_plan import apply_plan
 from .attention import Attend, AttentionOps, Chunk, torch_decode, torch_extend
 from .attention_native import NativeDecode, NativeExtend, chunk_rows
+from .causal_conv import conv_extend
 from .delta_window import Delta, delta_window
 from .gated_delta import Heads, delta_extend
 from .gated_norm import gated_norm, norm_gated
@@ -116,6 +117,11 @@ class TorchOps:
     ) -> Attend:
         """Attention of a step's chunks of prompts, for every layer with this window."""
         return torch_extend(rows, page_size, window, scale)
+
+    def conv_extend(self, x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
+                    bias: Tensor | None = None) -> Tensor:
+        """See `causal_conv.conv_extend`."""
+        return conv_extend(x, columns, weight, plan, bias)
 
     def delta_extend(self, qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Ragged,
                      heads: Heads) -> Tensor:

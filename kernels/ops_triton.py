@@ -15,6 +15,7 @@ from .ragged import Ragged
 from .scaled_mm import is_packed
 from .triton.activation import gelu_mul, silu_mul
 from .triton.apply_plan import apply_plan
+from .triton.causal_conv import conv_extend
 from .triton.decode import decode
 from .triton.delta import delta_step, delta_window
 from .triton.delta_extend import through
@@ -79,6 +80,11 @@ class TritonOps(TorchOps):
     ) -> None:
         """See `TorchOps.rotate_write`."""
         rotate_write(qkv, heads, norm, eps, rope, pages, index)
+
+    def conv_extend(self, x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
+                    bias: Tensor | None = None) -> Tensor:
+        """See `causal_conv.conv_extend`."""
+        return conv_extend(x, columns, weight, plan, bias)
 
     def delta_extend(self, qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Ragged,
                      heads: Heads) -> Tensor:

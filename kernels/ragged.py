@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,16 @@ class Wave(NamedTuple):
     """Chunk numbers; chunk `start + i` is of the i-th sequence."""
     saves: list[tuple[int, int]]
     """(i, row): the state of the i-th sequence after the wave is put there."""
+
+
+class Spans(NamedTuple):
+    """The tokens of a step, sequence by sequence."""
+
+    sequences: Tensor
+    """i32[S + 1, 3]: first token (row of T), tokens, first of its rows of `Ragged.tails`; the last
+    one says where they all end."""
+    blocks: Tensor
+    """i32[blocks, 2]: sequence, and which of its tokens is the block's first."""
 
 
 @dataclass(slots=True)
@@ -65,8 +76,30 @@ class Ragged:
     """i64[M, W - 1]: rows of the convolution's input that are the columns of M = S + saves."""
     tail_rows: Tensor
     """i64[M]: state rows those go to."""
+    keeps: list[int]
+    """Of the M, how many are each sequence's; they lie side by side, the one at its end last."""
+    spans: Spans | None = None
+    """`spans_of` this, once it was asked for."""
     chain: Tensor | None = None
     """`chain_of` this, once it was asked for."""
+
+
+def spans_of(plan: Ragged, size: int) -> Spans:
+    """The sequences of a step in blocks of up to `size` tokens, the same at each call; on the
+    device of the plan, made once."""
+    if plan.spans is None:
+        counts, keeps = np.array([plan.counts, plan.keeps], np.int32)
+        sequences = np.zeros((len(counts) + 1, 3), np.int32)
+        sequences[1:, 0], sequences[1:, 2] = np.cumsum(counts), np.cumsum(keeps)
+        sequences[:-1, 1] = counts
+        each = -(-counts // size)
+        owner = np.repeat(np.arange(len(counts), dtype=np.int32), each)
+        inside = np.arange(len(owner), dtype=np.int32) - np.repeat(np.cumsum(each) - each, each)
+        blocks = np.stack((owner, inside * size), 1).astype(np.int32)
+        both = torch.from_numpy(np.concatenate((sequences.reshape(-1), blocks.reshape(-1))))
+        own = both.to(plan.rows.device, non_blocking=True)
+        plan.spans = Spans(own[:sequences.size].view(-1, 3), own[sequences.size:].view(-1, 2))
+    return plan.spans
 
 
 def chain_of(plan: Ragged) -> Tensor | None:
@@ -122,7 +155,8 @@ def plan_ragged(
         None if plain else there(tokens.flatten()),
         None if plain and len(runs) == 1 else there(outputs.flatten()),
         None if full else there(real.float().view(-1, 1)),
-        None if plain else there(places), there(tails), there(tail_rows))
+        None if plain else there(places), there(tails), there(tail_rows),
+        [1 + len(run.saves) for run in runs])
 
 
 def _pieces(run: Run) -> list[int]:

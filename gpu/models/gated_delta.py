@@ -15,7 +15,6 @@ from actorium.gpu.models.plan import StatePlan
 from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.states import LayerStates
-from actorium.kernels.causal_conv import conv_extend
 from actorium.kernels.delta_native import NativeDelta, can_run
 from actorium.kernels.delta_window import Delta
 from actorium.kernels.gated_delta import Heads
@@ -81,7 +80,7 @@ class GatedDelta(RecurrentLayer):
         if self.native is not None:
             return self.native.extend(p, states.columns, states.state, plan.runs)
         h = self.rule.heads
-        qkv = conv_extend(p[:, :h.channels], states.columns, self.rule.conv, plan.ragged)
+        qkv = self.ops.conv_extend(p[:, :h.channels], states.columns, self.rule.conv, plan.ragged)
         y = self.ops.delta_extend(qkv, *self.rule.gates(p), states.state, plan.ragged, h)
         return self.gate(y, p)
 

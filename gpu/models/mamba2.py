@@ -13,7 +13,7 @@ from actorium.gpu.models.plan import StatePlan
 from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.states import LayerStates
-from actorium.kernels.causal_conv import conv_extend, conv_step
+from actorium.kernels.causal_conv import conv_step
 from actorium.kernels.mamba2 import Sizes, split_inputs, ssd_extend, ssd_step, time_steps
 
 
@@ -57,7 +57,7 @@ class Mamba2(RecurrentLayer):
     def extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:
         """See `RecurrentLayer`."""
         xbc, dt = self._parts(self.inputs(p))
-        xbc = conv_extend(xbc, states.columns, self.conv, plan.ragged, self.conv_bias)
+        xbc = self.ops.conv_extend(xbc, states.columns, self.conv, plan.ragged, self.conv_bias)
         y = ssd_extend(xbc, dt, states.state, plan.ragged, self.sizes, self.a, self.skip)
         return self.gate(y, p)
 

@@ -1,0 +1,90 @@
+"""See `kernels.causal_conv`: the tokens of an extend step through the convolution.
+
+Two launches: one makes the outputs, from the tokens where they lie and the columns before them; the
+other then keeps the columns that each sequence leaves.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..ragged import Ragged, Spans, spans_of
+from .activation import silu
+
+TOKENS, CHANNELS = 16, 128
+"""Of a program: 2,048 sums of four warps; a token's neighbours are found in the first cache."""
+KEPT = 256
+"""Channels of a program that keeps columns."""
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows", "sequences", "blocks"])
+def _conv(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
+          sequences: tl.tensor, blocks: tl.tensor, weight: tl.tensor, bias: tl.tensor,
+          out: tl.tensor, TAPS: tl.constexpr, C: tl.constexpr, BIASED: tl.constexpr,
+          TOKENS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    sequence = tl.load(blocks + 2 * tl.program_id(0))
+    token = tl.load(blocks + 2 * tl.program_id(0) + 1) + tl.arange(0, TOKENS)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = channel < C
+    row = tl.load(rows + sequence)
+    first = tl.load(sequences + 3 * sequence).to(tl.int64)
+    here = token < tl.load(sequences + 3 * sequence + 1)
+    total = tl.zeros((TOKENS, BLOCK), tl.float32)
+    if BIASED:
+        total += tl.load(bias + channel, mask=live, other=0)[None, :]
+    for tap in tl.static_range(TAPS):
+        place = token + tap - (TAPS - 1)
+        new = tl.load(x + (first + place)[:, None] * stride + channel[None, :],
+                      mask=(here & (place >= 0))[:, None] & live[None, :], other=0)
+        old = tl.load(columns + (row * (TAPS - 1) + place + TAPS - 1)[:, None] * C
+                      + channel[None, :],
+                      mask=(here & (place < 0))[:, None] & live[None, :], other=0)
+        by = tl.load(weight + tap * C + channel, mask=live, other=0)
+        total += (new.to(tl.float32) + old.to(tl.float32)) * by[None, :]
+    to = first + sequence * (TAPS - 1) + token
+    tl.store(out + to[:, None] * C + channel[None, :], silu(total),
+             mask=here[:, None] & live[None, :])
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows", "sequences", "tails", "tail_rows"])
+def _keep(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
+          sequences: tl.tensor, tails: tl.tensor, tail_rows: tl.tensor, TAPS: tl.constexpr,
+          C: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """What a sequence keeps on the way comes first, so that its own columns are still there; and of
+    its own a tap that is written is none of those that are read for the next ones."""
+    sequence = tl.program_id(0)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = channel < C
+    first = tl.load(sequences + 3 * sequence).to(tl.int64)
+    own = columns + tl.load(rows + sequence) * ((TAPS - 1) * C) + channel
+    for number in range(tl.load(sequences + 3 * sequence + 2),
+                        tl.load(sequences + 3 * sequence + 5)):
+        to = columns + tl.load(tail_rows + number) * ((TAPS - 1) * C) + channel
+        tokens = tl.load(tails + number * (TAPS - 1)) - first - sequence * (TAPS - 1)
+        for tap in tl.static_range(TAPS - 1):
+            place = tokens + tap - (TAPS - 1)
+            moved = tl.load(tl.where(place < 0, own + (place + TAPS - 1) * C,
+                                     x + (first + place) * stride + channel), mask=live, other=0)
+            tl.debug_barrier()  # it may be written by another thread, for one of the next taps
+            tl.store(to + tap * C, moved, mask=live)
+
+
+def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
+                bias: Tensor | None = None) -> Tensor:
+    """See `causal_conv.conv_extend`; x has the dtype of the columns. What lies between the
+    sequences' outputs is rubbish."""
+    spans: Spans = spans_of(plan, TOKENS)
+    taps, channels = weight.shape
+    count = len(plan.counts)
+    out = torch.empty((len(x) + (count - 1) * (taps - 1), channels), device=x.device)
+    _conv[(len(spans.blocks), triton.cdiv(channels, CHANNELS))](
+        x, x.stride(0), columns, plan.rows, spans.sequences, spans.blocks, weight,
+        weight if bias is None else bias, out, TAPS=taps, C=channels, BIASED=bias is not None,
+        TOKENS=TOKENS, BLOCK=CHANNELS, num_warps=4)
+    _keep[(count, triton.cdiv(channels, KEPT))](
+        x, x.stride(0), columns, plan.rows, spans.sequences, plan.tails, plan.tail_rows, TAPS=taps,
+        C=channels, BLOCK=KEPT, num_warps=4)
+    return out
