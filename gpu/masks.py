@@ -1,4 +1,12 @@
-"""Which tokens a row may sample: packed bits of a plan, applied to logits."""
+"""Which tokens a row may sample: packed bits of a plan, applied to logits.
+
+On a device they travel by a copy of their own, not in the step's one upload. A mask depends on the
+token before it, which, with two steps under way, the scheduler learns when the upload has long been
+sent: to wait with it would hold up the forward pass by as long as grammars take. Only a sequence's
+first mask comes with its plan, and for that alone a second way through would not be worth it. The
+copy waits for nothing either: two in each step leave every staging buffer (`staging.RING`) alone
+until the second step after, and by then that step's result has been read.
+"""
 
 from __future__ import annotations
 
