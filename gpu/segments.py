@@ -61,8 +61,9 @@ class Inputs:
     def __init__(self, model: Decoder, groups: int, most: int) -> None:
         """most: tokens."""
         self._numbers = torch.zeros((2 + groups, most), dtype=torch.int64, device=model.device)
-        wide = max(layer.mixer.inner for layer in model.layers)
-        self._middle = torch.zeros(most * wide, dtype=model.shape.dtype, device=model.device)
+        self._middles = {
+            inner: torch.zeros((most, inner), dtype=model.shape.dtype, device=model.device)
+            for inner in sorted({layer.mixer.inner for layer in model.layers})}
 
     def tokens(self, size: int) -> Tensor:
         """i64[size]"""
@@ -78,17 +79,19 @@ class Inputs:
 
     def middle(self, layer: Layer, size: int) -> Tensor:
         """[size, inner]: what `Mixer.between` gives."""
-        inner = layer.mixer.inner
-        return self._middle[:size * inner].view(size, inner)
+        return self._middles[layer.mixer.inner][:size]
 
     def fill(self, batches: Sequence[ForwardBatch], size: int) -> None:
-        """Take in a step of up to `size` tokens. Padding is token 0 at position 0, in the sink."""
+        """Take in a step of up to `size` tokens. Padding is token 0 at position 0, in the sink, and
+        attends to nothing: rows that are alike want the same experts, whose weights are read."""
         first = batches[0]
         count = len(first.tokens)
         torch.stack((first.tokens, first.positions, *(own.kv_index for own in batches)),
                     out=self._numbers[:, :count])
         if count < size:
             self._numbers[:, count:size].zero_()
+            for middle in self._middles.values():
+                middle[count:size].zero_()
 
     def clear(self) -> None:
         """Nothing but padding."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -35,6 +36,65 @@ def route_groups(
         biased = biased.masked_fill(closed.unsqueeze(-1), -torch.inf)
     experts = biased.flatten(1).topk(chosen, -1).indices
     return scores.gather(1, experts), experts
+
+
+class Experts:
+    """The experts of a layer."""
+
+    waits = True
+    """Whether the host must be told how the rows are shared out, before it can go on."""
+
+    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """sum over each row's experts of weight * expert(row): [T, H].
+
+        x: [T, H]; weights, chosen: [T, chosen], in the dtype of x and i64.
+        """
+        raise NotImplementedError
+
+
+class EachExpert(Experts):
+    """Experts one after the other, whatever they are."""
+
+    def __init__(self, run: Sequence[Callable[[Tensor], Tensor]]) -> None:
+        """run: each expert, [n, H] -> [n, H]."""
+        self._run = run
+
+    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """See `Experts`."""
+        return mix_experts(x, weights, chosen, self._run)
+
+
+class StackedExperts(Experts):
+    """The reference of experts whose rows are grouped on the device. Each row multiplies with
+    copies of its experts' weights: for small models."""
+
+    waits = False
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        """gate_up: [E, 2 * I, H], gate's rows before those of up; down: [E, H, I]."""
+        self.gate_up, self.down = gate_up, down
+
+    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """See `Experts`."""
+        experts, rows = chosen.flatten(), x.repeat_interleave(chosen.shape[1], 0).unsqueeze(2)
+        gate, up = torch.bmm(self.gate_up.index_select(0, experts), rows).float().chunk(2, 1)
+        inner = (F.silu(gate) * up).to(x.dtype)
+        return combine(weights, torch.bmm(self.down.index_select(0, experts), inner).squeeze(2))
+
+
+def grouped(chosen: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """(order, ends): i64[T * chosen], which row of the flat `chosen` lies at each place where rows
+    of one expert lie side by side; i64[E], the place behind the last row of each expert.
+
+    chosen: i64[T, chosen]; numbers: i64[E], those of the experts. Waits for nothing.
+    """
+    sorted_experts, order = chosen.flatten().sort(stable=True)
+    return order, torch.searchsorted(sorted_experts, numbers, right=True)
+
+
+def combine(weights: Tensor, outs: Tensor) -> Tensor:
+    """[T, H]: each row's results, weighted. weights: [T, chosen]; outs: [T * chosen, H]."""
+    return torch.bmm(weights.unsqueeze(1), outs.view(*weights.shape, outs.shape[1])).squeeze(1)
 
 
 def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,

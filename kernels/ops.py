@@ -16,6 +16,7 @@ from .attention import Attend, AttentionOps, Chunk, torch_decode, torch_extend
 from .attention_native import NativeDecode, NativeExtend, chunk_rows
 from .causal_conv import conv_extend
 from .delta_window import Delta, delta_window
+from .experts import Experts
 from .gated_delta import Heads, delta_extend
 from .gated_norm import gated_norm, norm_gated
 from .kv import write_kv
@@ -50,6 +51,9 @@ class TorchOps:
     """Attention of decode rows costs what their lengths ask for, which it reads on the device, not
     what the bound `span` would: it can serve from graphs."""
 
+    groups_experts = False
+    """All experts of a layer in one product, without the host; see `experts`."""
+
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A product with this weight, in the layout that serves it best; see
         `scaled_mm.pack` for one in FP8."""
@@ -61,6 +65,11 @@ class TorchOps:
         """silu (or gelu) of gate, times up; weight: [2 * I, K], gate's rows before those of up."""
         return Gated(self.linear(weight, bias),
                      self.gelu_mul if activation == "gelu" else self.silu_mul)
+
+    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        """Experts gated by SiLU; gate_up: [E, 2 * I, H]; down: [E, H, I]. Only where
+        `groups_experts`."""
+        raise TypeError(f"{self.name}: experts are run one by one")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `norm.rms_norm`."""

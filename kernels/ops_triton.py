@@ -19,6 +19,7 @@ from .triton.causal_conv import conv_extend
 from .triton.decode import decode
 from .triton.delta import delta_step, delta_window
 from .triton.delta_extend import through
+from .triton.experts import GroupedExperts
 from .triton.extend import extend
 from .triton.gated_norm import gated_norm, norm_gated
 from .triton.norm import rms_norm, rms_norm_add
@@ -42,12 +43,17 @@ class TritonOps(TorchOps):
 
     name = "triton"
     reads_lengths = True
+    groups_experts = True
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """See `TorchOps.linear`."""
         if is_packed(weight):
             return TritonScaledLinear(weight, bias)
         return super().linear(weight, bias) if can_pack(weight) else SumLinear(weight, bias)
+
+    def experts(self, gate_up: Tensor, down: Tensor) -> GroupedExperts:
+        """See `TorchOps.experts`."""
+        return GroupedExperts(gate_up, down)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `norm.rms_norm`."""

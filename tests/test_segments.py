@@ -215,9 +215,9 @@ def test_sizes_of_a_configuration() -> None:
 
 
 def test_what_cannot_be_captured() -> None:
-    assert why_eager(None, None) == Refusals()
-    assert why_eager("experts", None) == Refusals(*["experts are grouped by the host"] * 2)
-    latent = why_eager(None, "latent")
+    assert why_eager(False, None) == Refusals()
+    assert why_eager(True, None) == Refusals(*["experts are grouped by the host"] * 2)
+    latent = why_eager(False, "latent")
     assert latent.decodes and not latent.segments
     graphs = planned_graphs(Config(), 0, latent)
     assert not graphs.decodes and graphs.tokens

@@ -58,6 +58,10 @@ class Mixer(Protocol):
 class Mlp(Protocol):
     """A dense MLP, or a mixture of experts."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether the host must be told how experts share out the rows, before it can go on."""
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual + the MLP of x, both [T, hidden]."""
 
@@ -132,6 +136,12 @@ class Decoder(ABC):
     def attention_ops(self) -> AttentionOps:
         """Kernels of attention over what the pages of this model hold."""
         return self.ops.latent if self.shape.latent else self.ops
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step waits for the device, to be told how experts share out its rows."""
+        drafts = self.drafter is not None and self.drafter.waits
+        return drafts or any(layer.mlp.waits for layer in self.layers)
 
     @torch.inference_mode()
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],

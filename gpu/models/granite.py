@@ -65,6 +65,11 @@ class Beside:
     experts: Mixture
     shared: Mlp
 
+    @property
+    def waits(self) -> bool:
+        """See `Mlp`."""
+        return self.experts.waits
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual + what both give for x."""
         return self.shared.add(x, self.experts.add(x, residual))

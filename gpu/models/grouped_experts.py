@@ -10,9 +10,9 @@ from torch import Tensor
 from actorium.gpu.hybrid_shape import ExpertShape
 from actorium.gpu.loader import Want
 from actorium.gpu.mla_shape import Routing
-from actorium.gpu.models.mlp import Dense, dense, dense_wants
+from actorium.gpu.models.mlp import Dense, dense, dense_wants, experts
 from actorium.gpu.models.weights import Weights
-from actorium.kernels.experts import mix_experts, route_groups
+from actorium.kernels.experts import Experts, route_groups
 
 SMALLEST = 1e-20
 """Added to the sum that weights are divided by."""
@@ -37,13 +37,18 @@ class GroupedMixture:
     """f32[E, hidden]"""
     bias: Tensor
     """f32[E]: on the scores, when experts are chosen."""
-    experts: list[Dense]
+    experts: Experts
     shared: Dense
+
+    @property
+    def waits(self) -> bool:
+        """See `Mlp`."""
+        return self.experts.waits
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual + the mixture's output for x."""
         weights, chosen = self.choose(x)
-        out = mix_experts(x, weights.to(x.dtype), chosen, self.experts)
+        out = self.experts(x, weights.to(x.dtype), chosen)
         return out.add_(self.shared(x)).add_(residual)
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,5 +65,4 @@ def grouped_mixture(w: Weights, s: ExpertShape, routing: Routing) -> GroupedMixt
     """The mixture of these weights."""
     return GroupedMixture(
         s, routing, w.take("gate.weight"), w.take("gate.e_score_correction_bias"),
-        [dense(w.under(f"experts.{e}.")) for e in range(s.number)],
-        dense(w.under("shared_experts.")))
+        experts(w, s.number), dense(w.under("shared_experts.")))

@@ -12,7 +12,7 @@ from torch import Tensor
 from actorium.gpu.hybrid_shape import ExpertShape
 from actorium.gpu.loader import Fused, Want
 from actorium.gpu.models.weights import Normed, Weights, linear_wants
-from actorium.kernels.experts import mix_experts, route
+from actorium.kernels.experts import EachExpert, Experts, route
 from actorium.kernels.linear import Gated, Linear
 
 
@@ -58,6 +58,11 @@ class Dense:
     gate_up: Gated
     down: Linear | Normed
 
+    @property
+    def waits(self) -> bool:
+        """See `Mlp`."""
+        return False
+
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self.gate_up(x))
 
@@ -78,17 +83,32 @@ class Mixture:
     shape: ExpertShape
     router: Linear
     """To the experts, and, in the last row, to the gate of the shared expert."""
-    experts: list[Dense]
+    experts: Experts
     shared: Dense | None
+
+    @property
+    def waits(self) -> bool:
+        """See `Mlp`."""
+        return self.experts.waits
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual + the mixture's output for x."""
         s, logits = self.shape, self.router(x)
         weights, chosen = route(logits[:, :s.number], s.chosen, s.normalised)
-        out = mix_experts(x, weights, chosen, self.experts)
+        out = self.experts(x, weights, chosen)
         if self.shared is not None:
             out.addcmul_(logits[:, s.number:].sigmoid(), self.shared(x))
         return out.add_(residual)
+
+
+def experts(w: Weights, number: int) -> Experts:
+    """So many of these weights; grouped on the device where the kernels can, and none is in FP8."""
+    own = [w.under(f"experts.{e}.") for e in range(number)]
+    if not w.ops.groups_experts or any(each.packed("gate_proj", "up_proj", "down_proj")
+                                       for each in own):
+        return EachExpert([dense(each) for each in own])
+    gate_up = torch.stack([each.take("gate_proj.weight", "up_proj.weight") for each in own])
+    return w.ops.experts(gate_up, torch.stack([each.take("down_proj.weight") for each in own]))
 
 
 def mixture(w: Weights, s: ExpertShape) -> Mixture:
@@ -96,6 +116,5 @@ def mixture(w: Weights, s: ExpertShape) -> Mixture:
     router = w.take("gate.weight")
     if s.shared:
         router = torch.cat((router, w.take("shared_expert_gate.weight")))
-    return Mixture(s, w.ops.linear(router),
-                   [dense(w.under(f"experts.{e}.")) for e in range(s.number)],
+    return Mixture(s, w.ops.linear(router), experts(w, s.number),
                    dense(w.under("shared_expert.")) if s.shared else None)

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 class Drafter(Protocol):
     """The MTP layer of a model, chained for more than one draft."""
 
+    @property
+    def waits(self) -> bool:
+        """See `Mlp`."""
+
     def forward(
         self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: PagePool,
         rows: Tensor | None = None,
@@ -94,6 +98,11 @@ class MtpDrafter:
     join: Linear
     layer: Layer
     norm: Tensor
+
+    @property
+    def waits(self) -> bool:
+        """See `Drafter`."""
+        return self.layer.mlp.waits
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: PagePool,

@@ -52,6 +52,10 @@ class Weights:
         parts = [self.tensors.pop(self.prefix + name) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def packed(self, *names: str) -> bool:
+        """Whether the weight of any of these projections is in FP8."""
+        return any(is_packed(self.tensors[f"{self.prefix}{name}.weight"]) for name in names)
+
     def both(self, bias: bool, *names: str) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of projections, stacked."""
         weight = self.take(*(f"{name}.weight" for name in names))

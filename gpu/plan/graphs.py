@@ -104,9 +104,9 @@ class Refusals(NamedTuple):
     segments: str = ""
 
 
-def why_eager(experts: object, latent: object) -> Refusals:
-    """Of a model with these parts."""
-    if experts is not None:
+def why_eager(by_host: bool, latent: object) -> Refusals:
+    """Of a model with these parts; by_host: it is the host that groups the rows of experts."""
+    if by_host:
         return Refusals(*["experts are grouped by the host"] * 2)
     return Refusals("attention over latents is told the longest sequence" if latent is not None
                     else "")

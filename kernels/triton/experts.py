@@ -1,0 +1,130 @@
+"""See `kernels.experts`: all experts of a layer in two products, rows grouped on the device.
+
+The host knows neither how many rows an expert has nor where they begin. So as many programs are
+launched as any way of sharing them out could need; each finds its expert from where the experts'
+rows end, and those that are left over end at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..experts import Experts, combine, grouped
+from .activation import silu
+from .paged import operand, wide
+
+
+class Tile(NamedTuple):
+    """Launch of a product."""
+
+    rows: int
+    outs: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def tile(rows: int, experts: int, gated: bool) -> Tile:
+    """By the rows that an expert has on average. Few: the weights' bytes are what counts, so long
+    reads, four of them under way. Many: as large a tile as keeps its sums in registers; gate and up
+    are two sums."""
+    each = rows / experts
+    if each <= 16:
+        return Tile(16, 64, 128, 4, 4)
+    if each <= 48:
+        return Tile(32, 64 if gated else 128, 64, 4, 4)
+    return Tile(64 if each <= 96 else 128, 64 if gated else 128, 64, 8, 4)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product(x: tl.tensor, stride: tl.tensor, order: tl.tensor, ends: tl.tensor, w: tl.tensor,
+             out: tl.tensor, rows: tl.tensor, width: tl.tensor, outs: tl.tensor,
+             CHOSEN: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+             EXPERTS: tl.constexpr, E_BLOCK: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
+             COLUMNS: tl.constexpr) -> None:
+    """GATED: silu of the gate's rows of the weight times those of up, from tokens to sorted rows;
+    else back from these to where a token's experts lie side by side. EVEN: the width is a multiple
+    of COLUMNS."""
+    number = tl.arange(0, E_BLOCK)
+    known = number < EXPERTS
+    end = tl.load(ends + number, mask=known, other=rows).to(tl.int32)
+    start = tl.load(ends + number - 1, mask=known & (number > 0), other=0).to(tl.int32)
+    blocks = tl.where(known, tl.cdiv(end - start, ROWS), 0)
+    expert = tl.sum((tl.cumsum(blocks, 0) <= tl.program_id(0)).to(tl.int32), 0)
+    if expert >= EXPERTS:
+        return
+    own = number == expert
+    inside = tl.program_id(0) - tl.sum(tl.where(number < expert, blocks, 0), 0)
+    place = tl.sum(tl.where(own, start, 0), 0) + inside * ROWS + tl.arange(0, ROWS)
+    live = place < tl.sum(tl.where(own, end, 0), 0)
+    slot = tl.load(order + place, mask=live, other=0).to(tl.int64)
+    source, to = place.to(tl.int64), slot
+    if GATED:
+        source, to = slot // CHOSEN, source
+    column = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+    other = tl.minimum(column, outs - 1).to(tl.int64)  # beyond the edge: computed, not stored
+    k = tl.arange(0, COLUMNS)
+    x_at = x + source[:, None] * stride + k[None, :]
+    w_at = w + expert.to(tl.int64) * ((1 + GATED) * outs * width) + other[None, :] * width \
+        + k[:, None]
+    total = tl.zeros((ROWS, OUTS), tl.float32)
+    more = tl.zeros((ROWS, OUTS), tl.float32)
+    for at in range(0, width, COLUMNS):
+        if EVEN:
+            a = tl.load(x_at, mask=live[:, None], other=0)
+            b = tl.load(w_at)
+        else:
+            here = at + k < width
+            a = tl.load(x_at, mask=live[:, None] & here[None, :], other=0)
+            b = tl.load(w_at, mask=here[:, None], other=0)
+        total = tl.dot(operand(a, a, WIDE), operand(b, a, WIDE), total, input_precision="ieee")
+        if GATED:
+            if EVEN:
+                c = tl.load(w_at + outs * width)
+            else:
+                c = tl.load(w_at + outs * width, mask=(at + k < width)[:, None], other=0)
+            more = tl.dot(operand(a, a, WIDE), operand(c, a, WIDE), more, input_precision="ieee")
+        x_at += COLUMNS
+        w_at += COLUMNS
+    if GATED:
+        total = silu(total) * more
+    tl.store(out + to[:, None] * outs + column[None, :], total.to(out.dtype.element_ty),
+             mask=live[:, None] & (column < outs)[None, :])
+
+
+class GroupedExperts(Experts):
+    """Experts of one size, without biases; nothing waits for the device."""
+
+    waits = False
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        """gate_up: [E, 2 * I, H], gate's rows before those of up; down: [E, H, I]."""
+        self.gate_up, self.down = gate_up, down
+        self._numbers = torch.arange(len(down), device=down.device)
+
+    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """See `Experts`."""
+        x = x if x.stride(1) == 1 else x.contiguous()
+        order, ends = grouped(chosen, self._numbers)
+        inner = x.new_empty((len(order), self.down.shape[2]))
+        outs = x.new_empty((len(order), self.down.shape[1]))
+        if len(order):
+            self._launch(x, order, ends, self.gate_up, inner, chosen.shape[1])
+            self._launch(inner, order, ends, self.down, outs, 0)
+        return combine(weights, outs)
+
+    def _launch(self, x: Tensor, order: Tensor, ends: Tensor, w: Tensor, out: Tensor,
+                chosen: int) -> None:
+        """chosen: experts of a token, where its rows are read for each; else 0."""
+        (rows, outs), experts, width = out.shape, len(w), x.shape[1]
+        t = tile(rows, experts, chosen > 0)
+        _product[(rows // t.rows + min(experts, rows), triton.cdiv(outs, t.outs))](
+            x, x.stride(0), order, ends, w, out, rows, width, outs, CHOSEN=max(1, chosen),
+            GATED=chosen > 0, EVEN=width % t.columns == 0, WIDE=wide(x.dtype), EXPERTS=experts,
+            E_BLOCK=triton.next_power_of_2(experts), ROWS=t.rows, OUTS=t.outs, COLUMNS=t.columns,
+            num_warps=t.warps, num_stages=t.stages)
