@@ -8,9 +8,11 @@ is poisoned, as if others had used the memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from actorium.gpu.graphs import DecodeGraphs
 from actorium.gpu.plan.graphs import GraphShape
 from actorium.gpu.runner import Runner
 from actorium.gpu.segments import SegmentGraphs
+from actorium.kernels.experts import StackedExperts
+from actorium.kernels.ops import TorchOps
 
 T = TypeVar("T")
 HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique", "aten::masked_select",
@@ -167,6 +171,14 @@ def with_graphs(runner: Runner, sizes: list[int], windows: Iterable[int] = (1,))
     graphs.capture(lambda phase, detail: None)
     runner.graphs = graphs
     return graphs
+
+
+@contextmanager
+def experts_on_the_device() -> Iterator[None]:
+    """Models that are loaded meanwhile have experts that ask the host nothing, as on CUDA."""
+    with (patch.object(TorchOps, "groups_experts", True),
+          patch.object(TorchOps, "experts", lambda _, *weights: StackedExperts(*weights))):
+        yield
 
 
 def with_segments(runner: Runner, sizes: list[int]) -> SegmentGraphs:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from helpers_deepseek import add_mtp
-from helpers_graphs import RecordingCapturer, shapes, with_graphs
-from helpers_hybrid import DENSE, write_hybrid
+from helpers_graphs import RecordingCapturer, experts_on_the_device, shapes, with_graphs
+from helpers_hybrid import DENSE, MOE, write_hybrid
 from helpers_models import write_checkpoint
 from helpers_speculation import Guess, make_runner
 from helpers_windows import Driver
@@ -67,11 +67,14 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
             write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
                              layer_types=["sliding_attention", "full_attention"] * 2,
                              num_hidden_layers=4)
+        elif name == "experts":
+            write_hybrid(path, MOE, 5)
         else:
             write_checkpoint(path, seed=5)
         config = Config(model=ModelConfig(max_model_len=96),
                         speculation=SpeculationConfig(speculative="auto" if mtp else "off"))
-        return load_model(path, config, CPU, lambda *_: None)
+        with experts_on_the_device():
+            return load_model(path, config, CPU, lambda *_: None)
 
     return made
 
@@ -102,7 +105,7 @@ def told(outputs: list[Output]) -> list[tuple[Any, ...]]:
 # --- the same tokens -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["attention", "windows", "hybrid"])
+@pytest.mark.parametrize("name", ["attention", "windows", "hybrid", "experts"])
 def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,
                                                 kind: str) -> None:
     """Batches grow and shrink over the sizes of graphs, and beyond them."""
@@ -290,6 +293,14 @@ def test_the_plan_tells_of_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 # --- the capturer's own teeth --------------------------------------------------------------------
+
+def test_experts_grouped_by_the_host_cannot_be_captured(tmp_path: Path) -> None:
+    write_hybrid(tmp_path, MOE, 5)
+    model = load_model(tmp_path, Config(model=ModelConfig(max_model_len=96)), CPU, lambda *_: None)
+    assert model.waits
+    with pytest.raises(AssertionError, match="waits for the device"):
+        with_graphs(make_runner(model, 0, slots=4, moves=Device), [2])
+
 
 def test_a_host_read_cannot_be_captured() -> None:
     x = torch.arange(4.0)

@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 import torch
 from helpers_deepseek import add_mtp, write_deepseek
-from helpers_graphs import RecordingCapturer, with_graphs, with_segments
-from helpers_hybrid import DENSE, write_hybrid
+from helpers_graphs import (
+    RecordingCapturer,
+    experts_on_the_device,
+    with_graphs,
+    with_segments,
+)
+from helpers_hybrid import DENSE, SPARSE, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
 from helpers_speculation import make_runner
@@ -66,12 +71,15 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
         elif name == "mamba":
             write_granite(path, seed=5, num_local_experts=0, num_experts_per_tok=0)
         elif name == "latent":
-            write_deepseek(path, seed=5, first_k_dense_replace=99)
+            write_deepseek(path, seed=5)
+        elif name == "experts":
+            write_hybrid(path, SPARSE, 5)
         else:
             write_checkpoint(path, seed=5)
         config = Config(model=ModelConfig(max_model_len=96),
                         speculation=SpeculationConfig(speculative="auto" if mtp else "off"))
-        return load_model(path, config, CPU, lambda *_: None)
+        with experts_on_the_device():
+            return load_model(path, config, CPU, lambda *_: None)
 
     return made
 
@@ -115,7 +123,8 @@ def sizes_of(runner: Runner) -> list[int]:
 # --- the same tokens -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["attention", "windows", "hybrid", "mamba", "latent"])
+@pytest.mark.parametrize("name", ["attention", "windows", "hybrid", "mamba", "latent",
+                                  "experts"])
 def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,
                                                 kind: str) -> None:
     """Prompts and decodes mixed, chunks, cached prefixes, odd numbers of tokens."""
