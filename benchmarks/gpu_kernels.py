@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from actorium.gpu.batch import ExtendRow
 from actorium.kernels import record as columns
 from actorium.kernels.delta_window import Delta
+from actorium.kernels.experts import EachExpert, route
 from actorium.kernels.gated_delta import Heads
 from actorium.kernels.ops import TorchOps, select_ops
 from actorium.kernels.ragged import Run as RaggedRun
@@ -100,6 +101,27 @@ def products(s: Setting) -> Iterator[Case]:
                    2 * (out * inner + rows * (out + inner)))
 
 
+def mixtures(s: Setting) -> Iterator[Case]:
+    """Qwen3-30B-A3B's experts; the bytes of those that somebody wants. Beside them each expert's
+    products one by one, as the host would have them run."""
+    number, width, inner, chosen = s.size(128, 4), s.size(2048, 64), s.size(768, 32), s.size(8, 2)
+    gate_up = s.randn(number, 2 * inner, width) * width**-0.5
+    down = s.randn(number, width, inner) * inner**-0.5
+    ours = s.ops.experts(gate_up, down)
+    each = EachExpert([lambda y, g=g, d=d: F.linear(s.ops.silu_mul(F.linear(y, g)), d)
+                       for g, d in zip(gate_up, down, strict=True)])
+    for rows in (2,) if s.toy else (1, 8, 64, 256, 4096):
+        x, logits = s.randn(rows, width), s.randn(rows, number)
+        weights, experts = route(logits, chosen, True)
+        wanted = len(experts.unique())
+        flops = rows * chosen * 6 * width * inner
+        yield Case("experts", f"{rows} rows, {chosen} of {number}",
+                   lambda x=x, w=weights, e=experts: ours(x, w, e),
+                   wanted * 6 * width * inner if rows < 4096 else 0.0,
+                   flops if rows >= 4096 else 0.0,
+                   {"one by one": lambda x=x, w=weights, e=experts: each(x, w, e)})
+
+
 # --- attention -----------------------------------------------------------------------------------
 
 def decodes(s: Setting) -> Iterator[Case]:
@@ -128,6 +150,24 @@ def _decode(s: Setting, batch: int, length: int, q_len: int, heads: int, kv: int
         peers["flashinfer"] = _flashinfer(layer, pages, length, q.view(batch, heads, dim), kv)
     return Case("paged decode", f"{batch} x {length}, q {q_len}, {heads}/{kv} heads of {dim}",
                 lambda: attend(q, layer, out), batch * length * 2 * kv * dim * 2, peers=peers)
+
+
+def latents(s: Setting) -> Iterator[Case]:
+    """DeepSeek-V3's decode over latents, 16 heads as on one of eight devices, and all of them."""
+    rank, rope, size = s.size(512, 16), s.size(64, 8), 16
+    for batch, length, heads in [(2, 40, 4)] if s.toy else [(32, 4096, 16), (32, 4096, 128),
+                                                           (1, 4096, 128)]:
+        width = -(-length // size)
+        layer = s.randn((batch * width + 1) * size, 1, rank + rope)
+        order = torch.randperm(batch * width, device=s.device).to(torch.int32) + 1
+        pages, q = order.view(batch, width), s.randn(batch, heads, rank + rope)
+        lens = torch.full((batch,), length, dtype=torch.int32, device=s.device)
+        ours, torchs = (ops.decode(pages, lens, length, 1, size, 0, (rank + rope)**-0.5)
+                        for ops in (s.ops.latent(rank), TorchOps().latent(rank)))
+        yield Case("latent decode", f"{batch} x {length}, {heads} heads",
+                   lambda run=ours, q=q, layer=layer: run(q, layer),
+                   batch * length * (rank + rope) * 2,
+                   peers={"torch": lambda run=torchs, q=q, layer=layer: run(q, layer)})
 
 
 def _sdpa_decode(s: Setting, batch: int, length: int, q_len: int, heads: int, kv: int, dim: int
@@ -319,8 +359,9 @@ def _torch_sampling(logits: Tensor, top_k: int, top_p: float) -> dict[str, Run]:
 
 
 CASES: dict[str, Callable[[Setting], Iterator[Case]]] = {
-    "paged decode": decodes, "paged extend": extends, "delta": deltas, "sampling": samplings,
-    "linear": products, "norm": norms, "rotation": rotation, "gate": gates}
+    "paged decode": decodes, "paged extend": extends, "delta": deltas, "experts": mixtures,
+    "latent decode": latents, "sampling": samplings, "linear": products, "norm": norms,
+    "rotation": rotation, "gate": gates}
 """The most telling first: time may run out."""
 NEEDS = 8.0
 """Seconds to begin another group with: kernels are compiled, tensors filled."""

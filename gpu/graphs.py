@@ -244,7 +244,4 @@ def why_eager(model: Any, device: torch.device) -> Refusals:
     """Of this model."""
     if device.type != "cuda":
         return Refusals(*["they are CUDA's"] * 2)
-    why = plan.why_eager(model.waits, model.shape.latent)
-    if not model.ops.reads_lengths:
-        why = why._replace(decodes=why.decodes or "attention is told the longest sequence")
-    return why
+    return plan.why_eager(model.waits, model.attention_ops.reads_lengths)

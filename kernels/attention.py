@@ -33,6 +33,11 @@ class Attend(Protocol):
 class AttentionOps(Protocol):
     """Kernels of paged attention."""
 
+    @property
+    def reads_lengths(self) -> bool:
+        """A decode costs what the lengths ask for, which it reads on the device, not what the bound
+        `span` would: it can serve from graphs."""
+
     def decode(
         self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
         scale: float,

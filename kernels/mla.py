@@ -51,6 +51,8 @@ def write_latent(pages: Tensor, latent: Tensor, rope: Tensor, index: Tensor) -> 
 class Latent:
     """The attention kernels of latents, in torch: any device, any dtype."""
 
+    reads_lengths = False
+
     def decode(
         self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
         scale: float,

@@ -48,8 +48,7 @@ class TorchOps:
 
     name = "torch"
     reads_lengths = False
-    """Attention of decode rows costs what their lengths ask for, which it reads on the device, not
-    what the bound `span` would: it can serve from graphs."""
+    """See `AttentionOps`."""
 
     groups_experts = False
     """All experts of a layer in one product, without the host; see `experts`."""
@@ -160,9 +159,8 @@ class TorchOps:
         """The kernels that sample."""
         return TorchSampling()
 
-    @property
-    def latent(self) -> AttentionOps:
-        """Attention over latents."""
+    def latent(self, rank: int) -> AttentionOps:
+        """Attention over latents of this width, each with a rotated part behind it."""
         return Latent()
 
 

@@ -22,6 +22,7 @@ from .triton.delta_extend import through
 from .triton.experts import GroupedExperts
 from .triton.extend import extend
 from .triton.gated_norm import gated_norm, norm_gated
+from .triton.latent import TritonLatent
 from .triton.norm import rms_norm, rms_norm_add
 from .triton.rope import rotate_write
 from .triton.sampling import TritonSampling
@@ -111,6 +112,10 @@ class TritonOps(TorchOps):
     def sampling(self) -> TritonSampling:
         """See `TorchOps.sampling`."""
         return TritonSampling()
+
+    def latent(self, rank: int) -> TritonLatent:
+        """See `TorchOps.latent`."""
+        return TritonLatent(rank)
 
     def apply_plan(self, tables: Sequence[Tensor], addresses: Tensor, entries: Tensor) -> None:
         """See `apply_plan.apply_plan`."""

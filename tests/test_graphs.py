@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers_deepseek import add_mtp
+from helpers_deepseek import add_mtp, write_deepseek
 from helpers_graphs import RecordingCapturer, experts_on_the_device, shapes, with_graphs
 from helpers_hybrid import DENSE, MOE, write_hybrid
 from helpers_models import write_checkpoint
@@ -67,6 +67,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
             write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
                              layer_types=["sliding_attention", "full_attention"] * 2,
                              num_hidden_layers=4)
+        elif name == "latent":
+            write_deepseek(path, seed=5)
         elif name == "experts":
             write_hybrid(path, MOE, 5)
         else:
@@ -105,7 +107,7 @@ def told(outputs: list[Output]) -> list[tuple[Any, ...]]:
 # --- the same tokens -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["attention", "windows", "hybrid", "experts"])
+@pytest.mark.parametrize("name", ["attention", "windows", "hybrid", "experts", "latent"])
 def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,
                                                 kind: str) -> None:
     """Batches grow and shrink over the sizes of graphs, and beyond them."""

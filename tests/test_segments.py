@@ -224,9 +224,9 @@ def test_sizes_of_a_configuration() -> None:
 
 
 def test_what_cannot_be_captured() -> None:
-    assert why_eager(False, None) == Refusals()
-    assert why_eager(True, None) == Refusals(*["experts are grouped by the host"] * 2)
-    latent = why_eager(False, "latent")
-    assert latent.decodes and not latent.segments
-    graphs = planned_graphs(Config(), 0, latent)
+    assert why_eager(False, True) == Refusals()
+    assert why_eager(True, True) == Refusals(*["experts are grouped by the host"] * 2)
+    told = why_eager(False, False)
+    assert told.decodes and not told.segments
+    graphs = planned_graphs(Config(), 0, told)
     assert not graphs.decodes and graphs.tokens

@@ -135,7 +135,8 @@ class Decoder(ABC):
     @property
     def attention_ops(self) -> AttentionOps:
         """Kernels of attention over what the pages of this model hold."""
-        return self.ops.latent if self.shape.latent else self.ops
+        latent = self.shape.latent
+        return self.ops.latent(latent.rank) if latent else self.ops
 
     @property
     def waits(self) -> bool:

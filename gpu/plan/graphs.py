@@ -104,12 +104,12 @@ class Refusals(NamedTuple):
     segments: str = ""
 
 
-def why_eager(by_host: bool, latent: object) -> Refusals:
-    """Of a model with these parts; by_host: it is the host that groups the rows of experts."""
+def why_eager(by_host: bool, reads_lengths: bool) -> Refusals:
+    """Of a model; by_host: the host groups the rows of its experts; reads_lengths: see
+    `AttentionOps`."""
     if by_host:
         return Refusals(*["experts are grouped by the host"] * 2)
-    return Refusals("attention over latents is told the longest sequence" if latent is not None
-                    else "")
+    return Refusals("" if reads_lengths else "attention is told the longest sequence")
 
 
 def graphs_estimate(shape: PlanShape, demand: Demand, graphs: Graphs) -> int:

@@ -16,8 +16,8 @@ MOST = 128
 @triton.jit(do_not_specialize=["parts_count", "places"])
 def _merge(
     parts: tl.tensor, lse: tl.tensor, out: tl.tensor, parts_count: tl.tensor, places: tl.tensor,
-    heads: tl.tensor, out_stride: tl.tensor, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    MOST: tl.constexpr, AT_ONCE: tl.constexpr,
+    heads: tl.tensor, out_stride: tl.tensor, out_head: tl.tensor, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, MOST: tl.constexpr, AT_ONCE: tl.constexpr,
 ) -> None:
     place = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, MOST)
@@ -36,7 +36,7 @@ def _merge(
         value = tl.load(parts + (part * places + place)[:, None] * D + dim[None, :], mask=some,
                         other=0.0)
         acc += tl.sum(value.to(tl.float32) * (tl.exp(found - top) / total)[:, None], 0)
-    to = out + place // heads * out_stride + place % heads * D
+    to = out + place // heads * out_stride + place % heads * out_head
     tl.store(to + dim, acc.to(out.dtype.element_ty), mask=dim < D)
 
 
@@ -45,7 +45,7 @@ def merge(parts: Tensor, lse: Tensor, out: Tensor) -> Tensor:
     count, rows, heads, dim = parts.shape
     if rows * heads:
         _merge[(rows * heads,)](
-            parts, lse, out, count, rows * heads, heads, out.stride(0), D=dim,
+            parts, lse, out, count, rows * heads, heads, out.stride(0), out.stride(1), D=dim,
             BLOCK_D=triton.next_power_of_2(dim), MOST=max(MOST, triton.next_power_of_2(count)),
             AT_ONCE=AT_ONCE, num_warps=4 if dim > 64 else 2)
     return out

@@ -157,8 +157,8 @@ def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any], where: 
 def _outside(part: PlanShape, demand: Demand, config: Config, own: Outside) -> list[Outside]:
     """What a GPU holds beside the caches."""
     step = largest_step(demand)
-    by_host = part.fp8 is not None or config.device.kernels == "torch"
-    why = why_eager(part.experts is not None and by_host, part.latent)
+    triton = config.device.kernels != "torch"
+    why = why_eager(part.experts is not None and (part.fp8 is not None or not triton), triton)
     graphs = planned_graphs(config, demand.drafts, why)
     return [own, Outside("resident tables", tables_estimate(part, demand),
                          f"{demand.max_num_seqs + 1} slots"),
