@@ -155,10 +155,12 @@ class Decoder(ABC):
         """
         batch, hidden = batches[0], self.embedded(batches[0].tokens)
         step = self.step_of(batches, pools, recurrent, self.ropes_at(batch.positions))
-        for layer in self.layers[:-1]:
-            hidden = self.through(layer, hidden, step)
-        return self.through(self.layers[-1], hidden, step,
-                            None if batch.all_rows else batch.logit_rows)
+        for i, layer in enumerate(self.layers):
+            last = i == len(self.layers) - 1 and not batch.all_rows
+            # Two calls, so that what the mixer has made is gone when the MLP is run.
+            hidden = self.mix(layer, hidden, step, batch.logit_rows if last else None)
+            hidden = self.feed(layer, hidden)
+        return hidden
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """What goes into the first layer. tokens: i64[T] -> [T, hidden]."""
@@ -169,14 +171,18 @@ class Decoder(ABC):
         """Those of a step: [T, 2, 1, head_dim] each. positions: i64[T]."""
         return [rope_rows(table, positions) for table in self.ropes]
 
-    def through(self, layer: Layer, hidden: Tensor, step: Step,
-                rows: Tensor | None = None) -> Tensor:
-        """A layer's output for `hidden`, [T, hidden]; or those `rows` of it."""
+    def mix(self, layer: Layer, hidden: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
+        """hidden + what a layer's mixer gives, [T, hidden]; or those `rows` of it."""
         x, p = self.enter(layer, hidden, step)
         y = layer.mixer.between(p, step, rows)
         if rows is not None:
             x, hidden = x.index_select(0, rows), hidden.index_select(0, rows)
-        return self.leave(layer, y, x, hidden)
+        return layer.mixer.after(y, x, hidden)
+
+    def feed(self, layer: Layer, hidden: Tensor) -> Tensor:
+        """hidden + what its MLP gives."""
+        return layer.mlp.add(self.ops.rms_norm(hidden, layer.mlp_norm, self.shape.norm_eps),
+                             hidden)
 
     def enter(self, layer: Layer, hidden: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Up to the middle of a layer: its normed input, and what `Mixer.before` gives."""
@@ -184,10 +190,8 @@ class Decoder(ABC):
         return x, layer.mixer.before(x, step)
 
     def leave(self, layer: Layer, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
-        """On from there; see `Mixer.after`."""
-        hidden = layer.mixer.after(y, x, hidden)
-        return layer.mlp.add(self.ops.rms_norm(hidden, layer.mlp_norm, self.shape.norm_eps),
-                             hidden)
+        """On from there to the layer's end; see `Mixer.after`."""
+        return self.feed(layer, layer.mixer.after(y, x, hidden))
 
     def step_of(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
                 recurrent: Recurrent | None, ropes: list[Tensor]) -> Step:

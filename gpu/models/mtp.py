@@ -114,7 +114,8 @@ class MtpDrafter:
         token = ops.rms_norm(m.embed.index_select(0, tokens), self.token_norm, eps)
         hidden = self.join(torch.cat((token, ops.rms_norm(hidden, self.hidden_norm, eps)), -1))
         step = self._step(batch, pool, rows)
-        return ops.rms_norm(m.through(layer, hidden, step, rows), self.norm, eps)
+        hidden = m.feed(layer, m.mix(layer, hidden, step, rows))
+        return ops.rms_norm(hidden, self.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Drafter`."""
