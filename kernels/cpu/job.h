@@ -14,7 +14,7 @@ struct job {
     int stream; /* not OUT_FLOAT: write whole lines past the caches */
 };
 
-#ifdef __AMX_BF16__
+#ifdef TILES
 INLINE __m512 wide16(__m256i x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }

@@ -3,7 +3,7 @@
 
 #include "job.h"
 
-#ifdef __AMX_BF16__
+#ifdef TILES
 #ifndef STREAM_FROM
 #define STREAM_FROM (1 << 20) /* elements of a result that caches would not keep */
 #endif

@@ -9,8 +9,7 @@
  * 2 MB: by a fifth at 1.4 MB, by half at 2. */
 #include "job.h"
 
-#ifdef __AMX_BF16__
-#include "amx.h"
+#ifdef TILES
 
 #define WIDE 3                  /* row tiles multiplied at a time */
 #define GROUP (WIDE * 16)
@@ -112,7 +111,7 @@ static void store_held(struct pending *p) {
 #define DOT(t) \
     if (first) { \
         if (held) TILE_STORE(t, held + 256 * t, 64); \
-        if (more) TILE_LOAD(t, sums + 256 * t, 64); \
+        if (more) TILE_SUMS(t, sums + 256 * t, 64); \
         else TILE_ZERO(t); \
     } \
     TILE_DOT(t, 7, 6);
@@ -232,7 +231,7 @@ void product_many(const struct job *j, int64_t row0, int64_t row1, int64_t from,
     int64_t chunks = (steps + MAX_STEPS - 1) / MAX_STEPS, chunk = (steps + chunks - 1) / chunks;
     int64_t most = (L2_BYTES - 2 * chunk * PLAIN_BYTES) / row;
     most = most > MAX_ROWS ? MAX_ROWS : most < GROUP ? most / 16 * 16 : most / GROUP * GROUP;
-    amx_full();
+    tiles_full();
     while (row0 < row1) {
         int64_t groups = (row1 - row0 + GROUP - 1) / GROUP, parts = (row1 - row0 + most - 1) / most;
         int64_t rows = (groups + parts - 1) / parts * GROUP;
@@ -242,6 +241,6 @@ void product_many(const struct job *j, int64_t row0, int64_t row1, int64_t from,
         block_rows(j, row0, rows, from, to, chunk, scratch);
         row0 += rows;
     }
-    amx_release();
+    tiles_release();
 }
 #endif
