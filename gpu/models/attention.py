@@ -87,23 +87,23 @@ class Attention:
         return self.shape.q_size
 
     def before(self, x: Tensor, step: Step) -> Tensor:
-        """See `Mixer`: queries, rotated; what lies behind them is of no more use."""
+        """See `Mixer`: heads of queries, rotated; what lies behind them is of no more use."""
         s, (kv_index, layers, _) = self.shape, step.groups[self.group]
-        qkv = self.qkv(x)
-        self.ops.rotate_write(qkv.view(-1, s.heads + 2 * s.kv_heads, s.head_dim), s.heads,
-                              self.norm, s.norm_eps, step.ropes[self.rope], layers[self.place],
-                              kv_index)
+        qkv = self.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
+        self.ops.rotate_write(qkv, s.heads, self.norm, s.norm_eps, step.ropes[self.rope],
+                              layers[self.place], kv_index)
         return qkv
 
     def between(self, p: Tensor, step: Step, rows: Tensor | None,
                 out: Tensor | None = None) -> Tensor:
         """See `Mixer`."""
         s, (_, layers, plan) = self.shape, step.groups[self.group]
-        q, pages = p.view(len(p), -1, s.head_dim)[:, :s.heads], layers[self.place]
+        q, pages = p[:, :s.heads], layers[self.place]
         if rows is not None:
-            return plan.attend_rows(q, pages, rows).reshape(-1, s.q_size)
-        room = None if out is None else out.view(-1, s.heads, s.head_dim)
-        return plan.attend(q, pages, room).reshape(-1, s.q_size)
+            y = plan.attend_rows(q, pages, rows)
+        else:
+            y = plan.attend(q, pages, out if out is None else out.view(q.shape))
+        return y.reshape(-1, s.q_size)
 
     def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
         """See `Mixer`."""
