@@ -66,8 +66,8 @@ class TorchOps:
                      self.gelu_mul if activation == "gelu" else self.silu_mul)
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        """Experts gated by SiLU; gate_up: [E, 2 * I, H]; down: [E, H, I]. Only where
-        `groups_experts`."""
+        """Experts gated by SiLU; gate_up: [E, 2 * I, H]; down: [E, H, I]; or both in FP8, see
+        `scaled_mm.pack`. Only where `groups_experts`."""
         raise TypeError(f"{self.name}: experts are run one by one")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

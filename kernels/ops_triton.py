@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .attention import Attend, Chunk
 from .delta_window import Delta
+from .experts import Experts
 from .gated_delta import Heads, delta_extend
 from .linear import Linear, can_pack
 from .ops import TorchOps
@@ -26,6 +27,7 @@ from .triton.latent import TritonLatent
 from .triton.norm import rms_norm, rms_norm_add
 from .triton.rope import rotate_write
 from .triton.sampling import TritonSampling
+from .triton.scaled_experts import ScaledExperts
 from .triton.scaled_mm import TritonScaledLinear
 
 
@@ -52,9 +54,9 @@ class TritonOps(TorchOps):
             return TritonScaledLinear(weight, bias)
         return super().linear(weight, bias) if can_pack(weight) else SumLinear(weight, bias)
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> GroupedExperts:
+    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         """See `TorchOps.experts`."""
-        return GroupedExperts(gate_up, down)
+        return (ScaledExperts if is_packed(down) else GroupedExperts)(gate_up, down)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `norm.rms_norm`."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers_compile import compiled
 from helpers_deepseek import write_deepseek
+from helpers_fp8 import exact_fp8
 from helpers_hybrid import MOE, SPARSE, write_hybrid
 from helpers_speculation import Work, tokens_of
 from hypothesis import example, given, settings
@@ -19,9 +20,12 @@ pytest.importorskip("triton")
 from actorium.actors.config import Config, DeviceConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import load_model
+from actorium.kernels.activation import silu_mul
 from actorium.kernels.experts import EachExpert, Experts, StackedExperts
 from actorium.kernels.ops import triton_fault
+from actorium.kernels.scaled_mm import ScaledLinear, groups, pack
 from actorium.kernels.triton.experts import GroupedExperts, tile
+from actorium.kernels.triton.scaled_experts import ScaledExperts
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
@@ -92,6 +96,44 @@ def test_a_row_of_nan_disturbs_no_other() -> None:
     assert torch.equal(got[others], want[others]) and got[4].isnan().all()
 
 
+def packed(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """u8[E, N, ...]: in FP8, with scales by blocks, by rows, or one for each expert."""
+    rows = []
+    for own in weight.float():
+        n, k = own.shape
+        most = own.abs().amax(1, keepdim=True) if kind == "rows" else own.abs().amax().view(1, 1)
+        scales = (most / 448).expand(n, groups(k)).contiguous()
+        if kind == "blocks":
+            places = torch.arange(-(-n // 128) * groups(k), device=own.device).float()
+            scales = (scales[0, 0] * (1 + places.view(-1, groups(k)) / 10)
+                      ).repeat_interleave(128, 0)[:n]
+        each = scales.repeat_interleave(128, 1)[:, :k]
+        rows.append(pack((own / each).to(torch.float8_e4m3fn), scales))
+    return torch.stack(rows)
+
+
+def check_fp8(layer: Layer, kind: str, most: float) -> None:
+    """As each expert's products in the reference, whose inputs are quantised alike."""
+    gate_up, down = packed(layer.gate_up, kind), packed(layer.down, kind)
+    each = EachExpert([
+        lambda y, g=ScaledLinear(g), d=ScaledLinear(d): d(silu_mul(g(y)))
+        for g, d in zip(gate_up, down, strict=True)])
+    want = each(layer.x, layer.weights, layer.chosen).double()
+    got = ScaledExperts(gate_up, down)(layer.x, layer.weights, layer.chosen)
+    assert got.dtype is layer.x.dtype
+    assert (got.double() - want).norm() <= most * want.norm() and want.norm() > 0
+
+
+@interpreted
+@pytest.mark.parametrize("kind", ["blocks", "rows", "whole"])
+@pytest.mark.parametrize(("rows", "experts", "width", "inner"), [
+    (5, 4, 256, 128), (1, 3, 130, 70), (40, 2, 128, 192), (110, 2, 32, 16)])
+def test_in_fp8(kind: str, rows: int, experts: int, width: int, inner: int,
+                monkeypatch: pytest.MonkeyPatch) -> None:
+    exact_fp8(monkeypatch)
+    check_fp8(Layer(rows, experts, 2, width, inner, torch.float32), kind, 1e-2)
+
+
 def test_tiles_grow_with_the_rows_of_an_expert() -> None:
     rows = [tile(count, 8, True).rows for count in (1, 128, 129, 400, 700, 2000)]
     assert rows == [16, 16, 32, 64, 64, 128]
@@ -110,8 +152,33 @@ for number, width, inner in ((128, 2048, 768), (8, 1000, 300)):
 """
 
 
+FP8_CODE = """
+import torch
+from actorium.kernels.scaled_mm import pack
+from actorium.kernels.triton.scaled_experts import ScaledExperts
+
+def rows(e, n, k, block):
+    scales = torch.ones(e, n, k // 128)
+    if block:
+        scales += torch.arange(n // 128).repeat_interleave(128)[:, None] + torch.arange(k // 128)
+    return pack(torch.zeros(e, n, k).to(torch.float8_e4m3fn), scales)
+
+for block in (True, False):
+    experts = ScaledExperts(rows(8, 2 * 768, 2048, block), rows(8, 2048, 768, block))
+    assert experts.down.rows == (128 if block else 1)
+    for count in (1, 600):
+        experts(torch.empty(count, 2048, dtype=torch.bfloat16),
+                torch.empty(count, 2, dtype=torch.bfloat16), torch.arange(2).repeat(count, 1))
+"""
+
+
 def test_compiles_for_hopper(tmp_path: Path) -> None:
     assert compiled(CODE, tmp_path) == ["_product"] * 16
+
+
+def test_fp8_compiles_for_hopper(tmp_path: Path) -> None:
+    assert compiled(FP8_CODE, tmp_path) == (["_quantise_groups", "_product"] * 4
+                                            + ["_quantise_rows", "_product"] * 4)
 
 
 @interpreted
@@ -151,3 +218,11 @@ def test_on_the_device(rows: int, dtype: torch.dtype) -> None:
         * (y @ g.t()).float().chunk(2, 1)[1]).to(dtype) @ d.t()
         for g, d in zip(layer.gate_up, layer.down, strict=True)])
     layer.check(each, most)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", ["blocks", "rows"])
+@pytest.mark.parametrize("rows", [1, 64, 3000])
+def test_in_fp8_on_the_device(rows: int, kind: str) -> None:
+    check_fp8(Layer(rows, 32, 4, 1024, 384, torch.bfloat16, CUDA), kind, 2e-2)

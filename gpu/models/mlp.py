@@ -102,10 +102,11 @@ class Mixture:
 
 
 def experts(w: Weights, number: int) -> Experts:
-    """So many of these weights; grouped on the device where the kernels can, and none is in FP8."""
+    """So many of these weights; grouped on the device where the kernels can, and all of them are in
+    FP8, or none."""
     own = [w.under(f"experts.{e}.") for e in range(number)]
-    if not w.ops.groups_experts or any(each.packed("gate_proj", "up_proj", "down_proj")
-                                       for each in own):
+    kinds = {each.packed(name) for each in own for name in ("gate_proj", "up_proj", "down_proj")}
+    if not w.ops.groups_experts or len(kinds) > 1:
         return EachExpert([dense(each) for each in own])
     gate_up = torch.stack([each.take("gate_proj.weight", "up_proj.weight") for each in own])
     return w.ops.experts(gate_up, torch.stack([each.take("down_proj.weight") for each in own]))

@@ -52,9 +52,9 @@ class Weights:
         parts = [self.tensors.pop(self.prefix + name) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def packed(self, *names: str) -> bool:
-        """Whether the weight of any of these projections is in FP8."""
-        return any(is_packed(self.tensors[f"{self.prefix}{name}.weight"]) for name in names)
+    def packed(self, name: str) -> bool:
+        """Whether the weight of this projection is in FP8."""
+        return is_packed(self.tensors[f"{self.prefix}{name}.weight"])
 
     def both(self, bias: bool, *names: str) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of projections, stacked."""

@@ -41,6 +41,23 @@ def tile(rows: int, experts: int, gated: bool) -> Tile:
     return Tile(64 if each <= 96 else 128, 64 if gated else 128, 64, 8, 4)
 
 
+@triton.jit
+def rows_of(ends: tl.tensor, rows: tl.tensor, block: tl.tensor, EXPERTS: tl.constexpr,
+            E_BLOCK: tl.constexpr, ROWS: tl.constexpr) -> tl.tensor:
+    """(expert, places of its rows, which of these are its own) of a block; an expert that there is
+    none of where the block is left over."""
+    number = tl.arange(0, E_BLOCK)
+    known = number < EXPERTS
+    end = tl.load(ends + number, mask=known, other=rows).to(tl.int32)
+    start = tl.load(ends + number - 1, mask=known & (number > 0), other=0).to(tl.int32)
+    blocks = tl.where(known, tl.cdiv(end - start, ROWS), 0)
+    expert = tl.sum((tl.cumsum(blocks, 0) <= block).to(tl.int32), 0)
+    own = number == expert
+    inside = block - tl.sum(tl.where(number < expert, blocks, 0), 0)
+    place = tl.sum(tl.where(own, start, 0), 0) + inside * ROWS + tl.arange(0, ROWS)
+    return expert, place, place < tl.sum(tl.where(own, end, 0), 0)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _product(x: tl.tensor, stride: tl.tensor, order: tl.tensor, ends: tl.tensor, w: tl.tensor,
              out: tl.tensor, rows: tl.tensor, width: tl.tensor, outs: tl.tensor,
@@ -50,18 +67,9 @@ def _product(x: tl.tensor, stride: tl.tensor, order: tl.tensor, ends: tl.tensor,
     """GATED: silu of the gate's rows of the weight times those of up, from tokens to sorted rows;
     else back from these to where a token's experts lie side by side. EVEN: the width is a multiple
     of COLUMNS."""
-    number = tl.arange(0, E_BLOCK)
-    known = number < EXPERTS
-    end = tl.load(ends + number, mask=known, other=rows).to(tl.int32)
-    start = tl.load(ends + number - 1, mask=known & (number > 0), other=0).to(tl.int32)
-    blocks = tl.where(known, tl.cdiv(end - start, ROWS), 0)
-    expert = tl.sum((tl.cumsum(blocks, 0) <= tl.program_id(0)).to(tl.int32), 0)
+    expert, place, live = rows_of(ends, rows, tl.program_id(0), EXPERTS, E_BLOCK, ROWS)
     if expert >= EXPERTS:
         return
-    own = number == expert
-    inside = tl.program_id(0) - tl.sum(tl.where(number < expert, blocks, 0), 0)
-    place = tl.sum(tl.where(own, start, 0), 0) + inside * ROWS + tl.arange(0, ROWS)
-    live = place < tl.sum(tl.where(own, end, 0), 0)
     slot = tl.load(order + place, mask=live, other=0).to(tl.int64)
     source, to = place.to(tl.int64), slot
     if GATED:

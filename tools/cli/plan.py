@@ -158,7 +158,7 @@ def _outside(part: PlanShape, demand: Demand, config: Config, own: Outside) -> l
     """What a GPU holds beside the caches."""
     step = largest_step(demand)
     triton = config.device.kernels != "torch"
-    why = why_eager(part.experts is not None and (part.fp8 is not None or not triton), triton)
+    why = why_eager(part.experts is not None and not triton, triton)
     graphs = planned_graphs(config, demand.drafts, why)
     return [own, Outside("resident tables", tables_estimate(part, demand),
                          f"{demand.max_num_seqs + 1} slots"),
