@@ -182,6 +182,19 @@ def test_kept_in_fp8_in_triton(tmp_path: Path, block: bool,
     assert 0 < off(got, logits(load(tmp_path / "twin"))) < 0.08
 
 
+@interpreted
+def test_experts_in_fp8_are_grouped_in_triton(tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    exact_fp8(monkeypatch)
+    write_hybrid(tmp_path / "source", MOE, num_hidden_layers=2)
+    write_twins(tmp_path / "source", tmp_path / "fp8", tmp_path / "twin", True)
+    one_by_one, grouped = (kept(tmp_path / "fp8", monkeypatch, name)
+                           for name in ("torch", "triton"))
+    assert one_by_one.waits and not grouped.waits
+    assert off(logits(grouped), logits(one_by_one)) < 0.02
+    assert 0 < off(logits(grouped), logits(load(tmp_path / "twin"))) < 0.08
+
+
 @pytest.mark.parametrize(("architecture", "ignored"), [
     (DENSE, ("in_proj_a", "in_proj_b")), (SPARSE, ("shared_expert_gate",)), (MOE, ("k_proj",)),
     (NEXT, ("0.mlp.experts.1.gate_proj",))])
