@@ -20,6 +20,7 @@ from actorium.kernels import record as columns
 from actorium.kernels.delta_window import Delta
 from actorium.kernels.experts import EachExpert, route
 from actorium.kernels.gated_delta import Heads
+from actorium.kernels.mamba2 import Sizes, split_inputs
 from actorium.kernels.ops import TorchOps, select_ops
 from actorium.kernels.ragged import Run as RaggedRun
 from actorium.kernels.ragged import plan_ragged
@@ -268,6 +269,22 @@ def _delta_steps(s: Setting, heads: Heads, batch: int) -> Iterator[Case]:
         window, states, kept, pending, rows, accepted, layer), moved)
 
 
+def mambas(s: Setting) -> Iterator[Case]:
+    """A token of Mamba-2, at Granite-4 Small's sizes."""
+    sizes = Sizes(s.size(128, 4), 1, s.size(64, 8), s.size(128, 16))
+    fp32, reference = torch.float32, TorchOps()
+    for batch in (2,) if s.toy else (1, 32, 256):
+        states = s.randn(batch + 1, sizes.heads, sizes.head_dim, sizes.state_dim, dtype=fp32)
+        rows, dt = s.arange(batch, torch.int64) + 1, s.randn(batch, sizes.heads, dtype=fp32).abs()
+        inputs = split_inputs(s.randn(batch, sizes.channels, dtype=fp32), dt, sizes)
+        a, skip = -torch.ones_like(dt[0]), torch.ones_like(dt[0])
+        yield Case("mamba-2 step", f"{batch} x {sizes.heads} heads, fp32 state",
+                   lambda i=inputs, r=rows, t=states: s.ops.ssd_step(i, t, r, a, skip),
+                   2 * states[1:].numel() * 4,
+                   peers={"torch": lambda i=inputs, r=rows, t=states: reference.ssd_step(
+                       i, t, r, a, skip)})
+
+
 def _conv_extend(s: Setting, heads: Heads, tokens: int) -> Case:
     plan = plan_ragged([RaggedRun(1, tokens)], 4, s.device)
     x, layer = s.randn(tokens, heads.channels), _layer(s, heads)
@@ -360,7 +377,7 @@ def _torch_sampling(logits: Tensor, top_k: int, top_p: float) -> dict[str, Run]:
 
 CASES: dict[str, Callable[[Setting], Iterator[Case]]] = {
     "paged decode": decodes, "paged extend": extends, "delta": deltas, "experts": mixtures,
-    "latent decode": latents, "sampling": samplings, "linear": products, "norm": norms,
+    "latent decode": latents, "mamba-2 step": mambas, "sampling": samplings, "linear": products, "norm": norms,
     "rotation": rotation, "gate": gates}
 """The most telling first: time may run out."""
 NEEDS = 8.0

@@ -31,6 +31,7 @@ from .linear import (
     can_tile,
     huge,
 )
+from .mamba2 import Inputs, ssd_step
 from .mla import Latent
 from .native import library
 from .norm import rms_norm
@@ -149,6 +150,11 @@ class TorchOps:
         `delta_window.delta_window`. Returns f32[B * q, HV, V]."""
         x = layer.inputs(p).view(len(rows), len(p) // len(rows), -1)
         return delta_window(x, states, columns, pending, rows, accepted, layer)
+
+    def ssd_step(self, inputs: Inputs, states: Tensor, rows: Tensor, a: Tensor,
+                 skip: Tensor) -> Tensor:
+        """See `mamba2.ssd_step`."""
+        return ssd_step(inputs, states, rows, a, skip)
 
     def apply_plan(self, tables: Sequence[Tensor], addresses: Tensor, entries: Tensor) -> None:
         """See `apply_plan.apply_plan`."""

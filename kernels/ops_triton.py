@@ -1,4 +1,6 @@
-"""The kernels of CUDA devices, in Triton; what has none runs on torch's."""
+"""The kernels of CUDA devices, in Triton. What has none runs on torch's: products with weights that
+are not in FP8, routers, chunks of prompts over latents, Mamba-2's chunks and its convolution of
+single tokens, and what the delta rule does inside its chunks."""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from .delta_window import Delta
 from .experts import Experts
 from .gated_delta import Heads, delta_extend
 from .linear import Linear, can_pack
+from .mamba2 import Inputs
 from .ops import TorchOps
 from .ragged import Ragged
 from .scaled_mm import is_packed
@@ -24,6 +27,7 @@ from .triton.experts import GroupedExperts
 from .triton.extend import extend
 from .triton.gated_norm import gated_norm, norm_gated
 from .triton.latent import TritonLatent
+from .triton.mamba2 import ssd_step
 from .triton.norm import rms_norm, rms_norm_add
 from .triton.rope import rotate_write
 from .triton.sampling import TritonSampling
@@ -109,6 +113,11 @@ class TritonOps(TorchOps):
                      rows: Tensor, accepted: Tensor, layer: Delta) -> Tensor:
         """See `TorchOps.delta_window`."""
         return delta_window(p, states, columns, pending, rows, accepted, layer)
+
+    def ssd_step(self, inputs: Inputs, states: Tensor, rows: Tensor, a: Tensor,
+                 skip: Tensor) -> Tensor:
+        """See `mamba2.ssd_step`."""
+        return ssd_step(inputs, states, rows, a, skip)
 
     @property
     def sampling(self) -> TritonSampling:

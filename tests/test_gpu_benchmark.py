@@ -36,7 +36,7 @@ def test_the_toy_battery_fails_nowhere(toy: Path) -> None:
     assert found["kernels"]["facts"]["kernels"] == "triton"
     kernels = {row["kernel"] for row in found["kernels"]["rows"]}
     assert {"paged decode", "paged extend", "delta step", "delta window", "delta extend",
-            "conv extend", "experts", "latent decode", "sampling", "rotate_write",
+            "conv extend", "experts", "latent decode", "mamba-2 step", "sampling", "rotate_write",
             "linear"} <= kernels
     assert all(row["us"] > 0 and row["share"] > 0 for row in found["kernels"]["rows"])
 

@@ -14,7 +14,7 @@ from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.states import LayerStates
 from actorium.kernels.causal_conv import conv_step
-from actorium.kernels.mamba2 import Sizes, split_inputs, ssd_extend, ssd_step, time_steps
+from actorium.kernels.mamba2 import Sizes, split_inputs, ssd_extend, time_steps
 
 
 def mamba_wants(at: str, s: MambaShape, hidden: int) -> list[Want]:
@@ -70,7 +70,8 @@ class Mamba2(RecurrentLayer):
         states, columns = pools
         xbc, dt = self._parts(x)
         xbc = conv_step(xbc, columns, rows, self.conv, self.conv_bias)
-        return ssd_step(split_inputs(xbc, dt, self.sizes), states, rows, self.a, self.skip)
+        inputs = split_inputs(xbc, dt, self.sizes)
+        return self.ops.ssd_step(inputs, states, rows, self.a, self.skip)
 
     def gate(self, y: Tensor, p: Tensor) -> Tensor:
         """See `RecurrentLayer`. y: f32[T, H, P]."""
