@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,8 +36,15 @@ from actorium.actors.config import (
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
 from actorium.actors.params import Resolved
+from actorium.gpu import device
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.plan.graphs import Refusals, planned_graphs, segment_sizes, why_eager
+from actorium.gpu.plan.graphs import (
+    Graphs,
+    Refusals,
+    planned_graphs,
+    segment_sizes,
+    why_eager,
+)
 from actorium.gpu.runner import Runner
 from actorium.gpu.segments import SegmentGraphs
 from actorium.gpu.staging import Device
@@ -210,10 +218,10 @@ def test_the_largest_first_and_nothing_but_the_sink(make: Callable[[str], Any]) 
 
 
 def test_sizes_of_a_configuration() -> None:
-    def sizes(why: str = "", tokens: int = 2048, **device: Any) -> list[int]:
+    def sizes(why: str = "", tokens: int = 2048, **own: Any) -> list[int]:
         return segment_sizes(Config(
             scheduler=SchedulerConfig(max_num_batched_tokens=tokens, max_num_seqs=4),
-            device=DeviceConfig(**device)).check(), why)
+            device=DeviceConfig(**own)).check(), why)
 
     assert sizes() == [256, 128, 64, 32, 16] and sizes(tokens=100) == [64, 32, 16]
     assert sizes(graph_token_counts="24, 8,8") == [24, 8]
@@ -230,3 +238,32 @@ def test_what_cannot_be_captured() -> None:
     assert told.decodes and not told.segments
     graphs = planned_graphs(Config(), 0, told)
     assert not graphs.decodes and graphs.tokens
+
+
+def test_a_worker_opens_with_graphs_and_segments(tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA: what they take is measured before pages are shared out, and again at the end."""
+    write_checkpoint(tmp_path, seed=5)
+    free = iter(range(10_000, 0, -100))
+    monkeypatch.setattr(device, "transport", lambda own, *_: Device(own))
+    monkeypatch.setattr(device, "why_eager", lambda *_: Refusals())
+    monkeypatch.setattr(device, "CudaCapturer", lambda _: RecordingCapturer())
+    monkeypatch.setattr(device, "_free_bytes", lambda _: next(free))
+    config = Config(model=ModelConfig(model=str(tmp_path), max_model_len=64),
+                    scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=40),
+                    device=DeviceConfig(device="cpu", kernels="torch", threads=1,
+                                        graph_token_counts="8,16"))
+    said: list[tuple[str, str]] = []
+    opened = device.open_device(config, 1, lambda *told: said.append(told), {})
+    runner, told = opened.runner, opened.footprint
+    assert runner.graphs is not None and runner.segments is not None
+    assert [shape.rows for shape in runner.graphs.shapes] == [4, 2, 1]
+    assert runner.segments.shapes == [16, 8]
+    assert told.measured["graphs"] == 100 and told.planned["graphs"] > 0
+    assert [("warming", f"graphs {i}/3") for i in range(3)] == [
+        own for own in said if own[1].startswith("graphs")]
+    # Of each kind 100 bytes for the first, and 100 for each of the others.
+    graphs = planned_graphs(config, 0, Refusals())
+    assert device._graph_bytes(runner, graphs) == 300 + 200
+    assert device._graph_bytes(runner, graphs._replace(decodes=[])) == 200
+    assert device._graph_bytes(runner, Graphs([], [])) == 0
