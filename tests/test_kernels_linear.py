@@ -16,7 +16,7 @@ from actorium.kernels.ops import NativeOps
 BF16 = torch.bfloat16
 ROWS = (1, 2, 3, 5, 16, 17, 31, 32, 33, 64, 65, 100, 513)
 SUMMED = 4e-6
-"""How far sums may be off, as a share of the absolute values summed: one after the other in fp32."""
+"""How far sums in fp32 may be off, as a share of the absolute values summed."""
 SHAPES = ((1, 32), (33, 64), (250, 256), (96, 768), (100, 1024), (32, 2080))
 
 
