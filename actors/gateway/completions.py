@@ -21,7 +21,7 @@ from actorium.actors.gateway.completion_body import (
     TextCompletion,
     TextLogprobs,
 )
-from actorium.actors.gateway.engine import Engine
+from actorium.actors.gateway.engine import Engine, Facts
 from actorium.actors.gateway.fields import sampling
 from actorium.actors.gateway.formats import structured_of
 from actorium.actors.gateway.guard import Reply, caller, engine_of
@@ -39,7 +39,8 @@ async def completions(http: HttpRequest) -> Response | EventStream:
     engine = engine_of(http)
     body = await bodies.read(http, CompletionBody)
     body.check()
-    text = Text(engine, body, await engine.serves(body.model), caller(http).request_id)
+    await engine.serves(body.model)
+    text = Text(engine, await engine.facts(), body, caller(http).request_id)
     requests = await text.requests(caller(http).tenant)
     if body.logprobs is not None or body.prompt_logprobs is not None:
         await engine.pieces.ready()
@@ -51,12 +52,14 @@ async def completions(http: HttpRequest) -> Response | EventStream:
 class Text:
     """One request under way: a prompt or several."""
 
-    def __init__(self, engine: Engine, body: CompletionBody, model: str, request_id: str) -> None:
-        self._engine, self._body, self._model = engine, body, model
+    def __init__(self, engine: Engine, facts: Facts, body: CompletionBody,
+                 request_id: str) -> None:
+        """Raises `HttpError` on prompts that are none."""
+        self._engine, self._body, self._model = engine, body, facts.model
         self._id = f"cmpl-{answers.name_of(body.request_id, request_id)}"
         self._created = int(time())
         self._n = body.n or 1
-        self._prompts = body.prompts()
+        self._prompts = body.prompts(facts.max_model_len)
         self._ids: list[list[int]] = []
         """Of each prompt, where they are told."""
         self._texts: list[str] = []
