@@ -13,9 +13,13 @@ from actorium.actors.config import Config, GatewayConfig
 from actorium.actors.gateway.asking import Ask
 from actorium.actors.gateway.deltas import Deltas, Results
 from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.gate import Gate
 from actorium.actors.gateway.joins import Joins, whole
 from actorium.actors.gateway.parsing import Parsing
 from actorium.actors.gateway.pieces import Pieces
+
+STATUS_SECONDS = 1.0
+"""How long new requests wait for the watchdog to say that all is well."""
 
 
 class Facts:
@@ -43,6 +47,8 @@ class Engine:
         self.open = 0
         """Requests under way."""
         self.draining = False
+        self.gate = Gate(lambda: self.client.status(STATUS_SECONDS),
+                         self.settings.recovery_patience)
         self.joins = Joins()
         self.ask = Ask()
         self._facts: list[Facts] = []
