@@ -142,7 +142,7 @@ class Masking:
         if not masked:
             return plan
         self._planned[record.step] = masked
-        if any(np.isin(masked, before.sids).any() for before in unresolved):
+        if any(not set(masked).isdisjoint(before.sids.tolist()) for before in unresolved):
             self._due.add(record.step)
             return msgspec.structs.replace(plan, masks_follow=True)
         return msgspec.structs.replace(plan, masks=self._masks(books, record))
@@ -203,7 +203,7 @@ class Masking:
             matcher, sequence = self._matchers.get(sid), books.sequences.get(sid)
             if matcher is None or sequence is None:
                 continue
-            if not _catch_up(matcher, emitted_of(sequence, books.table)):
+            if not _catch_up(matcher, emitted_of(sequence, books.table, matcher.consumed)):
                 self.stick(books, [sid], _why(matcher))
                 continue
             window = record.window if row >= record.firsts else 1
@@ -221,9 +221,9 @@ class Masking:
         return masks
 
 
-def _catch_up(matcher: Matcher, emitted: Ints) -> bool:
+def _catch_up(matcher: Matcher, news: Ints) -> bool:
     """Take the tokens that have come since; False if the grammar does not allow them."""
-    return matcher.take(emitted[matcher.consumed:].tolist()) and not matcher.error
+    return matcher.take(news.tolist()) and not matcher.error
 
 
 def _why(matcher: Matcher) -> str:

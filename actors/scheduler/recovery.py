@@ -190,9 +190,11 @@ def recovers(recovery: RecoveryConfig) -> bool:
     return recovery.restart or recovery.ledger_dir is not None
 
 
-def emitted_of(sequence: Sequence, table: SlotTable) -> Ints:
-    """What a sequence has emitted, wherever it is."""
-    return table.emitted_tokens(sequence.slot) if sequence.slot else sequence.emitted
+def emitted_of(sequence: Sequence, table: SlotTable, first: int = 0) -> Ints:
+    """What a sequence has emitted, from the first-th token on, wherever it is."""
+    if sequence.slot:
+        return table.emitted_tokens(sequence.slot, first)
+    return sequence.emitted[first:] if first else sequence.emitted
 
 
 def drafts_at(sequence: Sequence, table: SlotTable) -> tuple[int, int]:
