@@ -4,8 +4,8 @@
 
 Every request of a round emits the same number of tokens: with a grammar, of a JSON value that
 cannot end sooner; without, past the end of sequence. A ratio is the median of those of rounds next
-to each other. Beside the time by the clock stands the processor time of each actor, which other work
-on the machine changes less.
+to each other. Beside the time by the clock stands the processor time of each actor, which other
+work on the machine changes less.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def threshold(scaled: F32, top_k: NDArray[np.int32], top_p: F32, min_p: F32) -> 
 
 
 def _apart(scaled: F32) -> F32:
-    """The same, its infinitely unlikely tokens in some order below all others: a partition takes ten
-    times as long where most values are equal, as they are behind a mask."""
+    """The same, its infinitely unlikely tokens in some order below all others: a partition takes
+    ten times as long where most values are equal, as they are behind a mask."""
     vocab = scaled.shape[1]
     return np.maximum(scaled, np.arange(-2 * vocab, -vocab, dtype=np.float32) * (FAR / vocab))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -47,12 +47,25 @@ class Matcher(Protocol):
 class Words(Protocol):
     """A vocabulary (`grammar.Vocabulary`)."""
 
+    def knows(self, grammar: str) -> bool: ...
+
+    def compile(self, grammar: str) -> Any: ...
+
+    def keep(self, grammar: str, compiled: Any) -> None: ...
+
     def matcher(self, grammar: str) -> Any: ...
 
     def masks(self, wanted: Sequence[tuple[Any, Sequence[int]]]) -> list[list[Any]]: ...
 
 
 Load = Callable[[], Words]
+
+
+class Prepared(NamedTuple):
+    """What `Masking.prepare` has found."""
+
+    words: Words
+    compiled: Any
 
 
 class Loading:
@@ -126,6 +139,23 @@ class Masking:
         except ActoriumError as error:
             return Objection(error.code, error.message)
         return None
+
+    # --- grammars that are compiled before they are needed ---
+
+    def knows(self, grammar: str) -> bool:
+        """A request with this grammar makes nobody wait."""
+        return self._words is not None and self._words.knows(grammar)
+
+    def prepare(self, grammar: str) -> Prepared:
+        """Compile it, and load the vocabulary if that is still to be done. On any thread. Raises
+        `ActoriumError` if there is no vocabulary."""
+        words = self._words or self._load()
+        return Prepared(words, words.compile(grammar))
+
+    def learned(self, grammar: str, found: Prepared) -> None:
+        """Take what was prepared."""
+        self._words = self._words or found.words
+        self._words.keep(grammar, found.compiled)
 
     def forget(self, sid: int) -> None:
         """The sequence is over."""

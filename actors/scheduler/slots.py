@@ -140,7 +140,8 @@ class SlotTable:
         return pages
 
     def emitted_tokens(self, slot: int, first: int = 0) -> Ints:
-        """A copy of the tokens that the slot's sequence has emitted so far, from the first-th on."""
+        """A copy of the tokens that the slot's sequence has emitted so far, but for the first ones.
+        """
         return self._tokens[slot, first:self.emitted[slot]].copy()
 
     def pages_of(self, slot: int) -> list[Ints]:

@@ -38,8 +38,8 @@ from actorium.actors.messages import (
     Tokenized,
     ToTokenizerFront,
 )
+from actorium.actors.runtime.aside import Aside, Job
 from actorium.actors.tokenizer import defaults
-from actorium.actors.tokenizer.aside import Aside, Job
 from actorium.actors.tokenizer.chat import Unfinished
 from actorium.actors.tokenizer.model import TextModel
 from actorium.actors.tokenizer.prompts import Asked, Prompts
