@@ -45,13 +45,14 @@ class NativeDelta:
     states: f32 or bf16 [rows, HV, V, K], both in place. They return bf16[T, HV * V]."""
 
     def __init__(self, lib: ctypes.CDLL, threads: int, heads: Heads, conv: Tensor, decay: Tensor,
-                 bias: Tensor, norm: Tensor, eps: float) -> None:
-        """conv: f32[W, channels]; decay, bias: f32[HV]; norm: f32[V]; all contiguous."""
+                 bias: Tensor, norm: Tensor, eps: float, tiles: bool | None = None) -> None:
+        """conv: f32[W, channels]; decay, bias: f32[HV]; norm: f32[V]; all contiguous.
+        tiles: blocks of extends go by tiles; None: where that is faster."""
         self.lib, self.threads, self.eps = lib, threads, eps
         self.held = (conv, decay, bias, norm)
         self.conv, self.decay, self.bias, self.norm = (t.data_ptr() for t in self.held)
         self.width = heads.values * heads.value_dim
-        tiles = lib.amx_ready()
+        tiles = lib.tiles_fast() if tiles is None else tiles
         self.sizes = [torch.tensor([len(conv), heads.keys, heads.values, heads.key_dim,
                                     heads.value_dim, narrow, tiles], dtype=torch.int32)
                       for narrow in (0, 1)]

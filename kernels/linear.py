@@ -221,7 +221,7 @@ def high_byte_codes(weight: Tensor, lib: ctypes.CDLL) -> tuple[Tensor, Tensor]:
 
 
 def can_tile(weight: Tensor) -> bool:
-    """Whether `TileLinear` takes this weight, on a processor with AMX."""
+    """Whether `TileLinear` takes this weight, on a processor with tiles."""
     return (weight.device.type == "cpu" and weight.dtype is torch.bfloat16
             and weight.shape[1] % 32 == 0 and 0 < weight.shape[1] <= MAX_TILE_INS)
 

@@ -150,10 +150,12 @@ class NativeOps(TorchOps):
 
     name = "native"
 
-    def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
-        """threads: of each call, torch's own."""
+    def __init__(self, lib: ctypes.CDLL, threads: int, tiles: bool | None = None) -> None:
+        """threads: of each call, torch's own. tiles: weights lie in tiles; None: where that is
+        faster."""
         self.lib, self.threads = lib, threads
-        self.scratch = huge(threads * lib.linear_scratch()) if lib.amx_ready() else None
+        in_tiles = lib.tiles_fast() if tiles is None else tiles
+        self.scratch = huge(threads * lib.linear_scratch()) if in_tiles else None
         self.tiles = bool(lib.extend_ready())
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:

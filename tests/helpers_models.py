@@ -68,6 +68,12 @@ def load(path: Path, native: bool = True, **model: Any) -> Model:
     return load_model(path, config, CPU, lambda *_: None)
 
 
+def same_logits(got: Tensor, want: Tensor, bf16: bool = False) -> bool:
+    """Whether two models with the same weights gave them: up to the last bits, since a library's
+    products may depend on where in memory a weight lies."""
+    return torch.allclose(got, want, rtol=0, atol=0.03 if bf16 else 2e-5)
+
+
 @dataclass
 class Seq:
     """A sequence as a test drives it: its tokens, how many are in the pages, its page table."""

@@ -23,10 +23,13 @@ RUNS = [Run(3, 130, ((64, 10), (100, 11), (130, 12))), Run(1, 2, ((1, 13),)), Ru
 class Layer:
     """Random bf16 inputs of a layer, and both ways to run it on copies of its states."""
 
-    def __init__(self, heads: Heads, width: int, state_dtype: torch.dtype) -> None:
+    def __init__(self, heads: Heads, width: int, state_dtype: torch.dtype,
+                 tiles: bool = False) -> None:
         lib = library()
         if lib is None:
             pytest.skip("no C compiler, or torch with another OpenMP")
+        if tiles and not lib.tiles_ready():
+            pytest.skip("neither AMX nor AVX512-BF16")
         gen = torch.Generator().manual_seed(0)
         self.heads, hv = heads, heads.values
         tokens, edge = sum(run.length for run in RUNS), heads.channels + hv * heads.value_dim
@@ -40,7 +43,8 @@ class Layer:
         self.conv, self.bias, self.norm = normal(width, heads.channels), normal(hv), normal(
             heads.value_dim)
         self.decay = normal(hv).square()
-        self.native = NativeDelta(lib, 2, heads, self.conv, self.decay, self.bias, self.norm, EPS)
+        self.native = NativeDelta(lib, 2, heads, self.conv, self.decay, self.bias, self.norm, EPS,
+                                  tiles)
 
     def reference(self, rows: int, run: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
                   ) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,11 +85,12 @@ def in_extend(layer: Layer, width: int) -> Callable[[Tensor, Tensor, Tensor, Ten
     return extend
 
 
+@pytest.mark.parametrize("tiles", [False, True], ids=["vectors", "tiles"])
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("heads", [Heads(2, 4, 128, 128), Heads(2, 6, 64, 32),
                                    Heads(1, 2, 256, 20), Heads(3, 3, 12, 9)])
-def test_c_equals_torch(heads: Heads, width: int, state_dtype: torch.dtype) -> None:
-    layer = Layer(heads, width, state_dtype)
+def test_c_equals_torch(heads: Heads, width: int, state_dtype: torch.dtype, tiles: bool) -> None:
+    layer = Layer(heads, width, state_dtype, tiles)
     rows, runs = torch.tensor([7, 3, 9, 1]), plan_runs(RUNS)
     channels = layer.p[:, :heads.channels].float()
 
@@ -101,9 +106,10 @@ def test_c_equals_torch(heads: Heads, width: int, state_dtype: torch.dtype) -> N
                   lambda columns, states: layer.native.step(layer.p[:4], columns, states, rows))
 
 
-def test_gates_at_their_ends() -> None:
+@pytest.mark.parametrize("tiles", [False, True], ids=["vectors", "tiles"])
+def test_gates_at_their_ends(tiles: bool) -> None:
     """States that are forgotten at once, and others never; inputs of zeros."""
-    layer = Layer(Heads(2, 4, 64, 64), 4, torch.float32)
+    layer = Layer(Heads(2, 4, 64, 64), 4, torch.float32, tiles)
     layer.p[:, -8:] *= 40
     layer.p[20:60, :layer.heads.channels] = 0
     layer.decay[1::2] = 1e-6

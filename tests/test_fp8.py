@@ -15,7 +15,7 @@ import torch
 from helpers_deepseek import deepseek_model
 from helpers_fp8 import FP8, SINGLE, exact_fp8, in_blocks, write_twins
 from helpers_hybrid import DENSE, MOE, NEXT, SPARSE, write_hybrid
-from helpers_models import CPU, Seq, Stepper, load, write_checkpoint
+from helpers_models import CPU, Seq, Stepper, load, same_logits, write_checkpoint
 from helpers_speculation import Work, tokens_of
 from safetensors.torch import load_file, save_file
 from test_memory_plan_bytes import CONFIGS, DELTA, LATENT, SMALL
@@ -90,8 +90,9 @@ def retensor(path: Path, **change: torch.Tensor | None) -> None:
 
 def test_as_the_dequantised_twin(twins: tuple[Path, Path]) -> None:
     fp8, twin = twins
-    assert torch.equal(logits(load(fp8)), logits(load(twin)))
-    assert torch.equal(logits(load(fp8, dtype="bfloat16")), logits(load(twin, dtype="bfloat16")))
+    assert same_logits(logits(load(fp8)), logits(load(twin)))
+    assert same_logits(logits(load(fp8, dtype="bfloat16")), logits(load(twin, dtype="bfloat16")),
+                       bf16=True)
 
 
 def test_as_transformers(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_as_transformers(tmp_path: Path) -> None:
 def test_scales_of_other_dtypes(tmp_path: Path, scale_dtype: torch.dtype) -> None:
     write_checkpoint(tmp_path / "source", **WIDE)
     write_twins(tmp_path / "source", tmp_path / "fp8", tmp_path / "twin", True, (), scale_dtype)
-    assert torch.equal(logits(load(tmp_path / "fp8")), logits(load(tmp_path / "twin")))
+    assert same_logits(logits(load(tmp_path / "fp8")), logits(load(tmp_path / "twin")))
 
 
 def test_scales_in_another_file_than_their_weights(twins: tuple[Path, Path]) -> None:
@@ -124,7 +125,7 @@ def test_scales_in_another_file_than_their_weights(twins: tuple[Path, Path]) -> 
             save_file(own, fp8 / f"{file}.safetensors")
             placed |= dict.fromkeys(own, f"{file}.safetensors")
         (fp8 / INDEX).write_text(json.dumps({"weight_map": placed}))
-        assert torch.equal(logits(load(fp8)), logits(load(twin)))
+        assert same_logits(logits(load(fp8)), logits(load(twin)))
 
 
 def test_kept_in_fp8_all_but_the_inputs_rounding(twins: tuple[Path, Path],
@@ -212,7 +213,7 @@ def test_dummy_weights(twins: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
     fp8, _ = twins
     os.unlink(fp8 / SINGLE)
     dense = logits(load(fp8, load_format="dummy"))
-    assert dense.isfinite().all() and torch.equal(dense, logits(load(fp8, load_format="dummy")))
+    assert dense.isfinite().all() and same_logits(dense, logits(load(fp8, load_format="dummy")))
 
 
 def refused(path: Path, *words: str) -> None:

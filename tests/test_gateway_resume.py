@@ -410,7 +410,9 @@ def test_two_gateways_at_one_port() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with Engine("", port=port, gateways=2, max_num_seqs=16, resume_grace=200.0) as engine:
+    # fp32: in bf16 equal prompts may part ways, since batches of other sizes round differently.
+    with Engine("", port=port, gateways=2, max_num_seqs=16, resume_grace=200.0,
+                dtype="float32") as engine:
         served = _served(engine)
         streams = [open_(served, MANY) for _ in range(8)]
         begun = [read(one, 3) for one in streams]

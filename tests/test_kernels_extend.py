@@ -30,7 +30,7 @@ class Row:
 def ops() -> NativeOps:
     found = select_ops(BF16, CPU, 64, native=True)
     if not isinstance(found, NativeOps) or not found.tiles:
-        pytest.skip("no AMX, no C compiler, or torch with another OpenMP")
+        pytest.skip("neither AMX nor AVX512-BF16, no C compiler, or torch with another OpenMP")
     return found
 
 

@@ -1,7 +1,7 @@
 /* What the CPU kernels share: bf16 <-> fp32, and a vectorisable exponential.
  *
  * The kernels serve bf16 models; what torch does in many passes is done in one. Plain C with OpenMP,
- * written so that the compiler vectorises it; AVX512-BF16 and AMX are used where the processor has
+ * written so that the compiler vectorises it; tiles (tiles.h) are used where the processor has
  * them. Arithmetic is fp32, rounded to bf16 once, to nearest even. Every function takes
  * the number of threads; `native.py` lists the arguments. */
 #pragma once
@@ -14,6 +14,7 @@
 
 typedef uint16_t bf16;
 #define INLINE static inline __attribute__((always_inline))
+#include "tiles.h"
 #define MAX_DIM 256
 
 INLINE float wide(bf16 x) {

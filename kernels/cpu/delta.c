@@ -1,6 +1,6 @@
 /* Many tokens a sequence through a GatedDeltaNet layer, in blocks: with the state as [key, value],
  * 32 values at a time are a product with the block's keys and queries, a forward substitution, and
- * a product back. Where AMX can, it does the blocks (delta_tiles.c). */
+ * a product back. Where tiles are AMX's, they do the blocks (delta_tiles.c). */
 #include "delta_run.h"
 #include <stdlib.h>
 #define BLOCK 32
@@ -238,7 +238,7 @@ static void run_of(const Delta *d, const Run *run, const int64_t *saves, int64_t
 }
 
 /* runs: [count, 3], see Run; saves: [.., 2] of all runs, those of run i from save_starts[i] on.
- * sizes[6]: whether the process may use AMX. */
+ * sizes[6]: whether to use tiles, which must be ready. */
 void delta_extend(const bf16 *p, int64_t stride, int64_t count, const int64_t *runs,
                   const int64_t *saves, const int64_t *save_starts, bf16 *columns,
                   const float *conv, void *states, const float *decay, const float *bias,

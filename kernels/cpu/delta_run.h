@@ -17,7 +17,7 @@ INLINE const bf16 *input(const Delta *d, const Run *run, int64_t t) {
                   : d->columns + (run->slot * (d->width - 1) + d->width - 1 + t) * channels_of(d);
 }
 
-/* `delta_tiles.c`: a key head and its value heads by AMX tiles. */
+/* `delta_tiles.c`: a key head and its value heads by tiles. */
 struct tiles;
 struct tiles *tiles_open(const Delta *d); /* for one thread; NULL: not these sizes */
 void tiles_close(struct tiles *b);

@@ -1,4 +1,4 @@
-/* Many tokens a sequence through a GatedDeltaNet layer by AMX tiles, a block of 32 at a time (the
+/* Many tokens a sequence through a GatedDeltaNet layer by tiles, a block of 32 at a time (the
  * chunked form of arXiv 2412.06464): with the state S as [key, value],
  *
  *     change = (1 + L)^-1 beta (v - reach k S),  L[t, j] = beta[t] from[t, j] k[t] k[j] for j < t
@@ -12,7 +12,7 @@
  * whose rows lie far apart, is fetched ahead. */
 #include "delta_run.h"
 #include <stdlib.h>
-#ifdef __AMX_BF16__
+#ifdef TILES
 #include "delta_tiles.h"
 
 #define TOKENS 32
@@ -62,7 +62,7 @@ struct tiles *tiles_open(const Delta *d) {
     b->turned = h, h += 3 * TOKENS * n;
     b->paired = h, h += 3 * TOKENS * n;
     b->state = h;
-    amx_full();
+    tiles_full();
     b->control = _mm_getcsr();
     _mm_setcsr(b->control | 0x8040); /* what is too small is 0, as in tiles: it would be slow */
     return b;
@@ -70,7 +70,7 @@ struct tiles *tiles_open(const Delta *d) {
 
 void tiles_close(struct tiles *b) {
     _mm_setcsr(b->control);
-    amx_release();
+    tiles_release();
     free(b);
 }
 

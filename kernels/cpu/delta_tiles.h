@@ -1,8 +1,7 @@
-/* fp32 in AMX's bf16, as sums of three bf16 (24 bits of mantissa: nothing is lost) or of two (16
+/* fp32 in the bf16 of tiles, as sums of three bf16 (24 bits of mantissa: nothing is lost) or of two (16
  * bits, for what is rounded to bf16 in the end), and the vector arithmetic of a GatedDeltaNet
  * layer. */
 #pragma once
-#include "amx.h"
 #include "common.h"
 
 #define TILE 512 /* bf16 of a tile */
@@ -105,10 +104,10 @@ INLINE void multiply(Split a, Split b, float *c, int rows, int columns, int step
             const bf16 *x = a.at + i * other, *y = b.at + j * other;
             float *to = c + (i * columns + j) * FLOATS, *under = to + columns * FLOATS;
             if (more) {
-                TILE_LOAD(0, to, 64);
-                TILE_LOAD(1, to + FLOATS, 64);
-                TILE_LOAD(2, under, 64);
-                TILE_LOAD(3, under + FLOATS, 64);
+                TILE_SUMS(0, to, 64);
+                TILE_SUMS(1, to + FLOATS, 64);
+                TILE_SUMS(2, under, 64);
+                TILE_SUMS(3, under + FLOATS, 64);
             } else {
                 TILE_ZERO(0);
                 TILE_ZERO(1);

@@ -1,20 +1,15 @@
 /* Attention of chunks of tokens over paged keys and values: online softmax over blocks of keys
- * (FlashAttention, arXiv 2205.14135, 2307.08691) on AMX tiles.
+ * (FlashAttention, arXiv 2205.14135, 2307.08691) on tiles (tiles.h).
  *
  * Scores are computed transposed, S^T = K Q^T, so that a row of a tile is one key and its 16 lanes
  * are 16 queries: maximum, exponential and sum need nothing across lanes. A query is a column: one
  * token with one of the query heads that share a key head. Two rows of P^T side by side are what
  * O^T = V^T P^T wants for its right operand. */
 #include "common.h"
-#ifdef __AMX_BF16__
-#include "amx.h"
+#ifdef TILES
 #include "extend_pack.h"
 #include <stdlib.h>
 #include <sys/mman.h>
-
-#define TILE_STREAM(t, at, stride) \
-    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t \
-                     : : "r"((const void *)(at)), "r"((long)(stride)) : "memory")
 
 /* Scores, as they become weights: the columns' scale, the maximum subtracted, the sum so far. */
 struct weighing { __m512 scale, top[2], sum[2]; };
@@ -44,6 +39,28 @@ INLINE void weigh_some(struct rest *r, struct weighing *to, int many, int two) {
             weigh(r->scores, r->weights, r->next, r->next + 1, to, w);
 }
 
+#ifdef TILES_OF_VECTORS
+/* As below, but sums stay in registers: one unit of the processor does it all. */
+INLINE void score(const bf16 *keys, const bf16 *query, float *scores, int dim, int two,
+                  struct rest *rest, struct weighing *to) {
+    if (rest) weigh_some(rest, to, dim / 32 * rest->share, two);
+    for (int w = 0; w <= two; w++)
+        for (int k = 0; k < 2; k++)
+            dot_chain(scores + w * KEYS * 16 + k * 256, (const uint8_t *)(keys + k * TILE),
+                      4 * TILE, (const uint8_t *)(query + w * dim * 16), 2 * TILE, dim / 32, 1);
+}
+
+INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int n, int dim, int two,
+                   int fresh, struct rest *rest, struct weighing *to) {
+    if (rest) weigh_some(rest, to, dim / 32 * (n / 32) * rest->share, two);
+    for (int d = 0; d < dim; d += 32)
+        for (int w = 0; w <= two; w++)
+            for (int k = 0; k < 2; k++)
+                dot_chain(outputs + d * 32 + w * 512 + k * 256,
+                          (const uint8_t *)(values + d * KEYS + k * TILE), 4 * TILE,
+                          (const uint8_t *)(weights + w * KEYS * 16), 2 * TILE, n / 32, fresh);
+}
+#else
 /* Scores of 32 keys and 16 or 32 columns: [2][KEYS][16]. With `rest`, the scores that were there
  * become weights meanwhile: tiles and vectors are different units of the processor. */
 INLINE void score(const bf16 *keys, const bf16 *query, float *scores, int dim, int two,
@@ -77,8 +94,8 @@ INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int 
             TILE_ZERO(0); TILE_ZERO(1);
             if (two) { TILE_ZERO(2); TILE_ZERO(3); }
         } else {
-            TILE_LOAD(0, o, 64); TILE_LOAD(1, o + 256, 64);
-            if (two) { TILE_LOAD(2, o + 512, 64); TILE_LOAD(3, o + 768, 64); }
+            TILE_SUMS(0, o, 64); TILE_SUMS(1, o + 256, 64);
+            if (two) { TILE_SUMS(2, o + 512, 64); TILE_SUMS(3, o + 768, 64); }
         }
         for (int j = 0; j < n; j += 32) {
             TILE_STREAM(4, v + j * 32, 64);
@@ -97,6 +114,7 @@ INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int 
         if (two) { TILE_STORE(2, o + 512, 64); TILE_STORE(3, o + 768, 64); }
     }
 }
+#endif
 
 /* The largest of n scores of every column; with `edge`, what a column may not see becomes -inf. */
 INLINE __m512 largest(float *scores, int n, int edge, __m512i from, __m512i to, int key) {
@@ -308,7 +326,7 @@ static int take(struct scratch *s, int dim, int64_t columns) {
     return 1;
 }
 
-int extend_ready(void) { return amx_permitted(); }
+int extend_ready(void) { return tiles_permitted(); }
 
 /* rows: of n sequences, the address of the page table, the first token in q and out, tokens before
  * it and tokens of it. q: [tokens, ...] of heads x dim every q_stride elements; out: [tokens, heads,
@@ -333,7 +351,7 @@ void paged_extend(const bf16 *q, int64_t q_stride, const bf16 *pages, const int6
     {
         struct scratch s;
         int ready = take(&s, dim, width);
-        amx_full();
+        tiles_full();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < pairs * parts; i++) {
             const struct row *r = row + i % pairs / kv_heads;
@@ -345,7 +363,7 @@ void paged_extend(const bf16 *q, int64_t q_stride, const bf16 *pages, const int6
             else if (dim == 64) task(&c, r, k, first, end, &s, 64);
             else task(&c, r, k, first, end, &s, dim);
         }
-        amx_release();
+        tiles_release();
     }
 }
 #else

@@ -1,5 +1,5 @@
 /* Chunks of tokens made ready for tiles: what a call and its rows are, a thread's scratch, and keys,
- * values and queries as tiles. Include only under `#ifdef __AMX_BF16__`. */
+ * values and queries as tiles. Include only under `#ifdef TILES`. */
 #pragma once
 #include "common.h"
 

@@ -14,7 +14,7 @@ struct job {
     int stream; /* not OUT_FLOAT: write whole lines past the caches */
 };
 
-#ifdef __AMX_BF16__
+#ifdef TILES
 INLINE __m512 wide16(__m256i x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
@@ -63,10 +63,15 @@ INLINE void finish_row(const struct job *j, __m512 a, __m512 b, int64_t row, int
     else _mm512_mask_storeu_epi16(y, mask, out);
 }
 
-/* Panels [from, to) for at most MAX_FEW rows; every row and every panel of a block of rows. */
+/* Panels [from, to) for at most MAX_FEW rows. */
 #define MAX_FEW 32
 void product_few(const struct job *j, int64_t from, int64_t to);
-void product_many(const struct job *j, int64_t row0, int64_t row1, int64_t from, int64_t to,
-                  uint8_t *scratch);
+
+/* Many rows go in blocks of `many_rows`. A block is arranged in a thread's scratch once, and then
+ * multiplied by panels [from, to), `from` even, as often as there are any. */
 int64_t many_scratch(void);
+int64_t many_rows(const struct job *j);
+void many_arrange(const struct job *j, int64_t row0, int64_t rows, uint8_t *scratch);
+void product_many(const struct job *j, int64_t row0, int64_t rows, int64_t from, int64_t to,
+                  uint8_t *scratch);
 #endif

@@ -1,8 +1,7 @@
 /* Packing weights: see packed.h. */
 #include "packed.h"
 
-#ifdef __AMX_BF16__
-#include "amx.h"
+#ifdef TILES
 
 /* Row of the weight that panel column n holds; -1: none. half: 0, or the number of rows of each of
  * two stacked matrices, whose rows then alternate by 16. */
@@ -162,11 +161,22 @@ void linear_unpack(const struct packed *w, int64_t half, bf16 *to) {
     }
 }
 
-/* Whether this processor and kernel let us use AMX. */
-int amx_ready(void) { return amx_permitted(); }
+/* Whether this processor and kernel let us use tiles. */
+int tiles_ready(void) { return tiles_permitted(); }
+
+/* Whether tiles multiply faster than vectors used as anybody would: attention gains by them in any
+ * case, weights and GatedDeltaNet blocks where they are AMX's. */
+int tiles_fast(void) {
+#ifdef TILES_OF_VECTORS
+    return 0;
+#else
+    return tiles_permitted();
+#endif
+}
 
 #else
-int amx_ready(void) { return 0; }
+int tiles_ready(void) { return 0; }
+int tiles_fast(void) { return 0; }
 void linear_histogram(void) {}
 void linear_count(void) {}
 void linear_pack(void) {}

@@ -39,7 +39,7 @@ struct packed {
 INLINE int place_k(uint32_t at) { return at / BLOCK * STEP + at % 512 / 32 * 2 + at % 2; }
 INLINE int place_column(uint32_t at) { return at / 512 % 2 * 16 + at % 32 / 2; }
 
-#ifdef __AMX_BF16__
+#ifdef TILES
 INLINE __m512i code_table(const struct packed *w) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->table));
 }

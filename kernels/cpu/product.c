@@ -3,7 +3,7 @@
 
 #include "job.h"
 
-#ifdef __AMX_BF16__
+#ifdef TILES
 #ifndef STREAM_FROM
 #define STREAM_FROM (1 << 20) /* elements of a result that caches would not keep */
 #endif
@@ -21,19 +21,34 @@ static void few(const struct job *j, int threads) {
     for (int64_t r = 0; r < runs; r++) product_few(j, panels * r / runs, panels * (r + 1) / runs);
 }
 
-/* Many rows: each thread a share of the rows, or, where they are not so many, of the panels. */
-static void many(const struct job *j, int64_t part, int64_t parts) {
-    int64_t panels = (j->w->outs + PANEL - 1) / PANEL;
-    int64_t pairs = (panels + 1) / 2; /* two panels of OUT_SILU fill a line */
-    int64_t from = pairs * part / parts * 2, to = pairs * (part + 1) / parts * 2;
-    if (to > panels) to = panels;
-    uint8_t *scratch = j->w->scratch + part * many_scratch();
-    if (j->rows >= ROWS_EACH * parts) {
-        int64_t runs = (j->rows + 31) / 32;
-        int64_t row0 = runs * part / parts * 32, row1 = runs * (part + 1) / parts * 32;
-        product_many(j, row0, row1 < j->rows ? row1 : j->rows, 0, panels, scratch);
-    } else {
-        product_many(j, 0, j->rows, from, to, scratch);
+/* What threads take of a product of many rows, one number after the other: whole blocks of rows
+ * first, then runs of panels of the blocks they share. */
+struct deal { int64_t next, rows, blocks, whole, run, runs; };
+
+/* A thread that is pushed aside, or whose core is slower, must not hold up the others: so the last
+ * blocks are dealt out in runs, of a twelfth of the panels. What it costs is arranging these blocks
+ * more than once. Where rows are not so many, all are shared. */
+static struct deal deal_out(const struct job *j, int64_t parts) {
+    int64_t panels = (j->w->outs + PANEL - 1) / PANEL, rows = many_rows(j);
+    int64_t blocks = (j->rows + rows - 1) / rows, shared = blocks % parts ? blocks % parts : parts;
+    if (j->rows < ROWS_EACH * parts) shared = blocks;
+    if (parts == 1) shared = 0;
+    int64_t run = (panels / 12 + 1) / 2 * 2; /* even: two panels of OUT_SILU fill a line */
+    if (run < 2) run = 2;
+    return (struct deal){0, rows, blocks, blocks - shared, run, (panels + run - 1) / run};
+}
+
+static void many(const struct job *j, struct deal *d, uint8_t *scratch) {
+    int64_t panels = (j->w->outs + PANEL - 1) / PANEL, held = -1;
+    for (;;) {
+        int64_t turn = __atomic_fetch_add(&d->next, 1, __ATOMIC_RELAXED);
+        int64_t late = turn - d->whole, block = late < 0 ? turn : d->whole + late / d->runs;
+        if (block >= d->blocks) return;
+        int64_t row = block * d->rows, left = j->rows - row, rows = left < d->rows ? left : d->rows;
+        int64_t from = late < 0 ? 0 : late % d->runs * d->run, to = late < 0 ? panels : from + d->run;
+        if (block != held) many_arrange(j, row, rows, scratch);
+        product_many(j, row, rows, from, to < panels ? to : panels, scratch);
+        held = block;
     }
 }
 
@@ -49,8 +64,9 @@ void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, cons
         few(&j, threads);
         return;
     }
+    struct deal d = deal_out(&j, threads);
 #pragma omp parallel num_threads(threads)
-    many(&j, omp_get_thread_num(), omp_get_num_threads());
+    many(&j, &d, w->scratch + omp_get_thread_num() * many_scratch());
 }
 #else
 int linear_scratch(void) { return 0; }

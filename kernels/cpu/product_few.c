@@ -4,8 +4,7 @@
  * products, so that neither waits for the other. */
 #include "job.h"
 
-#ifdef __AMX_BF16__
-#include "amx.h"
+#ifdef TILES
 
 #define AHEAD 6144 /* bytes of the weight fetched ahead */
 
@@ -104,9 +103,9 @@ void product_few(const struct job *j, int64_t from, int64_t to) {
     if (from >= to) return;
     uint8_t high = (uint8_t)(j->rows < 16 ? j->rows : 16), low = (uint8_t)(j->rows - high);
     uint8_t rest = low ? low : 1;
-    amx_shape((const uint8_t[8]){high, high, rest, rest, high, rest, 16, 16});
+    tiles_shape((const uint8_t[8]){high, high, rest, rest, high, rest, 16, 16});
     if (low) CASES(tiles, 1);
     else CASES(tiles, 0);
-    amx_release();
+    tiles_release();
 }
 #endif

@@ -9,8 +9,7 @@
  * 2 MB: by a fifth at 1.4 MB, by half at 2. */
 #include "job.h"
 
-#ifdef __AMX_BF16__
-#include "amx.h"
+#ifdef TILES
 
 #define WIDE 3                  /* row tiles multiplied at a time */
 #define GROUP (WIDE * 16)
@@ -112,7 +111,7 @@ static void store_held(struct pending *p) {
 #define DOT(t) \
     if (first) { \
         if (held) TILE_STORE(t, held + 256 * t, 64); \
-        if (more) TILE_LOAD(t, sums + 256 * t, 64); \
+        if (more) TILE_SUMS(t, sums + 256 * t, 64); \
         else TILE_ZERO(t); \
     } \
     TILE_DOT(t, 7, 6);
@@ -226,22 +225,28 @@ static void block_rows(const struct job *j, int64_t row0, int64_t rows, int64_t 
     finish_some(j, &last, GROUP);
 }
 
-void product_many(const struct job *j, int64_t row0, int64_t row1, int64_t from, int64_t to,
-                  uint8_t *scratch) {
-    int64_t steps = j->w->ins / STEP, row = j->w->ins * sizeof(bf16);
-    int64_t chunks = (steps + MAX_STEPS - 1) / MAX_STEPS, chunk = (steps + chunks - 1) / chunks;
-    int64_t most = (L2_BYTES - 2 * chunk * PLAIN_BYTES) / row;
+/* Blocks of k that a panel is decoded for at a time. */
+INLINE int64_t chunk_of(const struct job *j) {
+    int64_t steps = j->w->ins / STEP, chunks = (steps + MAX_STEPS - 1) / MAX_STEPS;
+    return (steps + chunks - 1) / chunks;
+}
+
+int64_t many_rows(const struct job *j) {
+    int64_t most = (L2_BYTES - 2 * chunk_of(j) * PLAIN_BYTES) / (j->w->ins * (int64_t)sizeof(bf16));
     most = most > MAX_ROWS ? MAX_ROWS : most < GROUP ? most / 16 * 16 : most / GROUP * GROUP;
-    amx_full();
-    while (row0 < row1) {
-        int64_t groups = (row1 - row0 + GROUP - 1) / GROUP, parts = (row1 - row0 + most - 1) / most;
-        int64_t rows = (groups + parts - 1) / parts * GROUP;
-        if (rows > most) rows = most;
-        if (rows > row1 - row0) rows = row1 - row0;
-        arrange(j, row0, rows, chunk, scratch);
-        block_rows(j, row0, rows, from, to, chunk, scratch);
-        row0 += rows;
-    }
-    amx_release();
+    int64_t groups = (j->rows + GROUP - 1) / GROUP, parts = (j->rows + most - 1) / most;
+    int64_t rows = (groups + parts - 1) / parts * GROUP;
+    return rows < most ? rows : most;
+}
+
+void many_arrange(const struct job *j, int64_t row0, int64_t rows, uint8_t *scratch) {
+    arrange(j, row0, rows, chunk_of(j), scratch);
+}
+
+void product_many(const struct job *j, int64_t row0, int64_t rows, int64_t from, int64_t to,
+                  uint8_t *scratch) {
+    tiles_full();
+    block_rows(j, row0, rows, from, to, chunk_of(j), scratch);
+    tiles_release();
 }
 #endif
