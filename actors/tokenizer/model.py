@@ -118,7 +118,9 @@ class TextModel:
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Text of ids (those between the tokenizer's size and the embedding's have none)."""
-        return self._need_tokenizer("tokens").decode(ids, skip_special_tokens=skip_special_tokens)
+        tokenizer = self._need_tokenizer("tokens")
+        # Of a batch, since that one lets other threads run.
+        return str(tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])
 
     @property
     def template(self) -> chat.ChatTemplate:
