@@ -41,13 +41,15 @@ def requests(batch: int, tokens: int, first: int, wanted: Structured | None) -> 
         for seed in range(first, first + batch)]
 
 
-def seconds(client: Client, work: list[Request], tokens: int) -> float:
-    """Of a round, from the first request sent to the last one ended."""
-    start = time.perf_counter()
+def seconds(client: Client, work: list[Request], tokens: int) -> tuple[float, float]:
+    """Of a round, from the first request sent to the last one ended; and the share of its tokens
+    that were accepted drafts, which cost no step of their own."""
+    start, accepted = time.perf_counter(), 0
     for _, found in client.run(work):
         assert not isinstance(found, Exception), found
         assert len(found[0].token_ids) == tokens, found[0].finish_reason
-    return time.perf_counter() - start
+        accepted += found[0].usage.accepted_tokens
+    return time.perf_counter() - start, accepted / tokens / len(work)
 
 
 class Processor:
@@ -76,6 +78,7 @@ def measure(model: str, batch: int, tokens: int, rounds: int,
     wanted = Structured(json_schema=json.dumps(SCHEMA))
     base = tempfile.mkdtemp(dir="/tmp", prefix="act")
     took: dict[str, list[float]] = {"plain": [], "structured": []}
+    drafts: dict[str, list[float]] = {"plain": [], "structured": []}
     cpu: dict[str, list[dict[str, float]]] = {"plain": [], "structured": []}
     try:
         with Engine(model, run_dir=base, max_num_seqs=batch, **settings) as engine:
@@ -84,16 +87,19 @@ def measure(model: str, batch: int, tokens: int, rounds: int,
                 for name, grammar in (("plain", None), ("structured", wanted)):
                     work = requests(batch, tokens, turn * batch, grammar)
                     processor.spent()
-                    took[name].append(seconds(engine.client, work, tokens))
+                    spent, accepted = seconds(engine.client, work, tokens)
+                    took[name].append(spent)
+                    drafts[name].append(accepted)
                     cpu[name].append(processor.spent())
     finally:
         shutil.rmtree(base, ignore_errors=True)
     plain, structured = took["plain"][1:], took["structured"][1:]
     each = 1e6 / batch / tokens
-    spent = {name: {role: round(median(one[role] for one in found[1:]) * each, 2)
+    actors = {name: {role: round(median(one[role] for one in found[1:]) * each, 2)
                     for role in found[0]} for name, found in cpu.items()}
     sums = [median(sum(one.values()) for one in cpu[name][1:]) for name in cpu]
-    return {"cpu_us_per_token": spent, "cpu_ratio": round(sums[1] / sums[0], 3),
+    return {"accepted_drafts": {name: round(median(each[1:]), 3) for name, each in drafts.items()},
+            "cpu_us_per_token": actors, "cpu_ratio": round(sums[1] / sums[0], 3),
             "plain_us_per_token": [round(s * 1e6 / batch / tokens, 2) for s in plain],
             "structured_us_per_token": [round(s * 1e6 / batch / tokens, 2) for s in structured],
             "ratio": round(median(b / a for a, b in zip(plain, structured, strict=True)), 3),
