@@ -54,10 +54,12 @@ chaos: $(VENV)/.ready-test
 	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json 2> build/chaos.log \
 		|| { tail -n 5 build/chaos.log; false; }
 
-# Real clients of the HTTP face, in an environment of their own, and generated requests.
+# Real clients of the HTTP face, in an environment of their own, and generated requests; then the
+# tests with the openai package once more, with the older one that is there.
 conformance: $(VENV)/.ready-test
 	VENV=$(VENV) bash tests/conformance/setup.sh
 	build/clients/bin/python -m pytest tests/conformance -m conformance
+	build/clients/bin/python -m pytest tests/test_gateway.py tests/test_gateway_faces.py
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

@@ -192,6 +192,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     resume_grace: float = 30.0
     """Seconds for which a request goes on whose caller has gone: one with an Idempotency-Key, and
     any stream of a gateway that has died; another call takes it up."""
+    recovery_patience: float = 10.0
+    """Seconds, from an actor's death or the start on, for which new requests wait for the engine to
+    be ready and are then served; later ones are refused with 503 and Retry-After until it is. What
+    was accepted before goes on in any case. 0 = refuse at once."""
 
 
 class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -116,6 +116,8 @@ def _gateway_rules(g: GatewayConfig) -> list[Rule]:
         ("gateway.max_connections", g.max_connections >= 1, "must be at least 1"),
         ("gateway.body_timeout", g.body_timeout > 0, "must be above 0 seconds"),
         ("gateway.resume_grace", 0 <= g.resume_grace <= 3600, "must be between 0 and 3600 seconds"),
+        ("gateway.recovery_patience", 0 <= g.recovery_patience <= 3600,
+         "must be between 0 and 3600 seconds"),
     ]
 
 

@@ -49,12 +49,30 @@ class Vocabulary:
 
     def matcher(self, grammar: str) -> Matcher:
         """At the start of the grammar. Raises `InvalidRequest` if it does not compile."""
-        compiled = self._kept.get(grammar)
-        if compiled is None:
-            compiled = self._kept[grammar] = self._compile(grammar)
-            if len(self._kept) > KEPT:
-                del self._kept[next(iter(self._kept))]
+        if grammar not in self._kept:
+            self.keep(grammar, self.compile(grammar))
+        compiled = self._kept[grammar]
+        if isinstance(compiled, InvalidRequest):
+            raise InvalidRequest(compiled.message, compiled.param)
         return Matcher(compiled.deep_copy(), self)
+
+    def knows(self, grammar: str) -> bool:
+        """Whether `matcher` answers at once."""
+        return grammar in self._kept
+
+    def compile(self, grammar: str) -> Any:
+        """What `keep` takes: the compiled grammar, or why there is none. On any thread; others run
+        meanwhile."""
+        try:
+            return self._compile(grammar)
+        except InvalidRequest as error:
+            return error
+
+    def keep(self, grammar: str, compiled: Any) -> None:
+        """Remember it, for a while."""
+        self._kept[grammar] = compiled
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
 
     def masks(self, wanted: Sequence[tuple[Matcher, Sequence[int]]]) -> list[list[U32]]:
         """`Matcher.masks` of each matcher and its drafts, side by side where that is worth it."""

@@ -49,8 +49,9 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
         core: Core = getattr(import_module(module), function)(ctx)
         if role == RECORDED:
             from actorium.actors.recorder.recorder import recorded
+            from actorium.actors.scheduler.compiling import compiling
 
-            core = recorded(core, ctx)
+            core = compiling(recorded(core, ctx))
         if config.runtime.trace_dir is not None:
             from actorium.actors.runtime.events import traced
 

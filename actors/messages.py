@@ -25,6 +25,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 MAX_CLIENT_MESSAGE_BYTES = 4 << 20
 """The same at the fronts, where clients connect."""
 MAX_TOKENS_IN_MESSAGE = 4 << 20
+MAX_TURNS = 4096
+"""Of a conversation."""
 MAX_SLOTS = 1 << 16
 MAX_RESTARTS = 1 << 16
 

@@ -4,7 +4,8 @@
 
 Every request of a round emits the same number of tokens: with a grammar, of a JSON value that
 cannot end sooner; without, past the end of sequence. A ratio is the median of those of rounds next
-to each other.
+to each other. Beside the time by the clock stands the processor time of each actor, which other
+work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -40,13 +41,35 @@ def requests(batch: int, tokens: int, first: int, wanted: Structured | None) -> 
         for seed in range(first, first + batch)]
 
 
-def seconds(client: Client, work: list[Request], tokens: int) -> float:
-    """Of a round, from the first request sent to the last one ended."""
-    start = time.perf_counter()
+def seconds(client: Client, work: list[Request], tokens: int) -> tuple[float, float]:
+    """Of a round, from the first request sent to the last one ended; and the share of its tokens
+    that were accepted drafts, which cost no step of their own."""
+    start, accepted = time.perf_counter(), 0
     for _, found in client.run(work):
         assert not isinstance(found, Exception), found
         assert len(found[0].token_ids) == tokens, found[0].finish_reason
-    return time.perf_counter() - start
+        accepted += found[0].usage.accepted_tokens
+    return time.perf_counter() - start, accepted / tokens / len(work)
+
+
+class Processor:
+    """Processor time of an engine's actors."""
+
+    def __init__(self, client: Client) -> None:
+        self._pids = {one.role: one.pid for one in client.status().actors
+                      if one.role in ("scheduler", "worker-0", "detokenizer", "tokenizer")}
+        self._last = self._now()
+
+    def _now(self) -> dict[str, float]:
+        """Seconds, of all threads."""
+        return {role: sum(int((task / "schedstat").read_text().split()[0])
+                          for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
+                for role, pid in self._pids.items()}
+
+    def spent(self) -> dict[str, float]:
+        """Seconds of each actor since the last call."""
+        before, self._last = self._last, self._now()
+        return {role: now - before[role] for role, now in self._last.items()}
 
 
 def measure(model: str, batch: int, tokens: int, rounds: int,
@@ -55,16 +78,29 @@ def measure(model: str, batch: int, tokens: int, rounds: int,
     wanted = Structured(json_schema=json.dumps(SCHEMA))
     base = tempfile.mkdtemp(dir="/tmp", prefix="act")
     took: dict[str, list[float]] = {"plain": [], "structured": []}
+    drafts: dict[str, list[float]] = {"plain": [], "structured": []}
+    cpu: dict[str, list[dict[str, float]]] = {"plain": [], "structured": []}
     try:
         with Engine(model, run_dir=base, max_num_seqs=batch, **settings) as engine:
+            processor = Processor(engine.client)
             for turn in range(rounds + 1):
                 for name, grammar in (("plain", None), ("structured", wanted)):
                     work = requests(batch, tokens, turn * batch, grammar)
-                    took[name].append(seconds(engine.client, work, tokens))
+                    processor.spent()
+                    spent, accepted = seconds(engine.client, work, tokens)
+                    took[name].append(spent)
+                    drafts[name].append(accepted)
+                    cpu[name].append(processor.spent())
     finally:
         shutil.rmtree(base, ignore_errors=True)
     plain, structured = took["plain"][1:], took["structured"][1:]
-    return {"plain_us_per_token": [round(s * 1e6 / batch / tokens, 2) for s in plain],
+    each = 1e6 / batch / tokens
+    actors = {name: {role: round(median(one[role] for one in found[1:]) * each, 2)
+                    for role in found[0]} for name, found in cpu.items()}
+    sums = [median(sum(one.values()) for one in cpu[name][1:]) for name in cpu]
+    return {"accepted_drafts": {name: round(median(each[1:]), 3) for name, each in drafts.items()},
+            "cpu_us_per_token": actors, "cpu_ratio": round(sums[1] / sums[0], 3),
+            "plain_us_per_token": [round(s * 1e6 / batch / tokens, 2) for s in plain],
             "structured_us_per_token": [round(s * 1e6 / batch / tokens, 2) for s in structured],
             "ratio": round(median(b / a for a, b in zip(plain, structured, strict=True)), 3),
             "more_us_per_token": round(median(

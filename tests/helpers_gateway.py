@@ -14,7 +14,7 @@ from actorium.actors.client_requests import Completion, Request, StreamDelta
 from actorium.actors.config import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.engine import Engine
-from actorium.actors.messages import Usage
+from actorium.actors.messages import Status, Usage
 
 USAGE = Usage(7, 0, 5)
 
@@ -32,6 +32,9 @@ class Scripted:
 
     async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
         return {"model": "demo", "max_model_len": 4096, "chat_template": self._template}
+
+    async def status(self, timeout: float | None = None) -> Status:
+        return Status("-", True, None, [])
 
     async def run(self, requests: list[Request]) -> Any:
         self.asked += requests

@@ -88,6 +88,7 @@ class Lives:
         self.epochs["scheduler"] += 1
         self.to_scheduler.clear()
         self.held, self.held_records, self.deaf = None, [], False
+        self.compacting: Iterator[list[Record]] | None = None
         context = Context(self.settings, Path("/nowhere"), "scheduler",
                           self.epochs["scheduler"], 0)
         past = Past(History().read(self.ledger), True, self.now)
@@ -211,10 +212,18 @@ class Lives:
                 self.to_detokenizer.pop()
 
     def compact(self) -> None:
-        """Perhaps killed before the old segments are gone."""
-        alive = [record(META, Meta("boot", "", self.scheduler.next_sid)), *self.scheduler.alive()]
-        if self.held is None:
-            self.ledger = alive if self.chance.random() < 0.7 else self.ledger + alive
+        """Some requests at a time; perhaps killed before the old segments are gone."""
+        if self.held is not None:
+            return
+        if self.compacting is None:
+            self.compacting, self.old = iter(self.scheduler.alive()), len(self.ledger)
+            self.ledger.append(record(META, Meta("boot", "", self.scheduler.next_sid)))
+        for _ in range(self.chance.randint(0, 6)):
+            records = next(self.compacting, None)
+            if records is None:
+                self.ledger, self.compacting = self.ledger[self.old:], None
+                return
+            self.ledger += records
 
     # --- the clients -----------------------------------------------------------------------------
 
@@ -262,7 +271,8 @@ class Lives:
         """So many random moves."""
         usual = [self.work, self.hear, self.detokenize]
         rare = [self.submit, self.submit, self.submit, self.ask_again, self.cancel, self.compact,
-                self.fill, self.deafen, self.kill_scheduler, self.kill_detokenizer]
+                self.compact, self.compact, self.fill, self.deafen, self.kill_scheduler,
+                self.kill_detokenizer]
         if not self.poisonous:
             rare.append(self.kill_worker)
         for _ in range(moves):

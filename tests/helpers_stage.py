@@ -38,8 +38,9 @@ class Staged(Scripted):
                 "has_chat_template": True, "limits": {}, "generation_defaults": {EVIL[:20]: 1}}
 
     async def status(self, timeout: float | None = None) -> Status:
-        line = ActorStatus("e", EVIL[:40], 1, 1, EVIL[:40], 0, 0.0, 0.0)
-        return Status("r", False, EVIL, [line])
+        """Not ready, but nothing is missing that a request needs."""
+        line = ActorStatus("e", EVIL[:70], 1, 1, EVIL[:70], 0, 0.0, 0.0)
+        return Status("r", False, None, [line])
 
 
 class Dripping(ScriptedStream):

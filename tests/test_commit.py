@@ -31,8 +31,8 @@ class Core:
         self.done = False
         self.kept: list[Record] = []
 
-    def alive(self) -> Iterable[Record]:
-        return self.kept
+    def alive(self) -> Iterable[list[Record]]:
+        return [[record] for record in self.kept]
 
     def on_ledger_full(self, why: str, now: float) -> None:
         self.heard.append(why)
@@ -99,11 +99,37 @@ def test_compaction_when_it_has_grown(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         full(patch)
         commits.tidy()
+        commits.tidy()
     assert len(written(tmp_path)) == 6, "it could not, and nothing is lost"
+    assert said(commits.pass_on(sends(*["X" * 50] * 6), 0.0)) == ""
     commits.tidy()
-    assert written(tmp_path) == [b"KEPT"]
+    commits.pass_on(sends("Y"), 0.0)
+    for _ in range(10):
+        commits.tidy()
+    assert written(tmp_path) == [b"Y", b"KEPT"], "what comes meanwhile stays as it is"
     commits.close()
-    assert written(tmp_path) == [b"KEPT"], "it was not done: what is unfinished stays"
+    assert written(tmp_path) == [b"Y", b"KEPT"], "it was not done: what is unfinished stays"
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_compaction(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = Committer(core := Core(Ledger(tmp_path, segment_bytes=300)), core.ledger)
+    core.kept = [Record(9, b"KEPT %d" % number) for number in range(100)]
+    commits.pass_on(sends(*["X" * 50] * 6), 0.0)
+    for _ in range(3):
+        commits.tidy()
+    assert core.ledger.compacting and len(written(tmp_path)) == 6 + 2 * 32
+    with monkeypatch.context() as patch:
+        full(patch)
+        commits.pass_on(sends("Z", "z"), 0.0)
+        commits.tidy()
+        assert list(commits.retry(0.1)) == [] and commits.full
+    assert said(commits.retry(0.2)) == "z"
+    assert written(tmp_path) == [*[b"KEPT %d" % number for number in range(100)], b"Z"]
+    for _ in range(20):
+        commits.tidy()
+    assert len(list(tmp_path.glob("*.seg"))) == 1
+    commits.close()
 
 
 def context(run_dir: Path, ledger_dir: Path | None = None, model: str = "m",

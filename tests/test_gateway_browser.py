@@ -71,7 +71,7 @@ def send(tab: Tab, text: str) -> None:
 def test_an_answer_streams_and_moves_nothing_else(browser: Browser, served: Served) -> None:
     with opened(browser, served.url) as tab:
         tab.wait("document.querySelector('#state.ok')")
-        assert "demo" in tab.js("document.getElementById('model').textContent")
+        tab.wait("document.getElementById('model').textContent.includes('demo')")
         fixed = ("header", "#ask", "aside", "#log")
         before = [tab.box(one) for one in fixed]
         tab.js("""window.lengths = new Set(); new MutationObserver(() => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -22,7 +23,8 @@ from actorium.actors.client_requests import StreamDelta
 from actorium.actors.engine import Engine
 from actorium.actors.gateway import actor
 from actorium.actors.gateway.deltas import Relay
-from actorium.actors.gateway.replay import Mark, Tracked, parse
+from actorium.actors.gateway.replay import MAX_CHOICES, Mark, Tracked, parse
+from actorium.actors.gateway.streams import Merged
 from actorium.actors.messages import TokenLogprob, Usage
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}],
@@ -48,6 +50,9 @@ class Script(Relay):
     @property
     def prompt_tokens(self) -> int | None:
         return 7
+
+    def prompts(self) -> tuple[int, ...]:
+        return (7,)
 
     async def accepted(self) -> int:
         return 7
@@ -134,6 +139,30 @@ def test_a_stream_goes_on_after_any_event_whatever_the_deltas(seed: int) -> None
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_streams_of_several_prompts_go_on_together(seed: int) -> None:
+    import asyncio
+
+    async def run() -> None:
+        draw = random.Random(seed)
+        prompts, choices = 2 + seed % 3, 1 + seed % 2
+
+        def source() -> Merged:
+            return Merged([Script(script(draw, choices), draw) for _ in range(prompts)], choices)
+
+        first = await told(Tracked(source(), "r.d", None))
+        assert {one.id.split(":")[1] for one in first} == {",".join(["7"] * prompts)}
+        for at in range(0, len(first), 3):
+            mark = parse(first[at].id)
+            again = Tracked(source(), "r.d", mark)
+            assert again.prompts() == (7,) * prompts
+            rest = await told(again)
+            assert spoken(first[:at + 1] + rest, prompts * choices) == \
+                spoken(first, prompts * choices)
+
+    asyncio.run(run())
+
+
 def spoken(found: list[Event], choices: int) -> list[Any]:
     """What does not depend on the cutting: roles and ends once, texts and counts as sums."""
     datas = [one.data for one in found]
@@ -152,7 +181,7 @@ def test_what_is_no_id_is_refused(text: str) -> None:
     from actorium.actors.gateway.errors import HttpError
 
     if text == "r::::1":
-        assert parse(text) == Mark("r", None, [], [], 1)
+        assert parse(text) == Mark("r", (), [], [], 1)
         return
     with pytest.raises(HttpError):
         parse(text)
@@ -261,6 +290,50 @@ def test_a_broken_stream_under_a_key_goes_on(served: Served) -> None:
     assert (code, error["param"]) == (400, "Last-Event-ID")
 
 
+SEVERAL: dict[str, Any] = {
+    "prompt": ["Once upon a time", [5, 6, 7], "The cat"], "n": 2, "max_tokens": 300,
+    "temperature": 0, "ignore_eos": True, "stream": True, "echo": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+def texts(found: list[Event]) -> list[str]:
+    """Of each choice of each prompt."""
+    said = [""] * 6
+    for one in found:
+        for choice in json.loads(one.data)["choices"]:
+            said[choice["index"]] += choice["text"]
+    return said
+
+
+def test_a_stream_of_several_prompts_goes_on(served: Served) -> None:
+    path = "/v1/completions"
+    with open_(served, SEVERAL, path, Idempotency_Key="several") as answer:
+        begun = read(answer, 25)
+    with open_(served, SEVERAL, path, Idempotency_Key="several",
+               Last_Event_ID=begun[-1].id) as answer:
+        rest = read(answer)
+    with open_(served, SEVERAL, path, Idempotency_Key="several") as answer:
+        whole = read(answer)
+    assert texts(begun + rest) == texts(whole) and all(texts(whole))
+    assert len(texts(begun)[0]) < len(texts(whole)[0])
+    used = [json.loads(one[-1].data)["usage"] for one in (rest, whole)]
+    assert used[0] == used[1] and used[0]["completion_tokens"] == 6 * 300
+    counted = {json.loads(one.data)["usage"]["prompt_tokens"] for one in rest}
+    assert counted == {used[0]["prompt_tokens"]}
+
+
+def test_a_stream_of_too_many_choices_has_no_ids_and_does_not_go_on(served: Served) -> None:
+    many = SEVERAL | {"prompt": ["a"] * (MAX_CHOICES // 2 + 1), "max_tokens": 1}
+    with open_(served, many, "/v1/completions") as answer:
+        whole = read(answer)
+    assert len(whole) > MAX_CHOICES and {one.id for one in whole} == {""}
+    body = json.dumps(many).encode()
+    asked = b"\0".join((b"", b"/v1/completions", body))
+    forged = f"sx.{hashlib.sha256(asked).hexdigest()[:16]}::::1"
+    code, error = refused(lambda: open_(served, many, "/v1/completions", Last_Event_ID=forged))
+    assert (code, error["param"]) == (400, "Last-Event-ID") and "choices" in error["message"]
+
+
 def test_without_a_key_a_request_ends_with_its_connection(served: Served) -> None:
     with open_(served, LONG) as answer:
         begun = read(answer, 5)
@@ -308,11 +381,23 @@ def test_a_killed_gateway_comes_back_and_its_streams_go_on(served: Served) -> No
     assert len(rest) > 10 and len({json.loads(one.data)["id"] for one in begun + rest}) == 1
 
 
-def _again(served: Served, body: dict[str, Any], last: str) -> list[Event]:
+def test_several_prompts_go_on_at_the_gateway_that_follows(served: Served) -> None:
+    with open_(served, SEVERAL, "/v1/completions") as answer:
+        begun = read(answer, 20)
+        os.kill(pids(served)["gateway-0"], signal.SIGKILL)
+        with suppress(OSError):
+            begun += read(answer)
+    rest = _again(served, SEVERAL, begun[-1].id, "/v1/completions")
+    whole = begun[:1] + _again(served, SEVERAL, begun[0].id, "/v1/completions")
+    assert texts(begun + rest) == texts(whole) and all(texts(whole))
+
+
+def _again(served: Served, body: dict[str, Any], last: str,
+           path: str = "/v1/chat/completions") -> list[Event]:
     until = time.monotonic() + 20
     while True:
         try:
-            with open_(served, body, Last_Event_ID=last) as answer:
+            with open_(served, body, path, Last_Event_ID=last) as answer:
                 return read(answer)
         except urllib.error.HTTPError:
             raise
@@ -341,7 +426,8 @@ def test_two_gateways_at_one_port() -> None:
                  zip(streams, begun, strict=True)]
         broken = [one for one in whole if one[1]]
         assert 0 < len(broken) < len(streams)
-        assert len({text for text, _ in whole}) == 1
+        for (text, _), events_ in zip(whole, begun, strict=True):
+            assert text == said(events_[:1] + _again(served, MANY, events_[0].id))
 
 
 def _rest(served: Served, answer: Any, begun: list[Event]) -> tuple[str, bool]:

@@ -11,7 +11,7 @@ import pytest
 from actorium.actors.client_requests import StreamDelta
 from actorium.actors.errors import QueueFull
 from actorium.actors.gateway.answers import Running
-from actorium.actors.gateway.streams import merged, together
+from actorium.actors.gateway.streams import Merged, together
 from actorium.actors.messages import TokenLogprob, Usage
 
 
@@ -76,9 +76,11 @@ def test_streams_side_by_side_tell_all(number: int) -> None:
     streams: Any = [Bursts([[delta(c) for c in text] for text in ("ab", "c", "def")])
                     for _ in range(number)]
     said = [""] * number
-    for several in asyncio.run(read(merged(streams))):
-        for which, one in several:
+    for several in asyncio.run(read(together(Merged(streams, 2)))):
+        for one in several:
+            which, choice = divmod(one.index, 2)
             said[which] += one.text
+            assert choice == 0
     assert said == ["abcdef"] * number
 
 
@@ -87,4 +89,4 @@ def test_an_error_of_one_ends_all(number: int) -> None:
     streams: Any = [Bursts([[delta("a")]] * 50) for _ in range(number - 1)]
     streams.append(Bursts([[delta("a")]], QueueFull("full")))
     with pytest.raises(QueueFull):
-        asyncio.run(read(merged(streams)))
+        asyncio.run(read(together(Merged(streams, 1))))

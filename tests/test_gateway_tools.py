@@ -10,7 +10,7 @@ import openai
 import pytest
 from helpers_gateway import Scripted, scripted_client
 
-from actorium.actors.gateway.parsing import Parsing, opens_thinking
+from actorium.actors.gateway.parsing import Opening, Parsing
 
 HERMES = "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
 QWEN3 = ("{{ messages[0].content }}<tool_call>{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -186,6 +186,18 @@ def test_the_template_tells_the_formats(template: str | None, tools: str, reason
 
 
 def test_the_template_itself_says_whether_it_opens_the_reasoning() -> None:
-    assert not opens_thinking(QWEN3, {}) and not opens_thinking(QWEN3, {"enable_thinking": False})
-    assert opens_thinking(QWEN35, {}) and not opens_thinking(QWEN35, {"enable_thinking": False})
-    assert not opens_thinking("{{ raise_exception('x') }}<think>", {})
+    off = {"enable_thinking": False}
+    assert not Opening(QWEN3).opens({}) and not Opening(QWEN3).opens(off)
+    assert Opening(QWEN35).opens({}) and not Opening(QWEN35).opens(off)
+    assert not Opening("{{ raise_exception('x') }}<think>").opens({})
+    assert not Opening("{% for i in range(90000) %}{% endfor %}<think>").opens({})
+
+
+def test_large_arguments_of_a_template_are_not_kept() -> None:
+    parsing = Parsing("auto", "auto", QWEN35)
+    for number in range(300):
+        data = {"x" * 100: 1, "data": [number], "text": "y" * 1000 + str(number)}
+        parsing.machine(None, None, True, data | {"enable_thinking": number % 2 == 0})
+    assert len(parsing._inside) == 2
+    parsing.machine(None, None, True, {str(number): number for number in range(100_000)})
+    assert max(map(len, parsing._inside)) < 1000

@@ -16,7 +16,7 @@ from actorium.actors import models
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Abort, Accepted, Cancel, Generate, Rejected, Submit
 from actorium.actors.params import SamplingParams, Structured
-from actorium.actors.tokenizer import checker as checkers
+from actorium.actors.tokenizer import child
 from actorium.actors.tokenizer.checker import Checker
 from actorium.actors.tokenizer.core import TokenizerCore
 
@@ -35,7 +35,7 @@ def checker() -> Iterator[Checker]:
 
 def test_a_grammar_that_takes_too_long_is_refused(checker: Checker) -> None:
     assert "[ab]" in checker.check(Structured(regex="[ab]"))
-    first = checker._process
+    first = checker.child.process
     with pytest.raises(InvalidRequest, match="takes more than 1 s or 4 GiB to compile"):
         checker.check(SLOW)
     assert first is not None and first.returncode is not None, "it is dead"
@@ -48,9 +48,9 @@ def test_a_grammar_that_takes_too_long_is_refused(checker: Checker) -> None:
 def test_a_process_that_does_not_answer_is_killed(checker: Checker,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     checker.check(Structured(regex="a"))
-    assert checker._process is not None
-    pid = checker._process.pid
-    monkeypatch.setattr(checkers, "PATIENCE", 0.2)
+    assert checker.child.process is not None
+    pid = checker.child.process.pid
+    monkeypatch.setattr(child, "PATIENCE", 0.2)
     os.kill(pid, 19)  # SIGSTOP
     with pytest.raises(InvalidRequest, match="takes more than"):
         checker.check(Structured(regex="b"))
@@ -59,9 +59,9 @@ def test_a_process_that_does_not_answer_is_killed(checker: Checker,
 
 def test_a_process_that_has_died_is_replaced(checker: Checker) -> None:
     checker.check(Structured(regex="a"))
-    assert checker._process is not None
-    checker._process.kill()
-    checker._process.wait()
+    assert checker.child.process is not None
+    checker.child.process.kill()
+    checker.child.process.wait()
     assert "b{3}" in checker.check(Structured(regex="b{3}"))
 
 

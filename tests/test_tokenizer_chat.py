@@ -10,7 +10,7 @@ import pytest
 
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import ChatMessage, ToolCall
-from actorium.actors.tokenizer.chat import MAX_MESSAGES, ChatTemplate, load
+from actorium.actors.tokenizer.chat import MAX_TURNS, ChatTemplate, load
 
 HI = [ChatMessage("system", "be brief"), ChatMessage("user", "h<i> & é")]
 
@@ -71,9 +71,9 @@ def test_templates_that_misbehave_are_refused_soon(source: str) -> None:
 def test_many_messages_cannot_square_the_time() -> None:
     nested = "{% for a in messages %}{% for b in messages %}{% endfor %}{% endfor %}"
     with pytest.raises(InvalidRequest, match="loop iterations"):
-        render(nested, [ChatMessage("user", "x")] * MAX_MESSAGES)
+        render(nested, [ChatMessage("user", "x")] * MAX_TURNS)
     with pytest.raises(InvalidRequest, match="1 to"):
-        render("", [ChatMessage("user", "x")] * (MAX_MESSAGES + 1))
+        render("", [ChatMessage("user", "x")] * (MAX_TURNS + 1))
 
 
 def test_arguments_cannot_replace_what_is_given() -> None:

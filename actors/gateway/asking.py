@@ -23,7 +23,7 @@ from actorium.actors.client_requests import Request, Stay
 from actorium.actors.gateway.deltas import Deltas
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.joins import Joins
-from actorium.actors.gateway.replay import Mark, Tracked, parse
+from actorium.actors.gateway.replay import MAX_CHOICES, Mark, Tracked, parse
 
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 
@@ -46,7 +46,6 @@ class Ask:
         self.name = self._named()
         """Of the request, and of its answer: a stream keeps its id when it goes on."""
         self._digest = ""
-        self._streams = 0
         self._tracked: Tracked | None = None
 
     def _named(self) -> str:
@@ -71,24 +70,30 @@ class Ask:
             raise HttpError(400, "Last-Event-ID: of a request with another path, body or key",
                             "Last-Event-ID")
 
-    def stream(self, request: Request, open_: Callable[[Request], Deltas], joins: Joins,
-               grace: float) -> Deltas:
-        """The deltas of the next request that the route makes of this one."""
+    def source(self, request: Request, number: int, open_: Callable[[Request], Deltas],
+               joins: Joins, grace: float) -> Deltas:
+        """The deltas of one of the requests that the route makes of this one, from the first."""
         if not self._from_http:
             return open_(request)
-        number, self._streams = self._streams, self._streams + 1
-        if self.mark is not None and number:
-            raise HttpError(400, "Last-Event-ID: only streams of a single prompt go on",
-                            "Last-Event-ID")
         name = f"{self.name}-{number}" if number else self.name
         rid = f"{name}.{self._digest}"
         again = bool(self.key) or self.mark is not None
         stay = Stay(rid=rid, seconds=grace, adopt=again, must=self.mark is not None)
         asked = msgspec.structs.replace(request, stay=stay)
-        source = joins.join(name, rid, lambda: open_(asked), grace) if self.key else open_(asked)
-        tracked = Tracked(source, rid, self.mark)
-        self._tracked = tracked if not number else None
-        return tracked
+        return joins.join(name, rid, lambda: open_(asked), grace) if self.key else open_(asked)
+
+    def tracked(self, source: Deltas, choices: int) -> Deltas:
+        """What the route streams, all its requests together; from the caller's event on. choices:
+        of all of them. Raises `HttpError` 400."""
+        if not self._from_http:
+            return source
+        if choices > MAX_CHOICES:
+            if self.mark is not None:
+                raise HttpError(400, f"Last-Event-ID: only streams of at most {MAX_CHOICES} "
+                                "choices go on", "Last-Event-ID")
+            return source
+        self._tracked = Tracked(source, f"{self.name}.{self._digest}", self.mark)
+        return self._tracked
 
     def label(self, events: bytes) -> bytes:
         """Events with their ids, as far as a stream can be taken up; those that the caller has had

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from actorium.actors.gateway import outline
 from actorium.actors.gateway.errors import HttpError
 
 PATIENCE = 16
@@ -63,6 +64,7 @@ async def _bounded(request: Request, limit: int) -> bytes:
 
 def decode(body: bytes, kind: type[Body]) -> Body:
     """JSON as a `kind`. Raises `HttpError` 400 naming the field."""
+    outline.check(body)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

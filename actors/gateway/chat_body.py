@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.fields import SamplingFields
+from actorium.actors.gateway.fields import SamplingFields, check_turns
 from actorium.actors.gateway.tools import Called, NamedTool, Tool
 from actorium.actors.messages import ChatMessage, ToolCall
 
@@ -66,8 +66,7 @@ class ChatBody(SamplingFields, kw_only=True):
 
     def turns(self) -> list[ChatMessage]:
         """The messages as the engine takes them. Raises `HttpError` naming the message."""
-        if not self.messages:
-            raise HttpError(400, "messages: must not be empty", "messages")
+        check_turns(self.messages, "messages")
         return [ChatMessage(
             role=ROLES.get(turn.role, turn.role),
             content=text_of(turn.content, f"messages[{i}].content"), name=turn.name,

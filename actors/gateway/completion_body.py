@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from actorium.actors.gateway.chat_body import PromptLogprobs, Usage
 from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.fields import SamplingFields
+from actorium.actors.gateway.fields import SamplingFields, check_ids
 
 MAX_PROMPTS = 256
 
@@ -23,20 +23,23 @@ class CompletionBody(SamplingFields, kw_only=True):
     best_of: int | None = None
     add_special_tokens: bool = True
 
-    def prompts(self) -> list[str | list[int]]:
+    def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """One or several, as text or as token ids. Raises `HttpError`."""
-        given = self.prompt
+        given: Any = self.prompt
         if isinstance(given, str):
             return [given]
-        ids = [one for one in given if isinstance(one, int)]
-        if ids and len(ids) != len(given):
+        kinds = set(map(type, given))
+        if int in kinds and len(kinds) > 1:
             raise HttpError(400, "prompt: token ids and texts are mixed", "prompt")
-        found: list[Any] = [ids] if ids else list(given)
-        if not found or any(not one for one in found):
-            raise HttpError(400, "prompt: must not be empty", "prompt")
+        found: list[Any] = [given] if int in kinds else given
         if len(found) > MAX_PROMPTS:
             raise HttpError(400, f"prompt: at most {MAX_PROMPTS} of them, got {len(found)}",
                             "prompt")
+        if not found or not all(found):
+            raise HttpError(400, "prompt: must not be empty", "prompt")
+        for one in found:
+            if not isinstance(one, str):
+                check_ids(one, max_model_len - 1, "prompt")
         return found
 
     def check(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from time import time
 
@@ -21,13 +20,14 @@ from actorium.actors.gateway.completion_body import (
     TextCompletion,
     TextLogprobs,
 )
-from actorium.actors.gateway.engine import Engine
+from actorium.actors.gateway.deltas import prompts_of
+from actorium.actors.gateway.engine import Engine, Facts
 from actorium.actors.gateway.fields import sampling
 from actorium.actors.gateway.formats import structured_of
 from actorium.actors.gateway.guard import Reply, caller, engine_of
 from actorium.actors.gateway.pieces import Pieces
 from actorium.actors.gateway.sse import EventStream, event
-from actorium.actors.gateway.streams import merged
+from actorium.actors.gateway.streams import together
 from actorium.actors.messages import TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
@@ -39,7 +39,8 @@ async def completions(http: HttpRequest) -> Response | EventStream:
     engine = engine_of(http)
     body = await bodies.read(http, CompletionBody)
     body.check()
-    text = Text(engine, body, await engine.serves(body.model), caller(http).request_id)
+    await engine.serves(body.model)
+    text = Text(engine, await engine.facts(), body, caller(http).request_id)
     requests = await text.requests(caller(http).tenant)
     if body.logprobs is not None or body.prompt_logprobs is not None:
         await engine.pieces.ready()
@@ -51,12 +52,14 @@ async def completions(http: HttpRequest) -> Response | EventStream:
 class Text:
     """One request under way: a prompt or several."""
 
-    def __init__(self, engine: Engine, body: CompletionBody, model: str, request_id: str) -> None:
-        self._engine, self._body, self._model = engine, body, model
+    def __init__(self, engine: Engine, facts: Facts, body: CompletionBody,
+                 request_id: str) -> None:
+        """Raises `HttpError` on prompts that are none."""
+        self._engine, self._body, self._model = engine, body, facts.model
         self._id = f"cmpl-{answers.name_of(body.request_id, request_id)}"
         self._created = int(time())
         self._n = body.n or 1
-        self._prompts = body.prompts()
+        self._prompts = body.prompts(facts.max_model_len)
         self._ids: list[list[int]] = []
         """Of each prompt, where they are told."""
         self._texts: list[str] = []
@@ -142,28 +145,22 @@ class Text:
         body = self._body
         counts = [Running() for _ in requests]
         offsets: dict[int, int] = {}
-        deltas = [self._engine.stream(request) for request in requests]
-        streams = merged(deltas)
-        try:
+        async with self._engine.stream(*requests) as deltas:
             if body.continuous_usage:
-                counts = [Running(each) for each in
-                          await asyncio.gather(*(one.accepted() for one in deltas))]
-            async for several in streams:
-                out = [self._event(prompt, delta, counts, offsets) for prompt, delta in several]
+                await deltas.accepted()
+                counts = [Running(each) for each in prompts_of(deltas) or [0] * len(requests)]
+            async for several in together(deltas):
+                out = [self._event(delta, counts, offsets) for delta in several]
                 if any(out):
                     yield b"".join(out)
-        finally:
-            await streams.aclose()
-            for one in deltas:
-                await one.aclose()
         if body.include_usage:
             yield event(_encode(self._answer([], self._usage(counts))))
 
-    def _event(self, prompt: int, delta: StreamDelta, counts: list[Running],
-               offsets: dict[int, int]) -> bytes:
+    def _event(self, delta: StreamDelta, counts: list[Running], offsets: dict[int, int]) -> bytes:
         """Empty where there is nothing to tell. offsets: characters told of each choice."""
+        index, before = delta.index, ""
+        prompt = index // self._n
         counts[prompt].add(delta)
-        index, before = prompt * self._n + delta.index, ""
         if index not in offsets:
             before = self._texts[prompt] if self._body.echo else ""
             offsets[index] = len(before)

@@ -33,6 +33,15 @@ class Deltas(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
 
+def prompts_of(stream: Deltas) -> tuple[int, ...]:
+    """Tokens of each prompt of a stream; none until all are known."""
+    if hasattr(stream, "prompts"):
+        found: tuple[int, ...] = stream.prompts()
+        return found
+    known = stream.prompt_tokens
+    return () if known is None else (known,)
+
+
 class Relay(AsyncIterator[StreamDelta]):
     """Deltas that come from another stream. Closing it closes that one."""
 
@@ -43,6 +52,10 @@ class Relay(AsyncIterator[StreamDelta]):
     def prompt_tokens(self) -> int | None:
         """As the source knows."""
         return self._source.prompt_tokens
+
+    def prompts(self) -> tuple[int, ...]:
+        """As `prompts_of` the source."""
+        return prompts_of(self._source)
 
     async def accepted(self) -> int:
         """As `AsyncDeltaStream.accepted`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,15 @@ from actorium.actors.config import Config, GatewayConfig
 from actorium.actors.gateway.asking import Ask
 from actorium.actors.gateway.deltas import Deltas, Results
 from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.gate import Gate
 from actorium.actors.gateway.joins import Joins, whole
 from actorium.actors.gateway.parsing import Parsing
 from actorium.actors.gateway.pieces import Pieces
+from actorium.actors.gateway.streams import Merged
+from actorium.actors.params import SamplingParams
+
+STATUS_SECONDS = 1.0
+"""How long new requests wait for the watchdog to say that all is well."""
 
 
 class Facts:
@@ -43,6 +50,8 @@ class Engine:
         self.open = 0
         """Requests under way."""
         self.draining = False
+        self.gate = Gate(lambda: self.client.status(STATUS_SECONDS),
+                         self.settings.recovery_patience)
         self.joins = Joins()
         self.ask = Ask()
         self._facts: list[Facts] = []
@@ -72,10 +81,19 @@ class Engine:
                             "model", code="model_not_found")
         return facts.model
 
-    def stream(self, request: Request) -> Deltas:
-        """The deltas of a request, which is sent when they are first asked for; `aclose` ends it,
-        unless it is to outlive its caller."""
-        return self.ask.stream(request, self._open, self.joins, self.settings.resume_grace)
+    def stream(self, *requests: Request) -> Deltas:
+        """The deltas of a request, or of several that ask for as many choices, numbered through.
+        They are sent when deltas are first asked for; `aclose` ends them, unless they are to
+        outlive their caller."""
+        each = (requests[0].params or SamplingParams()).n
+        sources = self._sources(requests)
+        source = sources[0] if len(sources) == 1 else Merged(sources, each)
+        return self.ask.tracked(source, each * len(sources))
+
+    def _sources(self, requests: Sequence[Request]) -> list[Deltas]:
+        grace = self.settings.resume_grace
+        return [self.ask.source(request, number, self._open, self.joins, grace)
+                for number, request in enumerate(requests)]
 
     def _open(self, request: Request) -> AsyncDeltaStream:
         return AsyncDeltaStream(self.client, request)
@@ -83,7 +101,7 @@ class Engine:
     def run(self, requests: list[Request]) -> Results:
         """Whole answers as they end, as `AsyncClient.run`."""
         if self.ask.key:
-            return whole([self.stream(request) for request in requests])
+            return whole(self._sources(requests))
         return self.client.run(requests)
 
     async def close(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.formats import FormatFields
+from actorium.actors.messages import MAX_TURNS
 from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 
 _TOKEN = re.compile(r"[0-9]{1,10}")
@@ -86,6 +88,21 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
         stop=fields.stop or None, logprobs=logprobs, logit_bias=_bias(fields.logit_bias),
         include_stop_str_in_output=fields.include_stop_str_in_output,
         ignore_eos=fields.ignore_eos, skip_special_tokens=fields.skip_special_tokens)
+
+
+def check_turns(given: Sequence[object], field: str) -> None:
+    """Raise `HttpError` 400 naming the field where a conversation is empty or too long."""
+    if not given:
+        raise HttpError(400, f"{field}: must not be empty", field)
+    if len(given) > MAX_TURNS:
+        raise HttpError(400, f"{field}: at most {MAX_TURNS} of them, got {len(given)}", field)
+
+
+def check_ids(ids: Sequence[int], most: int, field: str) -> None:
+    """Raise `HttpError` 400 naming the field where there are more token ids than `most`."""
+    if len(ids) > most:
+        raise HttpError(400, f"{field}: {len(ids)} tokens; there may be {most} at the most", field,
+                        code="context_length_exceeded")
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:

@@ -27,6 +27,9 @@ LOG = logging.getLogger("actorium.gateway")
 CONNECTIONS = "actorium.connections"
 """In a scope: how many connections this process has."""
 MAX_URL, MAX_HEADERS = 8 << 10, 64 << 10
+COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses",
+                         "/v1/messages", "/generate"})
+"""What needs an engine that is at work."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -89,6 +92,8 @@ class Guard:
             scope["app"] = engine.asked(ask)  # also has the router raise what it refuses
             if engine.draining and scope["path"] not in OPEN_PATHS:
                 raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
+            if scope["path"] in COMPLETIONS and ask.mark is None:
+                await engine.gate.enter()
             await self._app(scope, receive, told)
         except ActoriumError as error:
             await told.refuse(http_error(error))

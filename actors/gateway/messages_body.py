@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.fields import SamplingFields
+from actorium.actors.gateway.fields import SamplingFields, check_turns
 from actorium.actors.gateway.tools import Choice, Function, NamedFunction, NamedTool, Tool
 from actorium.actors.messages import ChatMessage, ToolCall
 
@@ -92,8 +92,7 @@ class CountBody(SamplingFields, kw_only=True):
 
     def turns(self) -> list[ChatMessage]:
         """The conversation. Raises `HttpError` naming the block."""
-        if not self.messages:
-            raise HttpError(400, "messages: must not be empty", "messages")
+        check_turns(self.messages, "messages")
         found = []
         if self.system:
             found.append(ChatMessage("system", _text(self.system, "system")))

@@ -17,6 +17,7 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import bodies
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.errors import SERVER, HttpError
+from actorium.actors.gateway.fields import check_ids
 from actorium.actors.gateway.guard import Reply, caller, engine_of
 from actorium.actors.gateway.sse import EventStream, event
 from actorium.actors.params import SamplingParams
@@ -87,6 +88,7 @@ async def detokenize(http: HttpRequest) -> Response:
     """`/detokenize`."""
     engine, body = engine_of(http), await bodies.read(http, DetokenizeBody)
     await engine.serves(body.model)
+    check_ids(body.tokens, (await engine.facts()).max_model_len, "tokens")
     text = await engine.client.detokenize(body.tokens, body.skip_special_tokens)
     return Reply(_encode({"prompt": text, "text": text}))
 
@@ -96,6 +98,7 @@ async def generate(http: HttpRequest) -> Response | EventStream:
     engine, body = engine_of(http), await bodies.read(http, GenerateBody)
     if (body.text is None) == (body.input_ids is None):
         raise HttpError(400, "text: exactly one of text and input_ids is needed", "text")
+    check_ids(body.input_ids or (), (await engine.facts()).max_model_len - 1, "input_ids")
     request = Request(prompt=body.text if body.input_ids is None else body.input_ids,
                       params=body.sampling_params, timeout=body.timeout,
                       tenant=caller(http).tenant, priority=body.priority)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
+from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.parsers.forced import CallList, NamedCall
 from actorium.actors.gateway.parsers.hermes import Hermes
 from actorium.actors.gateway.parsers.llama3 import Llama3
@@ -13,6 +15,9 @@ from actorium.actors.gateway.parsers.pieces import Chain, Machine, Plain
 from actorium.actors.gateway.parsers.qwen3_coder import Qwen3Coder, Schemas
 from actorium.actors.gateway.parsers.think import CLOSE, OPEN, Think
 
+MAX_SWITCHES = 32
+"""Arguments of a template that are asked about."""
+OPENING_TICKS = 2000
 AUTO, NONE = "auto", "none"
 _MARKS = (("<function=", "qwen3_coder"), ("<tool_call>", "hermes"),
           ("<|python_tag|>", "llama3_json"), ("ipython", "llama3_json"))
@@ -29,6 +34,7 @@ class Parsing:
         self.reasoning = _reasoning(self._template) if reasoning_parser == AUTO \
             else reasoning_parser
         self._always_inside = reasoning_parser == "deepseek_r1"
+        self._opening = _opening(self._template)
         self._inside: dict[str, bool] = {}
 
     def machine(self, tools: Schemas | None, forced: str | None, reasons: bool,
@@ -55,29 +61,52 @@ class Parsing:
 
     def _begins_inside(self, args: Mapping[str, Any]) -> bool:
         """Whether the prompt ends with the opening mark: the template itself is asked."""
-        if self._always_inside:
-            return True
-        key = repr(sorted(args.items(), key=lambda item: item[0]))
+        if self._always_inside or self._opening is None:
+            return self._always_inside
+        found = ((name, value) for name, value in args.items() if _is_switch(name, value))
+        switches = dict(islice(found, MAX_SWITCHES))
+        key = repr(sorted(switches.items()))
         if key not in self._inside:
             if len(self._inside) > 256:
                 self._inside.clear()
-            self._inside[key] = opens_thinking(self._template, args)
+            self._inside[key] = self._opening.opens(switches)
         return self._inside[key]
 
 
-def opens_thinking(template: str, args: Mapping[str, Any]) -> bool:
-    """Whether a prompt made by the template ends with `<think>`."""
-    if OPEN not in template:
-        return False
-    from actorium.actors.errors import ActoriumError
-    from actorium.actors.messages import ChatMessage
-    from actorium.actors.tokenizer.chat import ChatTemplate
+class Opening:
+    """A template that may open a thought, asked whether it does."""
 
+    def __init__(self, template: str) -> None:
+        """Raises `BadModel`."""
+        from actorium.actors.tokenizer.chat import ChatTemplate
+
+        self._template = ChatTemplate(template, {})
+
+    def opens(self, args: Mapping[str, Any]) -> bool:
+        """Whether a prompt made by it ends with `<think>`."""
+        from actorium.actors.messages import ChatMessage
+        from actorium.actors.tokenizer.chat import Unfinished
+
+        try:
+            prompt = self._template.render([ChatMessage("user", "?")], dict(args),
+                                           ticks=OPENING_TICKS)
+        except (ActoriumError, Unfinished):
+            return False
+        return prompt.rstrip().endswith(OPEN)
+
+
+def _opening(template: str) -> Opening | None:
     try:
-        prompt = ChatTemplate(template, {}).render([ChatMessage("user", "?")], dict(args))
+        return Opening(template) if OPEN in template else None
     except ActoriumError:
-        return False
-    return prompt.rstrip().endswith(OPEN)
+        return None
+
+
+def _is_switch(name: str, value: Any) -> bool:
+    """What a template may ask before it opens a thought: anything larger is data, which would be
+    kept and looked through for each request."""
+    return len(name) <= 64 and (value is None or isinstance(value, bool | int | float)
+                                or (isinstance(value, str) and len(value) <= 64))
 
 
 def _tools(template: str) -> str:

@@ -6,8 +6,9 @@ each choice had been handed to the route before (`places`), what was handed over
 how many events that had come to. Taken up, the stream is cut at the same places, the route makes
 the same events, and those up to that one are dropped: what follows is what would have followed.
 
-An id is `RID:PROMPT:PLACES:CUTS:EVENTS`; places and cuts are `choice.characters.tokens` with an "f"
-where the choice had ended, joined by commas. Pure, but for the streams.
+An id is `RID:PROMPTS:PLACES:CUTS:EVENTS`; prompts are the tokens of each, places and cuts are
+`choice.characters.tokens` with an "f" where the choice had ended, joined by commas; choices are
+numbered through all prompts. Pure, but for the streams.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from actorium.actors.gateway.errors import HttpError
 from actorium.actors.messages import TokenLogprob
 
 MAX_ID = 4096
+MAX_CHOICES = 64
+"""Of all prompts: each event's id tells of all of them."""
 KNOWN, CUTS, NEW = range(3)
 """What is being told of a stream that is taken up: what lies before the mark's cuts, these, and
 what follows."""
 _CUT = r"\d{1,3}\.\d{1,9}\.\d{1,9}f?"
-_ID = re.compile(rf"([\x21-\x39\x3b-\x7e]{{1,64}}):(\d{{0,9}}):((?:{_CUT}(?:,{_CUT})*)?)"
+_ID = re.compile(rf"([\x21-\x39\x3b-\x7e]{{1,64}}):((?:\d{{1,9}}(?:,\d{{1,9}})*)?)"
+                 rf":((?:{_CUT}(?:,{_CUT})*)?)"
                  rf":((?:{_CUT}(?:,{_CUT})*)?):(\d{{1,9}})")
 
 
@@ -46,14 +50,15 @@ class Mark(NamedTuple):
     """A place between two events of a stream."""
 
     rid: str
-    prompt_tokens: int | None
+    prompts: tuple[int, ...]
+    """Tokens of each; none = they were not known."""
     places: list[Cut]
     cuts: list[Cut]
     events: int
 
     def __str__(self) -> str:
-        prompt = "" if self.prompt_tokens is None else self.prompt_tokens
-        return f"{self.rid}:{prompt}:{_told(self.places)}:{_told(self.cuts)}:{self.events}"
+        prompts = ",".join(map(str, self.prompts))
+        return f"{self.rid}:{prompts}:{_told(self.places)}:{_told(self.cuts)}:{self.events}"
 
 
 def parse(text: str) -> Mark:
@@ -62,8 +67,9 @@ def parse(text: str) -> Mark:
     if found is None:
         raise HttpError(400, "Last-Event-ID: not the id of an event of this engine",
                         "Last-Event-ID")
-    rid, prompt, places, cuts, events = found.groups()
-    return Mark(rid, int(prompt) if prompt else None, _cuts(places), _cuts(cuts), int(events))
+    rid, prompts, places, cuts, events = found.groups()
+    return Mark(rid, tuple(map(int, prompts.split(","))) if prompts else (), _cuts(places),
+                _cuts(cuts), int(events))
 
 
 def _cuts(text: str) -> list[Cut]:
@@ -144,10 +150,13 @@ class Recut(Relay):
 
     @property
     def prompt_tokens(self) -> int | None:
-        return self._mark.prompt_tokens or self._source.prompt_tokens
+        return sum(self._mark.prompts) or self._source.prompt_tokens
+
+    def prompts(self) -> tuple[int, ...]:
+        return self._mark.prompts or super().prompts()
 
     async def accepted(self) -> int:
-        return self._mark.prompt_tokens or await self._source.accepted()
+        return sum(self._mark.prompts) or await self._source.accepted()
 
     def more(self) -> list[StreamDelta]:
         rest, self._rest = self._rest, []
@@ -228,9 +237,9 @@ class Tracked(Relay):
         """The events with their ids, without those that were told before the mark."""
         prefix = self._prefix
         if not prefix:
-            prompt = self.prompt_tokens
+            prompts = ",".join(map(str, self.prompts()))
             told = _told(self._places.values())
-            prefix = self._prefix = (f"id: {self._rid}:{'' if prompt is None else prompt}:{told}:"
+            prefix = self._prefix = (f"id: {self._rid}:{prompts}:{told}:"
                                      f"{_told(self._cuts)}:").encode()
         if self._recut is None and events.count(b"\n\n") == 1:
             self._events += 1

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from actorium.actors.gateway.chat_body import ROLES, Part, text_of
 from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.fields import SamplingFields
+from actorium.actors.gateway.fields import SamplingFields, check_turns
 from actorium.actors.gateway.formats import JsonSchema, ResponseFormat, structured_of
 from actorium.actors.gateway.tools import Choice, Function, NamedFunction, NamedTool, Tool
 from actorium.actors.messages import ChatMessage, ToolCall
@@ -154,8 +154,7 @@ class ResponsesBody(SamplingFields, kw_only=True):
         """The conversation. Raises `HttpError` naming the item."""
         items = self.input if isinstance(self.input, list) else \
             [Item(role="user", content=self.input)]
-        if not items:
-            raise HttpError(400, "input: must not be empty", "input")
+        check_turns(items, "input")
         turns = Turns()
         if self.instructions:
             turns.say("system", self.instructions)

@@ -13,9 +13,9 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.ledger.records import META, History, Meta, record
@@ -26,6 +26,39 @@ SEGMENT_BYTES = 16 << 20
 """A segment that has grown past this, and past twice what was alive at the last compaction, is
 compacted."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+SLICE_REQUESTS, SLICE_BYTES = 32, 1 << 18
+"""Written at once by a compaction: about a millisecond."""
+Alive: TypeAlias = Callable[[], Iterable[Sequence[Record]]]
+"""The records of each request that must not be forgotten, made when they are asked for."""
+
+
+class Compaction:
+    """One that is under way."""
+
+    def __init__(self, alive: Iterator[Sequence[Record]], old: list[Path]) -> None:
+        """old: the segments that go at the end, oldest first."""
+        self._alive, self.old = alive, old
+        self.more = True
+        """There may be requests that were not written."""
+        self.bytes = 0
+        """Written so far."""
+
+    def slice(self) -> list[Record]:
+        """Of some requests, each of them whole."""
+        records: list[Record] = []
+        size = 0
+        for _ in range(SLICE_REQUESTS):
+            found = next(self._alive, None)
+            if found is None:
+                self.more = False
+                break
+            records += found
+            size += sum(len(record.payload) for record in found)
+            if size > SLICE_BYTES:
+                break
+        return records
 
 
 class Ledger:
@@ -39,6 +72,7 @@ class Ledger:
         self._sync = sync
         self._segment_bytes = segment_bytes
         self._alive = 0
+        self._compaction: Compaction | None = None
         self._waiting: list[Record] = []
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -94,7 +128,7 @@ class Ledger:
         """It is time to compact."""
         return self._writer.size > max(self._segment_bytes, 2 * self._alive)
 
-    def compact(self, alive: Callable[[], Iterable[Record]], next_sid: int) -> None:
+    def compact(self, alive: Alive, next_sid: int) -> None:
         """Begin a new segment with what `alive` says, and forget the old ones. Raises `LedgerFull`
         with everything as it was.
 
@@ -102,17 +136,63 @@ class Ledger:
         """
         old = segments(self.directory)
         before, writer = self._writer, Writer(self.directory, self._sync)
+        records = [record for each in alive() for record in each]
         try:
-            writer.commit(pack([self._head(next_sid), *alive()]))
+            writer.commit(pack([self._head(next_sid), *records]))
         except LedgerFull:
             path = writer.path
             writer.close()
             path.unlink()
             raise
         before.close()
-        self._writer, self._alive = writer, writer.size
+        self._writer, self._alive, self._compaction = writer, writer.size, None
         for path in old:
             path.unlink(missing_ok=True)
+
+    # --- the same, a slice at a time ---
+
+    def begin_compaction(self, alive: Alive, next_sid: int) -> None:
+        """Begin a new segment, to which `compact_some` writes what `alive` says, between the
+        batches that come meanwhile. Raises `LedgerFull` with everything as it was.
+
+        What is said of a request is what is true when it is asked for, so that it may stand behind
+        batches that it has in it. Until the end, the old segments say all that the new one does
+        not say yet.
+        """
+        old = segments(self.directory)
+        self._writer.roll()
+        self._waiting.insert(0, self._head(next_sid))
+        self._compaction = Compaction(iter(alive()), old)
+
+    @property
+    def compacting(self) -> bool:
+        """`compact_some` has more to do."""
+        return self._compaction is not None
+
+    def compact_some(self) -> None:
+        """A slice of it. Raises `LedgerFull`; then it is given up, and nothing is lost."""
+        compaction = self._compaction
+        if compaction is None:
+            return
+        records = compaction.slice()
+        if not records and not compaction.more:
+            self._forget_one(compaction)
+            return
+        batch = pack([*self._waiting, *records])
+        try:
+            self._writer.commit(batch)
+        except LedgerFull:
+            self._compaction = None
+            raise
+        self._waiting.clear()
+        compaction.bytes += len(batch)
+
+    def _forget_one(self, compaction: Compaction) -> None:
+        """An old segment: giving its pages back takes its time."""
+        if compaction.old:
+            compaction.old.pop(0).unlink(missing_ok=True)
+        if not compaction.old:
+            self._alive, self._compaction = compaction.bytes, None
 
     def close(self, forget: bool = False) -> None:
         """Give up the lock; forget: nothing is unfinished, the files may go."""

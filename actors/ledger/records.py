@@ -85,7 +85,7 @@ class Entry(Struct):
 
 
 class History:
-    """The ledger, read. `entries` keeps the order of admission."""
+    """The ledger, read."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[bytes, str], Entry] = {}

@@ -38,6 +38,17 @@ class Anything:
     error = ""
     consumed = 0
 
+    def knows(self, grammar: str) -> bool:
+        """All of them."""
+        return True
+
+    def compile(self, grammar: str) -> Anything:
+        """There is nothing to do."""
+        return self
+
+    def keep(self, grammar: str, compiled: Anything) -> None:
+        """It is kept."""
+
     def matcher(self, grammar: str) -> Anything:
         """It is in the same place all the time."""
         return self

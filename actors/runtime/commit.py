@@ -7,7 +7,7 @@ here, in order, and the core is told so; it is tried again every `RETRY` seconds
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ class Recorder(Protocol):
     ledger: Ledger | None
     next_sid: int
 
-    def alive(self) -> Iterable[Record]: ...
+    def alive(self) -> Iterable[Sequence[Record]]: ...
 
     def on_ledger_full(self, why: str, now: float) -> None: ...
 
@@ -50,7 +50,7 @@ class Committer:
         """The last commit failed: call `retry` every `pause` seconds."""
         if ledger.history.entries:
             ledger.history = History()  # it was read: the core holds what is needed of it
-            self._try_to_compact()  # times are of this boot then
+            self._try(self._compact)  # times are of this boot then
 
     def pass_on(self, sends: Sequence[Send], now: float) -> Sequence[Send]:
         """Commit the records among `sends`; returns what may be sent now, in order."""
@@ -83,13 +83,18 @@ class Committer:
         return held
 
     def tidy(self) -> None:
-        """Compact when it is time to: after the sends, since nobody waits for it."""
-        if self._ledger.grown and not self.full:
-            self._try_to_compact()
+        """Compact when it is time to, a slice at a time: a step that follows is late by no more
+        than that."""
+        if self.full:
+            return
+        if self._ledger.compacting:
+            self._try(self._ledger.compact_some)
+        elif self._ledger.grown:
+            self._try(lambda: self._ledger.begin_compaction(self._core.alive, self._core.next_sid))
 
-    def _try_to_compact(self) -> None:
+    def _try(self, compacting: Callable[[], None]) -> None:
         try:
-            self._compact()
+            compacting()
         except LedgerFull as error:
             LOG.warning("cannot compact: %s", error.strerror)
 

@@ -230,9 +230,12 @@ class SchedulerCore:
                             f"{tokens} tokens emitted")
         return bool(live)
 
-    def alive(self) -> Iterator[Record]:
-        """Records that say all that must not be forgotten."""
-        return self._chronicle.alive(self.books.requests.values(), self.books.table)
+    def alive(self) -> Iterator[list[Record]]:
+        """Records that say all that must not be forgotten, of one request after the other: as it is
+        when it is asked for, wherever it is by then. Those that come meanwhile have records of
+        their own."""
+        for request in [*self._chronicle.retained, *self.books.requests.values()]:
+            yield self._chronicle.entry(request, self.books.table)
 
     def on_ledger_full(self, why: str, now: float) -> None:
         """The ledger takes no more: plan nothing, tell nothing but refusals."""

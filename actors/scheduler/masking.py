@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -47,12 +47,25 @@ class Matcher(Protocol):
 class Words(Protocol):
     """A vocabulary (`grammar.Vocabulary`)."""
 
+    def knows(self, grammar: str) -> bool: ...
+
+    def compile(self, grammar: str) -> Any: ...
+
+    def keep(self, grammar: str, compiled: Any) -> None: ...
+
     def matcher(self, grammar: str) -> Any: ...
 
     def masks(self, wanted: Sequence[tuple[Any, Sequence[int]]]) -> list[list[Any]]: ...
 
 
 Load = Callable[[], Words]
+
+
+class Prepared(NamedTuple):
+    """What `Masking.prepare` has found."""
+
+    words: Words
+    compiled: Any
 
 
 class Loading:
@@ -127,6 +140,23 @@ class Masking:
             return Objection(error.code, error.message)
         return None
 
+    # --- grammars that are compiled before they are needed ---
+
+    def knows(self, grammar: str) -> bool:
+        """A request with this grammar makes nobody wait."""
+        return self._words is not None and self._words.knows(grammar)
+
+    def prepare(self, grammar: str) -> Prepared:
+        """Compile it, and load the vocabulary if that is still to be done. On any thread. Raises
+        `ActoriumError` if there is no vocabulary."""
+        words = self._words or self._load()
+        return Prepared(words, words.compile(grammar))
+
+    def learned(self, grammar: str, found: Prepared) -> None:
+        """Take what was prepared."""
+        self._words = self._words or found.words
+        self._words.keep(grammar, found.compiled)
+
     def forget(self, sid: int) -> None:
         """The sequence is over."""
         self._matchers.pop(sid, None)
@@ -142,7 +172,7 @@ class Masking:
         if not masked:
             return plan
         self._planned[record.step] = masked
-        if any(np.isin(masked, before.sids).any() for before in unresolved):
+        if any(not set(masked).isdisjoint(before.sids.tolist()) for before in unresolved):
             self._due.add(record.step)
             return msgspec.structs.replace(plan, masks_follow=True)
         return msgspec.structs.replace(plan, masks=self._masks(books, record))
@@ -203,7 +233,7 @@ class Masking:
             matcher, sequence = self._matchers.get(sid), books.sequences.get(sid)
             if matcher is None or sequence is None:
                 continue
-            if not _catch_up(matcher, emitted_of(sequence, books.table)):
+            if not _catch_up(matcher, emitted_of(sequence, books.table, matcher.consumed)):
                 self.stick(books, [sid], _why(matcher))
                 continue
             window = record.window if row >= record.firsts else 1
@@ -221,9 +251,9 @@ class Masking:
         return masks
 
 
-def _catch_up(matcher: Matcher, emitted: Ints) -> bool:
+def _catch_up(matcher: Matcher, news: Ints) -> bool:
     """Take the tokens that have come since; False if the grammar does not allow them."""
-    return matcher.take(emitted[matcher.consumed:].tolist()) and not matcher.error
+    return matcher.take(news.tolist()) and not matcher.error
 
 
 def _why(matcher: Matcher) -> str:

@@ -118,7 +118,7 @@ class Chronicle:
     def adopted(self, request: Request, table: SlotTable) -> None:
         """A request is another client's from now on."""
         if self._writes:
-            for written in self._entry(request, table):
+            for written in self.entry(request, table):
                 self._write(written)
 
     def told(self, batch: TokenBatch) -> None:
@@ -139,15 +139,10 @@ class Chronicle:
         records, self._records = self._records, []
         return records
 
-    def alive(self, requests: Iterable[Request], table: SlotTable) -> Iterator[Record]:
-        """Records that say all of these requests, and of the retained ones."""
-        for group in (self.retained, requests):
-            for request in group:
-                yield from self._entry(request, table)
-
-    def _entry(self, request: Request, table: SlotTable) -> Iterator[Record]:
-        return entry_records(Entry(request.submit, [
-            _said(choice, table) for choice in request.choices]))
+    def entry(self, request: Request, table: SlotTable) -> list[Record]:
+        """The records that say all of a request."""
+        return list(entry_records(Entry(request.submit, [
+            _said(choice, table) for choice in request.choices])))
 
     # --- telling once more ---
 
@@ -195,9 +190,11 @@ def recovers(recovery: RecoveryConfig) -> bool:
     return recovery.restart or recovery.ledger_dir is not None
 
 
-def emitted_of(sequence: Sequence, table: SlotTable) -> Ints:
-    """What a sequence has emitted, wherever it is."""
-    return table.emitted_tokens(sequence.slot) if sequence.slot else sequence.emitted
+def emitted_of(sequence: Sequence, table: SlotTable, first: int = 0) -> Ints:
+    """What a sequence has emitted, from the first-th token on, wherever it is."""
+    if sequence.slot:
+        return table.emitted_tokens(sequence.slot, first)
+    return sequence.emitted[first:] if first else sequence.emitted
 
 
 def drafts_at(sequence: Sequence, table: SlotTable) -> tuple[int, int]:
@@ -227,10 +224,11 @@ def _said(sequence: Sequence, table: SlotTable) -> Said:
 # --- reading the ledger ---------------------------------------------------------------------------
 
 def revive(past: Past, timeout: float) -> Iterator[Request]:
-    """The requests of the ledger in order of admission; those without a living sequence are over.
+    """The requests of the ledger in order of admission (a compaction writes down those that it
+    finds behind those that come meanwhile); those without a living sequence are over.
     timeout: seconds, for those with a deadline in the time of another boot that is not to be had
     back from their arrival."""
-    for entry in past.history.entries.values():
+    for entry in sorted(past.history.entries.values(), key=lambda entry: entry.choices[0].sid):
         submit = entry.submit
         if not past.same_boot:
             deadline = submit.deadline

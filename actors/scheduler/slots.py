@@ -139,9 +139,10 @@ class SlotTable:
         self._free.append(slot)
         return pages
 
-    def emitted_tokens(self, slot: int) -> Ints:
-        """A copy of the tokens that the slot's sequence has emitted so far."""
-        return self._tokens[slot, :self.emitted[slot]].copy()
+    def emitted_tokens(self, slot: int, first: int = 0) -> Ints:
+        """A copy of the tokens that the slot's sequence has emitted so far, but for the first ones.
+        """
+        return self._tokens[slot, first:self.emitted[slot]].copy()
 
     def pages_of(self, slot: int) -> list[Ints]:
         """Copies of the slot's page tables, one a group."""

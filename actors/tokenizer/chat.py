@@ -2,7 +2,8 @@
 
 A template is the operator's, the messages are anyone's. So a render is bounded in what grows with
 its input: loop iterations and macro calls together (`MAX_TICKS`), characters produced, repetition
-by `*`, `range`. A bound that is hit refuses the request; it never hangs the actor.
+by `*`, `range`. A bound that is hit refuses the request; it never hangs the actor. What takes long
+within these bounds is rendered elsewhere (see `renderer`).
 """
 
 from __future__ import annotations
@@ -18,17 +19,24 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from actorium.actors.errors import BadModel, InvalidRequest
-from actorium.actors.messages import ChatMessage, ToolCall
+from actorium.actors.messages import MAX_TURNS, ChatMessage, ToolCall
 from actorium.actors.models import read_json
 
 MAX_TICKS = 200_000
 """Loop iterations + macro calls of one render: about a second."""
 MAX_CHARS = 8 << 20
-MAX_MESSAGES = 4096
 _TICK = "_actorium_tick"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token",
             "mask_token")
 _RESERVED = {"messages", "tools", "documents", "raise_exception", "strftime_now", _TICK, *_SPECIAL}
+
+
+class Unfinished(Exception):
+    """The template runs through more iterations than it was given."""
+
+
+class _TooManyTicks(TemplateError):
+    """More than were given."""
 
 
 class _Generation(Extension):
@@ -82,13 +90,13 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
 class _Ticks:
     """Counts one render's iterations."""
 
-    def __init__(self) -> None:
-        self._left = MAX_TICKS
+    def __init__(self, most: int) -> None:
+        self._left = most
 
     def __call__(self) -> str:
         self._left -= 1
         if self._left < 0:
-            raise TemplateError(f"more than {MAX_TICKS} loop iterations")
+            raise _TooManyTicks(f"more than {MAX_TICKS} loop iterations")
         return ""
 
 
@@ -132,27 +140,30 @@ class ChatTemplate:
             self._template = env.from_string(source)
         except (TemplateError, RecursionError, SyntaxError) as error:
             raise BadModel(f"chat_template: does not compile: {error}", "chat_template") from None
-        self._special = special
+        self.special = special
 
     def render(self, messages: list[ChatMessage], args: dict[str, Any],
-               tools: list[dict[str, Any]] | None = None) -> str:
+               tools: list[dict[str, Any]] | None = None, ticks: int = MAX_TICKS) -> str:
         """The prompt, ready for the model's turn (`add_generation_prompt` unless args say else).
         Turns and tools look to the template as transformers hands them over.
 
-        Raises `InvalidRequest` naming `messages` or `template_args`.
+        Raises `InvalidRequest` naming `messages` or `template_args`, and `Unfinished` after fewer
+        `ticks` than a template may take.
         """
-        if not messages or len(messages) > MAX_MESSAGES:
-            raise InvalidRequest(f"messages: 1 to {MAX_MESSAGES} are needed, got {len(messages)}",
+        if not messages or len(messages) > MAX_TURNS:
+            raise InvalidRequest(f"messages: 1 to {MAX_TURNS} are needed, got {len(messages)}",
                                  "messages")
         for name in args:
             if name in _RESERVED or not name.isidentifier():
                 raise InvalidRequest(f"template_args: {name!r} may not be set", "template_args")
         variables = {"add_generation_prompt": True, "tools": tools or None, "documents": None,
-                     **self._special, **args, _TICK: _Ticks(),
+                     **self.special, **args, _TICK: _Ticks(ticks),
                      "messages": [_turn(m, i) for i, m in enumerate(messages)]}
         try:
             return self._join(variables)
         except Exception as error:  # a template can raise anything at all
+            if isinstance(error, _TooManyTicks) and ticks < MAX_TICKS:
+                raise Unfinished from None
             text = str(error) or type(error).__name__
             raise InvalidRequest(f"messages: the chat template refused them: {text[:500]}",
                                  "messages") from None

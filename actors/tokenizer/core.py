@@ -3,14 +3,16 @@
 One request gives one answer to its client, `Accepted` or `Rejected`, and at most one `Submit`; a
 request that is sent again is submitted again. Text never reaches the scheduler. The model's files
 are read at the second wake, so that heartbeats can say "loading" meanwhile; what came before is
-answered then.
+answered then. What takes long (a grammar, a long prompt) is done on threads, and its request is
+parked until then.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -36,8 +38,11 @@ from actorium.actors.messages import (
     Tokenized,
     ToTokenizerFront,
 )
+from actorium.actors.runtime.aside import Aside, Job
 from actorium.actors.tokenizer import defaults
+from actorium.actors.tokenizer.chat import Unfinished
 from actorium.actors.tokenizer.model import TextModel
+from actorium.actors.tokenizer.prompts import Asked, Prompts
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 60.0
@@ -53,6 +58,17 @@ class Nudge(Message, frozen=True):
     """The whole inbox of the tokenizer: it makes the actor wake up and does nothing else."""
 
 
+class Waiting(NamedTuple):
+    """A message of the front, not answered yet."""
+
+    client: bytes
+    message: Any
+    now: float
+    """When it came."""
+    job: Job[Any] | None = None
+    """What finds out its prompt, where that is long."""
+
+
 class TokenizerCore:
     """See the module. Implements `actorium.actors.core.Core`."""
 
@@ -65,11 +81,13 @@ class TokenizerCore:
         self._model: TextModel | None = None
         self._announced = False
         self._seeds = defaults.Seeds(ctx.config.model.seed, ctx.entropy)
-        self._pending: deque[tuple[bytes, Any, float]] = deque()
+        self._prompts: Prompts | None = None
+        self._aside = Aside()
+        self._pending: deque[Waiting] = deque()
         self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
         """Requests submitted: prompt tokens, and when last."""
-        self._parked: list[tuple[bytes, Generate, float]] = []
-        """They wait until their grammars have been checked."""
+        self._parked: list[Waiting] = []
+        """Until their grammars have been checked, and their prompts found out."""
         self._post: Callable[[], None] | None = None
         self._out: list[Send] = []
         self._draining = False
@@ -86,7 +104,7 @@ class TokenizerCore:
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
         """Queue one message of the front; `on_wake` answers it."""
-        self._pending.append((client, message, now))
+        self._pending.append(Waiting(client, message, now))
 
     def on_bad_client(self, client: bytes, error_text: str) -> None:
         """A frame that is no message of the front: its rid is unknown, so `rid` is "-"."""
@@ -104,10 +122,11 @@ class TokenizerCore:
             return []
         if self._model is None:
             self._model = TextModel(self._config)
+            self._prompts = Prompts(self._model)
         if self._parked:
             self._unpark(self._model)
         while self._pending:
-            self._answer(*self._pending.popleft())
+            self._answer(self._pending.popleft())
         out, self._out = self._out, []
         return out
 
@@ -134,11 +153,12 @@ class TokenizerCore:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def _answer(self, client: bytes, message: Any, now: float) -> None:
+    def _answer(self, entry: Waiting) -> None:
+        client, message = entry.client, entry.message
         self._done_requests += 1
         if isinstance(message, Abort):
             self._parked = [parked for parked in self._parked
-                            if (parked[0], parked[1].rid) != (client, message.rid)]
+                            if (parked.client, parked.message.rid) != (client, message.rid)]
             self._out.append(Send("scheduler", Cancel(message.rid, client)))
             return
         if isinstance(message, Resume):
@@ -146,9 +166,8 @@ class TokenizerCore:
                 message.rid, client, message.adopt, message.tenant)))
             return
         try:
-            if isinstance(message, Generate) and self._parks(client, message, now):
-                return
-            self._handle(client, message, now)
+            if not (self._waits_for_grammar(entry) or self._waits_for_prompt(entry)):
+                self._handle(entry)
         except ActoriumError as error:
             self._reject(client, message.rid, error)
         except Exception as error:  # one request's trouble stays that request's
@@ -161,54 +180,115 @@ class TokenizerCore:
     def _tell(self, client: bytes, message: Any) -> None:
         self._out.append(Send(CLIENT, message, client))
 
-    def _handle(self, client: bytes, message: Any, now: float) -> None:
-        model = self._model
-        assert model is not None
+    def _handle(self, entry: Waiting) -> None:
+        client, message = entry.client, entry.message
+        model, prompts = self._model, self._prompts
+        assert model is not None and prompts is not None
         if isinstance(message, Generate):
-            self._generate(client, message, now, model)
+            self._generate(entry, model)
         elif isinstance(message, Tokenize):
-            ids = self._tokens(message, model)
-            self._tell(client, Tokenized(message.rid, ids.tobytes()))
+            ids = self._ids(entry)
+            if ids is not None:
+                self._tell(client, Tokenized(message.rid, ids.tobytes()))
         elif isinstance(message, Detokenize):
-            ids = model.ids(message.tokens, "tokens")
-            text = model.decode(ids.tolist(), message.skip_special_tokens)
+            text = prompts.text(message) if entry.job is None else entry.job.result()
             self._tell(client, Detokenized(message.rid, text))
         elif isinstance(message, ServerInfo):
             self._tell(client, Info(message.rid, msgspec.json.encode(model.info())))
         elif isinstance(message, FlushCache):
             self._out.append(Send("scheduler", Flush(message.rid, client)))
 
-    def _parks(self, client: bytes, message: Generate, now: float) -> bool:
+    # --- what takes long ----------------------------------------------------------------------
+
+    def _waits_for_grammar(self, entry: Waiting) -> bool:
         """Whether its grammar is checked first; meanwhile others are answered."""
-        wanted, model, post = message.params.structured, self._model, self._post
-        if wanted is None or post is None or model is None:
+        message, model, post = entry.message, self._model, self._post
+        if not isinstance(message, Generate) or post is None or model is None:
+            return False
+        wanted = message.params.structured
+        if wanted is None:
             return False
         defaults.check_params(message.params, model.facts)
         if model.grammars.knows(wanted):
             return False
-        self._parked.append((client, message, now))
+        self._parked.append(entry)
         model.grammars.ask(wanted, post)
         return True
 
+    def _waits_for_prompt(self, entry: Waiting) -> bool:
+        """Whether its prompt is long, and is found out first."""
+        message, prompts = entry.message, self._prompts
+        if not isinstance(message, Asked | Detokenize) or entry.job is not None \
+                or prompts is None or self._post is None or not prompts.is_long(message):
+            return False
+        if isinstance(message, Generate):
+            if self._knows(entry):
+                return False
+            self._check(message)
+        self._set_aside(entry)
+        return True
+
+    def _set_aside(self, entry: Waiting) -> None:
+        """What was sent again meanwhile gets one answer."""
+        message, prompts, post = entry.message, self._prompts, self._post
+        assert prompts is not None and post is not None
+        if any(parked.client == entry.client and parked.message.rid == message.rid
+               for parked in self._parked):
+            return
+        work = prompts.text if isinstance(message, Detokenize) else prompts.long
+        self._parked.append(entry._replace(job=self._aside.do(lambda: work(message), post)))
+
     def _unpark(self, model: TextModel) -> None:
-        """Those whose grammars are known by now go on (or, if so many others have been asked for
-        since that theirs is forgotten, ask again)."""
+        """Those of whom all is known by now go on (or, if so many others have been asked for
+        since that a grammar is forgotten, ask again)."""
         parked, self._parked = self._parked, []
         for entry in parked:
-            wanted = entry[1].params.structured
-            waits = wanted is not None and model.grammars.waits(wanted)
+            message = entry.message
+            wanted = message.params.structured if isinstance(message, Generate) else None
+            waits = (wanted is not None and model.grammars.waits(wanted)) \
+                or (entry.job is not None and not entry.job.done)
             (self._parked if waits else self._pending).append(entry)
 
-    def _generate(self, client: bytes, message: Generate, now: float, model: TextModel) -> None:
+    def _ids(self, entry: Waiting) -> array[int] | None:
+        """Of its prompt; None = it takes longer than it looked, and is found out on the side."""
+        prompts = self._prompts
+        assert prompts is not None
+        if entry.job is not None:
+            ids: array[int] = entry.job.result()
+            return ids
+        try:
+            return prompts.short(entry.message)
+        except Unfinished:
+            if self._post is None:
+                return prompts.long(entry.message)
+            self._set_aside(entry)
+            return None
+
+    # --- completions --------------------------------------------------------------------------
+
+    def _knows(self, entry: Waiting) -> bool:
+        """It was submitted just now."""
+        known = self._known.get((entry.client, entry.message.rid))
+        return known is not None and entry.now < known[1] + SUBMIT_AGAIN
+
+    def _check(self, message: Generate) -> None:
+        """All of it but the prompt and the grammar. Raises `InvalidRequest`."""
+        assert self._model is not None
+        defaults.check_params(message.params, self._model.facts)
+
+    def _generate(self, entry: Waiting, model: TextModel) -> None:
+        client, message, now = entry.client, entry.message, entry.now
         key = (client, message.rid)
         known = self._known.get(key)
-        if known is not None and now < known[1] + SUBMIT_AGAIN:
+        if known is not None and self._knows(entry):
             self._tell(client, Accepted(message.rid, known[0]))
             return
         if self._draining and known is None:
             raise EngineUnavailable("the engine is stopping")
-        defaults.check_params(message.params, model.facts)
-        ids = self._prompt(message, model)
+        self._check(message)
+        ids = self._ids(entry)
+        if ids is None:
+            return
         resolved = defaults.resolve(message.params, model.facts, len(ids))
         wanted, seed = message.params.structured, message.params.seed
         grammar = "" if wanted is None else model.grammars.grammar(wanted)
@@ -221,30 +301,6 @@ class TokenizerCore:
             priority=message.priority, grammar=grammar, linger=message.linger)))
         self._remember(key, len(ids), now)
         self._tell(client, Accepted(message.rid, len(ids)))
-
-    @staticmethod
-    def _tokens(message: Tokenize, model: TextModel) -> Any:
-        if message.messages is None:
-            return model.encode(message.text, message.add_special_tokens, "text")
-        text = model.render(message.messages, message.template_args, message.tools)
-        return model.encode(text, False, "messages")
-
-    def _prompt(self, message: Generate, model: TextModel) -> Any:
-        """The prompt as array('i'), checked."""
-        given = [name for name in ("text", "tokens", "messages")
-                 if getattr(message, name) is not None]
-        if len(given) != 1:
-            raise InvalidRequest("prompt: exactly one of text, tokens and messages must be set, "
-                                 f"got {' and '.join(given) or 'none'}", "prompt")
-        if message.tokens is not None:
-            ids = model.ids(message.tokens, "prompt", check=False)
-        elif message.text is not None:
-            ids = model.encode(message.text, True, "prompt", model.facts.max_model_len)
-        else:
-            text = model.render(message.messages or [], message.template_args, message.tools)
-            ids = model.encode(text, False, "messages", model.facts.max_model_len)
-        defaults.check_prompt(ids, model.facts, given[0] if given[0] == "messages" else "prompt")
-        return ids
 
     def _remember(self, key: tuple[bytes, str], tokens: int, now: float) -> None:
         self._known[key] = tokens, now

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from array import array
 from pathlib import Path
@@ -15,7 +16,7 @@ from actorium.actors import config as configs
 from actorium.actors import models, params
 from actorium.actors.config import Config
 from actorium.actors.errors import BadModel, ContextOverflow, InvalidRequest
-from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, ChatMessage
+from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS
 from actorium.actors.params import SamplingParams
 from actorium.actors.tokenizer import chat
 from actorium.actors.tokenizer.defaults import ModelFacts
@@ -37,6 +38,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise BadModel(f"model: cannot read {file}: {error}", "model") from None
+    # One text is encoded at a time: a thread for each core would have nothing to do.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -90,13 +93,13 @@ class TextModel:
         tokenizer = self._need_tokenizer(field)
         if limit is not None:
             self._refuse_long(tokenizer, text, field, limit)
-        return array("i", tokenizer.encode(text, add_special_tokens=special).ids)
+        return array("i", _encode(tokenizer, text, special))
 
     @staticmethod
     def _refuse_long(tokenizer: Tokenizer, text: str, field: str, limit: int) -> None:
         size = 8 * limit
         while size < len(text):
-            count = len(tokenizer.encode(text[:size], add_special_tokens=False).ids) - SLACK
+            count = len(_encode(tokenizer, text[:size], False)) - SLACK
             if count >= limit:
                 raise ContextOverflow(f"{field}: more than {count} tokens in {len(text)} "
                                       f"characters; max_model_len={limit}", field)
@@ -115,16 +118,18 @@ class TextModel:
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Text of ids (those between the tokenizer's size and the embedding's have none)."""
-        return self._need_tokenizer("tokens").decode(ids, skip_special_tokens=skip_special_tokens)
+        tokenizer = self._need_tokenizer("tokens")
+        # Of a batch, since that one lets other threads run.
+        return str(tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])
 
-    def render(self, messages: list[ChatMessage], args: dict[str, Any],
-               tools: list[dict[str, Any]] | None = None) -> str:
-        """The chat template's prompt. Raises `InvalidRequest`."""
+    @property
+    def template(self) -> chat.ChatTemplate:
+        """The chat template. Raises `InvalidRequest` where there is none."""
         self._need_tokenizer("messages")
         if self._template is None:
             raise InvalidRequest("messages: the model has no chat template "
                                  "(--chat-template FILE sets one)", "messages")
-        return self._template.render(messages, args, tools)
+        return self._template
 
     def info(self) -> dict[str, Any]:
         """What ServerInfo answers."""
@@ -150,9 +155,15 @@ class TextModel:
                 "message_bytes": MAX_CLIENT_MESSAGE_BYTES, "n": params.MAX_N,
                 "logprobs": params.MAX_LOGPROBS, "stop": params.MAX_STOPS,
                 "stop_chars": params.MAX_STOP_CHARS, "logit_bias": params.MAX_LOGIT_BIAS,
-                "messages": chat.MAX_MESSAGES},
+                "messages": MAX_TURNS},
             "config": configs.public(self._config),
         }
+
+
+def _encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
+    """Token ids. Of a batch, since that one lets other threads run, and keeps no offsets."""
+    found: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+    return found
 
 
 def _dtype(config: dict[str, Any]) -> str:

@@ -1,0 +1,102 @@
+"""Grammars are compiled on a thread, before their requests reach the scheduler's core.
+
+The tokenizer has compiled them once, to see whether that can be done; here it takes as long again,
+up to a second, and all sequences would wait. So a request whose grammar is not known yet waits in
+front of the core, which takes it when there is nothing left to wait for. To the core, and to what
+records it, the request comes then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from actorium.actors.core import Core, Health, Send
+from actorium.actors.errors import ActoriumError
+from actorium.actors.messages import Cancel, Submit, ToScheduler
+from actorium.actors.runtime.aside import Aside, Job
+from actorium.actors.scheduler.masking import Masking, Prepared
+
+Post = Callable[..., None]
+
+
+def compiling(core: Core) -> Core:
+    """The core, with its grammars compiled elsewhere, where it has any."""
+    masking = getattr(core, "masking", None)
+    return core if masking is None else Compiling(core, masking)
+
+
+class Compiling:
+    """See `core.Core`; what is not told here is the core's own."""
+
+    inbox: Any = ToScheduler
+    front: Any = None
+
+    def __init__(self, core: Core, masking: Masking) -> None:
+        self._core, self._masking = core, masking
+        self._aside = Aside()
+        self._post: Post | None = None
+        self._jobs: dict[str, Job[Prepared]] = {}
+        """By grammar."""
+        self._waiting: list[Submit] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def on_start(self, post: Post) -> None:
+        """post: wakes the core, from any thread."""
+        self._post = post
+
+    def on_message(self, message: Any, now: float) -> None:
+        if isinstance(message, Submit) and self._waits(message):
+            return
+        if isinstance(message, Cancel):
+            self._waiting = [submit for submit in self._waiting
+                             if (submit.client, submit.rid) != (message.client, message.rid)]
+        self._core.on_message(message, now)
+
+    def _waits(self, submit: Submit) -> bool:
+        grammar, masking, post = submit.grammar, self._masking, self._post
+        if not grammar or post is None or masking.knows(grammar):
+            return False
+        if grammar not in self._jobs:
+            self._jobs[grammar] = self._aside.do(partial(masking.prepare, grammar), post)
+        self._waiting.append(submit)
+        return True
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        if self._jobs:
+            self._take_in(now)
+        return self._core.on_wake(now)
+
+    def _take_in(self, now: float) -> None:
+        for grammar in [grammar for grammar, job in self._jobs.items() if job.done]:
+            job = self._jobs.pop(grammar)
+            with suppress(ActoriumError):  # of a vocabulary that is not there: so the core will say
+                self._masking.learned(grammar, job.result())
+        waiting, self._waiting = self._waiting, []
+        for submit in waiting:
+            if submit.grammar in self._jobs:
+                self._waiting.append(submit)
+            else:
+                self._core.on_message(submit, now)
+
+    # --- what is passed on ---
+
+    def on_client(self, client: bytes, message: Any, now: float) -> None:
+        self._core.on_client(client, message, now)
+
+    def next_timer(self) -> float | None:
+        return self._core.next_timer()
+
+    def drain(self, now: float) -> None:
+        self._core.drain(now)
+
+    @property
+    def done(self) -> bool:
+        return not self._waiting and self._core.done
+
+    def health(self) -> Health:
+        return self._core.health()

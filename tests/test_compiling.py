@@ -1,0 +1,134 @@
+"""Grammars are compiled before their requests reach the scheduler's core; nobody waits for them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_masking import EOS, MODEL, SIZE, vocabulary
+from helpers_scheduler import CLIENT, column, config
+
+from actorium.actors.core import Context, Send
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.grammar import Vocabulary, json_grammar, regex_grammar
+from actorium.actors.messages import Cancel, Submit, TextParams
+from actorium.actors.params import Resolved
+from actorium.actors.scheduler.compiling import Compiling, compiling
+from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.scheduler.masking import Masking
+
+
+class Slow(Vocabulary):
+    """Compiles when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(MODEL / "tokenizer.json", SIZE, [EOS])
+        self.may, self.threads = threading.Event(), list[str]()
+
+    def compile(self, grammar: str) -> Any:
+        self.threads.append(threading.current_thread().name)
+        assert self.may.wait(60)
+        return super().compile(grammar)
+
+
+class Core:
+    """What the scheduler's core gets, and when."""
+
+    def __init__(self, words: Vocabulary) -> None:
+        self.masking = Masking(lambda: words)
+        self.heard: list[Any] = []
+        self.done = True
+
+    def on_message(self, message: Any, now: float) -> None:
+        self.heard.append(message)
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        return []
+
+
+def submit(rid: str, grammar: str = "") -> Submit:
+    return Submit(rid, CLIENT, column([1, 2]), 1, Resolved(max_tokens=4, masked=bool(grammar)),
+                  TextParams(), seed=1, grammar=grammar)
+
+
+class Stage:
+    """A wrapped core, and the threads that wake it."""
+
+    def __init__(self) -> None:
+        self.words = Slow()
+        self.core = Core(self.words)
+        self.woken = threading.Semaphore(0)
+        self.wrapped = Compiling(self.core, self.core.masking)  # type: ignore[arg-type]
+        self.wrapped.on_start(lambda: self.woken.release())
+
+    def tell(self, *messages: Any) -> list[str]:
+        """What has reached the core."""
+        for message in messages:
+            self.wrapped.on_message(message, 0.0)
+        self.wrapped.on_wake(0.0)
+        return [getattr(one, "rid", "") for one in self.core.heard]
+
+    def later(self) -> list[str]:
+        assert self.woken.acquire(timeout=60)
+        return self.tell()
+
+
+def test_others_do_not_wait() -> None:
+    stage, grammar = Stage(), regex_grammar("[ab]{3}")
+    assert stage.tell(submit("a", grammar), submit("b"), submit("c", grammar)) == ["b"]
+    assert not stage.wrapped.done
+    assert stage.tell(submit("d")) == ["b", "d"]
+    stage.words.may.set()
+    assert stage.later() == ["b", "d", "a", "c"] and stage.wrapped.done
+    assert stage.words.threads == ["aside-0"] or stage.words.threads == ["aside-1"]
+    assert stage.tell(submit("e", grammar))[-1] == "e", "it is known by now"
+    assert stage.core.masking.knows(grammar)
+
+
+def test_who_is_cancelled_meanwhile_never_comes() -> None:
+    stage, grammar = Stage(), regex_grammar("[ab]{4}")
+    cancels = [Cancel("a", b"other"), Cancel("a", CLIENT)]
+    assert stage.tell(submit("a", grammar), *cancels) == ["a", "a"]
+    stage.words.may.set()
+    stage.later()
+    assert [type(one) for one in stage.core.heard] == [Cancel, Cancel] and stage.wrapped.done
+
+
+def test_what_does_not_compile_is_for_the_core_to_refuse() -> None:
+    stage = Stage()
+    stage.words.may.set()
+    bad = regex_grammar("(")
+    assert stage.tell(submit("a", bad)) == [] and stage.later() == ["a"]
+    assert len(stage.words.threads) == 1
+    with pytest.raises(InvalidRequest, match="does not compile"):
+        stage.words.matcher(bad)
+    assert len(stage.words.threads) == 1, "and not once more"
+
+
+def test_without_a_vocabulary_the_core_says_so() -> None:
+    stage = Stage()
+
+    def nothing() -> Any:
+        raise InvalidRequest("structured: none", "structured")
+
+    stage.core.masking._load = nothing
+    assert stage.tell(submit("a", "x")) == [] and stage.later() == ["a"]
+
+
+def test_a_whole_scheduler_takes_what_was_compiled() -> None:
+    core = SchedulerCore(Context(config(), Path("/nowhere"), "scheduler", 3, 0),
+                         load=lambda: vocabulary())
+    wrapped = compiling(core)
+    assert isinstance(wrapped, Compiling) and wrapped.next_sid == 1
+    woken = threading.Event()
+    wrapped.on_start(woken.set)
+    grammar = json_grammar(json.dumps({"enum": ["compiled", "elsewhere"]}))
+    wrapped.on_message(submit("a", grammar), 1.0)
+    wrapped.on_wake(1.0)
+    assert not core.books.requests and woken.wait(60)
+    wrapped.on_wake(1.0)
+    assert [rid for _, rid in core.books.requests] == ["a"] and bool(core.masking)

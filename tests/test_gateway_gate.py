@@ -1,0 +1,201 @@
+"""New requests while the engine recovers: they wait a little, then they are refused for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from actorium.actors.client_link import locate
+from actorium.actors.engine import Engine
+from actorium.actors.errors import EngineUnavailable
+from actorium.actors.gateway import actor
+from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.gate import AGAIN, FRESH, SILENT, Gate, obstacle
+from actorium.actors.messages import ActorStatus, Status
+
+ROLES = ("worker-0", "tokenizer", "detokenizer", "scheduler", "gateway-0", "watchdog")
+
+
+def status(error: str | None = None, age: float = 0.0, **phases: str) -> Status:
+    return Status("-", not phases, error, [
+        ActorStatus("e", role, 1, 1, phases.get(role.replace("-", "_"), "idle"), 0, 0.0,
+                    age if role == "worker-0" else 0.0) for role in ROLES])
+
+
+class Watchdog:
+    """Says what it is told to say."""
+
+    def __init__(self) -> None:
+        self.says: Status | Exception = status()
+        self.asked = 0
+
+    async def __call__(self) -> Status:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+def run(what: Callable[[Watchdog], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(what(Watchdog()))
+
+
+async def seconds(entering: Awaitable[None]) -> float:
+    began = time.monotonic()
+    await entering
+    return time.monotonic() - began
+
+
+def test_what_is_in_the_way() -> None:
+    assert obstacle(status()) == "" and obstacle(status(scheduler="stepping")) == ""
+    assert obstacle(status(worker_0="exited")) == "worker-0 is exited"
+    assert obstacle(status(gateway_0="exited", watchdog="starting")) == ""
+    assert obstacle(status(age=SILENT + 1)) == "worker-0 is silent"
+    assert obstacle(status("it is all over", worker_0="loading")) == "it is all over"
+    assert obstacle(status(worker_0="loading", tokenizer="loading")) == \
+        "worker-0 is loading, tokenizer is loading"
+
+
+def test_who_comes_while_it_recovers_waits_and_is_let_in() -> None:
+    async def check(watchdog: Watchdog) -> None:
+        gate = Gate(watchdog, 60.0)
+        watchdog.says = status(worker_0="starting")
+        waiting = [asyncio.ensure_future(seconds(gate.enter())) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        watchdog.says = status()
+        took = await asyncio.gather(*waiting)
+        assert all(0.2 < one < 5.0 for one in took)
+        assert await seconds(gate.enter()) < 0.1
+
+    run(check)
+
+
+def test_who_comes_when_it_has_lasted_is_refused_at_once() -> None:
+    async def check(watchdog: Watchdog) -> None:
+        gate = Gate(watchdog, 0.3)
+        watchdog.says = status(worker_0="loading")
+        with pytest.raises(HttpError, match="not ready: worker-0 is loading") as caught:
+            await gate.enter()
+        assert (caught.value.status, caught.value.retry_after) == (503, 1)
+        began = time.monotonic()
+        with pytest.raises(HttpError):
+            await gate.enter()
+        assert time.monotonic() - began < 0.2
+        watchdog.says = status()
+        await asyncio.sleep(5 * AGAIN)
+        await gate.enter()
+
+    run(check)
+
+
+def test_a_watchdog_that_does_not_answer_changes_nothing() -> None:
+    async def check(watchdog: Watchdog) -> None:
+        gate = Gate(watchdog, 0.1)
+        watchdog.says = EngineUnavailable("x")
+        await gate.enter()
+        watchdog.says = status(worker_0="exited")
+        await asyncio.sleep(2 * FRESH)
+        await gate.enter()  # nobody knew yet
+        await asyncio.sleep(0.3)
+        watchdog.says = EngineUnavailable("x")
+        with pytest.raises(HttpError):
+            await gate.enter()
+        watchdog.says = status()
+        await asyncio.sleep(5 * AGAIN)
+        await gate.enter()
+
+    run(check)
+
+
+def test_the_watchdog_is_asked_seldom() -> None:
+    async def check(watchdog: Watchdog) -> None:
+        gate = Gate(watchdog, 0.1)
+        until = time.monotonic() + 4 * FRESH
+        while time.monotonic() < until:
+            await gate.enter()
+            await asyncio.sleep(0.005)
+        assert 2 <= watchdog.asked <= 5
+        asked = watchdog.asked
+        await asyncio.sleep(2 * FRESH)
+        assert watchdog.asked == asked, "nobody came"
+
+    run(check)
+
+
+# --- an engine ------------------------------------------------------------------------------------
+
+def where(engine: Engine) -> tuple[str, int]:
+    found = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
+    assert found is not None
+    return found.host, found.port
+
+
+def ask(place: tuple[str, int], **more: Any) -> tuple[int, str | None, bytes]:
+    connection = http.client.HTTPConnection(*place, timeout=60)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(
+            {"prompt": [1, 2], "max_tokens": 2, "ignore_eos": True} | more))
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("retry-after"), answer.read()
+    finally:
+        connection.close()
+
+
+def stopped_worker(engine: Engine) -> None:
+    """It hangs: it is killed and started again, in some seconds."""
+    pid = next(one.pid for one in engine.client.status().actors if one.role == "worker-0")
+    os.kill(pid, signal.SIGSTOP)
+
+
+def test_without_patience_new_requests_are_refused_and_begun_streams_go_on() -> None:
+    with Engine("", port=0, null_worker=True, max_num_seqs=8, recovery_patience=0.0) as engine:
+        place = where(engine)
+        assert ask(place)[0] == 200
+        begun: list[tuple[int, str | None, bytes]] = []
+        stream = threading.Thread(target=lambda: begun.append(
+            ask(place, max_tokens=4000, stream=True)))
+        stream.start()
+        time.sleep(0.1)
+        stopped_worker(engine)
+        # Of one that was sent before anybody knew, the answer comes when the engine is back.
+        threads, answers = [], []
+        until = time.monotonic() + 60
+        while not any(code == 503 for code, _, _ in answers) and time.monotonic() < until:
+            threads.append(threading.Thread(target=lambda: answers.append(ask(place))))
+            threads[-1].start()
+            time.sleep(0.1)
+        for thread in [*threads, stream]:
+            thread.join()
+        refused = [one for one in answers if one[0] != 200]
+        assert refused and all(code == 503 and after == "1" for code, after, _ in refused)
+        assert b"the engine is not ready" in refused[0][2] and b"worker-0" in refused[0][2]
+        assert begun[0][0] == 200 and begun[0][2].endswith(b"data: [DONE]\n\n")
+        assert b'"error"' not in begun[0][2]
+        while ask(place)[0] != 200:
+            assert time.monotonic() < until
+
+
+def test_with_patience_nobody_is_refused() -> None:
+    with Engine("", port=0, null_worker=True, max_num_seqs=8, recovery_patience=60.0) as engine:
+        place = where(engine)
+        assert ask(place)[0] == 200
+        stopped_worker(engine)
+        answers: list[int] = []
+        threads = []
+        for _ in range(30):
+            threads.append(threading.Thread(target=lambda: answers.append(ask(place)[0])))
+            threads[-1].start()
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join()
+        assert answers == [200] * 30

@@ -1,0 +1,181 @@
+"""Long prompts: nobody waits for them, and they come to the same token ids."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_text import context, ints, loaded, write_model
+
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.messages import (
+    MAX_TURNS,
+    Abort,
+    Accepted,
+    Cancel,
+    ChatMessage,
+    Detokenize,
+    Detokenized,
+    Generate,
+    Rejected,
+    Submit,
+    Tokenize,
+    Tokenized,
+)
+from actorium.actors.params import SamplingParams, Structured
+from actorium.actors.tokenizer.chat import ChatTemplate, Unfinished
+from actorium.actors.tokenizer.core import SUBMIT_AGAIN, TokenizerCore
+from actorium.actors.tokenizer.prompts import SHORT_CHARS, SHORT_IDS, SHORT_TURNS
+from actorium.actors.tokenizer.renderer import Renderer
+
+CLIENT, NOW = b"client", 1000.0
+LONG = "hello wörld " * (SHORT_CHARS // 8)
+MANY = [ChatMessage(("user", "assistant")[i % 2], f"turn {i}") for i in range(SHORT_TURNS + 1)]
+SQUARES = ("{% set ns = namespace(all='') %}{% for m in messages %}"
+           "{% set ns.all = ns.all + m.content %}{% endfor %}{{ ns.all }}")
+"""Copies all of it for each message."""
+FOREVER = "{% for m in messages %}{{ m.content.replace('a', m.content) | length }}{% endfor %}"
+
+
+class Asked:
+    """A tokenizer's core that is woken by others."""
+
+    def __init__(self, model: Path) -> None:
+        self.core = loaded(TokenizerCore(context(model)))
+        self.woken = threading.Semaphore(0)
+        self.core.on_start(lambda: self.woken.release())
+
+    def tell(self, message: Any, now: float = NOW) -> list[Any]:
+        self.core.on_client(CLIENT, message, now)
+        return self.wake()
+
+    def wake(self) -> list[Any]:
+        return [send.message for send in self.core.on_wake(NOW)]
+
+    def later(self) -> list[Any]:
+        """What is said when somebody else has woken the core."""
+        assert self.woken.acquire(timeout=60)
+        return self.wake()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "m",
+                       max_position_embeddings=1 << 14)
+
+
+@pytest.fixture
+def asked(model: Path) -> Iterator[Asked]:
+    made = Asked(model)
+    yield made
+    assert made.core._prompts is not None
+    made.core._prompts.close()
+
+
+def generate(rid: str, **more: Any) -> Generate:
+    return Generate(rid, SamplingParams(max_tokens=4), **(more or {"text": "hello"}))
+
+
+QUESTIONS = [
+    Tokenize("q", LONG), Tokenize("q", LONG, add_special_tokens=False),
+    Tokenize("q", "", messages=MANY), Tokenize("q", "", messages=[ChatMessage("user", LONG)]),
+    Tokenize("q", "", messages=MANY[:2], tools=[{"x": "y" * SHORT_CHARS}]),
+    Detokenize("q", bytes(4 * (SHORT_IDS + 1)))]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=range(len(QUESTIONS)))
+def test_a_long_question_is_answered_later_and_as_if_it_were_short(asked: Asked, question: Any,
+                                                                   model: Path) -> None:
+    alone = loaded(TokenizerCore(context(model)))  # nobody wakes it: it does all by itself
+    alone.on_client(CLIENT, question, NOW)
+    (want,) = [send.message for send in alone.on_wake(NOW)]
+    assert asked.tell(question) == [] and not asked.core.done
+    (soon,) = asked.tell(Tokenize("short", "a"))
+    assert soon.rid == "short"
+    assert asked.later() == [want] and asked.core.done
+    assert isinstance(want, Tokenized | Detokenized)
+
+
+def test_a_long_prompt_is_submitted_once(asked: Asked) -> None:
+    long = generate("r", messages=MANY)
+    assert asked.tell(long) == [] and asked.tell(long) == []  # sent again while it waits
+    submit, accepted = asked.later()
+    assert isinstance(submit, Submit) and isinstance(accepted, Accepted)
+    assert submit.arrival == NOW and accepted.prompt_tokens == len(ints(submit.prompt)) > 0
+    (again,) = asked.tell(long)
+    assert again == accepted
+    assert asked.tell(long, NOW + SUBMIT_AGAIN) == []  # the scheduler may have died with it
+    assert [type(message) for message in asked.later()] == [Submit, Accepted]
+
+
+def test_what_is_wrong_with_a_long_prompt_is_told(asked: Asked) -> None:
+    cases = [(generate("r", text="x" * 10**6), "prompt", "context_overflow"),
+             (generate("r", messages=[MANY[0]] * (MAX_TURNS + 1)), "messages", "invalid_request"),
+             (generate("r", messages=MANY, template_args={"messages": 1}), "template_args",
+              "invalid_request")]
+    for message, param, code in cases:
+        assert asked.tell(message) == []
+        (refused,) = asked.later()
+        assert isinstance(refused, Rejected) and (refused.param, refused.code) == (param, code)
+    (refused,) = asked.tell(Generate("r", SamplingParams(top_p=7.0), text=LONG))
+    assert refused.param == "top_p", "before anything is done for it"
+
+
+def test_a_grammar_and_a_long_prompt(asked: Asked) -> None:
+    message = Generate("r", SamplingParams(structured=Structured(regex="[ab]"), max_tokens=4),
+                       messages=MANY)
+    assert asked.tell(message) == []
+    said: list[Any] = []
+    while not said:
+        said = asked.later()
+    assert isinstance(said[0], Submit) and "[ab]" in said[0].grammar and asked.core.done
+    assert asked.core._model is not None
+    asked.core._model.grammars.close()
+
+
+def test_an_aborted_long_prompt_is_never_submitted(asked: Asked) -> None:
+    assert asked.tell(generate("r", messages=MANY)) == []
+    assert [type(message) for message in asked.tell(Abort("r"))] == [Cancel]
+    assert asked.later() == [] and asked.core.done
+
+
+def test_a_template_that_loops_more_than_it_looked(asked: Asked) -> None:
+    loops = ChatTemplate("{% for i in range(50000) %}{% endfor %}done", {})
+    with pytest.raises(Unfinished):
+        loops.render(MANY, {}, ticks=1000)
+    assert loops.render(MANY, {}) == "done"
+    assert asked.core._model is not None
+    asked.core._model._template = loops
+    short = Tokenize("t", "", messages=MANY[:1])
+    assert asked.tell(short) == []
+    (told,) = asked.later()
+    (want,) = asked.tell(Tokenize("t", "done", add_special_tokens=False))
+    assert told == want
+
+
+def test_a_render_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = Renderer(ChatTemplate(FOREVER, {}))
+    try:
+        assert renderer.render([ChatMessage("user", "aa")], {}, []) == "4"
+        first = renderer.child.process
+        with pytest.raises(InvalidRequest, match=r"takes more than 2 s or 4 GiB") as caught:
+            renderer.render([ChatMessage("user", "a" * 20_000)] * 100, {}, [])
+        assert caught.value.param == "messages"
+        assert first is not None and first.returncode is not None, "it is dead"
+        assert renderer.render([ChatMessage("user", "aa")], {}, []) == "4", "there is another one"
+    finally:
+        renderer.close()
+
+
+def test_what_squares_with_the_conversation_is_not_for_the_actor(asked: Asked) -> None:
+    template = ChatTemplate(SQUARES, {})
+    assert asked.core._model is not None
+    asked.core._model._template = template
+    turns = [ChatMessage("system", "x" * 20)] * MAX_TURNS
+    assert asked.tell(Tokenize("t", "", messages=turns)) == []
+    (told,) = asked.later()
+    (want,) = asked.tell(Tokenize("t", template.render(turns[:10], {}), add_special_tokens=False))
+    assert 10 * len(told.tokens) == MAX_TURNS * len(want.tokens)
