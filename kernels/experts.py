@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -38,18 +39,18 @@ def route_groups(
     return scores.gather(1, experts), experts
 
 
-class Experts:
+class Experts(ABC):
     """The experts of a layer."""
 
     waits = True
     """Whether the host must be told how the rows are shared out, before it can go on."""
 
+    @abstractmethod
     def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """sum over each row's experts of weight * expert(row): [T, H].
 
         x: [T, H]; weights, chosen: [T, chosen], in the dtype of x and i64.
         """
-        raise NotImplementedError
 
 
 class EachExpert(Experts):
