@@ -37,10 +37,12 @@ setup: $(VENV)/.ready-test
 demo: $(VENV)/.ready-engine
 	@$(BIN)/python -m actorium.tools.demo --started $(STARTED) --ready $$(date +%s.%N)
 
-# Two files at a time: most of them wait for processes, or for one core. A test of real processes
-# may miss its time on a machine that others use as well: it gets one more try, and is named.
+# Two files at a time, by name: most of them wait for processes, or for one core, and those with few
+# tests, which pytest-xdist would begin last, take longest. A test of real processes may miss its
+# time on a machine that others use as well: it gets one more try, and is named.
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m "not slow" --reruns $(RERUNS) $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" \
+		--reruns $(RERUNS) $(PYTEST_FLAGS)
 
 # Ten times the examples of `make test`, for the state machines.
 battery: $(VENV)/.ready-test

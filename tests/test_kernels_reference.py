@@ -204,7 +204,16 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_library_is_built_once_and_is_private(ops: NativeOps, tmp_path: Path) -> None:
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """The compiler's flags, without what takes it long: how a library is kept depends on none."""
+    flags = tuple("-O1" if flag == "-O3" else flag for flag in native.FLAGS)
+    monkeypatch.setattr(native, "FLAGS", flags)
+    return flags
+
+
+@pytest.mark.usefixtures("ops", "quickly")
+def test_library_is_built_once_and_is_private(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert native.library.__wrapped__(cache) is not None
     (built,) = cache.iterdir()
@@ -214,13 +223,16 @@ def test_library_is_built_once_and_is_private(ops: NativeOps, tmp_path: Path) ->
     assert built.stat().st_mtime_ns == before
 
 
-def test_a_damaged_library_in_the_cache_is_not_fatal(ops: NativeOps, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("ops")
+def test_a_damaged_library_in_the_cache_is_not_fatal(
+        quickly: tuple[str, ...], tmp_path: Path) -> None:
     assert native.library.__wrapped__(tmp_path) is not None
     (built,) = tmp_path.iterdir()
     code = ("import torch, pathlib, sys; from actorium.kernels import native;"
+            "native.FLAGS = tuple(sys.argv[2:]);"
             "print(native.library(pathlib.Path(sys.argv[1])) is None)")
     built.unlink()  # it is mapped here: cut short in place, it would take this process along
     built.write_bytes(b"not a library")
-    out = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True,
+    out = subprocess.run([sys.executable, "-c", code, str(tmp_path), *quickly], capture_output=True,
                          text=True, env={**os.environ, "PYTHONPATH": ""})
     assert out.stdout.strip() == "True", out.stderr

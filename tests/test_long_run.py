@@ -26,13 +26,13 @@ def test_books_balance_under_every_policy(policy: str) -> None:
 
 
 def test_memory_stays_flat() -> None:
-    """1,800 requests: what Python holds after each third is the same but for what is bounded."""
+    """1,200 requests: what Python holds after each third is the same but for what is bounded."""
     loop = long_run.make_loop("priority")
     tracemalloc.start()
     try:
         sizes = []
         for third in range(3):
-            traffic = long_run.Traffic(loop, third, 600)
+            traffic = long_run.Traffic(loop, third, 400)
             long_run.drive(traffic)
             assert not any(long_run.holdings(loop.scheduler).values())
             loop.flush()

@@ -65,8 +65,9 @@ def test_the_cache_changes_no_token(cached: Engine, reference: Ran) -> None:
     assert all(c.usage.cached_tokens % PAGE == 0 for c in mine.completions)
 
 
-@pytest.mark.parametrize("speculative", ["off", "mtp:2,fixed"])
-@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize(("cache", "speculative"), [
+    (True, "off"), (True, "mtp:2,fixed"), pytest.param(False, "off", marks=pytest.mark.slow),
+    pytest.param(False, "mtp:2,fixed", marks=pytest.mark.slow)])
 def test_a_tiny_pool_changes_no_token(cache: bool, speculative: str, reference: Ran) -> None:
     """Sequences with drafts are promised more pages when they are admitted, and so preempted for
     them less: there, preemptions are forced."""
@@ -84,6 +85,7 @@ def test_a_tiny_pool_changes_no_token(cache: bool, speculative: str, reference: 
         assert mine.gauges["free_pages"] == TINY // PAGE
 
 
+@pytest.mark.slow
 def test_in_bfloat16_sequences_part_at_near_ties_only() -> None:
     """And the demo model solves its tasks as well with a cache that is always short of pages."""
     with engine(max_total_tokens=LARGE, prefix_cache=False) as plain:

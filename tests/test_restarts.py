@@ -270,7 +270,7 @@ def undisturbed(demo: Engine) -> list[Told]:
 
 @pytest.mark.parametrize(("victim", "number"), [
     *((role, signal.SIGKILL) for role in ACTORS), ("worker-0", signal.SIGSTOP),
-    ("scheduler", signal.SIGSTOP)])
+    pytest.param("scheduler", signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_streams_of_a_model_are_what_they_are_undisturbed(
         demo: Engine, undisturbed: list[Told], victim: str, number: int) -> None:
     found, epoch = asyncio.run(streams(demo, victim, number))

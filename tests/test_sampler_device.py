@@ -93,8 +93,9 @@ def results(moves: Any, most: int, ops: TorchSampling | None = None) -> list[Ste
     return out
 
 
-@pytest.mark.parametrize("most", [0, 3])
-@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize(("kernels", "most"), [
+    ("torch", 0), ("torch", 3), ("triton", 3),
+    pytest.param("triton", 0, marks=pytest.mark.slow)])
 def test_devices_sample_what_the_host_samples(kernels: str, most: int) -> None:
     if kernels == "triton":
         pytest.importorskip("triton")
