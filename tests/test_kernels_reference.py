@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import stat
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from actorium.kernels import native
 from actorium.kernels.activation import gelu_mul, silu_mul
 from actorium.kernels.attention import decode_mask, extend_mask, paged_decode, token_index
 from actorium.kernels.linear import FEW_ROWS, Linear, NativeLinear, PackedLinear, can_pack
@@ -184,55 +178,3 @@ def test_native_decode_of_other_page_dtypes_and_windows_of_drafts(ops: NativeOps
     two = ops.decode(pages, lens, 20, 2, 16, 0, 0.25)(q, kv)
     one = ops.decode(pages, lens, 20, 1, 16, 0, 0.25)(q[1:], kv.float())
     close(two[1:], one)
-
-
-def test_processes_without_a_compiler_keep_to_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert native.library.__wrapped__(tmp_path) is None
-
-
-def test_a_compiler_that_fails_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = tmp_path / "cc"
-    fake.write_text("#!/bin/sh\nexit 1\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert native.library.__wrapped__(tmp_path / "cache") is None
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-@pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """The compiler's flags, without what takes it long: how a library is kept depends on none."""
-    flags = tuple("-O1" if flag == "-O3" else flag for flag in native.FLAGS)
-    monkeypatch.setattr(native, "FLAGS", flags)
-    return flags
-
-
-@pytest.mark.usefixtures("ops", "quickly")
-def test_library_is_built_once_and_is_private(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    assert native.library.__wrapped__(cache) is not None
-    (built,) = cache.iterdir()
-    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-    before = built.stat().st_mtime_ns
-    assert native.library.__wrapped__(cache) is not None
-    assert built.stat().st_mtime_ns == before
-
-
-@pytest.mark.usefixtures("ops")
-def test_a_damaged_library_in_the_cache_is_not_fatal(
-        quickly: tuple[str, ...], tmp_path: Path) -> None:
-    assert native.library.__wrapped__(tmp_path) is not None
-    (built,) = tmp_path.iterdir()
-    code = ("import torch, pathlib, sys; from actorium.kernels import native;"
-            "native.FLAGS = tuple(sys.argv[2:]);"
-            "print(native.library(pathlib.Path(sys.argv[1])) is None)")
-    built.unlink()  # it is mapped here: cut short in place, it would take this process along
-    built.write_bytes(b"not a library")
-    out = subprocess.run([sys.executable, "-c", code, str(tmp_path), *quickly], capture_output=True,
-                         text=True, env={**os.environ, "PYTHONPATH": ""})
-    assert out.stdout.strip() == "True", out.stderr
