@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..experts import Experts, combine, grouped
 from .activation import silu
-from .paged import operand, wide
+from .product import operand, wide
 
 
 class Tile(NamedTuple):
