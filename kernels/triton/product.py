@@ -23,3 +23,13 @@ def operand(x: tl.tensor, like: tl.tensor, WIDE: tl.constexpr) -> tl.tensor:
     if WIDE:
         x = x.to(tl.float32)
     return x
+
+
+@triton.jit
+def tile_at(at: tl.tensor, inside: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
+    """What these addresses hold, 0 where they are not inside; EVEN: all are."""
+    if EVEN:
+        tile = tl.load(at)
+    else:
+        tile = tl.load(at, mask=inside, other=0.0)
+    return tile
