@@ -258,19 +258,28 @@ def select_ops(dtype: torch.dtype, device: torch.device, head_dim: int, native: 
     kernels: auto (the fastest: Triton's on CUDA, in C on a CPU) | torch | triton.
     Raises `ValueError` where those asked for cannot run.
     """
-    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
-        fault = triton_fault(device)
-        if not fault:
-            from .ops_triton import TritonOps
-            return TritonOps()
-        if kernels == "triton":
-            raise ValueError(f"kernels: triton was asked for, but {fault}")
+    if takes_triton(device, kernels):
+        from .ops_triton import TritonOps
+        return TritonOps()
     if (kernels == "auto" and native and device.type == "cpu" and dtype is torch.bfloat16
             and head_dim <= 256):
         lib = library()
         if lib is not None:
             return NativeOps(lib, torch.get_num_threads())
     return TorchOps()
+
+
+def takes_triton(device: torch.device, kernels: str) -> bool:
+    """Whether Triton's kernels are those to run on this device; kernels: see `select_ops`.
+
+    Raises `ValueError` where they were asked for and cannot run.
+    """
+    if kernels != "triton" and (kernels != "auto" or device.type != "cuda"):
+        return False
+    fault = triton_fault(device)
+    if fault and kernels == "triton":
+        raise ValueError(f"kernels: triton was asked for, but {fault}")
+    return not fault
 
 
 def triton_fault(device: torch.device) -> str:

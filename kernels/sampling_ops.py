@@ -52,12 +52,8 @@ def select_sampling(device: torch.device, kernels: str = "auto") -> TorchSamplin
 
     Raises `ValueError` where those asked for cannot run.
     """
-    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
-        from .ops import triton_fault
-        fault = triton_fault(device)
-        if not fault:
-            from .triton.sampling import TritonSampling
-            return TritonSampling()
-        if kernels == "triton":
-            raise ValueError(f"kernels: triton was asked for, but {fault}")
+    from .ops import takes_triton
+    if takes_triton(device, kernels):
+        from .triton.sampling import TritonSampling
+        return TritonSampling()
     return TorchSampling()

@@ -30,6 +30,8 @@ from actorium.kernels.ops import select_ops
 from actorium.kernels.rope import rope_rows
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+NORMS = ("input_layernorm", "post_attention_layernorm")
+"""Of a layer, before its mixer and before its MLP, as most families name them."""
 
 
 class Mixer(Protocol):
@@ -74,6 +76,11 @@ class Layer:
     mlp: Mlp
     mixer_norm: Tensor
     mlp_norm: Tensor
+
+
+def norm_wants(at: str, s: ModelShape, names: Sequence[str] = NORMS) -> list[Want]:
+    """Norms of a layer's input or output; `at` begins their names."""
+    return [Want(f"{at}{name}.weight", (s.hidden,)) for name in names]
 
 
 class Decoder(ABC):

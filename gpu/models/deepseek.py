@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from actorium.gpu.loader import Fused, Want
-from actorium.gpu.models.decoder import Decoder, Layer, Mlp
+from actorium.gpu.models.decoder import NORMS, Decoder, Layer, Mlp, norm_wants
 from actorium.gpu.models.grouped_experts import grouped_mixture, grouped_wants
 from actorium.gpu.models.mla import latent_attention, latent_wants
 from actorium.gpu.models.mlp import dense, dense_wants, mixture_fused
 from actorium.gpu.models.mtp import DraftNames, deepseek_names
 from actorium.gpu.models.weights import Weights
 from actorium.gpu.shape import ModelShape
-
-NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 class DeepseekLM(Decoder):
@@ -20,8 +18,7 @@ class DeepseekLM(Decoder):
     @staticmethod
     def layer_wants(s: ModelShape, i: int, at: str) -> list[Want]:
         """See `Decoder`."""
-        wants = [*(Want(f"{at}{name}.weight", (s.hidden,)) for name in NORMS),
-                 *latent_wants(f"{at}self_attn.", s)]
+        wants = norm_wants(at, s) + latent_wants(f"{at}self_attn.", s)
         if s.has_experts(i) and s.experts:
             return wants + grouped_wants(f"{at}mlp.", s.hidden, s.experts)
         return wants + dense_wants(f"{at}mlp.", s.hidden, s.intermediate)

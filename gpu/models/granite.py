@@ -12,13 +12,11 @@ from actorium.gpu.hybrid_shape import ExpertShape
 from actorium.gpu.loader import Fused, Want
 from actorium.gpu.mamba_shape import MambaShape
 from actorium.gpu.models.attention import attention, attention_wants
-from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
+from actorium.gpu.models.decoder import NORMS, Decoder, Layer, Mixer, Mlp, norm_wants
 from actorium.gpu.models.mamba2 import mamba2, mamba_wants
 from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture, mixture_wants
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.shape import ModelShape
-
-NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 class GraniteLM(Decoder):
@@ -27,7 +25,7 @@ class GraniteLM(Decoder):
     @staticmethod
     def layer_wants(s: ModelShape, i: int, at: str) -> list[Want]:
         """See `Decoder`."""
-        wants = [Want(f"{at}{name}.weight", (s.hidden,)) for name in NORMS]
+        wants = norm_wants(at, s)
         if i in s.recurrent:
             wants += mamba_wants(f"{at}mamba.", _mamba(s), s.hidden)
         else:

@@ -6,14 +6,12 @@ from __future__ import annotations
 from actorium.gpu.hybrid_shape import DeltaShape
 from actorium.gpu.loader import Fused, Want
 from actorium.gpu.models.attention import attention, attention_wants
-from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
+from actorium.gpu.models.decoder import NORMS, Decoder, Layer, Mixer, Mlp, norm_wants
 from actorium.gpu.models.gated_delta import delta_fused, delta_wants, gated_delta
 from actorium.gpu.models.mlp import dense, dense_wants, mixture, mixture_fused, mixture_wants
 from actorium.gpu.models.mtp import DraftNames, qwen_names
 from actorium.gpu.models.weights import Weights
 from actorium.gpu.shape import ModelShape
-
-NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 class HybridLM(Decoder):
@@ -22,7 +20,7 @@ class HybridLM(Decoder):
     @staticmethod
     def layer_wants(s: ModelShape, i: int, at: str) -> list[Want]:
         """See `Decoder`."""
-        wants = [Want(f"{at}{name}.weight", (s.hidden,)) for name in NORMS]
+        wants = norm_wants(at, s)
         if i in s.recurrent:
             wants += delta_wants(f"{at}linear_attn.", _delta(s), s.hidden)
         else:

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 from actorium.gpu.loader import Want
 from actorium.gpu.models.attention import attention, attention_wants
-from actorium.gpu.models.decoder import Decoder, Layer
+from actorium.gpu.models.decoder import NORMS, Decoder, Layer, norm_wants
 from actorium.gpu.models.mlp import dense, dense_wants
 from actorium.gpu.models.weights import Normed, Weights
 from actorium.gpu.shape import ModelShape
 from actorium.kernels.linear import Linear
 
-PLAIN = ("input_layernorm", "post_attention_layernorm")
-"""Norms before attention and before the MLP."""
 SANDWICH = ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm",
             "post_feedforward_layernorm")
-"""The same, and of what attention and the MLP give."""
+"""Norms before attention and before the MLP, and of what these two give."""
 
 
 class CausalLM(Decoder):
@@ -26,8 +24,7 @@ class CausalLM(Decoder):
         """See `Decoder`."""
         return [*attention_wants(f"{at}self_attn.", s),
                 *dense_wants(f"{at}mlp.", s.hidden, s.intermediate, s.mlp_bias),
-                *(Want(f"{at}{name}.weight", (s.hidden,))
-                  for name in (SANDWICH if s.sandwich_norms else PLAIN))]
+                *norm_wants(at, s, SANDWICH if s.sandwich_norms else NORMS)]
 
     def load_layer(self, w: Weights, i: int) -> Layer:
         """See `Decoder`."""
@@ -35,7 +32,7 @@ class CausalLM(Decoder):
         mixer = attention(w.under("self_attn."), s, i)
         mlp = dense(w.under("mlp."), s.mlp_bias, s.activation)
         if not s.sandwich_norms:
-            return Layer(mixer, mlp, *(w.norm(name) for name in PLAIN))
+            return Layer(mixer, mlp, *(w.norm(name) for name in NORMS))
         before, between, attended, done = (w.norm(name) for name in SANDWICH)
         assert isinstance(mixer.o, Linear) and isinstance(mlp.down, Linear)
         mixer.o = Normed(mixer.o, attended, s.norm_eps, w.ops)

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from ..attention import Attend
 from .merge import merge, parts_of
-from .paged import LANES, attend_block, padded, put, sm_count, wide
+from .paged import attend_block, load_rows, padded, sm_count
+from .product import LANES, wide
+from .softmax import nothing, put
 
 MOST_ROWS = 128
 """Of one program; more become several programs, which read the same keys."""
@@ -59,9 +61,11 @@ class Shares(NamedTuple):
     """Blocks of a share, where a sequence has as many."""
 
 
-def shares(sequences: int, each: int, span: int, packed: int, block: int, sms: int) -> Shares:
+def shares(sequences: int, each: int, span: int, packed: int, block: int, sms: int,
+           splits: int = 0) -> Shares:
     """How `sequences` of at most `span` tokens are shared out; each: programs of one that read
-    different keys; packed: rows that share keys.
+    different keys; packed: rows that share keys; splits: shares of the longest sequence, 0 = as
+    follows.
 
     The grid must serve all lengths, since a captured graph keeps it: two programs an SM are enough
     to fill the device, so one sequence may have as many as that; the device finds shares of one
@@ -71,6 +75,8 @@ def shares(sequences: int, each: int, span: int, packed: int, block: int, sms: i
     so many tokens that what is written for the merge, and read by it, is the lesser traffic.
     """
     slots, programs = 2 * sms, sequences * each
+    if splits:
+        return Shares(splits, programs * splits, 1)
     least = max(2, triton.cdiv(4 * packed, block))
     if programs >= 4 * slots:
         return Shares(1, slots, least)
@@ -125,8 +131,6 @@ def _decode(
     place = tl.minimum(packed // GROUP, Q_LEN - 1)  # of the row's token in the window of drafts
     row = sequence * Q_LEN + place
     of = head * GROUP + packed % GROUP
-    dim = tl.arange(0, BLOCK_D)
-    whole = live[:, None] & (dim < D)[None, :]
 
     length = tl.load(lens + sequence)
     row_hi = tl.maximum(length - (Q_LEN - 1) + place, 1)
@@ -145,12 +149,9 @@ def _decode(
             tl.store(found + slot, tl.full((ROWS,), -float("inf"), tl.float32), mask=live)
             return
 
-    from_q = row.to(tl.int64) * q_stride + of * q_head
-    query = tl.load(q + from_q[:, None] + dim[None, :], mask=whole, other=0.0)
+    query = load_rows(q + row.to(tl.int64) * q_stride + of * q_head, live, D, BLOCK_D)
     keys, table = layer + head * D, pages + sequence.to(tl.int64) * pages_stride
-    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    top = tl.full((ROWS,), -float("inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    acc, top, total = nothing(ROWS, BLOCK_D)
     # Blocks in which every row sees all up to the window's front; then those of the newest tokens.
     shared = tl.minimum(tl.maximum(shortest // BLOCK_N, begin), end) if Q_LEN > 1 else end
     for block in range(begin, shared):
@@ -210,8 +211,8 @@ class Decode:
     ) -> Shares:
         if self.shares is None:
             seen = min(self.span, self.window + self.q_len - 1) if self.window else self.span
-            self.shares = (Shares(self.splits, sequences * each * self.splits, 1) if self.splits
-                           else shares(sequences, each, seen, packed, block, sm_count(device)))
+            self.shares = shares(sequences, each, seen, packed, block, sm_count(device),
+                                 self.splits)
         return self.shares
 
 

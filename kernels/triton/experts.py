@@ -7,7 +7,8 @@ rows end, and those that are left over end at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import abstractmethod
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from ..experts import Experts, combine, grouped
 from .activation import silu
-from .paged import operand, wide
+from .product import operand, tile_at, wide
+
+Weight = TypeVar("Weight")
 
 
 class Tile(NamedTuple):
@@ -58,22 +61,40 @@ def rows_of(ends: tl.tensor, rows: tl.tensor, block: tl.tensor, EXPERTS: tl.cons
     return expert, place, place < tl.sum(tl.where(own, end, 0), 0)
 
 
+@triton.jit
+def ways(order: tl.tensor, place: tl.tensor, live: tl.tensor, CHOSEN: tl.constexpr,
+         GATED: tl.constexpr) -> tl.tensor:
+    """(rows to read, rows to write): i64[ROWS] each. GATED: from tokens to sorted rows; else back
+    from these to where a token's experts lie side by side."""
+    slot = tl.load(order + place, mask=live, other=0).to(tl.int64)
+    source, to = place.to(tl.int64), slot
+    if GATED:
+        source, to = slot // CHOSEN, source
+    return source, to
+
+
+@triton.jit
+def put_rows(total: tl.tensor, more: tl.tensor, out: tl.tensor, to: tl.tensor, live: tl.tensor,
+             column: tl.tensor, outs: tl.tensor, GATED: tl.constexpr) -> None:
+    """Store f32[ROWS, OUTS] as live rows `to`; GATED: silu(total) * more instead."""
+    if GATED:
+        total = silu(total) * more
+    tl.store(out + to[:, None] * outs + column[None, :], total.to(out.dtype.element_ty),
+             mask=live[:, None] & (column < outs)[None, :])
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _product(x: tl.tensor, stride: tl.tensor, order: tl.tensor, ends: tl.tensor, w: tl.tensor,
              out: tl.tensor, rows: tl.tensor, width: tl.tensor, outs: tl.tensor,
              CHOSEN: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
              EXPERTS: tl.constexpr, E_BLOCK: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
              COLUMNS: tl.constexpr) -> None:
-    """GATED: silu of the gate's rows of the weight times those of up, from tokens to sorted rows;
-    else back from these to where a token's experts lie side by side. EVEN: the width is a multiple
-    of COLUMNS."""
+    """GATED: silu of the gate's rows of the weight times those of up; see `ways` as well. EVEN: the
+    width is a multiple of COLUMNS."""
     expert, place, live = rows_of(ends, rows, tl.program_id(0), EXPERTS, E_BLOCK, ROWS)
     if expert >= EXPERTS:
         return
-    slot = tl.load(order + place, mask=live, other=0).to(tl.int64)
-    source, to = place.to(tl.int64), slot
-    if GATED:
-        source, to = slot // CHOSEN, source
+    source, to = ways(order, place, live, CHOSEN, GATED)
     column = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     other = tl.minimum(column, outs - 1).to(tl.int64)  # beyond the edge: computed, not stored
     k = tl.arange(0, COLUMNS)
@@ -83,52 +104,56 @@ def _product(x: tl.tensor, stride: tl.tensor, order: tl.tensor, ends: tl.tensor,
     total = tl.zeros((ROWS, OUTS), tl.float32)
     more = tl.zeros((ROWS, OUTS), tl.float32)
     for at in range(0, width, COLUMNS):
-        if EVEN:
-            a = tl.load(x_at, mask=live[:, None], other=0)
-            b = tl.load(w_at)
-        else:
-            here = at + k < width
-            a = tl.load(x_at, mask=live[:, None] & here[None, :], other=0)
-            b = tl.load(w_at, mask=here[:, None], other=0)
+        here = at + k < width
+        a = tl.load(x_at, mask=live[:, None] if EVEN else live[:, None] & here[None, :], other=0)
+        b = tile_at(w_at, here[:, None], EVEN)
         total = tl.dot(operand(a, a, WIDE), operand(b, a, WIDE), total, input_precision="ieee")
         if GATED:
-            if EVEN:
-                c = tl.load(w_at + outs * width)
-            else:
-                c = tl.load(w_at + outs * width, mask=(at + k < width)[:, None], other=0)
+            c = tile_at(w_at + outs * width, here[:, None], EVEN)
             more = tl.dot(operand(a, a, WIDE), operand(c, a, WIDE), more, input_precision="ieee")
         x_at += COLUMNS
         w_at += COLUMNS
-    if GATED:
-        total = silu(total) * more
-    tl.store(out + to[:, None] * outs + column[None, :], total.to(out.dtype.element_ty),
-             mask=live[:, None] & (column < outs)[None, :])
+    put_rows(total, more, out, to, live, column, outs, GATED)
 
 
-class GroupedExperts(Experts):
-    """Experts of one size, without biases; nothing waits for the device."""
+class SortedExperts(Experts, Generic[Weight]):
+    """Experts of one size, without biases, in two products of sorted rows; nothing waits for the
+    device."""
 
     waits = False
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
-        """gate_up: [E, 2 * I, H], gate's rows before those of up; down: [E, H, I]."""
-        self.gate_up, self.down = gate_up, down
-        self._numbers = torch.arange(len(down), device=down.device)
+    def __init__(self, gate_up: Weight, down: Weight, numbers: Tensor, inner: int) -> None:
+        """numbers: those of the experts, i64[E]; inner: the width between the products."""
+        self.gate_up, self.down, self.numbers, self.inner = gate_up, down, numbers, inner
 
     def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """See `Experts`."""
-        x = x if x.stride(1) == 1 else x.contiguous()
-        order, ends = grouped(chosen, self._numbers)
-        inner = x.new_empty((len(order), self.down.shape[2]))
-        outs = x.new_empty((len(order), self.down.shape[1]))
+        order, ends = grouped(chosen, self.numbers)
+        inner = x.new_empty((len(order), self.inner))
+        outs = x.new_empty((len(order), x.shape[1]))
         if len(order):
-            self._launch(x, order, ends, self.gate_up, inner, chosen.shape[1])
-            self._launch(inner, order, ends, self.down, outs, 0)
+            self.launch(x, order, ends, self.gate_up, inner, chosen.shape[1])
+            self.launch(inner, order, ends, self.down, outs, 0)
         return combine(weights, outs)
 
-    def _launch(self, x: Tensor, order: Tensor, ends: Tensor, w: Tensor, out: Tensor,
-                chosen: int) -> None:
-        """chosen: experts of a token, where its rows are read for each; else 0."""
+    @abstractmethod
+    def launch(self, x: Tensor, order: Tensor, ends: Tensor, w: Weight, out: Tensor,
+               chosen: int) -> None:
+        """One product; order, ends: see `grouped`; chosen: experts of a token, where its rows are
+        read for each; else 0."""
+
+
+class GroupedExperts(SortedExperts[Tensor]):
+    """Experts of any dtype."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        """gate_up: [E, 2 * I, H], gate's rows before those of up; down: [E, H, I]."""
+        super().__init__(gate_up, down, torch.arange(len(down), device=down.device), down.shape[2])
+
+    def launch(self, x: Tensor, order: Tensor, ends: Tensor, w: Tensor, out: Tensor,
+               chosen: int) -> None:
+        """See `SortedExperts`."""
+        x = x if x.stride(1) == 1 else x.contiguous()
         (rows, outs), experts, width = out.shape, len(w), x.shape[1]
         t = tile(rows, experts, chosen > 0)
         _product[(rows // t.rows + min(experts, rows), triton.cdiv(outs, t.outs))](

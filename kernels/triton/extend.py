@@ -20,7 +20,9 @@ from torch import Tensor
 
 from ..attention import Attend, Chunk
 from .merge import merge, parts_of
-from .paged import LANES, attend_block, padded, put, sm_count, wide
+from .paged import attend_block, load_rows, padded, sm_count
+from .product import LANES, wide
+from .softmax import nothing, put
 
 MOST_SPLITS = 64
 WORK = 6
@@ -111,7 +113,6 @@ def _extend(
     packed = tl.arange(0, ROWS)
     token, of = packed // GROUP, head * GROUP + packed % GROUP
     row = first + token
-    dim = tl.arange(0, BLOCK_D)
     live = token < size
     row_hi = place + tl.minimum(token, size - 1) + 1
     row_lo = row_hi - WINDOW if WINDOW else row_hi * 0
@@ -129,13 +130,9 @@ def _extend(
             tl.store(found + slot, tl.full((ROWS,), -float("inf"), tl.float32), mask=live)
             return
 
-    from_q = row.to(tl.int64) * q_stride + of * q_head
-    query = tl.load(q + from_q[:, None] + dim[None, :],
-                    mask=live[:, None] & (dim < D)[None, :], other=0.0)
+    query = load_rows(q + row.to(tl.int64) * q_stride + of * q_head, live, D, BLOCK_D)
     keys = layer + head * D
-    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    top = tl.full((ROWS,), -float("inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    acc, top, total = nothing(ROWS, BLOCK_D)
     # Blocks at the window's front; those that every row sees whole; those on the diagonal.
     front = begin
     if WINDOW:

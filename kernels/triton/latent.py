@@ -14,9 +14,11 @@ from torch import Tensor
 
 from ..attention import Attend
 from ..mla import Latent
-from .decode import Shares, blocks_of, share_of, shares
+from .decode import blocks_of, share_of, shares
 from .merge import merge, parts_of
-from .paged import LANES, LN2, LOG2E, operand, padded, sm_count, wide
+from .paged import load_rows, padded, sm_count
+from .product import LANES, operand, wide
+from .softmax import LOG2E, nothing, put, take
 
 MOST_ROWS = 32
 """Of a program: the sums of 32 rows, 512 wide, are 64 registers of eight warps' threads."""
@@ -39,30 +41,15 @@ def _block(
     live = token < hi
     page = tl.load(table + token // PAGE, mask=live, other=0).to(tl.int64)
     at = layer + (page * PAGE + token % PAGE) * stride
-    r, p = tl.arange(0, R_BLOCK), tl.arange(0, P_BLOCK)
-    latent = tl.load(at[:, None] + r[None, :], mask=live[:, None] & (r < RANK)[None, :], other=0.0)
-    rope = tl.load(at[:, None] + RANK + p[None, :], mask=live[:, None] & (p < ROPE)[None, :],
-                   other=0.0)
+    latent = load_rows(at, live, RANK, R_BLOCK)
+    rope = load_rows(at + RANK, live, ROPE, P_BLOCK)
     score = tl.dot(operand(turned, q, WIDE), tl.trans(operand(rope, q, WIDE)),
                    input_precision="ieee")
     score = tl.dot(operand(q, q, WIDE), tl.trans(operand(latent, q, WIDE)), score,
                    input_precision="ieee") * (scale * LOG2E)
     seen = token[None, :] < row_hi[:, None]
     score = tl.where(seen, score, -float("inf"))
-    new_top = tl.maximum(top, tl.max(score, 1))
-    base = tl.where(new_top == -float("inf"), 0.0, new_top)
-    weight = tl.exp2(score - base[:, None])
-    shrink = tl.exp2(top - base)
-    total = total * shrink + tl.sum(weight, 1)
-    acc = acc * shrink[:, None]
-    if GUARD:
-        odd = latent.to(tl.float32) - latent.to(tl.float32) != 0.0  # NaN or inf
-        spoilt = tl.max(odd.to(tl.int32), 1) > 0
-        meets = tl.max((seen & spoilt[None, :]).to(tl.int32), 1) > 0
-        acc = tl.where(meets[:, None], float("nan"), acc)
-        latent = tl.where(odd, 0.0, latent.to(tl.float32))
-    acc = tl.dot(operand(weight, q, WIDE), operand(latent, q, WIDE), acc, input_precision="ieee")
-    return acc, new_top, total
+    return take(acc, top, total, score, latent, seen, q, GUARD, WIDE)
 
 
 @triton.jit(do_not_specialize=["splits", "slots", "least", "pages_stride", "count"])
@@ -93,16 +80,11 @@ def _latent(
         if begin >= end:
             tl.store(found + slot, tl.full((ROWS,), -float("inf"), tl.float32), mask=live)
             return
-    r, p = tl.arange(0, R_BLOCK), tl.arange(0, P_BLOCK)
-    whole = live[:, None] & (r < RANK)[None, :]
     own = q + row.to(tl.int64) * q_stride + of * q_head
-    query = tl.load(own[:, None] + r[None, :], mask=whole, other=0.0)
-    turned = tl.load(own[:, None] + RANK + p[None, :], mask=live[:, None] & (p < ROPE)[None, :],
-                     other=0.0)
+    query = load_rows(own, live, RANK, R_BLOCK)
+    turned = load_rows(own + RANK, live, ROPE, P_BLOCK)
     table = pages + sequence.to(tl.int64) * pages_stride
-    acc = tl.zeros((ROWS, R_BLOCK), tl.float32)
-    top = tl.full((ROWS,), -float("inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    acc, top, total = nothing(ROWS, R_BLOCK)
     # Blocks of which every row sees all; then those of the newest tokens.
     shared = tl.minimum(tl.maximum(shortest // BLOCK_N, begin), end) if Q_LEN > 1 else end
     for block in range(begin, shared):
@@ -114,13 +96,8 @@ def _latent(
             acc, top, total = _block(acc, top, total, query, turned, layer, table, block * BLOCK_N,
                                      hi, row_hi, kv_stride, scale, True, WIDE, PAGE, RANK, ROPE,
                                      R_BLOCK, P_BLOCK, BLOCK_N)
-    done = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if SPLIT:
-        tl.store(parts + slot.to(tl.int64)[:, None] * RANK + r[None, :], done, mask=whole)
-        tl.store(found + slot, (top + tl.log2(total)) * LN2, mask=live)
-    else:
-        to = out + row.to(tl.int64) * out_stride + of * out_head
-        tl.store(to[:, None] + r[None, :], done.to(out.dtype.element_ty), mask=whole)
+    put(acc, top, total, out, row.to(tl.int64) * out_stride + of * out_head, parts, found, slot,
+        live, SPLIT, RANK, R_BLOCK)
 
 
 class LatentDecode:
@@ -141,7 +118,8 @@ class LatentDecode:
             return out
         each = min(MOST_ROWS, max(LANES, triton.next_power_of_2(packed)))
         tiles = triton.cdiv(packed, each)
-        splits, slots, least = self._shares(sequences, tiles, packed, q.device)
+        splits, slots, least = shares(sequences, tiles, self.span, packed, BLOCK,
+                                      sm_count(q.device), self.splits)
         named = out[..., :self.rank]
         parts, found = parts_of(splits, q[..., :self.rank], named)
         _latent[(tiles, splits, sequences)](
@@ -154,11 +132,6 @@ class LatentDecode:
         if splits > 1:
             merge(parts, found, named)
         return out
-
-    def _shares(self, sequences: int, tiles: int, packed: int, device: torch.device) -> Shares:
-        if self.splits:
-            return Shares(self.splits, sequences * tiles * self.splits, 1)
-        return shares(sequences, tiles, self.span, packed, BLOCK, sm_count(device))
 
 
 class TritonLatent(Latent):

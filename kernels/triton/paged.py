@@ -1,9 +1,4 @@
-"""One block of keys and values in pages: what the attention kernels do in their inner loops.
-
-Softmax over blocks as they come, with a running maximum (online softmax, arXiv 1805.02867, in the
-form of FlashAttention-2, arXiv 2307.08691); exponentials are of base 2, which is what the hardware
-has, so scores carry log2(e).
-"""
+"""One block of keys and values in pages: what the attention kernels do in their inner loops."""
 
 from __future__ import annotations
 
@@ -11,16 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
-LANES = 16
-"""The fewest rows, or columns, of a product on the tensor cores."""
-
-
-def wide(dtype: torch.dtype) -> bool:
-    """Whether operands of products are widened to fp32 first: Triton's interpreter multiplies the
-    bits of bf16 numbers. They are rounded to their own dtype all the same."""
-    return bool(triton.knobs.runtime.interpret) and dtype is torch.bfloat16
+from .product import LANES, operand
+from .softmax import LOG2E, take
 
 
 def padded(dim: int) -> int:
@@ -36,12 +23,13 @@ def sm_count(device: torch.device) -> int:
 
 
 @triton.jit
-def operand(x: tl.tensor, like: tl.tensor, WIDE: tl.constexpr) -> tl.tensor:
-    """x as the tensor cores take it: rounded to the dtype of `like`."""
-    x = x.to(like.dtype)
-    if WIDE:
-        x = x.to(tl.float32)
-    return x
+def load_rows(
+    at: tl.tensor, live: tl.tensor, D: tl.constexpr, BLOCK_D: tl.constexpr
+) -> tl.tensor:
+    """[M, BLOCK_D]: D numbers from each of these addresses, 0 behind them and where a row is not
+    live."""
+    dim = tl.arange(0, BLOCK_D)
+    return tl.load(at[:, None] + dim[None, :], mask=live[:, None] & (dim < D)[None, :], other=0.0)
 
 
 @triton.jit
@@ -92,8 +80,7 @@ def attend_block(
     else:
         k = tl.load(keys + place)
         v = tl.load(keys + to_values + place)
-    like = q
-    score = tl.dot(operand(q, like, WIDE), tl.trans(operand(k, like, WIDE)),
+    score = tl.dot(operand(q, q, WIDE), tl.trans(operand(k, q, WIDE)),
                    input_precision="ieee") * scale
     if CAPPED:
         score = soft_cap(score, cap)
@@ -103,36 +90,4 @@ def attend_block(
         seen = seen & (token[None, :] >= row_lo[:, None])
     if MASKED:
         score = tl.where(seen, score, -float("inf"))
-    new_top = tl.maximum(top, tl.max(score, 1))
-    # A row that has seen nothing yet: exp2(-inf - 0) is 0, exp2(-inf + inf) would be NaN.
-    base = tl.where(new_top == -float("inf"), 0.0, new_top)
-    weight = tl.exp2(score - base[:, None])
-    shrink = tl.exp2(top - base)
-    total = total * shrink + tl.sum(weight, 1)
-    acc = acc * shrink[:, None]
-    if GUARD:
-        odd = v.to(tl.float32) - v.to(tl.float32) != 0.0  # NaN or inf
-        spoilt = tl.max(odd.to(tl.int32), 1) > 0
-        meets = tl.max((seen & spoilt[None, :]).to(tl.int32), 1) > 0
-        acc = tl.where(meets[:, None], float("nan"), acc)
-        v = tl.where(odd, 0.0, v.to(tl.float32))
-    acc += tl.dot(operand(weight, like, WIDE), operand(v, like, WIDE), input_precision="ieee")
-    return acc, new_top, total
-
-
-@triton.jit
-def put(
-    acc: tl.tensor, top: tl.tensor, total: tl.tensor, out: tl.tensor, to: tl.tensor,
-    parts: tl.tensor, found: tl.tensor, slot: tl.tensor, live: tl.tensor, SPLIT: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr,
-) -> None:
-    """Store what came out: to out + to, or, where there are other parts, as part `slot` with the
-    logarithm of its sum (natural, as `merge` takes it; -inf where it is empty)."""
-    dim = tl.arange(0, BLOCK_D)
-    whole = live[:, None] & (dim < D)[None, :]
-    done = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if SPLIT:
-        tl.store(parts + slot.to(tl.int64)[:, None] * D + dim[None, :], done, mask=whole)
-        tl.store(found + slot, (top + tl.log2(total)) * LN2, mask=live)
-    else:
-        tl.store(out + to[:, None] + dim[None, :], done.to(out.dtype.element_ty), mask=whole)
+    return take(acc, top, total, score, v, seen, q, GUARD, WIDE)

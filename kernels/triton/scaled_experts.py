@@ -10,10 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..experts import Experts, combine, grouped
 from ..scaled_mm import COLUMNS, Scaled, open_rows
-from .activation import silu
-from .experts import rows_of
+from .experts import SortedExperts, put_rows, rows_of, ways
+from .product import tile_at
 from .scaled_mm import quantise
 
 
@@ -28,10 +27,7 @@ def _product(x: tl.tensor, x_scales: tl.tensor, order: tl.tensor, ends: tl.tenso
     expert, place, live = rows_of(ends, rows, tl.program_id(0), EXPERTS, E_BLOCK, ROWS)
     if expert >= EXPERTS:
         return
-    slot = tl.load(order + place, mask=live, other=0).to(tl.int64)
-    source, to = place.to(tl.int64), slot
-    if GATED:
-        source, to = slot // CHOSEN, source
+    source, to = ways(order, place, live, CHOSEN, GATED)
     source = tl.where(live, source, 0)
     column = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     gate = expert.to(tl.int64) * ((1 + GATED) * outs) + tl.minimum(column, outs - 1)
@@ -46,51 +42,30 @@ def _product(x: tl.tensor, x_scales: tl.tensor, order: tl.tensor, ends: tl.tenso
     for start in range(0, width, COLUMNS):
         at = start // COLUMNS if BLOCKED else 0
         by = tl.load(x_scales + at)[:, None]
-        if EVEN:
-            a, b = tl.load(x_at), tl.load(w_at)
-        else:
-            here = start + k < width
-            a = tl.load(x_at, mask=here[None, :], other=0.0)
-            b = tl.load(w_at, mask=here[:, None], other=0.0)
+        here = start + k < width
+        a, b = tile_at(x_at, here[None, :], EVEN), tile_at(w_at, here[:, None], EVEN)
         total += tl.dot(a, b) * by * tl.load(gate_scales + at)[None, :]
         if GATED:
-            if EVEN:
-                c = tl.load(w_at + outs * width)
-            else:
-                c = tl.load(w_at + outs * width, mask=(start + k < width)[:, None], other=0.0)
+            c = tile_at(w_at + outs * width, here[:, None], EVEN)
             more += tl.dot(a, c) * by * tl.load(up_scales + at)[None, :]
         x_at += COLUMNS
         w_at += COLUMNS
-    if GATED:
-        total = silu(total) * more
-    tl.store(out + to[:, None] * outs + column[None, :], total.to(out.dtype.element_ty),
-             mask=live[:, None] & (column < outs)[None, :])
+    put_rows(total, more, out, to, live, column, outs, GATED)
 
 
-class ScaledExperts(Experts):
-    """Experts of one size whose weights are in FP8; nothing waits for the device."""
-
-    waits = False
+class ScaledExperts(SortedExperts[Scaled]):
+    """Experts whose weights are in FP8."""
 
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
         """u8[E, 2 * I, ...] and u8[E, H, ...]: rows as `scaled_mm.pack` gives them; not kept."""
-        self._numbers = torch.arange(len(down), device=down.device)
-        self.gate_up, self.down = (open_rows(own.flatten(0, 1)) for own in (gate_up, down))
+        first, second = (open_rows(own.flatten(0, 1)) for own in (gate_up, down))
+        super().__init__(first, second, torch.arange(len(down), device=down.device),
+                         second.weight.shape[1])
 
-    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """See `Experts`."""
-        order, ends = grouped(chosen, self._numbers)
-        inner = x.new_empty((len(order), self.down.weight.shape[1]))
-        outs = x.new_empty((len(order), x.shape[1]))
-        if len(order):
-            self._launch(x, order, ends, self.gate_up, inner, chosen.shape[1])
-            self._launch(inner, order, ends, self.down, outs, 0)
-        return combine(weights, outs)
-
-    def _launch(self, x: Tensor, order: Tensor, ends: Tensor, w: Scaled, out: Tensor,
-                chosen: int) -> None:
-        """chosen: see `GroupedExperts`."""
-        (rows, outs), experts, (_, width) = out.shape, len(self._numbers), x.shape
+    def launch(self, x: Tensor, order: Tensor, ends: Tensor, w: Scaled, out: Tensor,
+               chosen: int) -> None:
+        """See `SortedExperts`."""
+        (rows, outs), experts, (_, width) = out.shape, len(self.numbers), x.shape
         groups = w.scales.shape[1]
         q, scales = quantise(x, COLUMNS if groups > 1 else width)
         many = rows > 48 * experts

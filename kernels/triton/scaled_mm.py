@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..scaled_mm import COLUMNS, FP8, Scaled, ScaledLinear
+from .product import tile_at
 
 GROUPS = 8
 """Of COLUMNS columns that a program quantises: a thread of 4 warps has 8 numbers, 16 bytes."""
@@ -121,12 +122,8 @@ def _product(x: tl.tensor, x_scales: tl.tensor, w: tl.tensor, w_scales: tl.tenso
     w_scales += other // SHARE * groups
     total = tl.zeros((ROWS, OUTS), tl.float32)
     for start in range(0, width, COLUMNS):
-        if EVEN:
-            a, b = tl.load(x_at), tl.load(w_at)
-        else:
-            live = start + k < width
-            a = tl.load(x_at, mask=live[None, :], other=0.0)
-            b = tl.load(w_at, mask=live[:, None], other=0.0)
+        here = start + k < width
+        a, b = tile_at(x_at, here[None, :], EVEN), tile_at(w_at, here[:, None], EVEN)
         part = tl.dot(a, b)
         if BLOCKED:
             at = start // COLUMNS

@@ -1,0 +1,35 @@
+"""Operands of products on the tensor cores, and in the interpreter, which has none."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+LANES = 16
+"""The fewest rows, or columns, of a product on the tensor cores."""
+
+
+def wide(dtype: torch.dtype) -> bool:
+    """Whether operands of products are widened to fp32 first: Triton's interpreter multiplies the
+    bits of bf16 numbers. They are rounded to their own dtype all the same."""
+    return bool(triton.knobs.runtime.interpret) and dtype is torch.bfloat16
+
+
+@triton.jit
+def operand(x: tl.tensor, like: tl.tensor, WIDE: tl.constexpr) -> tl.tensor:
+    """x as the tensor cores take it: rounded to the dtype of `like`."""
+    x = x.to(like.dtype)
+    if WIDE:
+        x = x.to(tl.float32)
+    return x
+
+
+@triton.jit
+def tile_at(at: tl.tensor, inside: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
+    """What these addresses hold, 0 where they are not inside; EVEN: all are."""
+    if EVEN:
+        tile = tl.load(at)
+    else:
+        tile = tl.load(at, mask=inside, other=0.0)
+    return tile
