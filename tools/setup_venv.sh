@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make or refresh the project's virtual environment: tools/setup_venv.sh VENV EXTRAS
-# Works on a bare machine: asks apt for what Python's venv and the C++ compiler need, where it may.
+# Works on a bare machine: asks apt for Python, its venv and a C++ compiler, where it may.
 set -euo pipefail
 
 venv=$1
@@ -17,23 +17,29 @@ apt_install() {
         sudo="sudo -n"
     fi
     note "apt-get install $*"
-    $sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "$@" >&2
+    local said
+    said=$( { $sudo apt-get update -qq && $sudo env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "$@"; } 2>&1 ) || { echo "$said" >&2; return 1; }
 }
 
 good_python() {
     "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null
 }
 
-for candidate in "$python" python3.11 python3.12 python3; do
-    if good_python "$candidate"; then python=$candidate; break; fi
-done
-if ! good_python "$python"; then
+find_python() {
+    for candidate in "$python" python3.11 python3.12 python3; do
+        if good_python "$candidate"; then python=$candidate; return; fi
+    done
+    return 1
+}
+
+if ! find_python && ! { apt_install python3 python3-venv && find_python; }; then
     note "Python 3.11 or 3.12 is needed (PYTHON=... names one); '$python' is not"
     exit 2
 fi
 
 if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    if ! "$python" -m venv "$venv" 2>/dev/null; then
+    if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
         apt_install "python$version-venv" || apt_install python3-venv || true
         "$python" -m venv "$venv"
