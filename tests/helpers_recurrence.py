@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +86,7 @@ class Layer:
         assert torch.equal(columns[others], self.columns[others])
 
 
-def check_extend(kind: type[Layer], sizes: Any, width: int, runs: list[Run],
+def check_extend(kind: type[Layer], sizes: Any, runs: list[Run], width: int,
                  chunk: int = 64) -> None:
     """Outputs, states and columns of the runs, those kept on the way too."""
     layer = kind(sum(run.length for run in runs), sizes, width)
@@ -110,15 +110,20 @@ def check_steps(layer: Layer) -> None:
     layer.check_others(states, columns, {7, 2})
 
 
+class Layout(NamedTuple):
+    """Of a step, and how it is computed."""
+
+    runs: list[Run]
+    width: int
+    chunk: int
+
+
 @st.composite
-def layouts(draw: st.DrawFn) -> list[Run]:
+def layouts(draw: st.DrawFn) -> Layout:
     """Sequences in rows of their own, with states kept on the way in others."""
     rows = draw(st.permutations(range(ROWS)))
     runs = []
     for length in draw(st.lists(st.integers(1, 40), min_size=1, max_size=5)):
         cuts = draw(st.lists(st.integers(1, length), max_size=2))
         runs.append(Run(rows.pop(), length, tuple((cut, rows.pop()) for cut in cuts)))
-    return runs
-
-
-WIDTHS, CHUNKS = st.integers(2, 4), st.sampled_from([4, 16, 64])
+    return Layout(runs, draw(st.integers(2, 4)), draw(st.sampled_from([4, 16, 64])))

@@ -12,17 +12,7 @@ import torch
 from helpers_deepseek import BASE, DEEPSEEK, YARN, deepseek_model, write_deepseek
 from helpers_hybrid import hybrid_runner
 from helpers_models import Seq, Stepper, generated, load, oracle_logits, why_refused
-from helpers_parity import (
-    ATOL,
-    NEW,
-    Case,
-    alone,
-    check_a_prefix,
-    check_admissions_in_the_middle,
-    check_preemption,
-    opened,
-    tokens,
-)
+from helpers_parity import ATOL, NEW, Case, alone, tokens
 from helpers_worker import Ring, make_runner
 
 from actorium.actors.config import Config
@@ -70,12 +60,12 @@ def test_batched_greedy_equals_generate(case: Case) -> None:
 
 @pytest.mark.parametrize("chunk", [7, 513])
 def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
-    check_admissions_in_the_middle(case, chunk, (17, 64, 40, 2))
+    case.check_admissions_in_the_middle(chunk, (17, 64, 40, 2))
 
 
 def test_preemption(case: Case) -> None:
     """And the scheduler's way, with a pool that holds a third of what is asked for."""
-    check_preemption(case)
+    case.check_preemption()
     prompts = [tokens(n, n) for n in (30, 40, 50, 60)]
     ring = Ring(make_runner(case.model, 24, page_size=8), budget=32)
     for prompt in prompts:
@@ -89,7 +79,7 @@ def test_preemption(case: Case) -> None:
 
 def test_a_prefix_is_reused(case: Case) -> None:
     """Beside its donor, and after it has gone: pages of latents serve whoever begins so."""
-    check_a_prefix(case, 64, ((193, 192), (190, 160), (49, 48)))
+    case.check_a_prefix(64, ((193, 192), (190, 160), (49, 48)))
 
 
 def test_prompt_logprobs(case: Case) -> None:
@@ -132,7 +122,7 @@ def test_bytes_of_a_token(case: Case) -> None:
 
 
 def test_the_worker_serves_what_the_plan_says(case: Case) -> None:
-    found = opened(case, kv_cache_bytes=1 << 20)
+    found = case.opened(kv_cache_bytes=1 << 20)
     (pool,) = found.runner.pools
     row = case.oracle.config.kv_lora_rank + case.oracle.config.qk_rope_head_dim
     each = 16 * row * 4 * case.oracle.config.num_hidden_layers

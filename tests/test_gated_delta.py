@@ -6,13 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers_recurrence import (
-    CHUNKS,
     CPU,
     KEPT,
     RAGGED,
     ROWS,
-    WIDTHS,
     Layer,
+    Layout,
     check_extend,
     check_steps,
     layouts,
@@ -64,17 +63,17 @@ class Delta(Layer):
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("width", [2, 4])
 def test_ragged_sequences(heads: Heads, width: int) -> None:
-    check_extend(Delta, heads, width, RAGGED)
+    check_extend(Delta, heads, RAGGED, width)
 
 
 def test_states_kept_on_the_way() -> None:
-    check_extend(Delta, HEADS[0], 4, KEPT)
+    check_extend(Delta, HEADS[0], KEPT, 4)
 
 
 @settings(max_examples=25, deadline=None)
-@given(runs=layouts(), width=WIDTHS, chunk=CHUNKS)
-def test_any_layout(runs: list[Run], width: int, chunk: int) -> None:
-    check_extend(Delta, HEADS[0], width, runs, chunk)
+@given(layouts())
+def test_any_layout(layout: Layout) -> None:
+    check_extend(Delta, HEADS[0], *layout)
 
 
 def test_keys_all_alike() -> None:

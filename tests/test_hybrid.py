@@ -24,18 +24,7 @@ from helpers_hybrid import (
     write_hybrid,
 )
 from helpers_models import load, oracle_logits, why_refused
-from helpers_parity import (
-    ATOL,
-    Case,
-    alone,
-    check_a_prefix,
-    check_admissions_in_the_middle,
-    check_against_generate,
-    check_preemption,
-    check_states_in_bf16,
-    check_what_the_worker_tells,
-    tokens,
-)
+from helpers_parity import ATOL, Case, alone, tokens
 
 from actorium.actors.config import Config
 from actorium.actors.messages import Admit, StepPlan
@@ -92,22 +81,22 @@ def test_greedy_with_chunks(case: Case, chunk: int, prompt: int) -> None:
 
 
 def test_greedy_equals_generate(case: Case) -> None:
-    check_against_generate(case)
+    case.check_against_generate()
 
 
 @pytest.mark.parametrize("chunk", [7, 64, 513])
 def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
-    check_admissions_in_the_middle(case, chunk, (17, 64, 40, 2))
+    case.check_admissions_in_the_middle(chunk, (17, 64, 40, 2))
 
 
 def test_preemption(case: Case) -> None:
-    check_preemption(case)
+    case.check_preemption()
 
 
 @pytest.mark.parametrize("chunk", [40, 64, 513])
 def test_a_prefix_through_a_checkpoint(recurrent: Case, chunk: int) -> None:
     """One of the checkpoints is used twice."""
-    others = check_a_prefix(recurrent, chunk, ((193, 192), (190, 160), (49, 48)))
+    others = recurrent.check_a_prefix(chunk, ((193, 192), (190, 160), (49, 48)))
     assert others[0].tokens[193:200] != [] and not torch.isnan(others[0].logits[193]).any()
 
 
@@ -139,7 +128,7 @@ def test_bytes_of_the_state_pool(recurrent: Case) -> None:
 
 
 def test_states_in_bf16_stay_near(recurrent: Case) -> None:
-    check_states_in_bf16(recurrent)
+    recurrent.check_states_in_bf16()
 
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
@@ -187,7 +176,7 @@ def test_plans_that_do_not_fit_are_refused(recurrent: Case) -> None:
 
 
 def test_the_worker_tells_of_states(recurrent: Case) -> None:
-    check_what_the_worker_tells(recurrent)
+    recurrent.check_what_the_worker_tells()
 
 
 def test_the_text_part_of_a_checkpoint_with_images(tmp_path: Path) -> None:

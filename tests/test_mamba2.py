@@ -11,18 +11,7 @@ import pytest
 import torch
 from helpers_mamba import BASE, GRANITE, write_granite
 from helpers_models import CPU, load, oracle_logits, why_refused
-from helpers_parity import (
-    ATOL,
-    Case,
-    alone,
-    check_a_prefix,
-    check_admissions_in_the_middle,
-    check_against_generate,
-    check_preemption,
-    check_states_in_bf16,
-    check_what_the_worker_tells,
-    tokens,
-)
+from helpers_parity import ATOL, Case, alone, tokens
 
 from actorium.actors.config import Config, ModelConfig
 from actorium.gpu.models.registry import load_model, read_shape
@@ -64,25 +53,25 @@ def test_the_checkpoint_can_fail_us(case: Case) -> None:
 
 
 def test_greedy_equals_generate(case: Case) -> None:
-    check_against_generate(case)
+    case.check_against_generate()
 
 
 @pytest.mark.parametrize("chunk", [7, 513])
 def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
-    check_admissions_in_the_middle(case, chunk, (17, 64, 2))
+    case.check_admissions_in_the_middle(chunk, (17, 64, 2))
 
 
 def test_preemption(case: Case) -> None:
-    check_preemption(case)
+    case.check_preemption()
 
 
 @pytest.mark.parametrize("chunk", [40, 513])
 def test_a_prefix_through_a_checkpoint(case: Case, chunk: int) -> None:
-    check_a_prefix(case, chunk, ((193, 192), (49, 48)))
+    case.check_a_prefix(chunk, ((193, 192), (49, 48)))
 
 
 def test_states_in_bf16_stay_near(case: Case) -> None:
-    check_states_in_bf16(case)
+    case.check_states_in_bf16()
 
 
 @pytest.mark.parametrize("experts", [0, 6])
@@ -105,7 +94,7 @@ def test_time_steps_are_limited_in_decode_as_in_extend(tmp_path: Path) -> None:
 
 
 def test_the_worker_tells_of_states(case: Case) -> None:
-    check_what_the_worker_tells(case)
+    case.check_what_the_worker_tells()
 
 
 @pytest.mark.parametrize("experts", [0, 6])

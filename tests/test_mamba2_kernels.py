@@ -6,13 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers_recurrence import (
-    CHUNKS,
     CPU,
     KEPT,
     RAGGED,
     ROWS,
-    WIDTHS,
     Layer,
+    Layout,
     check_extend,
     check_steps,
     layouts,
@@ -65,17 +64,17 @@ class Mamba(Layer):
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("width", [2, 4])
 def test_ragged_sequences(sizes: Sizes, width: int) -> None:
-    check_extend(Mamba, sizes, width, RAGGED)
+    check_extend(Mamba, sizes, RAGGED, width)
 
 
 def test_states_kept_on_the_way() -> None:
-    check_extend(Mamba, SIZES[0], 4, KEPT)
+    check_extend(Mamba, SIZES[0], KEPT, 4)
 
 
 @settings(max_examples=25, deadline=None)
-@given(runs=layouts(), sizes=st.sampled_from(SIZES), width=WIDTHS, chunk=CHUNKS)
-def test_any_layout(runs: list[Run], sizes: Sizes, width: int, chunk: int) -> None:
-    check_extend(Mamba, sizes, width, runs, chunk)
+@given(layouts(), st.sampled_from(SIZES))
+def test_any_layout(layout: Layout, sizes: Sizes) -> None:
+    check_extend(Mamba, sizes, *layout)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
