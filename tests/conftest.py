@@ -8,7 +8,9 @@ Without a CUDA device Triton's kernels run in its interpreter, which is chosen b
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -18,3 +20,18 @@ if not torch.cuda.is_available():
 settings.register_profile("quick", max_examples=300, derandomize=True, database=None)
 settings.register_profile("battery", max_examples=5000)
 settings.load_profile("quick")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Operations of tiny models gain nothing from threads, and wait for one another at each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host does not look at how many drafts were accepted."""
+    monkeypatch.setattr("actorium.kernels.window.most_accepted", lambda accepted, most: most)

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
+from hypothesis import Phase, settings
 from torch import Tensor
+
+from actorium.kernels.ops import triton_fault
+
+INTERPRETED = [
+    pytest.mark.skipif(bool(triton_fault(torch.device("cpu"))), reason="Triton compiles for CUDA"),
+    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # of numpy
+]
+FEW = settings(max_examples=15, deadline=None, derandomize=True, database=None,
+               phases=[Phase.generate])
+BF16 = torch.bfloat16
+DTYPES = [(BF16, BF16, 1e-2), (torch.float16, torch.float16, 1e-3), (BF16, torch.float16, 1e-2),
+          (torch.float32, BF16, 1e-6)]
+"""(of queries, of what is kept, error): the interpreter cuts numbers off where they should be
+rounded to bf16."""
 
 
 @dataclass
@@ -101,3 +118,11 @@ class Paged:
 def error(got: Tensor, want: Tensor) -> float:
     """|got - want| / |want|; NaN where `got` has any."""
     return float((got.double().cpu() - want).norm() / want.norm())
+
+
+def check_soft_cap(case: Paged, cap: float, run: Callable[[], Tensor]) -> None:
+    """Scores are large enough to feel it."""
+    case.q *= 30
+    got = run()
+    assert error(got, case.wanted(cap)) < 1e-5
+    assert error(got, case.wanted()) > 1e-2

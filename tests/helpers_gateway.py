@@ -1,15 +1,18 @@
-"""A gateway's application over an engine that says what it is told to."""
+"""A gateway under the openai package: of a whole engine, or of one that says what it is told to."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2 as httpx
 import openai
+from helpers_served import serving
 
+from actorium.actors import engine
 from actorium.actors.client_requests import Completion, Request, StreamDelta
 from actorium.actors.config import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
@@ -17,6 +20,21 @@ from actorium.actors.gateway.engine import Engine
 from actorium.actors.messages import Status, Usage
 
 USAGE = Usage(7, 0, 5)
+
+
+class Served(NamedTuple):
+    """A whole engine with the packaged model, and who asks it."""
+
+    engine: engine.Engine
+    url: str
+    client: openai.OpenAI
+
+
+@contextmanager
+def served_to_openai() -> Iterator[Served]:
+    with serving(max_num_seqs=16) as one, openai.OpenAI(
+            base_url=f"{one.url}/v1", api_key="-", max_retries=0) as client:
+        yield Served(one.engine, one.url, client)
 
 
 class Scripted:
@@ -93,9 +111,9 @@ class ScriptedStream:
 
 def scripted_client(monkeypatch: Any, script: Scripted, **settings: Any) -> openai.AsyncOpenAI:
     """The openai package over a gateway's application, without sockets."""
-    engine = Engine(Config(gateway=GatewayConfig(**settings)), Path("none"))
-    engine.client = script  # type: ignore[assignment]
+    scripted = Engine(Config(gateway=GatewayConfig(**settings)), Path("none"))
+    scripted.client = script  # type: ignore[assignment]
     monkeypatch.setattr("actorium.actors.gateway.engine.AsyncDeltaStream", ScriptedStream)
-    transport = httpx.ASGITransport(app=build_app(engine))
+    transport = httpx.ASGITransport(app=build_app(scripted))
     return openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="-", max_retries=0,
                               http_client=httpx.AsyncClient(transport=transport))

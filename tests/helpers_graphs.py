@@ -11,19 +11,30 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
 import torch
+from helpers_deepseek import add_mtp, write_deepseek
+from helpers_hybrid import DENSE, MOE, SPARSE, write_hybrid
+from helpers_mamba import write_granite
+from helpers_models import write_checkpoint
+from helpers_windows import Driver
+from helpers_worker import CPU, Output, Ring, make_runner
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from actorium.actors.config import Config, ModelConfig, SpeculationConfig
+from actorium.actors.params import Resolved
 from actorium.gpu.graphs import DecodeGraphs
+from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graphs import GraphShape
 from actorium.gpu.runner import Runner
 from actorium.gpu.segments import SegmentGraphs
+from actorium.gpu.staging import Device
 from actorium.kernels.experts import StackedExperts
 from actorium.kernels.ops import TorchOps
 
@@ -189,3 +200,72 @@ def with_segments(runner: Runner, sizes: list[int]) -> SegmentGraphs:
     segments.capture(lambda phase, detail: None)
     runner.segments = segments
     return segments
+
+
+def write_kind(path: Path, kind: str) -> None:
+    """A tiny checkpoint with layers of a kind; that of hybrids has an MTP layer."""
+    if kind == "hybrid":
+        add_mtp(path, write_hybrid(path, DENSE, 5, mtp_num_hidden_layers=1))
+    elif kind == "windows":
+        write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
+                         layer_types=["sliding_attention", "full_attention"] * 2,
+                         num_hidden_layers=4)
+    elif kind == "mamba":
+        write_granite(path, seed=5, num_local_experts=0, num_experts_per_tok=0)
+    elif kind == "latent":
+        write_deepseek(path, seed=5)
+    elif kind in ("experts", "sparse"):
+        write_hybrid(path, MOE if kind == "experts" else SPARSE, 5)
+    else:
+        write_checkpoint(path, seed=5)
+
+
+def model_of_kind(path: Path, kind: str) -> Any:
+    """See `write_kind`; the hybrid one drafts."""
+    write_kind(path, kind)
+    drafts = "auto" if kind == "hybrid" else "off"
+    config = Config(model=ModelConfig(max_model_len=96),
+                    speculation=SpeculationConfig(speculative=drafts))
+    with experts_on_the_device():
+        return load_model(path, config, CPU, lambda *_: None)
+
+
+def played(runner: Runner, prompts: list[list[int]], params: list[Resolved], number: int,
+           cancel: tuple[int, ...] = (), **ring: Any) -> tuple[Ring, list[Output]]:
+    """So many requests, of which the later ones come while the first ones run."""
+    run = Ring(runner, **ring)
+    for i in range(number):
+        run.submit(prompts[i % len(prompts)], params[i % len(params)], i + 1)
+        for _ in range(i % 3):
+            run.step()
+        if i in cancel:
+            run.cancel(i - 1)
+    return run, run.run()
+
+
+def told(outputs: list[Output]) -> list[tuple[Any, ...]]:
+    return [(o.tokens, o.finish, [(p.ranks, p.top_ids) for p in o.logprobs],
+             [p.top_ids for p in o.prompt_logprobs]) for o in outputs]
+
+
+def check_padding(model: Any, prompts: list[list[int]], new: int,
+                  capture: Callable[[Runner], T]) -> T:
+    """Whatever is not a sequence's own is NaN, and stays so but for the sink, with what `capture`
+    gives (which is returned) as without."""
+    outputs = []
+    for captures in (False, True):
+        runner = make_runner(model, 120, 8, slots=8, moves=Device(CPU))
+        if captures:
+            captured = capture(runner)
+        driver = Driver(runner, 60)
+        for prompt in prompts:
+            driver.admit(prompt, Resolved(max_tokens=new, temperature=0.0))
+        driver.run()
+        outputs.append([s.output for s in driver.running])
+        for pool, free in zip(runner.pools, driver.free, strict=True):
+            places = torch.tensor(free)[:, None] * 8 + torch.arange(8)
+            untouched = [page for page in places if pool.layers[0][page].isnan().all()]
+            assert len(untouched) >= len(free) - len(prompts) * 6, "pages nobody was given"
+        assert not any(math.isnan(x) for x in runner.tables.seq_len.double().tolist())
+    assert outputs[0] == outputs[1]
+    return captured

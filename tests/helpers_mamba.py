@@ -1,4 +1,4 @@
-"""Tiny random Granite-4 hybrid checkpoints, their config, and random inputs of the recurrence."""
+"""Tiny random Granite-4 hybrid checkpoints, and their config."""
 
 from __future__ import annotations
 

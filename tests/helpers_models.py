@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from actorium.actors.config import Config, DeviceConfig, ModelConfig
+from actorium.actors.errors import BadModel
 from actorium.gpu.batch import ExtendRow, ForwardBatch
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.registry import Model, load_model, read_shape
 from actorium.gpu.pools import make_pools
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
@@ -66,6 +69,32 @@ def load(path: Path, native: bool = True, **model: Any) -> Model:
     """Our model of the checkpoint at `path`, on the CPU."""
     config = Config(model=ModelConfig(**model), device=DeviceConfig(native_kernels=native))
     return load_model(path, config, CPU, lambda *_: None)
+
+
+def why_refused(path: Path, fields: dict[str, Any]) -> str:
+    """The line that says why a config.json of these fields is not served."""
+    (path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(BadModel) as caught:
+        read_shape(path, Config())
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def oracle_logits(oracle: Any, ids: list[int]) -> Tensor:
+    """[len(ids), vocab]: of a transformers model."""
+    with torch.no_grad():
+        logits: Tensor = oracle(torch.tensor([ids])).logits[0]
+    return logits
+
+
+def generated(oracle: Any, prompt: list[int], new: int) -> list[int]:
+    """Greedy tokens by transformers' own decode path, which no eos token ends."""
+    ids = torch.tensor([prompt])
+    full = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                           max_new_tokens=new, min_new_tokens=new, eos_token_id=None,
+                           pad_token_id=0)
+    found: list[int] = full[0, len(prompt):].tolist()
+    return found
 
 
 def same_logits(got: Tensor, want: Tensor, bf16: bool = False) -> bool:

@@ -26,6 +26,7 @@ from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.incremental import byte_of_char
 from actorium.actors.messages import (
     ActorStatus,
+    Attach,
     Cancel,
     Flush,
     GetStatus,
@@ -117,6 +118,38 @@ def loaded(core: Any) -> Any:
     core.on_wake(0.0)
     core.on_wake(0.0)
     return core
+
+
+def attached(model: Path, *clients: bytes) -> DetokenizerCore:
+    """A detokenizer's core that has loaded and knows the clients."""
+    core: DetokenizerCore = loaded(DetokenizerCore(context(model)))
+    for client in clients:
+        core.on_client(client, Attach(), 0.0)
+    core.on_wake(0.0)
+    return core
+
+
+class Asked:
+    """A tokenizer's core that is woken by others."""
+
+    CLIENT, NOW = b"client", 1000.0
+
+    def __init__(self, model: Path) -> None:
+        self.core = loaded(TokenizerCore(context(model)))
+        self.woken = threading.Semaphore(0)
+        self.core.on_start(lambda: self.woken.release())
+
+    def tell(self, message: Any, now: float = NOW) -> list[Any]:
+        self.core.on_client(self.CLIENT, message, now)
+        return self.wake()
+
+    def wake(self) -> list[Any]:
+        return [send.message for send in self.core.on_wake(self.NOW)]
+
+    def later(self) -> list[Any]:
+        """What is said when somebody else has woken the core."""
+        assert self.woken.acquire(timeout=60)
+        return self.wake()
 
 
 class FakeScheduler:

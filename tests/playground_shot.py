@@ -14,12 +14,11 @@ from pathlib import Path
 from threading import Thread
 
 from helpers_browser import NOT_THERE, Browser, Tab, browser_path
+from helpers_served import serving
 from PIL import Image
 
 from actorium.actors.client_async import AsyncClient
 from actorium.actors.client_link import locate
-from actorium.actors.engine import Engine
-from actorium.actors.gateway import actor
 from actorium.actors.params import SamplingParams
 
 SECONDS = 75
@@ -72,12 +71,10 @@ def main(path: Path) -> None:
     browser = browser_path()
     if browser is None:
         sys.exit(NOT_THERE)
-    with Engine("", port=0, max_num_seqs=8) as engine:
-        run_dir = Path(str(locate(engine.name, None, None)))
-        where = actor.where(run_dir)
-        assert where is not None
+    with serving(max_num_seqs=8) as served:
+        run_dir = Path(str(locate(served.engine.name, None, None)))
         with Browser(browser) as chrome, others(run_dir):
-            tab = chrome.open(where.url, 1360, 1020)
+            tab = chrome.open(served.url, 1360, 1020)
             tab.wait(f"seen.length >= {SECONDS}", SECONDS * 1.5)
             ask(tab, "Tell me a story about a fox.")
             tab.js("document.getElementById('logprobs').click()")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +10,18 @@ import numpy as np
 import pytest
 import torch
 from helpers_deepseek import BASE, DEEPSEEK, YARN, deepseek_model, write_deepseek
-from helpers_hybrid import Held, HybridDriver, hybrid_runner
-from helpers_models import Seq, Stepper, load
+from helpers_hybrid import hybrid_runner
+from helpers_models import Seq, Stepper, generated, load, oracle_logits, why_refused
+from helpers_parity import ATOL, NEW, Case, alone, tokens
 from helpers_worker import Ring, make_runner
 
-from actorium.actors.config import (
-    Config,
-    DeviceConfig,
-    MemoryConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
+from actorium.actors.config import Config
 from actorium.actors.errors import BadModel
 from actorium.actors.params import Resolved
-from actorium.gpu.device import open_device
 from actorium.gpu.models.registry import read_shape
 from actorium.kernels.experts import route_groups
 
-NEW, ATOL = 64, 1e-4
+pytestmark = pytest.mark.usefixtures("one_thread")
 CASES: dict[str, dict[str, Any]] = {
     "groups": {},
     "queries-at-once": {
@@ -43,31 +34,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class Case:
-    model: Any
-    oracle: Any
-    path: Path
-
-    def check(self, *held: Held) -> None:
-        """Every logit as transformers has it, and every token its greedy choice."""
-        for s in held:
-            with torch.no_grad():
-                want = self.oracle(torch.tensor([s.tokens])).logits[0]
-            assert len(s.tokens) == s.goal and s.logits
-            for length, logits in s.logits.items():
-                torch.testing.assert_close(logits, want[length - 1], atol=ATOL, rtol=0)
-                assert s.tokens[length] == int(want[length - 1].argmax())
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     path = tmp_path_factory.mktemp("model")
@@ -75,19 +41,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(load(path), oracle, path)
 
 
-def tokens(count: int, seed: int = 1) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(2, 199) for _ in range(count)]
-
-
 @pytest.mark.parametrize(("chunk", "prompt", "page_size"), [
     (1, 9, 16), (7, 100, 1), (64, 130, 64), (513, 600, 16)])
 def test_greedy_with_chunks(case: Case, chunk: int, prompt: int, page_size: int) -> None:
-    runner = hybrid_runner(case.model, page_size=page_size, pages=6400 // page_size)
-    driver = HybridDriver(runner, chunk)
-    s = driver.admit(tokens(prompt), prompt + NEW)
-    driver.run()
-    case.check(s)
+    case.check(alone(case.model, chunk, prompt, page_size=page_size, pages=6400 // page_size))
 
 
 def test_batched_greedy_equals_generate(case: Case) -> None:
@@ -97,41 +54,18 @@ def test_batched_greedy_equals_generate(case: Case) -> None:
     for prompt in prompts:
         ring.submit(prompt, Resolved(max_tokens=NEW, temperature=0.0))
     for prompt, out in zip(prompts, ring.run(), strict=True):
-        ids = torch.tensor([prompt])
-        want = case.oracle.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW,
-            min_new_tokens=NEW, eos_token_id=None, pad_token_id=0)
-        assert out.tokens == want[0, len(prompt):].tolist()
+        assert out.tokens == generated(case.oracle, prompt, NEW)
     assert ring.most_in_flight == 2
 
 
 @pytest.mark.parametrize("chunk", [7, 513])
 def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
-    """Sequences come and go; slots and pages are used again at once."""
-    driver = HybridDriver(hybrid_runner(case.model, slots=5), chunk)
-    held = [driver.admit(tokens(n, n), n + new) for n, new in ((30, 64), (3, 5), (1, 20))]
-    driver.run(9)
-    held.append(driver.admit(tokens(65, 5), 90))
-    while any(not s.finished for s in driver.running) or len(held) < 8:
-        driver.run(1)
-        for s in [s for s in driver.running if s.finished and s not in driver.over]:
-            driver.release(s)
-            if len(held) < 8:
-                n = (17, 64, 40, 2)[len(held) - 4]
-                held.append(driver.admit(tokens(n, len(held)), n + 10))
-    case.check(*held)
+    case.check_admissions_in_the_middle(chunk, (17, 64, 40, 2))
 
 
 def test_preemption(case: Case) -> None:
-    """A sequence gives up its slot and comes back with all its tokens; and the scheduler's way,
-    with a pool that holds a third of what is asked for."""
-    driver = HybridDriver(hybrid_runner(case.model, slots=4), 50)
-    a, b = driver.admit(tokens(40), 104), driver.admit(tokens(90, 2), 154)
-    driver.run(20)
-    driver.release(a)
-    again = driver.admit(a.tokens, a.goal, prompt=40)
-    driver.run()
-    case.check(again, b)
+    """And the scheduler's way, with a pool that holds a third of what is asked for."""
+    case.check_preemption()
     prompts = [tokens(n, n) for n in (30, 40, 50, 60)]
     ring = Ring(make_runner(case.model, 24, page_size=8), budget=32)
     for prompt in prompts:
@@ -139,25 +73,13 @@ def test_preemption(case: Case) -> None:
     outputs = ring.run()
     assert ring.preemptions >= 2
     for prompt, out in zip(prompts, outputs, strict=True):
-        with torch.no_grad():
-            want = case.oracle(torch.tensor([prompt + out.tokens])).logits[0]
+        want = case.logits(prompt + out.tokens)
         assert out.tokens == want[len(prompt) - 1:-1].argmax(-1).tolist()
 
 
 def test_a_prefix_is_reused(case: Case) -> None:
     """Beside its donor, and after it has gone: pages of latents serve whoever begins so."""
-    driver = HybridDriver(hybrid_runner(case.model, slots=6), 64)
-    prompt = tokens(200)
-    donor = driver.admit(prompt, 230)
-    driver.run(5)
-    first = driver.admit(prompt[:170] + tokens(9, 4), 220, donor, 160)
-    driver.run()
-    driver.release(donor)
-    driver.free_pages = [p for p in driver.free_pages if p not in donor.pages]
-    others = [driver.admit(prompt[:n], n + 30, donor, cached)
-              for n, cached in ((193, 192), (190, 160), (49, 48))]
-    driver.run()
-    case.check(donor, first, *others)
+    case.check_a_prefix(64, ((193, 192), (190, 160), (49, 48)))
 
 
 def test_prompt_logprobs(case: Case) -> None:
@@ -166,8 +88,7 @@ def test_prompt_logprobs(case: Case) -> None:
     for prompt in prompts:
         ring.submit(prompt, Resolved(max_tokens=1, temperature=0.0, prompt_logprobs=3))
     for prompt, out in zip(prompts, ring.run(), strict=True):
-        with torch.no_grad():
-            want = case.oracle(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+        want = case.logits(prompt)[:-1].log_softmax(-1)
         parts = sorted(out.prompt_logprobs, key=lambda p: p.start)
         got = np.concatenate([np.frombuffer(p.chosen, np.float32) for p in parts])
         chosen = want.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
@@ -188,8 +109,7 @@ def test_windows_of_several_rows(case: Case, q_len: int) -> None:
         s.tokens = tokens(len(s.tokens) + q_len, len(s.tokens) + q_len)
     other = Seq(tokens(20, 9))
     got = stepper.step([(other, 20)], seqs, q_len, every_row=True)
-    with torch.no_grad():
-        want = [case.oracle(torch.tensor([s.tokens])).logits[0] for s in (other, *seqs)]
+    want = [case.logits(s.tokens) for s in (other, *seqs)]
     rows = torch.cat([want[0], *(own[-q_len:] for own in want[1:])])
     torch.testing.assert_close(got, rows, atol=ATOL, rtol=0)
 
@@ -202,15 +122,11 @@ def test_bytes_of_a_token(case: Case) -> None:
 
 
 def test_the_worker_serves_what_the_plan_says(case: Case) -> None:
-    config = Config(model=ModelConfig(model=str(case.path)),
-                    memory=MemoryConfig(page_size=16, kv_cache_bytes=1 << 20),
-                    scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
-                    device=DeviceConfig(device="cpu", threads=1))
-    opened = open_device(config, 1, lambda *_: None, {})
-    (pool,) = opened.runner.pools
+    found = case.opened(kv_cache_bytes=1 << 20)
+    (pool,) = found.runner.pools
     row = case.oracle.config.kv_lora_rank + case.oracle.config.qk_rope_head_dim
     each = 16 * row * 4 * case.oracle.config.num_hidden_layers
-    assert pool.pages == opened.ready.groups[0].pages == min((1 << 20) // each, 4 * 65 + 1)
+    assert pool.pages == found.ready.groups[0].pages == min((1 << 20) // each, 4 * 65 + 1)
 
 
 def test_dummy_weights(case: Case) -> None:
@@ -225,10 +141,8 @@ def test_dummy_weights(case: Case) -> None:
 def test_bf16_stays_near(tmp_path: Path) -> None:
     """Rounding the checkpoint's way: as far from fp32 as transformers itself, and no farther."""
     oracle = write_deepseek(tmp_path, 5, torch.bfloat16)
-    ids = torch.tensor([tokens(90)])
-    with torch.no_grad():
-        theirs = oracle(ids).logits[0].float()
-        wide = oracle.float()(ids).logits[0]
+    theirs = oracle_logits(oracle, tokens(90)).float()
+    wide = oracle_logits(oracle.float(), tokens(90))
     s, stepper, rows = Seq(tokens(90)), Stepper(load(tmp_path)), []
     while s.done < 90:
         rows.append(stepper.step([(s, min(32, 90 - s.done))], every_row=True))
@@ -260,10 +174,7 @@ def test_stacked_experts(tmp_path: Path) -> None:
             tensors[name] = p.detach().clone()
     assert "model.layers.1.mlp.experts.gate_up_proj" in tensors
     save_file(tensors, str(file))
-    driver = HybridDriver(hybrid_runner(load(tmp_path)), 33)
-    s = driver.admit(tokens(50), 60)
-    driver.run()
-    Case(None, oracle, tmp_path).check(s)
+    Case(None, oracle, tmp_path).check(alone(load(tmp_path), 33, 50, 10))
 
 
 def test_what_configs_leave_out(tmp_path: Path) -> None:
@@ -294,11 +205,7 @@ def test_what_configs_leave_out(tmp_path: Path) -> None:
 ])
 def test_what_is_not_served_is_named(tmp_path: Path, change: dict[str, Any],
                                      message: str) -> None:
-    fields = {"architectures": [DEEPSEEK], **BASE, **change}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(BadModel) as caught:
-        read_shape(tmp_path, Config())
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert message in why_refused(tmp_path, {"architectures": [DEEPSEEK], **BASE, **change})
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

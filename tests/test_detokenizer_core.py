@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers_text import byte_level, context, i4, ints, loaded, write_model
+from helpers_text import attached, byte_level, context, i4, ints, loaded, write_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,16 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def core(model: Path) -> DetokenizerCore:
-    return attached(model)
-
-
-def attached(model: Path) -> DetokenizerCore:
-    """A core that has loaded and knows both clients."""
-    core = loaded(DetokenizerCore(context(model)))
-    for client in (A, B):
-        core.on_client(client, Attach(), 0.0)
-    core.on_wake(0.0)
-    return core
+    return attached(model, A, B)
 
 
 def opened(core: DetokenizerCore, sid: int = 1, rid: str = "r", client: bytes = A, index: int = 0,
@@ -213,7 +204,7 @@ def test_any_batching_gives_the_same(model: Path, text: str, cut: list[bool], st
             groups.append([])
     results = []
     for batches in ([[t] for t in ids], [g for g in groups if g]):
-        core = attached(model)
+        core = attached(model, A, B)
         opened(core, stop=(stop,))
         deltas: list[Delta] = []
         at = 0

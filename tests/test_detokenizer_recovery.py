@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_text import context, i4, ints, loaded, write_model
+from helpers_text import attached, i4, ints, write_model
 
 from actorium.actors.core import Send
 from actorium.actors.detokenizer import core as module
@@ -33,10 +33,7 @@ HELLO = Hello("tokenizer", 3)
 
 @pytest.fixture
 def core(tmp_path: Path) -> DetokenizerCore:
-    core: DetokenizerCore = loaded(DetokenizerCore(context(write_model(tmp_path / "m"))))
-    core.on_client(A, Attach(), 0.0)
-    core.on_wake(0.0)
-    return core
+    return attached(write_model(tmp_path / "m"), A)
 
 
 def open_(core: DetokenizerCore, sid: int = 1, rid: str = "r", said: bytes = b"", now: float = 0.0,

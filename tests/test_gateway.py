@@ -8,33 +8,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import openai
 import pytest
-
-from actorium.actors.client_link import locate
-from actorium.actors.engine import Engine
-from actorium.actors.gateway import actor
+from helpers_gateway import Served, served_to_openai
 
 PROMPT = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
-class Served(NamedTuple):
-    engine: Engine
-    url: str
-    client: openai.OpenAI
-
-
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with Engine("", port=0, max_num_seqs=16) as engine:
-        path = locate(engine.name, None, None)
-        assert not isinstance(path, str)
-        where = actor.where(path)  # type: ignore[arg-type]
-        assert where is not None
-        with openai.OpenAI(base_url=f"{where.url}/v1", api_key="-", max_retries=0) as client:
-            yield Served(engine, where.url, client)
+    with served_to_openai() as found:
+        yield found
 
 
 def test_a_chat_completion_is_what_the_sdk_says(served: Served) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from helpers_browser import NOT_THERE, Browser, Tab, browser_path
+from helpers_served import Served, serving
 from helpers_stage import EVIL, staged
-
-from actorium.actors.client_link import locate
-from actorium.actors.engine import Engine
-from actorium.actors.gateway import actor
 
 BROWSER = browser_path()
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(BROWSER is None, reason=NOT_THERE)]
@@ -27,11 +23,6 @@ NEVER_ENDS = """{ const ask = window.fetch; window.fetch = (to, how) => {
 DONE = "!document.querySelector('.live') && document.querySelector('.acts button')"
 
 
-class Served(NamedTuple):
-    engine: Engine
-    url: str
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     assert BROWSER is not None
@@ -41,11 +32,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with Engine("", port=0, max_num_seqs=16) as engine:
-        path = locate(engine.name, None, None)
-        where = actor.where(Path(str(path)))
-        assert where is not None
-        yield Served(engine, f"{where.url}/")
+    with serving(max_num_seqs=16) as found:
+        yield found
 
 
 @contextmanager

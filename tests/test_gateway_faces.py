@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
+from helpers_gateway import Served, served_to_openai
 from pydantic import BaseModel
 
-from actorium.actors.client_link import locate
-from actorium.actors.engine import Engine
-from actorium.actors.gateway import actor
 from actorium.actors.params import SamplingParams
 
 PROMPT: list[Any] = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -22,20 +20,10 @@ STREAM: dict[str, Any] = {"stream": True, "stream_options": {
     "include_usage": True, "continuous_usage_stats": True}}
 
 
-class Served(NamedTuple):
-    engine: Engine
-    url: str
-    client: openai.OpenAI
-
-
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with Engine("", port=0, max_num_seqs=16) as engine:
-        path = locate(engine.name, None, None)
-        where = actor.where(path)  # type: ignore[arg-type]
-        assert where is not None
-        with openai.OpenAI(base_url=f"{where.url}/v1", api_key="-", max_retries=0) as client:
-            yield Served(engine, where.url, client)
+    with served_to_openai() as found:
+        yield found
 
 
 def check_running(usages: list[Any], told: list[bool]) -> None:

@@ -13,11 +13,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+from helpers_served import Served, serving
 
-from actorium.actors.client_link import locate
 from actorium.actors.engine import Engine
 from actorium.actors.errors import EngineUnavailable
-from actorium.actors.gateway import actor
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.gate import AGAIN, FRESH, SILENT, Gate, obstacle
 from actorium.actors.messages import ActorStatus, Status
@@ -134,14 +133,8 @@ def test_the_watchdog_is_asked_seldom() -> None:
 
 # --- an engine ------------------------------------------------------------------------------------
 
-def where(engine: Engine) -> tuple[str, int]:
-    found = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
-    assert found is not None
-    return found.host, found.port
-
-
-def ask(place: tuple[str, int], **more: Any) -> tuple[int, str | None, bytes]:
-    connection = http.client.HTTPConnection(*place, timeout=60)
+def ask(served: Served, **more: Any) -> tuple[int, str | None, bytes]:
+    connection = http.client.HTTPConnection(served.host, served.port, timeout=60)
     try:
         connection.request("POST", "/v1/completions", json.dumps(
             {"prompt": [1, 2], "max_tokens": 2, "ignore_eos": True} | more))
@@ -158,20 +151,19 @@ def stopped_worker(engine: Engine) -> None:
 
 
 def test_without_patience_new_requests_are_refused_and_begun_streams_go_on() -> None:
-    with Engine("", port=0, null_worker=True, max_num_seqs=8, recovery_patience=0.0) as engine:
-        place = where(engine)
-        assert ask(place)[0] == 200
+    with serving(null_worker=True, max_num_seqs=8, recovery_patience=0.0) as served:
+        assert ask(served)[0] == 200
         begun: list[tuple[int, str | None, bytes]] = []
         stream = threading.Thread(target=lambda: begun.append(
-            ask(place, max_tokens=4000, stream=True)))
+            ask(served, max_tokens=4000, stream=True)))
         stream.start()
         time.sleep(0.1)
-        stopped_worker(engine)
+        stopped_worker(served.engine)
         # Of one that was sent before anybody knew, the answer comes when the engine is back.
         threads, answers = [], []
         until = time.monotonic() + 60
         while not any(code == 503 for code, _, _ in answers) and time.monotonic() < until:
-            threads.append(threading.Thread(target=lambda: answers.append(ask(place))))
+            threads.append(threading.Thread(target=lambda: answers.append(ask(served))))
             threads[-1].start()
             time.sleep(0.1)
         for thread in [*threads, stream]:
@@ -181,19 +173,18 @@ def test_without_patience_new_requests_are_refused_and_begun_streams_go_on() -> 
         assert b"the engine is not ready" in refused[0][2] and b"worker-0" in refused[0][2]
         assert begun[0][0] == 200 and begun[0][2].endswith(b"data: [DONE]\n\n")
         assert b'"error"' not in begun[0][2]
-        while ask(place)[0] != 200:
+        while ask(served)[0] != 200:
             assert time.monotonic() < until
 
 
 def test_with_patience_nobody_is_refused() -> None:
-    with Engine("", port=0, null_worker=True, max_num_seqs=8, recovery_patience=60.0) as engine:
-        place = where(engine)
-        assert ask(place)[0] == 200
-        stopped_worker(engine)
+    with serving(null_worker=True, max_num_seqs=8, recovery_patience=60.0) as served:
+        assert ask(served)[0] == 200
+        stopped_worker(served.engine)
         answers: list[int] = []
         threads = []
         for _ in range(30):
-            threads.append(threading.Thread(target=lambda: answers.append(ask(place)[0])))
+            threads.append(threading.Thread(target=lambda: answers.append(ask(served)[0])))
             threads[-1].start()
             time.sleep(0.1)
         for thread in threads:

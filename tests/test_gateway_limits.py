@@ -13,23 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from helpers_served import Served, serving
 
 from actorium.actors import config as configs
 from actorium.actors.client_link import locate
 from actorium.actors.config import Config, GatewayConfig
-from actorium.actors.engine import Engine
 from actorium.actors.errors import BadConfig
-from actorium.actors.gateway import actor, keys
+from actorium.actors.gateway import keys
 from actorium.actors.gateway.cors import Cors
 
 LONG = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
 SHORT = LONG | {"max_tokens": 600}
-
-
-class Served(NamedTuple):
-    engine: Engine
-    host: str
-    port: int
 
 
 class Answer(NamedTuple):
@@ -43,12 +37,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text("# ours\nann ann-key\nbob sha256:"
                     + hashlib.sha256(b"bob-key").hexdigest() + "\n\n")
-    with Engine("", port=0, max_num_seqs=1,
-                max_num_queued_reqs=1, api_keys_file=str(file),
-                admin_key="root-key", cors_origins="https://a.example") as engine:
-        where = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
-        assert where is not None
-        yield Served(engine, where.host, where.port)
+    with serving(max_num_seqs=1, max_num_queued_reqs=1, api_keys_file=str(file),
+                 admin_key="root-key", cors_origins="https://a.example") as found:
+        yield found
 
 
 def ask(served: Served, path: str, body: Any = None, key: str = "ann-key", method: str = "",
@@ -180,11 +171,7 @@ def test_probes_are_where_they_were_asked_for_and_connections_are_counted(served
     found = ask(served, "/metrics")
     assert found.status == 404 and "--probe-port" in found.body["error"]["message"]
     assert ask(served, "/health").body == {"ready": True}
-    with Engine("", port=0, null_worker=True, skip_tokenizer=True, probe_port=0,
-                max_connections=3) as engine:
-        where = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
-        assert where is not None
-        other = Served(engine, where.host, where.port)
+    with serving(null_worker=True, skip_tokenizer=True, probe_port=0, max_connections=3) as other:
         assert ask(other, "/readyz").body == {"ready": True}
         assert b"vllm:num_requests_running" in ask(other, "/metrics").body
         assert ask(other, "/livez").status == 200

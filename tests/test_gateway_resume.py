@@ -1,31 +1,24 @@
-"""Streams that break off and go on: from any event, at any gateway, under an Idempotency-Key."""
+"""Streams that break off and go on, at any gateway of an engine, under an Idempotency-Key too."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import random
 import signal
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from helpers_served import Event, Served, serving
 
-from actorium.actors.client_link import locate
-from actorium.actors.client_requests import StreamDelta
-from actorium.actors.engine import Engine
-from actorium.actors.gateway import actor
-from actorium.actors.gateway.deltas import Relay
-from actorium.actors.gateway.replay import MAX_CHOICES, Mark, Tracked, parse
-from actorium.actors.gateway.streams import Merged
-from actorium.actors.messages import TokenLogprob, Usage
+from actorium.actors.gateway.replay import MAX_CHOICES
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}],
                         "max_tokens": 60, "temperature": 0, "stream": True,
@@ -34,183 +27,16 @@ LONG = BODY | {"max_tokens": 3000, "ignore_eos": True}
 MANY = LONG | {"max_tokens": 1000}
 
 
-class Event(NamedTuple):
-    id: str
-    data: str
-
-
-# --- pure: whatever was cut how, and wherever it broke --------------------------------------------
-
-class Script(Relay):
-    """Deltas from a list; `more` takes as many as the draw says."""
-
-    def __init__(self, deltas: list[StreamDelta], draw: random.Random) -> None:
-        self._deltas, self._draw = deltas, draw
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        return 7
-
-    def prompts(self) -> tuple[int, ...]:
-        return (7,)
-
-    async def accepted(self) -> int:
-        return 7
-
-    def more(self) -> list[StreamDelta]:
-        count = self._draw.choice((0, 0, 1, 3))
-        found, self._deltas = self._deltas[:count], self._deltas[count:]
-        return found
-
-    async def __anext__(self) -> StreamDelta:
-        if not self._deltas:
-            raise StopAsyncIteration
-        return self._deltas.pop(0)
-
-    async def aclose(self) -> None:
-        """Nothing is under way."""
-
-
-def script(draw: random.Random, choices: int) -> list[StreamDelta]:
-    """The same request, cut at random."""
-    parts: list[list[StreamDelta]] = []
-    for index in range(choices):
-        tokens = list(range(20 + index))
-        mine: list[StreamDelta] = []
-        while tokens:
-            count = draw.randint(1, 4)
-            new, tokens = tokens[:count], tokens[count:]
-            mine.append(StreamDelta(
-                text="".join(f"<{index}.{t}>" for t in new), token_ids=new, index=index,
-                logprobs=[TokenLogprob(t, -1.0, 1, []) for t in new]))
-        mine.append(StreamDelta(text="", token_ids=[], index=index, finish_reason="stop",
-                                usage=Usage(7, 0, 20 + index)))
-        parts.append(mine)
-    out = []
-    while any(parts):
-        out.append(draw.choice([p for p in parts if p]).pop(0))
-    return out
-
-
-async def events(stream: Tracked) -> AsyncGenerator[bytes, None]:
-    """A route: roles, two events a delta, a last one of usage."""
-    begun: set[int] = set()
-    yield b"data: hello\n\n"
-    async for delta in stream:
-        blob = b""
-        for one in [delta, *stream.more()]:
-            if one.index not in begun:
-                begun.add(one.index)
-                blob += b"data: role %d\n\n" % one.index
-            if one.text:
-                blob += b"data: text %d %b %r\n\n" % (one.index, one.text.encode(), one.token_ids)
-                blob += b"data: probs %d %d\n\n" % (one.index, len(one.logprobs or ()))
-            if one.finish_reason:
-                blob += b"data: end %d %b\n\n" % (one.index, one.finish_reason.encode())
-        yield blob
-    yield b"data: usage\n\n"
-
-
-async def told(stream: Tracked) -> list[Event]:
-    out = []
-    async for blob in events(stream):
-        for one in stream.label(blob).split(b"\n\n")[:-1]:
-            first, _, data = one.decode().partition("\n")
-            out.append(Event(first.removeprefix("id: "), data.removeprefix("data: ")))
-    return out
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_stream_goes_on_after_any_event_whatever_the_deltas(seed: int) -> None:
-    import asyncio
-
-    async def run() -> None:
-        draw = random.Random(seed)
-        choices = 1 + seed % 3
-        first = await told(Tracked(Script(script(draw, choices), draw), "r.d", None))
-        assert len({one.id for one in first}) == len(first)
-        for at in range(len(first)):
-            mark = parse(first[at].id)
-            assert str(mark) == first[at].id
-            again = await told(Tracked(Script(script(draw, choices), draw), "r.d", mark))
-            assert spoken(first[:at + 1] + again, choices) == spoken(first, choices)
-            assert again[-1].data == "usage" if at + 1 < len(first) else again == []
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_streams_of_several_prompts_go_on_together(seed: int) -> None:
-    import asyncio
-
-    async def run() -> None:
-        draw = random.Random(seed)
-        prompts, choices = 2 + seed % 3, 1 + seed % 2
-
-        def source() -> Merged:
-            return Merged([Script(script(draw, choices), draw) for _ in range(prompts)], choices)
-
-        first = await told(Tracked(source(), "r.d", None))
-        assert {one.id.split(":")[1] for one in first} == {",".join(["7"] * prompts)}
-        for at in range(0, len(first), 3):
-            mark = parse(first[at].id)
-            again = Tracked(source(), "r.d", mark)
-            assert again.prompts() == (7,) * prompts
-            rest = await told(again)
-            assert spoken(first[:at + 1] + rest, prompts * choices) == \
-                spoken(first, prompts * choices)
-
-    asyncio.run(run())
-
-
-def spoken(found: list[Event], choices: int) -> list[Any]:
-    """What does not depend on the cutting: roles and ends once, texts and counts as sums."""
-    datas = [one.data for one in found]
-    texts = ["".join(d.split(" ")[2] for d in datas if d.startswith(f"text {i} "))
-             for i in range(choices)]
-    probs = [sum(int(d.split(" ")[2]) for d in datas if d.startswith(f"probs {i} "))
-             for i in range(choices)]
-    others = sorted(d for d in datas if not d.startswith(("text", "probs")))
-    return [texts, probs, others]
-
-
-@pytest.mark.parametrize("text", ["", "1", "r:::", "r::::1", "r:1:0.1:0.1.1:1", "r:1::0.1.1:1;",
-                                  "r:1::" + "0.1.1," * 999 + ":1", "r:1::0.1.1:-1", "\u0660:::0:1",
-                                  "r:1::0.1." + "9" * 400 + ":1", "r:\n:::1"])
-def test_what_is_no_id_is_refused(text: str) -> None:
-    from actorium.actors.gateway.errors import HttpError
-
-    if text == "r::::1":
-        assert parse(text) == Mark("r", (), [], [], 1)
-        return
-    with pytest.raises(HttpError):
-        parse(text)
-
-
-# --- whole engines --------------------------------------------------------------------------------
-
-class Served(NamedTuple):
-    engine: Engine
-    host: str
-    port: int
-
-
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with Engine("", port=0, max_num_seqs=16, resume_grace=4.0, retain=20.0) as engine:
-        yield _served(engine)
-
-
-def _served(engine: Engine) -> Served:
-    where = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
-    assert where is not None
-    return Served(engine, where.host, where.port)
+    with serving(max_num_seqs=16, resume_grace=4.0, retain=20.0) as found:
+        yield found
 
 
 def open_(served: Served, body: dict[str, Any], path: str = "/v1/chat/completions",
           **headers: str) -> Any:
     ask = urllib.request.Request(
-        f"http://{served.host}:{served.port}{path}", json.dumps(body).encode(),
+        f"{served.url}{path}", json.dumps(body).encode(),
         {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()})
     return urllib.request.urlopen(ask, timeout=60)
 
@@ -411,15 +237,15 @@ def test_two_gateways_at_one_port() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # fp32: in bf16 equal prompts may part ways, since batches of other sizes round differently.
-    with Engine("", port=port, gateways=2, max_num_seqs=16, resume_grace=200.0,
-                dtype="float32") as engine:
-        served = _served(engine)
+    with serving(port, gateways=2, max_num_seqs=16, resume_grace=200.0,
+                 dtype="float32") as served:
+        client = served.engine.client
         streams = [open_(served, MANY) for _ in range(8)]
         begun = [read(one, 3) for one in streams]
-        gauges = {one.role: one.gauges for one in engine.client.status().actors}
+        gauges = {one.role: one.gauges for one in client.status().actors}
         victim = pids(served)["gateway-0"]
         _until(lambda: all(one.gauges.get("http_requests", 0) > 0 for one in
-                           engine.client.status().actors if one.role.startswith("gateway")))
+                           client.status().actors if one.role.startswith("gateway")))
         assert set(gauges) >= {"gateway-0", "gateway-1"}
         os.kill(victim, signal.SIGKILL)
         whole = [_rest(served, one, events_) for one, events_ in

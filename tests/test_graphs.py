@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers_deepseek import add_mtp, write_deepseek
-from helpers_graphs import RecordingCapturer, experts_on_the_device, shapes, with_graphs
-from helpers_hybrid import DENSE, MOE, write_hybrid
+from helpers_graphs import (
+    RecordingCapturer,
+    check_padding,
+    model_of_kind,
+    played,
+    shapes,
+    told,
+    with_graphs,
+)
+from helpers_hybrid import MOE, write_hybrid
 from helpers_models import write_checkpoint
 from helpers_speculation import Guess, make_runner
-from helpers_windows import Driver
 from helpers_worker import CPU, Output, Ring
-from helpers_worker import make_runner as plain_runner
 
 from actorium.actors.config import (
     Config,
@@ -38,6 +42,7 @@ from actorium.gpu.runner import Runner
 from actorium.gpu.staging import Device
 from actorium.tools.cli import main
 
+pytestmark = pytest.mark.usefixtures("as_on_a_device")
 SIZES = [1, 2, 4, 8]
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50],
            [9, 8, 7, 6, 5, 4, 3], [150, 20] * 5, [33] * 2, [44, 45, 46, 47]]
@@ -58,50 +63,13 @@ KINDS: dict[str, list[Resolved]] = {
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    @functools.cache
-    def made(name: str) -> Any:
-        path, mtp = tmp_path_factory.mktemp(name), name == "hybrid"
-        if mtp:
-            add_mtp(path, write_hybrid(path, DENSE, 5, mtp_num_hidden_layers=1))
-        elif name == "windows":
-            write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
-                             layer_types=["sliding_attention", "full_attention"] * 2,
-                             num_hidden_layers=4)
-        elif name == "latent":
-            write_deepseek(path, seed=5)
-        elif name == "experts":
-            write_hybrid(path, MOE, 5)
-        else:
-            write_checkpoint(path, seed=5)
-        config = Config(model=ModelConfig(max_model_len=96),
-                        speculation=SpeculationConfig(speculative="auto" if mtp else "off"))
-        with experts_on_the_device():
-            return load_model(path, config, CPU, lambda *_: None)
-
-    return made
+    return functools.cache(lambda kind: model_of_kind(tmp_path_factory.mktemp(kind), kind))
 
 
-@pytest.fixture(autouse=True)
-def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host does not look at how many drafts were accepted."""
-    monkeypatch.setattr("actorium.kernels.window.most_accepted", lambda accepted, most: most)
-
-
-def play(runner: Runner, kind: str, number: int = 24, cancel: tuple[int, ...] = (),
-         **ring: Any) -> tuple[Ring, list[Output]]:
+def play(runner: Runner, kind: str, number: int = 24,
+         **more: Any) -> tuple[Ring, list[Output]]:
     """Requests of one kind, of which the later ones come while the first ones run."""
-    run, params = Ring(runner, **ring), KINDS[kind]
-    for i in range(number):
-        run.submit(PROMPTS[i % len(PROMPTS)], params[i % len(params)], i + 1)
-        for _ in range(i % 3):
-            run.step()
-        if i in cancel:
-            run.cancel(i - 1)
-    return run, run.run()
-
-
-def told(outputs: list[Output]) -> list[tuple[Any, ...]]:
-    return [(o.tokens, o.finish, [(p.ranks, p.top_ids) for p in o.logprobs]) for o in outputs]
+    return played(runner, PROMPTS, KINDS[kind], number, **more)
 
 
 # --- the same tokens -----------------------------------------------------------------------------
@@ -180,24 +148,7 @@ def test_right_drafts_and_wrong_ones(make: Callable[[str], Any]) -> None:
 
 
 def test_padding_touches_the_sink_alone(make: Callable[[str], Any]) -> None:
-    """Whatever is not a sequence's own is NaN, and stays so but for the sink."""
-    model = make("windows")
-    outputs = []
-    for captured in (False, True):
-        runner = plain_runner(model, 120, 8, slots=8, moves=Device(CPU))
-        if captured:
-            with_graphs(runner, [7])
-        driver = Driver(runner, 60)
-        for prompt in PROMPTS[:5]:
-            driver.admit(prompt, Resolved(max_tokens=40, temperature=0.0))
-        driver.run()
-        outputs.append([s.output for s in driver.running])
-        for pool, free in zip(runner.pools, driver.free, strict=True):
-            places = torch.tensor(free)[:, None] * 8 + torch.arange(8)
-            untouched = [page for page in places if pool.layers[0][page].isnan().all()]
-            assert len(untouched) >= len(free) - 5 * 6, "pages nobody was given"
-        assert not any(math.isnan(x) for x in runner.tables.seq_len.double().tolist())
-    assert outputs[0] == outputs[1]
+    check_padding(make("windows"), PROMPTS[:5], 40, lambda runner: with_graphs(runner, [7]))
 
 
 # --- what a step brings along --------------------------------------------------------------------

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +17,22 @@ from helpers_hybrid import (
     MOE,
     NEXT,
     SPARSE,
-    Held,
     HybridDriver,
     hybrid_config,
     hybrid_model,
     hybrid_runner,
     write_hybrid,
 )
-from helpers_models import load
+from helpers_models import load, oracle_logits, why_refused
+from helpers_parity import ATOL, Case, alone, tokens
 
-from actorium.actors.config import (
-    Config,
-    DeviceConfig,
-    MemoryConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
-from actorium.actors.errors import BadModel
+from actorium.actors.config import Config
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.device import open_device
 from actorium.gpu.models.registry import read_shape
 from actorium.gpu.states import row_bytes
 
-NEW, ATOL = 64, 1e-4
+pytestmark = pytest.mark.usefixtures("one_thread")
 FIRST = ["full_attention", "linear_attention", "linear_attention"]
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
         "mrope_section": [2, 1, 1], "mrope_interleaved": True}
@@ -61,31 +51,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sparse": (SPARSE, {"head_dim": 24, "linear_key_head_dim": 12, "linear_value_head_dim": 20}),
     "moe": (MOE, {"decoder_sparse_step": 2, "norm_topk_prob": True}),
 }
-
-
-@dataclass
-class Case:
-    model: Any
-    oracle: Any
-    path: Path
-
-    def check(self, *held: Held) -> None:
-        """Every logit as transformers has it, and every token its greedy choice."""
-        for s in held:
-            with torch.no_grad():
-                want = self.oracle(torch.tensor([s.tokens])).logits[0]
-            assert len(s.tokens) == s.goal and s.logits
-            for length, logits in s.logits.items():
-                torch.testing.assert_close(logits, want[length - 1], atol=ATOL, rtol=0)
-                assert s.tokens[length] == int(want[length - 1].argmax())
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -110,83 +75,34 @@ def recurrent(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Ca
     return make(request.param)
 
 
-def tokens(count: int, seed: int = 1) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(2, 199) for _ in range(count)]
-
-
 @pytest.mark.parametrize(("chunk", "prompt"), [(1, 9), (7, 100), (64, 130), (513, 600)])
 def test_greedy_with_chunks(case: Case, chunk: int, prompt: int) -> None:
-    driver = HybridDriver(hybrid_runner(case.model), chunk)
-    s = driver.admit(tokens(prompt), prompt + NEW)
-    driver.run()
-    case.check(s)
+    case.check(alone(case.model, chunk, prompt))
 
 
 def test_greedy_equals_generate(case: Case) -> None:
-    """Transformers' own decode path."""
-    ids = torch.tensor([tokens(70)])
-    want = case.oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                                max_new_tokens=NEW, min_new_tokens=NEW, eos_token_id=None,
-                                pad_token_id=0)
-    driver = HybridDriver(hybrid_runner(case.model), 33)
-    s = driver.admit(tokens(70), 70 + NEW)
-    driver.run()
-    assert s.tokens == want[0].tolist()
+    case.check_against_generate()
 
 
 @pytest.mark.parametrize("chunk", [7, 64, 513])
 def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
-    """Sequences come and go; slots, states and pages are used again at once."""
-    driver = HybridDriver(hybrid_runner(case.model, slots=5), chunk)
-    held = [driver.admit(tokens(n, n), n + new) for n, new in ((30, 64), (3, 5), (1, 20))]
-    driver.run(9)
-    held.append(driver.admit(tokens(65, 5), 90))
-    while any(not s.finished for s in driver.running) or len(held) < 8:
-        driver.run(1)
-        for s in [s for s in driver.running if s.finished and s not in driver.over]:
-            driver.release(s)
-            if len(held) < 8:
-                n = (17, 64, 40, 2)[len(held) - 4]
-                held.append(driver.admit(tokens(n, len(held)), n + 10))
-    case.check(*held)
+    case.check_admissions_in_the_middle(chunk, (17, 64, 40, 2))
 
 
 def test_preemption(case: Case) -> None:
-    """A sequence gives up its slot and comes back with all its tokens, beside others."""
-    driver = HybridDriver(hybrid_runner(case.model, slots=4), 50)
-    a, b = driver.admit(tokens(40), 104), driver.admit(tokens(90, 2), 154)
-    driver.run(20)
-    driver.release(a)
-    c = driver.admit(tokens(30, 3), 60)
-    again = driver.admit(a.tokens, a.goal, prompt=40)
-    driver.run()
-    assert c.slot == a.slot
-    case.check(again, b, c)
+    case.check_preemption()
 
 
 @pytest.mark.parametrize("chunk", [40, 64, 513])
 def test_a_prefix_through_a_checkpoint(recurrent: Case, chunk: int) -> None:
-    """Within 1e-4 of the cold run: checkpoints at the ends of chunks and between them, used while
-    the donor decodes on, after it has gone, and twice."""
-    driver = HybridDriver(hybrid_runner(recurrent.model, slots=6), chunk)
-    prompt = tokens(200)
-    donor = driver.admit(prompt, 230, saves={48: 1, 160: 2, 192: 4})
-    driver.run(8)
-    first = driver.admit(prompt[:170] + tokens(9, 4), 220, donor, 160, checkpoint=2)
-    driver.run()
-    driver.release(donor)
-    driver.free_pages = [p for p in driver.free_pages if p not in donor.pages]
-    others = [driver.admit(prompt[:n], n + 30, donor, cached, checkpoint)
-              for n, cached, checkpoint in ((193, 192, 4), (190, 160, 2), (49, 48, 1))]
-    driver.run()
-    recurrent.check(donor, first, *others)
+    """One of the checkpoints is used twice."""
+    others = recurrent.check_a_prefix(chunk, ((193, 192), (190, 160), (49, 48)))
     assert others[0].tokens[193:200] != [] and not torch.isnan(others[0].logits[193]).any()
 
 
 def test_a_checkpoint_is_kept_again(recurrent: Case) -> None:
     """Its row is overwritten in the very step that admits from it: the old state is read."""
-    driver = HybridDriver(hybrid_runner(recurrent.model, checkpoints=1), 513)
+    driver = recurrent.driver(513, checkpoints=1)
     a = driver.admit(tokens(64), 70, saves={32: 1})
     driver.run(1)
     b = driver.admit(tokens(50), 60, a, 32, checkpoint=1)
@@ -195,8 +111,7 @@ def test_a_checkpoint_is_kept_again(recurrent: Case) -> None:
     d = driver.admit(tokens(60, 9), 80, c, 48, checkpoint=1)
     driver.run()
     recurrent.check(a, c, d)
-    with torch.no_grad():
-        want = recurrent.oracle(torch.tensor([b.tokens])).logits[0]
+    want = recurrent.logits(b.tokens)
     torch.testing.assert_close(b.logits[50], want[49], atol=ATOL, rtol=0)
 
 
@@ -213,13 +128,7 @@ def test_bytes_of_the_state_pool(recurrent: Case) -> None:
 
 
 def test_states_in_bf16_stay_near(recurrent: Case) -> None:
-    driver = HybridDriver(hybrid_runner(recurrent.model, state_dtype=torch.bfloat16), 50)
-    s = driver.admit(tokens(120), 140)
-    driver.run()
-    with torch.no_grad():
-        want = recurrent.oracle(torch.tensor([s.tokens])).logits[0]
-    error = max(float((logits - want[n - 1]).abs().max()) for n, logits in s.logits.items())
-    assert 0 < error < 0.05 * float(want.abs().max())
+    recurrent.check_states_in_bf16()
 
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
@@ -243,8 +152,7 @@ def test_bf16_in_c_and_in_torch(architecture: str, factor: float, state_dtype: t
         driver.run()
         worst = []
         for s in held:
-            with torch.no_grad():
-                want = wide(torch.tensor([s.tokens])).logits[0]
+            want = oracle_logits(wide, s.tokens)
             worst += [float((logits - want[n - 1]).abs().mean()) for n, logits in s.logits.items()]
         errors.append(np.median(worst))
     assert errors[0] < factor * errors[1] and errors[1] < 0.05
@@ -268,16 +176,7 @@ def test_plans_that_do_not_fit_are_refused(recurrent: Case) -> None:
 
 
 def test_the_worker_tells_of_states(recurrent: Case) -> None:
-    config = Config(model=ModelConfig(model=str(recurrent.path)),
-                    memory=MemoryConfig(page_size=16, max_total_tokens=1600, checkpoints=3),
-                    scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
-                    device=DeviceConfig(device="cpu", threads=1))
-    opened = open_device(config, 1, lambda *_: None, {})
-    shape, states = recurrent.model.shape, opened.runner.states
-    assert opened.ready.recurrent and opened.ready.checkpoints == 3
-    assert states is not None and [len(states.layers), len(opened.runner.pools[0].layers)] == [
-        len(shape.recurrent), shape.layers - len(shape.recurrent)]
-    assert states.layers[0].state.shape[0] == 4 + 1 + 3
+    recurrent.check_what_the_worker_tells()
 
 
 def test_the_text_part_of_a_checkpoint_with_images(tmp_path: Path) -> None:
@@ -288,16 +187,13 @@ def test_the_text_part_of_a_checkpoint_with_images(tmp_path: Path) -> None:
               "out_hidden_size": 64, "num_position_embeddings": 16}
     config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
     whole: Any = transformers.Qwen3_5ForConditionalGeneration(config).eval()
-    alone = hybrid_model(DENSE)
-    whole.model.language_model.load_state_dict(alone.model.state_dict())
-    whole.lm_head.load_state_dict(alone.lm_head.state_dict())
+    text_alone = hybrid_model(DENSE)
+    whole.model.language_model.load_state_dict(text_alone.model.state_dict())
+    whole.lm_head.load_state_dict(text_alone.lm_head.state_dict())
     whole.save_pretrained(str(tmp_path))
     assert (json.loads((tmp_path / "config.json").read_text())["architectures"]
             == ["Qwen3_5ForConditionalGeneration"])
-    driver = HybridDriver(hybrid_runner(load(tmp_path)), 64)
-    s = driver.admit(tokens(50), 60)
-    driver.run()
-    Case(None, alone, tmp_path).check(s)
+    Case(None, text_alone, tmp_path).check(alone(load(tmp_path), 64, 50, 10))
 
 
 def test_what_configs_leave_out(tmp_path: Path) -> None:
@@ -330,8 +226,4 @@ def test_what_configs_leave_out(tmp_path: Path) -> None:
 ])
 def test_what_is_not_served_is_named(tmp_path: Path, change: dict[str, Any],
                                      message: str) -> None:
-    fields = {"architectures": [NEXT], **BASE, **change}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(BadModel) as caught:
-        read_shape(tmp_path, Config())
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert message in why_refused(tmp_path, {"architectures": [NEXT], **BASE, **change})

@@ -6,22 +6,20 @@ full of NaN until they are written. Transformers says which tokens and log-proba
 
 from __future__ import annotations
 
-import functools
-import random
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from helpers_hybrid import DENSE, NEXT, SPARSE, hybrid_runner, write_hybrid
-from helpers_models import load
+from helpers_models import load, oracle_logits
+from helpers_parity import ATOL, NEW, tokens
 from helpers_worker import Output, Ring
 from torch import Tensor
 
 from actorium.actors.params import Resolved
 
-NEW, ATOL = 64, 1e-4
+pytestmark = pytest.mark.usefixtures("one_thread")
 TAIL = ["full_attention", "linear_attention", "linear_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": (DENSE, {"linear_num_key_heads": 1, "linear_num_value_heads": 3}),
@@ -43,9 +41,7 @@ class Case(NamedTuple):
 
     def wanted(self, tokens: list[int]) -> Tensor:
         """f32[len(tokens), vocab]: log-probabilities of what follows each token."""
-        with torch.no_grad():
-            logits: Tensor = self.oracle(torch.tensor([tokens])).logits[0]
-        return logits.log_softmax(-1)
+        return oracle_logits(self.oracle, tokens).log_softmax(-1)
 
     def check(self, prompt: list[int], out: Output, count: int = NEW) -> None:
         """Greedy tokens, and their log-probabilities, are those of transformers."""
@@ -55,34 +51,12 @@ class Case(NamedTuple):
         torch.testing.assert_close(chosen(out), want.amax(-1), atol=ATOL, rtol=0)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    @functools.cache
-    def made(name: str) -> Case:
-        architecture, options = CASES[name]
-        path = tmp_path_factory.mktemp("model")
-        oracle = write_hybrid(path, architecture, seed=5, **options)
-        return Case(load(path), oracle)
-
-    return made
-
-
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
-    return make(request.param)
-
-
-def tokens(count: int, seed: int = 1) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(2, 199) for _ in range(count)]
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    architecture, options = CASES[request.param]
+    path = tmp_path_factory.mktemp("model")
+    oracle = write_hybrid(path, architecture, seed=5, **options)
+    return Case(load(path), oracle)
 
 
 def greedy(count: int = NEW, **more: Any) -> Resolved:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,13 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from helpers_mamba import write_granite
+from helpers_models import oracle_logits
+from helpers_parity import tokens
 from helpers_prefix import engine, run_in
 
 from actorium import Engine, SamplingParams
 from actorium.actors.client import Request
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NEW, BUDGET = 48, 510_000
 """Bytes that hold the states of 4 sequences and too few pages for all of them."""
 
@@ -24,14 +25,6 @@ NEW, BUDGET = 48, 510_000
 class Served(NamedTuple):
     running: Engine
     oracle: Any
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +43,10 @@ def run(served: Served, prompts: list[list[int]]) -> Any:
     done = run_in(served.running.client,
                   [Request(prompt=prompt, params=params) for prompt in prompts])
     for prompt, found in zip(prompts, done.tokens, strict=True):
-        with torch.no_grad():
-            logits = served.oracle(torch.tensor([prompt + found])).logits[0]
+        logits = oracle_logits(served.oracle, prompt + found)
         assert found == logits[len(prompt) - 1:-1].argmax(-1).tolist()
         assert len(found) == NEW
     return done
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(2, 199) for _ in range(count)]
 
 
 def test_more_sequences_than_memory_holds(served: Served) -> None:

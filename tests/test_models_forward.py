@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from helpers_models import Seq, Stepper, generate, load, write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
@@ -53,15 +53,6 @@ LENGTHS = (1, 33, 5, 18, 18, 7)
 def prompts(vocab: int = 199) -> list[list[int]]:
     gen = torch.Generator().manual_seed(5)
     return [torch.randint(2, vocab, (n,), generator=gen).tolist() for n in LENGTHS]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny products gain nothing from threads, and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def every_logit(stepper: Stepper, tokens: list[int], chunk: int) -> torch.Tensor:

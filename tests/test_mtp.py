@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import pytest
 import torch
 from helpers_deepseek import DEEPSEEK, YARN, add_mtp, write_deepseek
 from helpers_hybrid import DENSE, NEXT, SPARSE, HybridDriver, hybrid_runner, write_hybrid
-from helpers_models import CPU, Seq, Stepper
+from helpers_models import CPU, Seq, Stepper, generated
+from helpers_parity import ATOL, tokens
 from torch import Tensor
 
 from actorium.actors.config import Config, ModelConfig, SpeculationConfig
@@ -30,7 +30,7 @@ from actorium.gpu.runner import Runner
 from actorium.gpu.staging import Host
 from actorium.gpu.tables import Tables
 
-ATOL = 1e-4
+pytestmark = pytest.mark.usefixtures("one_thread")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": (DEEPSEEK, {}),
     "deepseek-yarn": (DEEPSEEK, {"rope_parameters": YARN, "rope_interleave": False,
@@ -85,24 +85,12 @@ class Case:
             return out, self.mtp._project_to_logits(out)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     architecture, options = CASES[request.param]
     path = tmp_path_factory.mktemp("model")
     oracle, mtp = write(path, architecture, **options)
     return Case(load(path), oracle, mtp, path)
-
-
-def tokens(count: int, seed: int = 1) -> list[int]:
-    return torch.randint(2, 199, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 class Driver(Stepper):
@@ -299,9 +287,7 @@ def test_in_the_workers_steps(drafts: int, tmp_path: Path) -> None:
                                      drafts=drafts))
         own += np.frombuffer(result.tokens, np.int32).tolist()
         step += 1
-    want = oracle.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=24,
-                           min_new_tokens=24, eos_token_id=None, pad_token_id=0)
-    assert own == want[0].tolist()
+    assert own == ids + generated(oracle, ids, 24)
 
 
 # --- what is loaded ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers_models import ARCHITECTURES, load, write_checkpoint
+from helpers_models import ARCHITECTURES, generated, load, write_checkpoint
 from helpers_worker import Ring, complete, make_runner
 
 from actorium.actors.params import Resolved
@@ -35,17 +35,6 @@ def _prompts(vocab: int) -> list[list[int]]:
     return [[rng.randrange(vocab) for _ in range(n)] for n in LENGTHS]
 
 
-def _generate(oracle: Any, prompts: list[list[int]]) -> list[list[int]]:
-    out = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        full = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                               max_new_tokens=NEW, min_new_tokens=NEW, eos_token_id=None,
-                               pad_token_id=0)
-        out.append(full[0, len(prompt):].tolist())
-    return out
-
-
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def case(request: pytest.FixtureRequest,
          tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
@@ -59,7 +48,7 @@ def case(request: pytest.FixtureRequest,
     path = tmp_path_factory.mktemp("model")
     oracle = write_checkpoint(path, request.param, seed=3, **options[request.param])
     prompts = _prompts(oracle.config.vocab_size)
-    yield Case(load(path), oracle, prompts, _generate(oracle, prompts))
+    yield Case(load(path), oracle, prompts, [generated(oracle, p, NEW) for p in prompts])
 
 
 def test_batched_greedy_equals_generate(case: Case) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from helpers_models import write_checkpoint
+from helpers_models import generated, write_checkpoint
 
 from actorium import BadModel, Engine, SamplingParams
 
@@ -29,16 +28,7 @@ def base() -> Iterator[str]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
     path = tmp_path_factory.mktemp("model")
     oracle: Any = write_checkpoint(path, seed=5)
-    return path, [_generate(oracle, prompt) for prompt in PROMPTS]
-
-
-def _generate(oracle: Any, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    out = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                          max_new_tokens=NEW, min_new_tokens=NEW, eos_token_id=None,
-                          pad_token_id=0)
-    tokens: list[int] = out[0, len(prompt):].tolist()
-    return tokens
+    return path, [generated(oracle, prompt, NEW) for prompt in PROMPTS]
 
 
 def test_tokens_through_all_processes(base: str, model: tuple[Path, list[list[int]]]) -> None:
@@ -61,7 +51,7 @@ def test_windows_through_all_processes(base: str, tmp_path: Path) -> None:
     oracle: Any = write_checkpoint(tmp_path, "Gemma3ForCausalLM", seed=5, sliding_window=32,
                                    sliding_window_pattern=2)
     prompts = [[(7 * i + n) % 199 for i in range(n)] for n in (5, 64, 130, 200)]
-    want = [_generate(oracle, prompt) for prompt in prompts]
+    want = [generated(oracle, prompt, NEW) for prompt in prompts]
     with Engine(tmp_path, run_dir=base, skip_tokenizer=True, device="cpu", threads=1,
                 max_total_tokens=512, max_num_batched_tokens=48, max_num_seqs=4) as engine:
         greedy = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)

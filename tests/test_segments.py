@@ -11,33 +11,29 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_deepseek import add_mtp, write_deepseek
 from helpers_graphs import (
     RecordingCapturer,
-    experts_on_the_device,
+    check_padding,
+    model_of_kind,
+    played,
+    told,
     with_graphs,
     with_segments,
 )
-from helpers_hybrid import DENSE, SPARSE, write_hybrid
-from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
 from helpers_speculation import make_runner
-from helpers_windows import Driver
-from helpers_worker import CPU, Output, Ring
-from helpers_worker import make_runner as plain_runner
+from helpers_worker import Output
 
 from actorium.actors.config import (
     Config,
     DeviceConfig,
     ModelConfig,
     SchedulerConfig,
-    SpeculationConfig,
 )
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu import device
-from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graphs import (
     Graphs,
     Refusals,
@@ -49,6 +45,7 @@ from actorium.gpu.runner import Runner
 from actorium.gpu.segments import SegmentGraphs
 from actorium.gpu.staging import Device
 
+pytestmark = pytest.mark.usefixtures("as_on_a_device")
 COMMON = [5, 99, 23, 61, 7, 7, 12, 30] * 5
 PROMPTS = [[3, 14, 15, 92], COMMON + [1, 2], [65], list(range(40, 75)), COMMON + [9] * 21,
            [8, 97, 9, 3, 2], [7] * 17, COMMON[:33] + [100, 1, 50], [150, 20] * 5, [33] * 2]
@@ -67,50 +64,12 @@ BUDGET = 50
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    @functools.cache
-    def made(name: str) -> Any:
-        path, mtp = tmp_path_factory.mktemp(name), name == "hybrid"
-        if mtp:
-            add_mtp(path, write_hybrid(path, DENSE, 5, mtp_num_hidden_layers=1))
-        elif name == "windows":
-            write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
-                             layer_types=["sliding_attention", "full_attention"] * 2,
-                             num_hidden_layers=4)
-        elif name == "mamba":
-            write_granite(path, seed=5, num_local_experts=0, num_experts_per_tok=0)
-        elif name == "latent":
-            write_deepseek(path, seed=5)
-        elif name == "experts":
-            write_hybrid(path, SPARSE, 5)
-        else:
-            write_checkpoint(path, seed=5)
-        config = Config(model=ModelConfig(max_model_len=96),
-                        speculation=SpeculationConfig(speculative="auto" if mtp else "off"))
-        with experts_on_the_device():
-            return load_model(path, config, CPU, lambda *_: None)
-
-    return made
+    return functools.cache(lambda kind: model_of_kind(tmp_path_factory.mktemp(kind), kind))
 
 
-@pytest.fixture(autouse=True)
-def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host does not look at how many drafts were accepted."""
-    monkeypatch.setattr("actorium.kernels.window.most_accepted", lambda accepted, most: most)
-
-
-def play(runner: Runner, kind: str, number: int = 14, **ring: Any) -> list[Output]:
+def play(runner: Runner, kind: str, number: int = 14, **more: Any) -> list[Output]:
     """Requests of one kind, of which the later ones come while the first ones run."""
-    run, params = Ring(runner, budget=BUDGET, **ring), KINDS[kind]
-    for i in range(number):
-        run.submit(PROMPTS[i % len(PROMPTS)], params[i % len(params)], i + 1)
-        for _ in range(i % 3):
-            run.step()
-    return run.run()
-
-
-def told(outputs: list[Output]) -> list[tuple[Any, ...]]:
-    return [(o.tokens, o.finish, [(p.ranks, p.top_ids) for p in o.logprobs],
-             [p.top_ids for p in o.prompt_logprobs]) for o in outputs]
+    return played(runner, PROMPTS, KINDS[kind], number, budget=BUDGET, **more)[1]
 
 
 def sizes_of(runner: Runner) -> list[int]:
@@ -132,7 +91,7 @@ def sizes_of(runner: Runner) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["attention", "windows", "hybrid", "mamba", "latent",
-                                  "experts"])
+                                  "sparse"])
 def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,
                                                 kind: str) -> None:
     """Prompts and decodes mixed, chunks, cached prefixes, odd numbers of tokens."""
@@ -172,22 +131,9 @@ def test_windows_and_drafts(make: Callable[[str], Any], kind: str) -> None:
 
 
 def test_padding_touches_the_sink_alone(make: Callable[[str], Any]) -> None:
-    """Whatever is not a sequence's own is NaN, and stays so but for the sink."""
-    model, outputs = make("windows"), []
-    for captured in (False, True):
-        runner = plain_runner(model, 120, 8, slots=8, moves=Device(CPU))
-        segments = with_segments(runner, [64]) if captured else None
-        driver = Driver(runner, 60)
-        for prompt in PROMPTS[:5]:
-            driver.admit(prompt, Resolved(max_tokens=20, temperature=0.0))
-        driver.run()
-        outputs.append([s.output for s in driver.running])
-        for pool, free in zip(runner.pools, driver.free, strict=True):
-            places = torch.tensor(free)[:, None] * 8 + torch.arange(8)
-            untouched = [page for page in places if pool.layers[0][page].isnan().all()]
-            assert len(untouched) >= len(free) - 5 * 6, "pages nobody was given"
-    assert outputs[0] == outputs[1]
-    assert segments is not None and segments.replays > 10
+    segments = check_padding(make("windows"), PROMPTS[:5], 20,
+                             lambda runner: with_segments(runner, [64]))
+    assert segments.replays > 10
 
 
 def test_a_middle_that_reads_too_late_is_seen(make: Callable[[str], Any]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers_masking import EOS, MODEL, SIZE
-from helpers_text import context, loaded
+from helpers_text import Asked
 
 from actorium.actors import models
 from actorium.actors.errors import InvalidRequest
@@ -18,12 +17,10 @@ from actorium.actors.messages import Abort, Accepted, Cancel, Generate, Rejected
 from actorium.actors.params import SamplingParams, Structured
 from actorium.actors.tokenizer import child
 from actorium.actors.tokenizer.checker import Checker
-from actorium.actors.tokenizer.core import TokenizerCore
 
 SLOW = Structured(grammar="root ::= r0\n" + "\n".join(
     f'r{i} ::= "a" r{i + 1}*' for i in range(2500)) + '\nr2500 ::= "b"')
 """Takes a quarter of a minute."""
-CLIENT, NOW = b"client", 1000.0
 
 
 @pytest.fixture
@@ -65,30 +62,9 @@ def test_a_process_that_has_died_is_replaced(checker: Checker) -> None:
     assert "b{3}" in checker.check(Structured(regex="b{3}"))
 
 
-class Asked:
-    """A tokenizer's core that is woken by others."""
-
-    def __init__(self) -> None:
-        self.core = loaded(TokenizerCore(context(models.resolve(""))))
-        self.woken = threading.Semaphore(0)
-        self.core.on_start(lambda: self.woken.release())
-
-    def tell(self, message: Any) -> list[Any]:
-        self.core.on_client(CLIENT, message, NOW)
-        return self.wake()
-
-    def wake(self) -> list[Any]:
-        return [send.message for send in self.core.on_wake(NOW)]
-
-    def later(self) -> list[Any]:
-        """What is said when somebody else has woken the core."""
-        assert self.woken.acquire(timeout=60)
-        return self.wake()
-
-
 @pytest.fixture
 def asked() -> Iterator[Asked]:
-    made = Asked()
+    made = Asked(models.resolve(""))
     yield made
     assert made.core._model is not None
     made.core._model.grammars.close()

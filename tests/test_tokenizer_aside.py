@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_text import context, ints, loaded, write_model
+from helpers_text import Asked, context, ints, loaded, write_model
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import (
@@ -31,34 +30,13 @@ from actorium.actors.tokenizer.core import SUBMIT_AGAIN, TokenizerCore
 from actorium.actors.tokenizer.prompts import SHORT_CHARS, SHORT_IDS, SHORT_TURNS
 from actorium.actors.tokenizer.renderer import Renderer
 
-CLIENT, NOW = b"client", 1000.0
+CLIENT, NOW = Asked.CLIENT, Asked.NOW
 LONG = "hello wörld " * (SHORT_CHARS // 8)
 MANY = [ChatMessage(("user", "assistant")[i % 2], f"turn {i}") for i in range(SHORT_TURNS + 1)]
 SQUARES = ("{% set ns = namespace(all='') %}{% for m in messages %}"
            "{% set ns.all = ns.all + m.content %}{% endfor %}{{ ns.all }}")
 """Copies all of it for each message."""
 FOREVER = "{% for m in messages %}{{ m.content.replace('a', m.content) | length }}{% endfor %}"
-
-
-class Asked:
-    """A tokenizer's core that is woken by others."""
-
-    def __init__(self, model: Path) -> None:
-        self.core = loaded(TokenizerCore(context(model)))
-        self.woken = threading.Semaphore(0)
-        self.core.on_start(lambda: self.woken.release())
-
-    def tell(self, message: Any, now: float = NOW) -> list[Any]:
-        self.core.on_client(CLIENT, message, now)
-        return self.wake()
-
-    def wake(self) -> list[Any]:
-        return [send.message for send in self.core.on_wake(NOW)]
-
-    def later(self) -> list[Any]:
-        """What is said when somebody else has woken the core."""
-        assert self.woken.acquire(timeout=60)
-        return self.wake()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from actorium.tools.train_demo_files import load, save, take_over
 from actorium.tools.train_demo_model import ATTENTION, DELTA, DemoModel, Shape
 from actorium.tools.train_demo_mtp import Mtp, draft_loss, drafts
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 EOS = [2, 0]
 TINY = Shape(vocab=96, hidden=64, kinds=(DELTA, ATTENTION), heads=4, kv_heads=2, head_dim=16,
              inner=96, delta_keys=2, delta_values=4, delta_key_dim=16, delta_value_dim=8,
@@ -31,15 +31,6 @@ SHAPES = {
     "own key heads": {"delta_keys": 4, "kinds": (DELTA, DELTA, DELTA, ATTENTION)},
     "wide values": {"delta_value_dim": 32, "width": 2, "kinds": (ATTENTION, DELTA, ATTENTION)},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads wait for one another at every one of these small operations."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def shape_with(**options: Any) -> Shape:

@@ -1,5 +1,4 @@
-"""The Triton kernel of attention of chunks against its torch reference and the formula.
-"""
+"""The Triton kernel of attention of chunks against its torch reference and the formula."""
 
 from __future__ import annotations
 
@@ -7,21 +6,14 @@ import math
 
 import pytest
 import torch
-from helpers_attention import Paged, Row, error
-from hypothesis import Phase, given, settings
+from helpers_attention import DTYPES, FEW, INTERPRETED, Paged, Row, check_soft_cap, error
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actorium.kernels.attention import torch_extend
-from actorium.kernels.ops import triton_fault
 from actorium.kernels.triton.extend import Shape, config, extend, plan_blocks, splits_of
 
-BF16 = torch.bfloat16
-pytestmark = [
-    pytest.mark.skipif(bool(triton_fault(torch.device("cpu"))), reason="Triton compiles for CUDA"),
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # of numpy
-]
-FEW = settings(max_examples=15, deadline=None, derandomize=True, database=None,
-               phases=[Phase.generate])
+pytestmark = INTERPRETED
 
 
 def run(case: Paged, soft_cap: float = 0.0, splits: int = 0) -> torch.Tensor:
@@ -52,11 +44,8 @@ def test_equals_torch(
     assert error(got, case.wanted()) < 1e-6
 
 
-@pytest.mark.parametrize(("dtype", "kv_dtype", "bound"), [
-    (BF16, BF16, 1e-2), (torch.float16, torch.float16, 1e-3), (BF16, torch.float16, 1e-2),
-    (torch.float32, BF16, 1e-6)])
+@pytest.mark.parametrize(("dtype", "kv_dtype", "bound"), DTYPES)
 def test_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype, bound: float) -> None:
-    """The interpreter cuts numbers off where they should be rounded to bf16."""
     case = Paged([(30, 40), (0, 9)], 6, 2, 64, 16, dtype=dtype, kv_dtype=kv_dtype)
     got = run(case)
     assert got.dtype is dtype
@@ -66,10 +55,7 @@ def test_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype, bound: float) -> None
 @pytest.mark.parametrize("cap", [0.5, 50.0])
 def test_soft_cap(cap: float) -> None:
     case = Paged([(70, 30), (0, 5)], 4, 2, 64, 16, window=50)
-    case.q *= 30
-    got = run(case, cap)
-    assert error(got, case.wanted(cap)) < 1e-5
-    assert error(got, case.wanted()) > 1e-2
+    check_soft_cap(case, cap, lambda: run(case, cap))
 
 
 @pytest.mark.parametrize("window", [0, 1, 31, 32, 33, 64, 70])

@@ -8,24 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_attention import FEW, INTERPRETED
 from helpers_compile import compiled
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton")
 
 from actorium.kernels.mla import Latent
-from actorium.kernels.ops import triton_fault
 from actorium.kernels.triton.latent import LatentDecode, TritonLatent
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-interpreted = [
-    pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here"),
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # of numpy
-]
-FEW = settings(max_examples=20, deadline=None, derandomize=True, database=None,
-               phases=[Phase.generate])
+FEW = settings(FEW, max_examples=20)
 
 
 class Case:
@@ -70,7 +65,7 @@ class Case:
 
 
 class TestInterpreted:
-    pytestmark = interpreted
+    pytestmark = INTERPRETED
 
     @FEW
     @given(before=st.lists(st.integers(0, 150), min_size=1, max_size=3), q_len=st.integers(1, 5),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers_models import load, write_checkpoint
+from helpers_models import generated, load, write_checkpoint
 from helpers_windows import Driver
 from helpers_worker import CPU, Ring, make_runner
 
@@ -59,16 +59,8 @@ def case(request: pytest.FixtureRequest,
     oracle = write_checkpoint(path, request.param, seed=3, **MODELS[request.param])
     rng = random.Random(7)
     prompts = [[rng.randrange(199) for _ in range(n)] for n in LENGTHS]
-    yield Case(request.param, load(path), oracle, prompts, [_generate(oracle, p) for p in prompts])
-
-
-def _generate(oracle: Any, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    full = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                           max_new_tokens=NEW, min_new_tokens=NEW, eos_token_id=None,
-                           pad_token_id=0)
-    tokens: list[int] = full[0, len(prompt):].tolist()
-    return tokens
+    tokens = [generated(oracle, prompt, NEW) for prompt in prompts]
+    yield Case(request.param, load(path), oracle, prompts, tokens)
 
 
 def _pages(model: Any, page_size: int, chunk: int, sequences: int = len(LENGTHS)) -> list[int]:
@@ -136,7 +128,7 @@ def test_a_prefix_with_holes_behind_the_window(case: Case, together: bool) -> No
         driver.run()
     seqs = [driver.admit(prompt[:n], GREEDY, donor, cached) for n in (177, 180, 200)]
     driver.run()
-    alone = [_generate(case.oracle, prompt[:n]) for n in (177, 180, 200)]
+    alone = [generated(case.oracle, prompt[:n], NEW) for n in (177, 180, 200)]
     assert [s.output for s in seqs] == alone
 
 

@@ -1,0 +1,39 @@
+"""What a ledger is given: requests, batches of tokens, log-probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actorium.actors.ledger.ledger import Ledger
+from actorium.actors.ledger.records import ADMITTED, BATCH, Admitted
+from actorium.actors.messages import RowLogprobs, SequenceEvent, Submit, TextParams, TokenBatch
+from actorium.actors.params import Resolved
+
+
+def ints(*values: int) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+def submit(rid: str, n: int = 1, prompt: bytes = ints(1, 2, 3)) -> Submit:
+    return Submit(rid, b"client", prompt, n, Resolved(max_tokens=9), TextParams(), seed=7)
+
+
+def batch(*rows: tuple[int, int, list[int]], events: list[SequenceEvent] | None = None,
+          ) -> TokenBatch:
+    """rows: (sid, start, tokens)"""
+    return TokenBatch(1, ints(*(r[0] for r in rows)), ints(*(r[1] for r in rows)),
+                      bytes(len(r[2]) for r in rows), ints(*(t for r in rows for t in r[2])),
+                      events or [])
+
+
+def row(*values: float, k: int = 2) -> RowLogprobs:
+    count = len(values)
+    return RowLogprobs(0, 0, np.array(values, np.float32).tobytes(), ints(*range(count)),
+                       ints(*range(k * count)), np.zeros(k * count, np.float32).tobytes())
+
+
+def fill(ledger: Ledger, rids: str) -> None:
+    for i, rid in enumerate(rids):
+        ledger.append(ADMITTED, Admitted(submit(rid), 1 + i))
+        ledger.append(BATCH, batch((1 + i, 0, [i, i])))
+        ledger.commit()

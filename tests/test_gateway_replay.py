@@ -1,0 +1,158 @@
+"""Streams that break off and go on after any event, whatever was cut how: ids and deltas alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from helpers_served import Event
+
+from actorium.actors.client_requests import StreamDelta
+from actorium.actors.gateway.deltas import Relay
+from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.replay import Mark, Tracked, parse
+from actorium.actors.gateway.streams import Merged
+from actorium.actors.messages import TokenLogprob, Usage
+
+
+class Script(Relay):
+    """Deltas from a list; `more` takes as many as the draw says."""
+
+    def __init__(self, deltas: list[StreamDelta], draw: random.Random) -> None:
+        self._deltas, self._draw = deltas, draw
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return 7
+
+    def prompts(self) -> tuple[int, ...]:
+        return (7,)
+
+    async def accepted(self) -> int:
+        return 7
+
+    def more(self) -> list[StreamDelta]:
+        count = self._draw.choice((0, 0, 1, 3))
+        found, self._deltas = self._deltas[:count], self._deltas[count:]
+        return found
+
+    async def __anext__(self) -> StreamDelta:
+        if not self._deltas:
+            raise StopAsyncIteration
+        return self._deltas.pop(0)
+
+    async def aclose(self) -> None:
+        """Nothing is under way."""
+
+
+def script(draw: random.Random, choices: int) -> list[StreamDelta]:
+    """The same request, cut at random."""
+    parts: list[list[StreamDelta]] = []
+    for index in range(choices):
+        tokens = list(range(20 + index))
+        mine: list[StreamDelta] = []
+        while tokens:
+            count = draw.randint(1, 4)
+            new, tokens = tokens[:count], tokens[count:]
+            mine.append(StreamDelta(
+                text="".join(f"<{index}.{t}>" for t in new), token_ids=new, index=index,
+                logprobs=[TokenLogprob(t, -1.0, 1, []) for t in new]))
+        mine.append(StreamDelta(text="", token_ids=[], index=index, finish_reason="stop",
+                                usage=Usage(7, 0, 20 + index)))
+        parts.append(mine)
+    out = []
+    while any(parts):
+        out.append(draw.choice([p for p in parts if p]).pop(0))
+    return out
+
+
+async def events(stream: Tracked) -> AsyncGenerator[bytes, None]:
+    """A route: roles, two events a delta, a last one of usage."""
+    begun: set[int] = set()
+    yield b"data: hello\n\n"
+    async for delta in stream:
+        blob = b""
+        for one in [delta, *stream.more()]:
+            if one.index not in begun:
+                begun.add(one.index)
+                blob += b"data: role %d\n\n" % one.index
+            if one.text:
+                blob += b"data: text %d %b %r\n\n" % (one.index, one.text.encode(), one.token_ids)
+                blob += b"data: probs %d %d\n\n" % (one.index, len(one.logprobs or ()))
+            if one.finish_reason:
+                blob += b"data: end %d %b\n\n" % (one.index, one.finish_reason.encode())
+        yield blob
+    yield b"data: usage\n\n"
+
+
+async def told(stream: Tracked) -> list[Event]:
+    out = []
+    async for blob in events(stream):
+        for one in stream.label(blob).split(b"\n\n")[:-1]:
+            first, _, data = one.decode().partition("\n")
+            out.append(Event(first.removeprefix("id: "), data.removeprefix("data: ")))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_stream_goes_on_after_any_event_whatever_the_deltas(seed: int) -> None:
+    async def run() -> None:
+        draw = random.Random(seed)
+        choices = 1 + seed % 3
+        first = await told(Tracked(Script(script(draw, choices), draw), "r.d", None))
+        assert len({one.id for one in first}) == len(first)
+        for at in range(len(first)):
+            mark = parse(first[at].id)
+            assert str(mark) == first[at].id
+            again = await told(Tracked(Script(script(draw, choices), draw), "r.d", mark))
+            assert spoken(first[:at + 1] + again, choices) == spoken(first, choices)
+            assert again[-1].data == "usage" if at + 1 < len(first) else again == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_streams_of_several_prompts_go_on_together(seed: int) -> None:
+    async def run() -> None:
+        draw = random.Random(seed)
+        prompts, choices = 2 + seed % 3, 1 + seed % 2
+
+        def source() -> Merged:
+            return Merged([Script(script(draw, choices), draw) for _ in range(prompts)], choices)
+
+        first = await told(Tracked(source(), "r.d", None))
+        assert {one.id.split(":")[1] for one in first} == {",".join(["7"] * prompts)}
+        for at in range(0, len(first), 3):
+            mark = parse(first[at].id)
+            again = Tracked(source(), "r.d", mark)
+            assert again.prompts() == (7,) * prompts
+            rest = await told(again)
+            assert spoken(first[:at + 1] + rest, prompts * choices) == \
+                spoken(first, prompts * choices)
+
+    asyncio.run(run())
+
+
+def spoken(found: list[Event], choices: int) -> list[Any]:
+    """What does not depend on the cutting: roles and ends once, texts and counts as sums."""
+    datas = [one.data for one in found]
+    texts = ["".join(d.split(" ")[2] for d in datas if d.startswith(f"text {i} "))
+             for i in range(choices)]
+    probs = [sum(int(d.split(" ")[2]) for d in datas if d.startswith(f"probs {i} "))
+             for i in range(choices)]
+    others = sorted(d for d in datas if not d.startswith(("text", "probs")))
+    return [texts, probs, others]
+
+
+@pytest.mark.parametrize("text", ["", "1", "r:::", "r::::1", "r:1:0.1:0.1.1:1", "r:1::0.1.1:1;",
+                                  "r:1::" + "0.1.1," * 999 + ":1", "r:1::0.1.1:-1", "\u0660:::0:1",
+                                  "r:1::0.1." + "9" * 400 + ":1", "r:\n:::1"])
+def test_what_is_no_id_is_refused(text: str) -> None:
+    if text == "r::::1":
+        assert parse(text) == Mark("r", (), [], [], 1)
+        return
+    with pytest.raises(HttpError):
+        parse(text)
