@@ -41,7 +41,7 @@ from actorium.actors.messages import (
     TokenBatch,
     Unknown,
 )
-from actorium.actors.runtime.rundir import RunDir, address
+from actorium.actors.runtime.rundir import RunDir, address, write_private
 from actorium.actors.tokenizer.core import TokenizerCore
 
 TEMPLATE = ("{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
@@ -237,7 +237,7 @@ class FakeEngine:
         self.base = base or tempfile.mkdtemp(dir="/tmp", prefix="ac-")
         self.name = name
         self.dir = RunDir(name, self.base)
-        (self.dir.path / "config.json").write_text("{}")
+        write_private(self.dir.path / "config.json", b"{}")
         ctx = context(model, self.dir.path, **model_config)
         self.tokenizer, self.detokenizer = TokenizerCore(ctx), DetokenizerCore(ctx)
         self.scheduler = FakeScheduler()

@@ -76,17 +76,20 @@ def test_another_engine_in_time_takes_up_what_was_not_begun(model: Path) -> None
         assert next(begun).text == "a"
         fresh = client.stream("abc", SamplingParams(max_tokens=3))
         first.die()
+        engines: list[FakeEngine] = []
         second = threading.Timer(0.2, lambda: engines.append(
             FakeEngine(model, base=first.base).__enter__()))
-        engines: list[FakeEngine] = []
         second.start()
-        assert "".join(d.text for d in fresh) == "abc"
-        with pytest.raises(UnknownRequest):
-            list(begun)
-        assert client.generate("cd", SamplingParams(max_tokens=2)).text == "cd"
-        second.join()
-        engines[0].die()
-        client.close()
+        try:
+            assert "".join(d.text for d in fresh) == "abc"
+            with pytest.raises(UnknownRequest):
+                list(begun)
+            assert client.generate("cd", SamplingParams(max_tokens=2)).text == "cd"
+        finally:  # sockets left open would hang the interpreter's end
+            second.join()
+            for engine in engines:
+                engine.die()
+            client.close()
 
 
 def test_an_engine_that_does_not_come_in_time(model: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from actorium.actors.runtime.rundir import (
     is_running,
     running_engines,
     sweep,
+    write_private,
 )
 
 
@@ -93,6 +96,25 @@ def test_looking_never_keeps_an_engine_from_starting(base: Path) -> None:
     finally:
         stop.set()
         looker.join()
+
+
+def test_who_else_looks_is_no_engine(base: Path) -> None:
+    run_dir = RunDir("e", str(base))
+    path = run_dir.path
+    with (path / "lock").open() as other:
+        os.close(run_dir._lock)
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not is_running(path)
+
+
+def test_files_are_written_at_once(base: Path) -> None:
+    """Whoever has opened the one before goes on reading that one, whole."""
+    path = base / "config.json"
+    write_private(path, b"before")
+    with path.open("rb") as open_:
+        write_private(path, b"behind it")
+        assert (open_.read(), path.read_bytes()) == (b"before", b"behind it")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and os.listdir(base) == ["config.json"]
 
 
 def _look(base: str, stop: multiprocessing.synchronize.Event) -> None:  # type: ignore[name-defined]

@@ -19,7 +19,9 @@ MAX_IPC_PATH = 107
 """sun_path less its terminator."""
 LONGEST_SOCKET = "detokenizer.front"
 OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json", "gateway.json"})
-OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1")
+NEW = ".new"
+"""Behind the name of a file that is being written."""
+OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", NEW)
 LEDGER = "ledger"
 """Directory of the ledger, where no other was chosen."""
 LOCK_TRIES = 6
@@ -55,7 +57,8 @@ def is_running(directory: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared: whoever else looks at the same time is no engine.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _trusted(os.fstat(fd).st_uid)
     finally:
@@ -118,7 +121,7 @@ class RunDir:
         self.path.chmod(0o700)
 
     def _take(self, name: str) -> int:
-        """The locked lock file. Tries for a moment: `is_running` holds the lock while it looks."""
+        """The locked lock file. Tries for a moment: `is_running` holds a lock while it looks."""
         try:
             lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
@@ -169,10 +172,13 @@ def sweep(run_dir: str | None = None) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """(Over)write a file that nobody else may read, whatever the umask."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """(Over)write a file that nobody else may read, whatever the umask; at once, since clients tell
+    engines apart by when it was written."""
+    new = path.with_name(path.name + NEW)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(fd, "wb") as file:
         file.write(data)
+    new.replace(path)
 
 
 def _is_ours(entry: Path) -> bool:
