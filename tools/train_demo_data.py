@@ -48,17 +48,19 @@ SYSTEMS = (
 _SPLIT = r"""\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"""
 
 # Sums are the shortest and the hardest to learn, so they come more often and count for more.
-_SHORT_TASKS = ("add",) * 4 + ("sort",) * 3 + ("reverse",) * 2 + ("copy",) * 2 + ("json",)
+_SHORT_TASKS = ("add",) * 5 + ("sort",) * 3 + ("reverse",) + ("copy",) * 3 + ("json",)
 _WEIGHTS = {"add": 2.0}
 _STORY_WEIGHT = 1.0
-_TEXTS = 0.8
+_TEXTS = 0.35
 """Share of the steps with a batch of stories and dialogues."""
+_SUMS = 0.3
+"""Share of bare sums among the batches that are drills at first."""
 
 BATCH_TOKENS = 2048
 """Tokens of a batch, in rows of 64 to 1024."""
 
-# Early on, part of the steps drill bare repetition, until this share of the training is done.
-_DRILL, _DRILL_END = 0.7, 0.3
+_DRILL_END = 0.25
+"""Drills take the place of recall at first, and fewer and fewer until so much is done."""
 
 
 def build_tokenizer(seed: int) -> Tokenizer:
@@ -177,12 +179,15 @@ class Source:
 
         progress: 0 at the start of training, 1 at its end; recall contexts grow with it.
         """
-        rng = self.rng
-        drill = rng.random() < _DRILL * (1 - progress / _DRILL_END)
-        long = self._drills(128) if drill else self._recalls(progress)
-        alone = self._batch(64, [self._short() for _ in range(BATCH_TOKENS // 64)])
-        batches = [long, self._recalls(progress), alone, self._packed(256, self._short)]
-        if rng.random() < _TEXTS:
+        chance = self.rng.random
+        drill = chance() < 1 - progress / _DRILL_END
+        sums = chance() < _SUMS
+        if drill:
+            batches = [self._drills()]
+        else:
+            batches = [self._packed(128, self._sum) if sums else self._recalls(progress)]
+        batches.append(self._alone() if chance() < 0.5 else self._packed(256, self._short))
+        if chance() < _TEXTS:
             batches.append(self._packed(256, self._text))
         return batches
 
@@ -224,6 +229,13 @@ class Source:
     def _short(self) -> Sample:
         return self._chat([self._turn()])
 
+    def _sum(self) -> Sample:
+        """As in a chat, without its marks: three in the place of one."""
+        item = self._draw("add")
+        asked = self.tokenizer.encode(f"{item.prompt}\n").ids
+        said = self.tokenizer.encode(f"{item.answer}\n").ids
+        return Sample(asked + said, [0.0] * len(asked) + [1.0] * len(said))
+
     def _dialogue(self) -> Sample:
         return self._chat([self._turn() for _ in range(self.rng.randint(2, 4))])
 
@@ -236,18 +248,26 @@ class Source:
         ids = self.tokenizer.encode(text + END_OF_TEXT).ids
         return Sample(ids, [0.0] + [_STORY_WEIGHT] * (len(ids) - 1))
 
-    def _drills(self, length: int) -> Batch:
-        """Sequences said twice, and lists of pairs in two orders: what copying starts from."""
-        halves = (self.rng.randint(12, length // 2) for _ in range(BATCH_TOKENS // length))
-        return self._batch(length, [self._drill(half) for half in halves])
+    def _drills(self) -> Batch:
+        """Lines of tokens said over and over, and pairs in two orders: what copying starts from."""
+        length = self.rng.choice((64, 128))
+        draw = (self._line, self._pairs)
+        rows = [self.rng.choices(draw, (3, 2))[0](length) for _ in range(BATCH_TOKENS // length)]
+        return self._batch(length, rows)
 
-    def _drill(self, length: int) -> Sample:
-        rng = self.rng
+    def _line(self, length: int) -> Sample:
+        """Words, or any tokens, until the row is full."""
+        rng, count = self.rng, self.rng.randint(2, length // 2)
         if rng.random() < 0.5:
-            text = "".join(f" {rng.choice(WORDS)}" for _ in range(length))
-            once = self.tokenizer.encode(text).ids
-            return Sample(once * 2, [0.0] * (len(once) + 1) + [0.5] * (len(once) - 1))
-        pairs = list(recall_pairs(rng, length // 3).items())
+            once = self.tokenizer.encode("".join(f" {rng.choice(WORDS)}" for _ in range(count))).ids
+        else:
+            once = [rng.randrange(3, self.tokenizer.get_vocab_size()) for _ in range(count)]
+        ids = (once * (length // len(once) + 1))[:length]
+        return Sample(ids, [0.0] * len(once) + [0.5] * (len(ids) - len(once)))
+
+    def _pairs(self, length: int) -> Sample:
+        rng = self.rng
+        pairs = list(recall_pairs(rng, rng.randint(2, length // 6)).items())
         again = rng.sample(pairs, len(pairs))
         ids: list[int] = []
         weights: list[float] = []
@@ -276,6 +296,9 @@ class Source:
         turns = [(first.prompt, first.answer, 1.0)]
         turns += [(find(key), found(key, pairs[key]), 1.0) for key in keys[1:]]
         return self._chat(turns)
+
+    def _alone(self) -> Batch:
+        return self._batch(64, [self._short() for _ in range(BATCH_TOKENS // 64)])
 
     def _packed(self, length: int, draw: Callable[[], Sample]) -> Batch:
         """Rows full of samples, one after the other."""

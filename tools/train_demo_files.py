@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from .train_demo_model import ATTENTION, DemoModel, Shape
+from .train_demo_model import DemoModel, Shape
 from .train_demo_mtp import Mtp
 
 _MTP = "mtp."
@@ -110,25 +110,3 @@ def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[DemoModel, 
     mtp = Mtp(shape)
     mtp.load_state_dict({n.removeprefix(_MTP): t for n, t in state.items() if n.startswith(_MTP)})
     return model, mtp
-
-
-@torch.no_grad()
-def take_over(model: DemoModel, folder: Path) -> None:
-    """Starts the model from a dense Qwen3 checkpoint of the same sizes.
-
-    Embeddings, MLPs, norms and the attention of attention layers are taken; with gates half open
-    an attention layer gives what it gave. The recurrent layers start anew.
-    """
-    state, shape = load_file(str(folder / "model.safetensors")), model.shape
-    for name, p in model.named_parameters():
-        if name not in state:
-            continue
-        old = state[name].float()
-        if "norm" in name:
-            p.copy_(old - 1)
-        elif name.endswith("q_proj.weight"):
-            view = p.view(shape.heads, 2, shape.head_dim, shape.hidden)
-            view[:, 0] = old.view(shape.heads, shape.head_dim, shape.hidden)
-        else:
-            p.copy_(old * 2 if name.endswith("o_proj.weight") else old)
-    assert ATTENTION in shape.kinds

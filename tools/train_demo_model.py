@@ -161,15 +161,20 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(s.hidden, s.eps)
         self.mlp = Mlp(s)
 
+    @property
+    def mixer(self) -> GatedDelta | Attention:
+        """What lets tokens meet."""
+        found = self.linear_attn if self.kind == DELTA else self.self_attn
+        assert isinstance(found, GatedDelta | Attention)
+        return found
+
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, where: Tensor | None = None
     ) -> Tensor:
         """x: [B, T, hidden] -> the same, or [N, hidden] at the N flat positions `where`."""
         normed = self.input_layernorm(x)
         delta = self.kind == DELTA
-        mixed: Tensor = x + (
-            self.linear_attn(normed) if delta else self.self_attn(normed, cos, sin)
-        )
+        mixed: Tensor = x + (self.mixer(normed) if delta else self.mixer(normed, cos, sin))
         if where is not None:
             mixed = mixed.flatten(0, 1)[where]
         return self.finish(mixed)
