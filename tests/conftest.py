@@ -22,13 +22,18 @@ settings.register_profile("battery", max_examples=5000)
 settings.load_profile("quick")
 
 
+# Operations of tiny models gain nothing from threads, and wait for one another at each: all the
+# longer where other files are tested at the same time.
+THREADS = torch.get_num_threads()
+torch.set_num_threads(1)
+
+
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Operations of tiny models gain nothing from threads, and wait for one another at each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def all_threads() -> Iterator[None]:
+    """For kernels that share out their work themselves."""
+    torch.set_num_threads(THREADS)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -38,8 +38,6 @@ from actorium.gpu.staging import Device, Host
 from actorium.gpu.tables import Tables
 
 CPU = torch.device("cpu")
-torch.set_num_threads(1)
-# Tiny models: a second thread only makes every operation wait for it.
 
 
 def make_runner(model: Any, pages: int | list[int] = 512, page_size: int = 16, slots: int = 33,

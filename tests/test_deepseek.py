@@ -21,7 +21,6 @@ from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import read_shape
 from actorium.kernels.experts import route_groups
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CASES: dict[str, dict[str, Any]] = {
     "groups": {},
     "queries-at-once": {

@@ -15,6 +15,7 @@ from actorium.kernels.gated_norm import gated_norm
 from actorium.kernels.native import library
 from actorium.kernels.ragged import Run, plan_ragged
 
+pytestmark = pytest.mark.usefixtures("all_threads")
 CPU, EPS, ROWS = torch.device("cpu"), 1e-6, 20
 RUNS = [Run(3, 130, ((64, 10), (100, 11), (130, 12))), Run(1, 2, ((1, 13),)), Run(2, 33),
         Run(5, 1), Run(6, 16)]

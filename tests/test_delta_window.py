@@ -33,6 +33,7 @@ from actorium.kernels.gated_delta import Heads
 from actorium.kernels.mamba2 import Sizes
 from actorium.kernels.ragged import Run
 
+pytestmark = pytest.mark.usefixtures("all_threads")
 FLOAT, HALF = torch.float32, torch.bfloat16
 GROUPED = Heads(2, 6, 16, 8)
 """Several value heads for each key head."""

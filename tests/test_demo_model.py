@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,14 +186,11 @@ def test_transformers_reads_the_tokenizer_alike(tokenizer: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Iterator[Any]:
-    torch = pytest.importorskip("torch")
+def trained() -> Any:
+    pytest.importorskip("torch")
     from actorium.tools.train_demo_files import load
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads would wait for one another at every small operation
-    yield load(FOLDER)
-    torch.set_num_threads(before)
+    return load(FOLDER)
 
 
 def test_held_out_questions_are_answered(trained: Any, tokenizer: Any) -> None:

@@ -24,7 +24,7 @@ BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a stor
                         "max_tokens": 60, "temperature": 0, "stream": True,
                         "stream_options": {"include_usage": True}}
 LONG = BODY | {"max_tokens": 3000, "ignore_eos": True}
-MANY = LONG | {"max_tokens": 1000}
+MANY = LONG | {"max_tokens": 700}
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,6 @@ from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import read_shape
 from actorium.gpu.states import row_bytes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FIRST = ["full_attention", "linear_attention", "linear_attention"]
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
         "mrope_section": [2, 1, 1], "mrope_interleaved": True}

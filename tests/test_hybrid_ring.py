@@ -19,7 +19,6 @@ from torch import Tensor
 
 from actorium.actors.params import Resolved
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TAIL = ["full_attention", "linear_attention", "linear_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": (DENSE, {"linear_num_key_heads": 1, "linear_num_value_heads": 3}),
@@ -76,7 +75,8 @@ def cold(case: Case, prompt: list[int]) -> Output:
     return ring.run()[0]
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64, 513])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7,
+                                   pytest.param(64, marks=pytest.mark.slow), 513])
 def test_turns_through_checkpoints(case: Case, chunk: int) -> None:
     """The next turns of a conversation start from the checkpoint of the last, whatever the chunks
     were: the same tokens as from nothing, and log-probabilities within 1e-4."""

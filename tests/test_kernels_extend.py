@@ -13,6 +13,7 @@ from actorium.kernels.attention import torch_extend
 from actorium.kernels.attention_native import NativeDecode
 from actorium.kernels.ops import NativeOps, TorchOps, select_ops
 
+pytestmark = pytest.mark.usefixtures("all_threads")
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
 

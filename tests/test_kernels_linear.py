@@ -13,6 +13,7 @@ from actorium.kernels.linear import Linear, TileGated, TileLinear, can_tile
 from actorium.kernels.native import library
 from actorium.kernels.ops import NativeOps
 
+pytestmark = pytest.mark.usefixtures("all_threads")
 BF16 = torch.bfloat16
 ROWS = (1, 2, 3, 5, 16, 17, 31, 32, 33, 64, 65, 100, 513)
 SUMMED = 4e-6

@@ -15,6 +15,7 @@ from actorium.kernels.norm import rms_norm
 from actorium.kernels.ops import NativeOps, TorchOps, select_ops
 from actorium.kernels.rope import apply_rope, rope_rows, rope_table
 
+pytestmark = pytest.mark.usefixtures("all_threads")
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
 

@@ -16,7 +16,6 @@ from helpers_parity import ATOL, Case, alone, tokens
 from actorium.actors.config import Config, ModelConfig
 from actorium.gpu.models.registry import load_model, read_shape
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CASES: dict[str, dict[str, Any]] = {
     "dense": {},
     "dense-tied-rope": {

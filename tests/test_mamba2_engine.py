@@ -17,7 +17,6 @@ from helpers_prefix import engine, run_in
 from actorium import Engine, SamplingParams
 from actorium.actors.client import Request
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NEW, BUDGET = 48, 510_000
 """Bytes that hold the states of 4 sequences and too few pages for all of them."""
 

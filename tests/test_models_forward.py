@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers_models import Seq, Stepper, generate, load, write_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,

@@ -30,7 +30,6 @@ from actorium.gpu.runner import Runner
 from actorium.gpu.staging import Host
 from actorium.gpu.tables import Tables
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": (DEEPSEEK, {}),
     "deepseek-yarn": (DEEPSEEK, {"rope_parameters": YARN, "rope_interleave": False,

@@ -22,7 +22,6 @@ from actorium.tools.train_demo_model import ATTENTION, DELTA, DemoModel, Shape
 from actorium.tools.train_demo_mtp import Mtp, draft_loss, drafts
 from actorium.tools.train_demo_start import begin_copying
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 EOS = [2, 0]
 TINY = Shape(vocab=96, hidden=64, kinds=(DELTA, ATTENTION), heads=4, kv_heads=2, head_dim=16,
              inner=96, delta_keys=2, delta_values=4, delta_key_dim=16, delta_value_dim=8,
