@@ -12,7 +12,7 @@ STARTED := $(shell date +%s.%N)
 help:
 	@echo "make demo       a chat with the packaged model, and where the time goes"
 	@echo "make test       the test suite"
-	@echo "make battery    the state machines of \`make test\`, ten times as long"
+	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests"
 	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 15 minutes"
 	@echo "make conformance  real clients of the HTTP face: openai, anthropic, langchain, litellm, lm-eval, guidellm"
 	@echo "make lint       ruff and mypy"
@@ -44,7 +44,7 @@ test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" \
 		--reruns $(RERUNS) $(PYTEST_FLAGS)
 
-# Ten times the examples of `make test`, for the state machines.
+# 25 times the examples of `make test`, for the state machines; and what it leaves out.
 battery: $(VENV)/.ready-test
 	$(BIN)/python -m pytest --hypothesis-profile=battery --timeout=3600 tests/test_scheduler_machine.py \
 		tests/test_radix_machine.py tests/test_scheduler_lives.py

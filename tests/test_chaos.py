@@ -92,9 +92,9 @@ def test_poison_is_found_and_nobody_else_suffers() -> None:
 
 
 def test_bad_frames_kill_nobody() -> None:
-    row = fuzz.fuzz(seed=1, count=8000)
+    row = fuzz.fuzz(seed=1, count=4000)
     sound(row)
-    assert row["frames"] >= 8000 and row["deaths"] == 0
+    assert row["frames"] >= 4000 and row["deaths"] == 0
 
 
 def test_a_crowd_is_served_or_refused_at_once() -> None:
@@ -142,12 +142,14 @@ def test_slopes() -> None:
 
 # --- teeth ---------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_without_fencing_it_fails() -> None:
     row = chaos(KILLED_SCHEDULER, seed=2, streams=20, roles=UNFENCED)
     assert row["ghost_messages"] > 0
     assert any("instead of" in text for text in row["wrong"])
 
 
+@pytest.mark.slow
 def test_without_dedup_it_fails() -> None:
     with no_dedup():
         row = chaos(KILLED_DETOKENIZER, seed=3, streams=20)

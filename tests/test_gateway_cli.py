@@ -55,7 +55,7 @@ def test_a_file_of_keys_that_cannot_be_read(cli: Cli) -> None:
 
 
 def test_a_stop_lets_answers_end_and_refuses_others(cli: Cli) -> None:
-    body = json.dumps({"prompt": "Once", "max_tokens": 2500, "ignore_eos": True,
+    body = json.dumps({"prompt": "Once", "max_tokens": 1500, "ignore_eos": True,
                        "stream": True}).encode()
     with cli.serve("--name", "web", "--port", "0", "--device", "cpu") as process:
         rows = {row["role"]: row for row in cli.actors()}

@@ -27,6 +27,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_toy_battery_fails_nowhere(toy: Path) -> None:
     found = json.loads((toy / "gpu.json").read_text())
     assert found.pop("toy") is True
@@ -41,6 +42,7 @@ def test_the_toy_battery_fails_nowhere(toy: Path) -> None:
     assert all(row["us"] > 0 and row["share"] > 0 for row in found["kernels"]["rows"])
 
 
+@pytest.mark.slow
 def test_models_decode_what_they_should(toy: Path) -> None:
     found = json.loads((toy / "gpu.json").read_text())
     mixed = [row for row in found["decode"]["rows"] if "tokens" in row]
@@ -55,6 +57,7 @@ def test_models_decode_what_they_should(toy: Path) -> None:
     assert all(0 <= row["idle_ratio"] < 1 for row in found["ring"]["rows"])
 
 
+@pytest.mark.slow
 def test_what_comes_back_is_few_files(toy: Path) -> None:
     names = sorted(path.name for path in toy.iterdir())
     assert names == ["gpu-decode.png", "gpu-kernels.png", "gpu-timeline.json", "gpu-timeline.png",
