@@ -210,6 +210,28 @@ def test_time_in_which_the_watchdog_did_not_run_is_nobodys_silence() -> None:
     assert 502.5 < now < 504.0, "awake, it goes on to count"
 
 
+def killed_at(sight: Sight, late: float) -> float:
+    """When an actor is killed that was heard of at 0 for the last time, by a watchdog whose own
+    beats stay away until `late`."""
+    supervisor = Supervisor(recovery(silence=0.75), 0.25, 1, lambda pid: sight)
+    ward = Ward("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=60.0)
+    own = Ward("watchdog", 6, 1, "ready", 0, 0.0, 0.0)
+    now = 0.0
+    while not supervisor.look({"a": ward}, now, own):
+        now += TICK
+        own.seen = now if now >= late else own.seen
+        assert now < 60
+    return now
+
+
+def test_as_late_as_its_own_beats_may_be_those_of_who_sleeps() -> None:
+    asleep, halted = Sight(False, False, 1.0), Sight(True, False, 1.0)
+    assert killed_at(asleep, 0.0) == killed_at(halted, 0.0) == 1.0
+    assert killed_at(halted, 1.25) == 1.25, "a little more for the beats, none for doubt"
+    assert killed_at(asleep, 1.25) == 1.75, "once they come again, it forgets"
+    assert killed_at(asleep, 2.0) == 3.25
+
+
 @given(st.floats(0.06, 2.0))
 def test_a_watchdog_that_is_starved_takes_its_own_lateness_for_nobodys(late: float) -> None:
     """It gets to look every `TICK + late` seconds only, and beats are late by as much."""

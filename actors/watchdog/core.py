@@ -181,7 +181,7 @@ class WatchdogCore:
             raise EngineFailed(f"start_timeout: not ready after {self._start_timeout:g} s: {slow}")
         if self._revives and self.supervisor is not None:
             others = {role: ward for role, ward in self.wards.items() if role != ROLE}
-            orders = self.supervisor.look(others, now)
+            orders = self.supervisor.look(others, now, self.wards.get(ROLE))
             self._sends += [Send(LAUNCHER, m) for m in (*self.supervisor.news(), *orders)]
         if self._waiters and (self.ready or self.error is not None):
             for client, rid in self._waiters:

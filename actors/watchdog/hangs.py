@@ -11,7 +11,8 @@ processor than a beat does. So three beats that stay away are enough only where 
 witness (`Witness`) that the actor will not come back by itself: it is stopped, or all of its
 threads sleep and it has used no processor since its beat was due. Who runs, wants to run or waits
 for a disk gets `DOUBT` times as long. And the lateness of the watchdog itself, who may be the one
-that starves, is nobody's silence (`Supervisor`).
+that starves, is nobody's silence (`Supervisor`); nor is that of its own beats, which come to it as
+all others do. As long as they are late an actor that sleeps may well have beaten.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from actorium.actors.watchdog.processes import Sight
 from actorium.actors.watchdog.wards import EXITED, STARTING_PHASES, Ward
 
 SILENT, HUNG = "silent", "hung"
+STOPPED, ASLEEP = "stopped", "asleep"
+"""What is known of who is silent."""
 STARTING_SILENCE = 60.0
 """Seconds without a beat that an actor gets while it starts or loads."""
 BEATS_MISSED = 3.0
@@ -68,9 +71,9 @@ class Witness:
             return ""
         since, first = self._first.setdefault(ward.role, (now, sight))
         if sight.stopped:
-            return "stopped"
+            return STOPPED
         idle = not sight.eager and sight.cpu_seconds == first.cpu_seconds
-        return "asleep" if idle and now - since >= WATCHED else ""
+        return ASLEEP if idle and now - since >= WATCHED else ""
 
 
 def find_hang(ward: Ward, wards: Mapping[str, Ward], now: float, silence: float,

@@ -14,7 +14,7 @@ from actorium.actors.config import RecoveryConfig
 from actorium.actors.messages import MAX_RESTARTS, Kill, Restarted, Spawn
 from actorium.actors.roles import LAUNCHER
 from actorium.actors.runtime.process import EXIT_FAULT, describe_exit
-from actorium.actors.watchdog.hangs import Witness, find_hang
+from actorium.actors.watchdog.hangs import GLANCE, STOPPED, Witness, find_hang
 from actorium.actors.watchdog.policy import Record, Restarts
 from actorium.actors.watchdog.processes import Sight
 from actorium.actors.watchdog.wards import Ward
@@ -45,6 +45,8 @@ class Supervisor:
         """Role -> (when to start it, epoch)."""
         self._orders: list[Kill | Spawn] = []
         self._looked: float | None = None
+        self._lag = 0.0
+        """Seconds by which the watchdog's own beats were late, less those since then."""
         self._suspicion: dict[str, float] = {}
 
     # --- what happens ---
@@ -85,13 +87,18 @@ class Supervisor:
 
     # --- what is done ---
 
-    def look(self, wards: Mapping[str, Ward], now: float) -> list[Kill | Spawn]:
-        """Judge who hangs; everything that is to be done now."""
+    def look(self, wards: Mapping[str, Ward], now: float, own: Ward | None = None
+             ) -> list[Kill | Spawn]:
+        """Judge who hangs; everything that is to be done now. own: what is known of the watchdog,
+        whose beats come to it the way all others do."""
         self._excuse(wards, now)
+        lag = self._lateness(own, now)
         self._looked = now
         for ward in wards.values():
-            hang = find_hang(ward, wards, now, self._recovery.silence, self._heartbeat,
-                             self._witness.testify(ward, now))
+            known = self._witness.testify(ward, now)
+            if lag and known != STOPPED:
+                known = ""
+            hang = find_hang(ward, wards, now, self._recovery.silence + lag, self._heartbeat, known)
             if hang is not None:
                 ward.condemned = hang.cause
                 self._orders.append(Kill(ward.role, ward.pid, f"{hang.cause}: {hang.text}"))
@@ -108,6 +115,13 @@ class Supervisor:
         if slept > OVERSLEPT:
             for ward in wards.values():
                 ward.seen, ward.moved = min(now, ward.seen + slept), min(now, ward.moved + slept)
+
+    def _lateness(self, own: Ward | None, now: float) -> float:
+        """Seconds that a beat may take at the moment, beyond what it should."""
+        late = 0.0 if own is None else now - own.seen - own.period(self._heartbeat) - GLANCE
+        since = 0.0 if self._looked is None else now - self._looked
+        self._lag = max(0.0, late, self._lag - since)
+        return self._lag
 
     def news(self) -> list[Restarted]:
         """What the launcher has to know of restarts, before it gets the orders of this look. A
