@@ -25,6 +25,7 @@ def test_books_balance_under_every_policy(policy: str) -> None:
     assert {"length", "stop", "abort"} <= set(traffic.reasons)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat() -> None:
     """1,200 requests: what Python holds after each third is the same but for what is bounded."""
     loop = long_run.make_loop("priority")

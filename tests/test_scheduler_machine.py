@@ -150,4 +150,4 @@ TestScheduler.settings = settings(stateful_step_count=40, deadline=None,
 
 def test_enough_steps_were_walked() -> None:
     """Counts what the machine above has done in this process (nothing, if it was not chosen)."""
-    assert SchedulerMachine.worked == 0 or SchedulerMachine.worked >= 25_000
+    assert SchedulerMachine.worked == 0 or SchedulerMachine.worked >= 16_000
