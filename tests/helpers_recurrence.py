@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ RAGGED = [Run(3, 130), Run(1, 7), Run(9, 64), Run(2, 1)]
 KEPT = [Run(1, 130, ((64, 11), (100, 12), (130, 13))), Run(2, 5, ((1, 14),)), Run(3, 200)]
 
 
-class Layer:
+class Layer(ABC):
     """Random inputs of one layer behind a convolution; a subclass draws them, and says what it does
     of all tokens, of one of each sequence, and by the definition."""
 
@@ -38,21 +39,21 @@ class Layer:
     def normal(self, *size: int) -> Tensor:
         return torch.randn(size, generator=self._random)
 
+    @abstractmethod
     def draw(self, tokens: int, sizes: Any, width: int) -> None:
         """Set all inputs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def extend(self, states: Tensor, columns: Tensor, plan: Ragged) -> Tensor:
         """The outputs of all tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, at: Tensor, states: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
         """The outputs of the tokens `at`, one of each row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def token(self, mixed: Tensor, t: int, state: Tensor) -> tuple[Tensor, Tensor]:
         """(state, output) of token t, which the convolution has made `mixed`."""
-        raise NotImplementedError
 
     def one_by_one(self, at: int, count: int, row: int) -> tuple[Tensor, Tensor, Tensor]:
         """(out, state, columns) of a sequence's tokens, in float64, by the definition."""
