@@ -84,10 +84,19 @@ class Vocabulary:
             self._threads = LLExecutor(num_threads=min(len(os.sched_getaffinity(0)), THREADS))
         window = 1 + max(len(drafts) for _, drafts in wanted)
         grid = np.zeros((len(wanted), window, self.words), np.uint32)
-        self._threads.unsafe_compute_mask_ptr_with_draft_token(
-            [(matcher.inner, window * at, list(drafts))
-             for at, (matcher, drafts) in enumerate(wanted)],
-            grid.ctypes.data, 4 * self.words, window * len(wanted))
+        # Each of the two calls refuses what the other is for.
+        drafted: list[tuple[Any, int, list[int]]] = []
+        plain: list[tuple[Any, int]] = []
+        for at, (matcher, drafts) in enumerate(wanted):
+            if drafts:
+                drafted.append((matcher.inner, window * at, list(drafts)))
+            else:
+                plain.append((matcher.inner, window * at))
+        into = grid.ctypes.data, 4 * self.words, window * len(wanted)
+        if plain:
+            self._threads.unsafe_compute_mask_ptr(plain, *into)
+        if drafted:
+            self._threads.unsafe_compute_mask_ptr_with_draft_token(drafted, *into)
         # What was not reached is still empty; a mask that was made never is.
         return [[bits for bits in rows if bits.any()] for rows in grid]
 
