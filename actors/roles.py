@@ -57,8 +57,8 @@ def missing_packages(config: Config) -> list[str]:
         needed += ["tokenizers", "jinja2"]
     if not config.device.null_worker:
         needed += ["torch", "safetensors"]
-    if config.probes.probe_port is not None:
+    if config.probes.probe_port is not None or config.gateway.port is not None:
         needed += ["uvicorn", "httptools", "prometheus_client"]
     if config.gateway.port is not None:
-        needed += ["starlette", "uvicorn", "httptools"]
+        needed += ["starlette"]
     return [name for name in needed if find_spec(name) is None]

@@ -167,14 +167,23 @@ def test_only_origins_that_are_named_may_call(served: Served) -> None:
     assert Cors("*").headers({b"origin": b"https://x"})[0][1] == b"*"
 
 
-def test_probes_are_where_they_were_asked_for_and_connections_are_counted(served: Served) -> None:
-    found = ask(served, "/metrics")
-    assert found.status == 404 and "--probe-port" in found.body["error"]["message"]
+def test_probes_need_no_port_of_their_own_and_metrics_a_key(served: Served) -> None:
     assert ask(served, "/health").body == {"ready": True}
+    for path in ("/livez", "/readyz", "/startupz", "/ping"):
+        assert ask(served, path, key="").status == 200, path
+    for path in ("/metrics", "/load", "/health_generate"):
+        assert ask(served, path, key="").status == 401, path
+    assert b"vllm:num_requests_running" in ask(served, "/metrics").body
+    assert ask(served, "/load").body["server_load"] == 0
+    for method in ("GET", "POST"):
+        assert ask(served, "/health_generate", method=method).body["tokens"] == 1
+        assert ask(served, "/ping", method=method).body == {"ready": True}
+    assert ask(served, "/load", method="POST").status == 405
+
+
+def test_connections_are_counted() -> None:
     with serving(null_worker=True, skip_tokenizer=True, probe_port=0, max_connections=3) as other:
         assert ask(other, "/readyz").body == {"ready": True}
-        assert b"vllm:num_requests_running" in ask(other, "/metrics").body
-        assert ask(other, "/livez").status == 200
         held = [http.client.HTTPConnection(other.host, other.port) for _ in range(3)]
         for one in held:
             one.request("GET", "/version")

@@ -141,6 +141,8 @@ def test_what_is_no_probe_is_refused() -> None:
     status, headers, _ = ask(app, "/readyz", "POST")
     assert status == 405 and headers["allow"] == "GET, HEAD"
     assert ask(app, "/ping", "POST")[0] == 200
+    status, headers, _ = ask(app, "/ping", "DELETE")
+    assert status == 405 and headers["allow"] == "GET, HEAD, POST"
     status, headers, body = ask(app, "/readyz", "HEAD")
     assert (status, body) == (200, b"") and int(headers["content-length"]) > 0
 
@@ -182,16 +184,67 @@ def context(run_dir: Path, port: int | None, epoch: int = 1, host: str = "127.0.
 
 
 def test_a_free_port_is_written_down_and_taken_again(tmp_path: Path) -> None:
-    assert probes.build(context(tmp_path, None)) is None and probes.where(tmp_path) is None
+    none = probes.build(context(tmp_path, None))
+    assert none.where is None and probes.where(tmp_path) is None
+    none.stop()
     first = probes.build(context(tmp_path, 0))
-    assert first is not None and probes.where(tmp_path) == first.where
+    assert first.where is not None and probes.where(tmp_path) == first.where
     assert first.where.url == f"http://127.0.0.1:{first.where.port}"
     first.stop()
     second = probes.build(context(tmp_path, 0, epoch=2))
-    assert second is not None and second.where == first.where
-    assert probes.build(context(tmp_path, 0, epoch=3)) is None, "taken: the engine goes on without"
+    assert second.where == first.where
+    third = probes.build(context(tmp_path, 0, epoch=3))
+    assert third.where is None, "taken: the engine goes on without"
     second.stop()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["probes.json"]
+    third.stop()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"probes.json", probes.SOCKET}
+
+
+class Loop:
+    """Stands for the actor's loop and its engine: `post` runs a call on the loop's thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def post(self, call: Any) -> None:
+        self._loop.call_soon_threadsafe(call)
+
+
+async def get(path: Path, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(request + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def test_the_web_server_comes_with_the_first_who_asks(tmp_path: Path) -> None:
+    async def run() -> None:
+        served = probes.build(context(tmp_path, None))
+        served.start(Loop().post, FakeEngine())
+        await asyncio.sleep(0.05)
+        assert served._server is None, "nobody has asked"
+        for _ in range(2):
+            answer = await asyncio.wait_for(get(tmp_path / probes.SOCKET, b"GET /readyz"), 20)
+            assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b'{"ready":true}')
+        served.stop()
+        with pytest.raises(OSError):
+            await get(tmp_path / probes.SOCKET, b"GET /readyz")
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_stops_before_anybody_asked_listens_no_more(tmp_path: Path) -> None:
+    async def run() -> None:
+        served = probes.build(context(tmp_path, None))
+        served.start(Loop().post, FakeEngine())
+        await asyncio.sleep(0)
+        served.stop()
+        await asyncio.sleep(0.01)
+        with pytest.raises(OSError):
+            await get(tmp_path / probes.SOCKET, b"GET /readyz")
+
+    asyncio.run(run())
 
 
 def test_a_port_that_is_taken_is_a_bad_configuration(tmp_path: Path) -> None:

@@ -36,5 +36,5 @@ def build_app(engine: Engine) -> ASGIApp:
         Route("/version", native.version),
         Route("/health", native.health),
         Route("/openapi.json", OpenApi().serve),
-        *(Route(path, proxy.probe) for path in proxy.PATHS),
+        *(Route(path, proxy.probe, methods=methods) for path, methods in proxy.METHODS.items()),
     ]), engine)

@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.gateway.errors import SERVER, HttpError
 from actorium.actors.gateway.guard import engine_of
-from actorium.actors.watchdog.probes import where
+from actorium.actors.watchdog.probes import SOCKET
 
-PATHS = ("/livez", "/readyz", "/startupz", "/ping", "/metrics", "/load", "/health_generate")
+METHODS = {"/livez": ["GET"], "/readyz": ["GET"], "/startupz": ["GET"], "/metrics": ["GET"],
+           "/load": ["GET"], "/ping": ["GET", "POST"], "/health_generate": ["GET", "POST"]}
+"""The paths, and how each may be asked."""
 SECONDS = 15.0
 MAX_ANSWER = 16 << 20
 _HEADERS = (b"content-type", b"retry-after", b"cache-control")
 
 
 async def probe(http: HttpRequest) -> Response:
-    """Any of `PATHS`, as the watchdog answers it."""
-    engine = engine_of(http)
-    place = where(engine.run_dir)
-    if place is None:
-        raise HttpError(404, f"{http.url.path}: the engine has no probes; start it with "
-                        "--probe-port", code="not_found")
+    """Any of `METHODS`, as the watchdog answers it. The body of a POST is ignored."""
     accept = http.headers.get("accept", "*/*").replace("\n", " ")[:1000]
+    method = "POST" if http.method == "POST" else "GET"  # of a HEAD the server drops the body
     try:
         async with asyncio.timeout(SECONDS):
-            answer = await _get(place.host, place.port, http.url.path, accept)
+            return await _ask(engine_of(http).run_dir / SOCKET, method, http.url.path, accept)
     except (OSError, TimeoutError, ValueError) as error:
         raise HttpError(503, f"the probes do not answer: {type(error).__name__}", None, SERVER,
                         "unavailable") from None
-    return answer
 
 
-async def _get(host: str, port: int, path: str, accept: str) -> Response:
-    reader, writer = await asyncio.open_connection(host, port)
+async def _ask(socket: Path, method: str, path: str, accept: str) -> Response:
+    """Raises `OSError` where nobody listens, `ValueError` on half an answer."""
+    reader, writer = await asyncio.open_unix_connection(str(socket))
     try:
-        writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: {accept}\r\n"
-                     "connection: close\r\n\r\n".encode("latin-1", "replace"))
+        writer.write(f"{method} {path} HTTP/1.1\r\nhost: probes\r\naccept: {accept}\r\n"
+                     "content-length: 0\r\nconnection: close\r\n\r\n".encode("latin-1", "replace"))
         head = await reader.readuntil(b"\r\n\r\n")
         first, *lines = head.split(b"\r\n")
         headers = {name.lower(): value.strip() for name, _, value in

@@ -1,4 +1,4 @@
-"""TCP ports that an actor listens at, and telling others in the run directory where."""
+"""Sockets that an actor listens at, and telling others in the run directory where."""
 
 from __future__ import annotations
 
@@ -46,6 +46,19 @@ def listen(host: str, port: int, backlog: int, shared: bool = False) -> socket.s
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
+        sock.listen(backlog)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def listen_locally(path: Path, backlog: int) -> socket.socket:
+    """A listening unix socket at `path`, where nothing may be. Raises `OSError`."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
         sock.listen(backlog)
         sock.setblocking(False)
     except BaseException:

@@ -256,9 +256,9 @@ class WatchdogCore:
         return self._draining and not self._waiters and not self._sends
 
     def health(self) -> Health:
+        port = self._probes.where if self._probes is not None else None
         return Health("draining" if self._draining else "ready", self._answered, 10.0,
-                      self._own_gauges(),
-                      f"probes: {self._probes.where.url}" if self._probes is not None else "")
+                      self._own_gauges(), f"probes: {port.url}" if port is not None else "")
 
     def _own_gauges(self) -> dict[str, float]:
         return self.supervisor.gauges() if self.supervisor is not None else {}

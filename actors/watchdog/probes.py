@@ -1,8 +1,10 @@
 """HTTP probes and metrics: uvicorn within the watchdog's process and loop.
 
 The watchdog knows how everybody is, and nothing that a request does runs in its process: so a probe
-is answered at once while the engine is saturated, and says 503 while it hangs. The web server is
-imported by a thread after the start, so that the watchdog is there as early without it.
+is answered at once while the engine is saturated, and says 503 while it hangs. It listens at a unix
+socket in the run directory, where the gateways ask, and at a TCP port if one is wanted. The web
+server is imported by a thread: after the start if there is a port, else at the first connection, so
+that an engine that nobody probes neither starts later nor holds it in memory.
 """
 
 from __future__ import annotations
@@ -28,8 +30,13 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("actorium.probes")
 FILE = "probes.json"
+SOCKET = "probes.sock"
+"""The unix socket, in the run directory: only its owner may open that."""
 BACKLOG = 128
 MAX_CONNECTIONS = 512
+
+
+Post = Callable[[Callable[[], None]], None]
 
 
 class Engine(Protocol):
@@ -46,22 +53,46 @@ def where(run_dir: Path) -> Where | None:
 
 
 class Probes:
-    """The server. Made by `build`, which binds its port; it answers from `start` on."""
+    """The server. Made by `build`, which binds its sockets; it answers from `start` on."""
 
-    def __init__(self, sock: socket.socket, ctx: Context) -> None:
-        host, port = sock.getsockname()[:2]
-        self.where = Where(host, port)
-        self._sock, self._ctx = sock, ctx
+    def __init__(self, local: socket.socket, port: socket.socket | None, ctx: Context) -> None:
+        """local: the unix socket; port: the TCP socket, if one is wanted."""
+        self.where = Where(*port.getsockname()[:2]) if port is not None else None
+        self._local, self._port, self._ctx = local, port, ctx
         self._server: Any = None
         self._app: Any = None
         self._serving: asyncio.Task[None] | None = None
+        self._awaits_first = False
+        self._stopped = False
 
-    def start(self, post: Callable[[Callable[[], None]], None], engine: Engine) -> None:
+    def start(self, post: Post, engine: Engine) -> None:
         """Serve from now on. `post` runs a call on the loop's thread."""
+        if self._port is not None:
+            self._load_aside(post, engine)
+        else:
+            post(lambda: self._await_first(post, engine))
+
+    def _await_first(self, post: Post, engine: Engine) -> None:
+        """Have the web server come with the first connection; until then the kernel holds it."""
+        if not self._stopped:
+            self._awaits_first = True
+            asyncio.get_running_loop().add_reader(self._local.fileno(), self._on_first, post,
+                                                  engine)
+
+    def _on_first(self, post: Post, engine: Engine) -> None:
+        self._ignore_first()
+        self._load_aside(post, engine)
+
+    def _ignore_first(self) -> None:
+        if self._awaits_first:
+            self._awaits_first = False
+            asyncio.get_running_loop().remove_reader(self._local.fileno())
+
+    def _load_aside(self, post: Post, engine: Engine) -> None:
         threading.Thread(target=self._load, args=(post, engine), name="probes",
                          daemon=True).start()
 
-    def _load(self, post: Callable[[Callable[[], None]], None], engine: Engine) -> None:
+    def _load(self, post: Post, engine: Engine) -> None:
         """In a thread: import what takes time."""
         import prometheus_client.exposition  # noqa: F401
         import uvicorn
@@ -80,41 +111,61 @@ class Probes:
         post(self._serve)
 
     def _serve(self) -> None:
+        if self._stopped:
+            return
+        sockets = [self._local] if self._port is None else [self._local, self._port]
         # Not `Server.serve`: its main loop wakes ten times a second, and it takes the signals.
         self._serving = asyncio.get_running_loop().create_task(
-            self._server.startup(sockets=[self._sock]))
+            self._server.startup(sockets=sockets))
 
     def stop(self) -> None:
         """Drop the requests under way and listen no more. From the loop's thread."""
+        self._stopped = True
+        self._ignore_first()
         if self._server is not None and self._server.started:
             for listener in self._server.servers:
                 listener.close()
             for task in tuple(self._server.server_state.tasks):
                 task.cancel()
             self._app.close()
-        self._sock.close()
+        self._local.close()
+        if self._port is not None:
+            self._port.close()
 
 
-def build(ctx: Context) -> Probes | None:
-    """Bind the port that the configuration asks for; None = it asks for none.
+def build(ctx: Context) -> Probes:
+    """Bind the unix socket, and the port that the configuration asks for.
 
     A later incarnation of the watchdog listens where the first one did. Raises `BadConfig`.
     """
+    path = ctx.run_dir / SOCKET
+    path.unlink(missing_ok=True)  # of an incarnation that was killed
+    local = listening.listen_locally(path, BACKLOG)
+    try:
+        port = _bind_port(ctx)
+    except BaseException:
+        local.close()
+        raise
+    probes = Probes(local, port, ctx)
+    if probes.where is not None:
+        listening.write(ctx.run_dir / FILE, probes.where, ctx.role)
+    return probes
+
+
+def _bind_port(ctx: Context) -> socket.socket | None:
+    """The TCP socket; None if none is wanted. Raises `BadConfig`."""
     wanted = ctx.config.probes
     if wanted.probe_port is None:
         return None
     before = where(ctx.run_dir) if ctx.epoch > 1 else None
     port = before.port if before is not None else wanted.probe_port
     try:
-        sock = listening.listen(wanted.probe_host, port, BACKLOG)
+        return listening.listen(wanted.probe_host, port, BACKLOG)
     except OSError as error:
-        if ctx.epoch > 1:  # the engine lives: better without probes than not at all
-            LOG.error("no probes: cannot listen at %s:%d: %s", wanted.probe_host, port, error)
+        if ctx.epoch > 1:  # the engine lives: better without that port than not at all
+            LOG.error("no probes at %s:%d: %s", wanted.probe_host, port, error)
             return None
         raise _refused(wanted, error) from None
-    probes = Probes(sock, ctx)
-    listening.write(ctx.run_dir / FILE, probes.where, ctx.role)
-    return probes
 
 
 def _refused(wanted: ProbeConfig, error: OSError) -> BadConfig:

@@ -27,6 +27,8 @@ GENERATE_SECONDS = 10.0
 GENERATE_PAUSE = 1.0
 """Seconds from the start of a generation to that of the next one, however many ask."""
 PROMPT = [1]
+POSTED = frozenset({"/ping", "/health_generate"})
+"""Paths that may be asked by POST as well; the body is ignored."""
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 
 Scope = MutableMapping[str, Any]
@@ -76,10 +78,11 @@ class App:
         if route is None and path != "/health_generate":
             return answer(404, error={"message": f"no such path: {path[:200]}",
                                       "type": "not_found", "code": 404})
-        if method not in ("GET", "HEAD") and (method, path) != ("POST", "/ping"):
+        allowed = ("GET", "HEAD", "POST") if path in POSTED else ("GET", "HEAD")
+        if method not in allowed:
             refused = answer(405, error={"message": f"{method[:20]} is not allowed at {path}",
                                          "type": "method_not_allowed", "code": 405})
-            return refused._replace(headers=((b"allow", b"GET, HEAD"),))
+            return refused._replace(headers=((b"allow", ", ".join(allowed).encode()),))
         if route is None:
             return await self._generate()
         accept = next((v for k, v in scope["headers"] if k == b"accept"), b"")
