@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import httpx2 as httpx
 import openai
 from helpers_served import serving
+from starlette.types import ASGIApp
 
 from actorium.actors import engine
 from actorium.actors.client_requests import Completion, Request, StreamDelta
@@ -109,11 +110,17 @@ class ScriptedStream:
         raise StopAsyncIteration
 
 
-def scripted_client(monkeypatch: Any, script: Scripted, **settings: Any) -> openai.AsyncOpenAI:
-    """The openai package over a gateway's application, without sockets."""
-    scripted = Engine(Config(gateway=GatewayConfig(**settings)), Path("none"))
+def scripted_app(monkeypatch: Any, script: Scripted, config: Config | None = None) -> ASGIApp:
+    """A gateway's application over a script."""
+    scripted = Engine(config or Config(), Path("none"))
     scripted.client = script  # type: ignore[assignment]
     monkeypatch.setattr("actorium.actors.gateway.engine.AsyncDeltaStream", ScriptedStream)
-    transport = httpx.ASGITransport(app=build_app(scripted))
+    return build_app(scripted)
+
+
+def scripted_client(monkeypatch: Any, script: Scripted, **settings: Any) -> openai.AsyncOpenAI:
+    """The openai package over a gateway's application, without sockets."""
+    app = scripted_app(monkeypatch, script, Config(gateway=GatewayConfig(**settings)))
+    transport = httpx.ASGITransport(app=app)
     return openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="-", max_retries=0,
                               http_client=httpx.AsyncClient(transport=transport))

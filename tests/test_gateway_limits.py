@@ -22,7 +22,8 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import keys
 from actorium.actors.gateway.cors import Cors
 
-LONG = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+LONG = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True,
+        "stream_options": {"resumable": True}}
 SHORT = LONG | {"max_tokens": 600}
 
 
@@ -128,7 +129,8 @@ def test_a_tenant_cannot_take_up_what_is_anothers(served: Served) -> None:
     mark = stream.id()
     theirs = ask(served, "/v1/completions", SHORT, key="bob-key", Last_Event_ID=mark)
     assert (theirs.status, theirs.body["error"]["param"]) == (400, "Last-Event-ID")
-    own = ask(served, "/v1/completions", SHORT | {"max_tokens": 1, "stream": False}, key="bob-key",
+    own = ask(served, "/v1/completions", SHORT | {"max_tokens": 1, "stream": False,
+                                                  "stream_options": None}, key="bob-key",
               Idempotency_Key="one")
     assert own.status == 200 and own.body["usage"]["completion_tokens"] == 1
     again = Stream(served, SHORT, Last_Event_ID=mark)

@@ -22,7 +22,7 @@ from actorium.actors.gateway.replay import MAX_CHOICES
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}],
                         "max_tokens": 60, "temperature": 0, "stream": True,
-                        "stream_options": {"include_usage": True}}
+                        "stream_options": {"include_usage": True, "resumable": True}}
 LONG = BODY | {"max_tokens": 3000, "ignore_eos": True}
 MANY = LONG | {"max_tokens": 700}
 
@@ -119,7 +119,8 @@ def test_a_broken_stream_under_a_key_goes_on(served: Served) -> None:
 SEVERAL: dict[str, Any] = {
     "prompt": ["Once upon a time", [5, 6, 7], "The cat"], "n": 2, "max_tokens": 300,
     "temperature": 0, "ignore_eos": True, "stream": True, "echo": True,
-    "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True,
+                       "resumable": True}}
 
 
 def texts(found: list[Event]) -> list[str]:

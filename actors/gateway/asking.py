@@ -4,7 +4,8 @@
 gives that completion; with another body it is refused. Its request survives a connection that
 breaks for `gateway.resume_grace` seconds. `Last-Event-ID`, with the same path and body: the stream
 goes on after that event, if the engine still has its request: at any gateway, also after the death
-of the one that began it. Without a key a request ends with its connection.
+of the one that began it. Events have ids where one of the two headers or the body asks for them.
+Without a key a request ends with its connection.
 
 A request's name in the engine is the tenant's key, hashed, or random; then comes a hash of who has
 asked what. That keeps tenants apart here, and the engine hands requests over within a tenant only.
@@ -43,6 +44,10 @@ class Ask:
                             "spaces", "Idempotency-Key")
         last = found.get(b"last-event-id", b"").strip()
         self.mark: Mark | None = parse(last.decode("latin-1")) if last else None
+        self.resumable = bool(self.key) or self.mark is not None
+        """Its stream names each event, so that another call can take it up behind that one. The
+        body may ask for it as well (`stream_options.resumable`). Others have no ids: many clients
+        split a stream at its blank lines and take all that follows `data: `."""
         self.name = self._named()
         """Of the request, and of its answer: a stream keeps its id when it goes on."""
         self._digest = ""
@@ -73,7 +78,7 @@ class Ask:
     def source(self, request: Request, number: int, open_: Callable[[Request], Deltas],
                joins: Joins, grace: float) -> Deltas:
         """The deltas of one of the requests that the route makes of this one, from the first."""
-        if not self._from_http:
+        if not self._from_http or not self.resumable:
             return open_(request)
         name = f"{self.name}-{number}" if number else self.name
         rid = f"{name}.{self._digest}"
@@ -85,7 +90,7 @@ class Ask:
     def tracked(self, source: Deltas, choices: int) -> Deltas:
         """What the route streams, all its requests together; from the caller's event on. choices:
         of all of them. Raises `HttpError` 400."""
-        if not self._from_http:
+        if not self._from_http or not self.resumable:
             return source
         if choices > MAX_CHOICES:
             if self.mark is not None:

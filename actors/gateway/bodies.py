@@ -23,7 +23,10 @@ _PLACE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 
 async def read(request: Request, kind: type[Body]) -> Body:
     """The request's body as a `kind`. Raises `HttpError` 400 or 413."""
-    return decode(await raw(request), kind)
+    body = decode(await raw(request), kind)
+    if getattr(body, "resumable", False):
+        request.app.ask.resumable = True
+    return body
 
 
 async def raw(request: Request) -> bytes:

@@ -22,6 +22,8 @@ class StreamOptions(Struct):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    resumable: bool = False
+    """Each event has an id; a call with that as `Last-Event-ID` goes on behind it."""
 
 
 class SamplingFields(FormatFields, kw_only=True):
@@ -63,6 +65,11 @@ class SamplingFields(FormatFields, kw_only=True):
     def continuous_usage(self) -> bool:
         """Each chunk has it."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def resumable(self) -> bool:
+        """Its events have ids."""
+        return self.stream_options is not None and self.stream_options.resumable
 
 
 def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> SamplingParams:
