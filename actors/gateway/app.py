@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
@@ -10,31 +13,40 @@ from actorium.actors.gateway.dashboard import Dashboard
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.guard import Guard
 from actorium.actors.gateway.openapi import OpenApi
+from actorium.actors.gateway.routes import ROUTES
 
-POST = ["POST"]
+Handler = Callable[..., Any]
 
 
 def build_app(engine: Engine) -> ASGIApp:
     """The ASGI application. A bare router: errors are the guard's to tell."""
+    handlers = handlers_of(engine)
     return Guard(Router(redirect_slashes=False, routes=[
-        Route("/", page.load().serve),
-        Route("/dashboard/events", Dashboard(engine).serve),
-        Route("/v1/chat/completions", chat.completions, methods=POST),
-        Route("/v1/responses", responses.responses, methods=POST),
-        Route("/v1/messages", messages.messages, methods=POST),
-        Route("/v1/messages/count_tokens", messages.count_tokens, methods=POST),
-        Route("/v1/completions", completions.completions, methods=POST),
-        Route("/v1/models", native.models),
-        Route("/v1/models/{name:path}", native.model),
-        Route("/tokenize", native.tokenize, methods=POST),
-        Route("/detokenize", native.detokenize, methods=POST),
-        Route("/generate", native.generate, methods=POST),
-        Route("/abort_request", native.abort, methods=POST),
-        Route("/flush_cache", native.flush_cache, methods=POST),
-        Route("/model_info", native.model_info),
-        Route("/server_info", native.server_info),
-        Route("/version", native.version),
-        Route("/health", native.health),
-        Route("/openapi.json", OpenApi().serve),
-        *(Route(path, proxy.probe, methods=methods) for path, methods in proxy.METHODS.items()),
-    ]), engine)
+        Route(path, handlers[route.name], methods=route.methods)
+        for route in ROUTES for path in route.paths]), engine)
+
+
+def handlers_of(engine: Engine) -> dict[str, Handler]:
+    """What answers, by the routes' names."""
+    return {
+        "page": page.load().serve,
+        "dashboard": Dashboard(engine).serve,
+        "chat": chat.completions,
+        "completions": completions.completions,
+        "responses": responses.responses,
+        "messages": messages.messages,
+        "count_tokens": messages.count_tokens,
+        "models": native.models,
+        "model": native.model,
+        "tokenize": native.tokenize,
+        "detokenize": native.detokenize,
+        "generate": native.generate,
+        "abort": native.abort,
+        "flush_cache": native.flush_cache,
+        "model_info": native.model_info,
+        "server_info": native.server_info,
+        "version": native.version,
+        "health": native.health,
+        "openapi": OpenApi().serve,
+        "probe": proxy.probe,
+    }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 Headers = list[tuple[bytes, bytes]]
 _GRANTED: Headers = [
-    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
     (b"access-control-allow-headers", b"authorization, content-type, idempotency-key, "
                                       b"last-event-id, x-api-key, x-request-id"),
     (b"access-control-max-age", b"600")]

@@ -22,6 +22,12 @@ RETRY_AFTER = 1
 """Seconds after which a refused request is worth sending again, as far as anybody knows."""
 INVALID, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
 
+ANTHROPIC_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: LIMIT, 503: "overloaded_error", 504: "timeout_error"}
+"""What Anthropic's API calls errors, by status; other faults of the request are
+`invalid_request_error`, of the server `api_error`."""
+
 _KINDS: tuple[tuple[type[ActoriumError], int, str, str], ...] = (
     (ContextOverflow, 400, INVALID, "context_length_exceeded"),
     (InvalidRequest, 400, INVALID, "invalid_request"),
@@ -52,9 +58,15 @@ class HttpError(Exception):
         return RETRY_AFTER if self.status in (429, 503) else 0
 
     def body(self) -> dict[str, Any]:
-        """The JSON object."""
+        """The JSON object, as OpenAI's clients know it."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param,
                           "code": self.code}}
+
+    def anthropic_body(self, request_id: str | None = None) -> dict[str, Any]:
+        """The JSON object, as Anthropic's clients know it; in a stream there is no request_id."""
+        kind = ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else INVALID)
+        told = {"type": "error", "error": {"type": kind, "message": self.message}}
+        return told if request_id is None else told | {"request_id": request_id}
 
 
 def http_error(error: ActoriumError) -> HttpError:

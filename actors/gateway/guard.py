@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -21,15 +21,13 @@ from actorium.actors.gateway.asking import Ask
 from actorium.actors.gateway.cors import Cors
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.errors import SERVER, HttpError, http_error
-from actorium.actors.gateway.keys import OPEN_PATHS, Keys, shown
+from actorium.actors.gateway.keys import Keys, shown
+from actorium.actors.gateway.routes import Access, Errors, find
 
 LOG = logging.getLogger("actorium.gateway")
 CONNECTIONS = "actorium.connections"
 """In a scope: how many connections this process has."""
 MAX_URL, MAX_HEADERS = 8 << 10, 64 << 10
-COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses",
-                         "/v1/messages", "/generate"})
-"""What needs an engine that is at work."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -70,7 +68,8 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        engine, told = self._engine, _Told(send)
+        engine, route = self._engine, find(scope["path"])
+        told = _Told(send, route.errors)
         headers = dict(scope["headers"])
         given = _request_id(headers.get(b"x-request-id", b""))
         told.extra = [(b"x-request-id", given.encode() or os.urandom(12).hex().encode()),
@@ -90,9 +89,9 @@ class Guard:
             answer_id = ask.name if ask.key else given or ask.name
             scope["actorium.caller"] = Caller(answer_id, tenant)
             scope["app"] = engine.asked(ask)  # also has the router raise what it refuses
-            if engine.draining and scope["path"] not in OPEN_PATHS:
+            if engine.draining and route.access is not Access.OPEN:
                 raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
-            if scope["path"] in COMPLETIONS and ask.mark is None:
+            if route.generates and ask.mark is None:
                 await engine.gate.enter()
             await self._app(scope, receive, told)
         except ActoriumError as error:
@@ -114,8 +113,8 @@ class Guard:
 class _Told:
     """`send`, which remembers whether the answer has begun, and adds headers to it."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, errors: Errors) -> None:
+        self._send, self._errors = send, errors
         self._begun = False
         self.extra: list[tuple[bytes, bytes]] = []
 
@@ -134,7 +133,7 @@ class _Told:
         """Answer with the error, unless an answer has begun."""
         if self._begun:
             return
-        body = msgspec.json.encode(error.body())
+        body = msgspec.json.encode(self._body(error))
         headers = [(b"content-type", b"application/json"),
                    (b"content-length", str(len(body)).encode())]
         if error.retry_after:
@@ -145,6 +144,11 @@ class _Told:
             headers.append((b"www-authenticate", b"Bearer"))
         await self({"type": "http.response.start", "status": error.status, "headers": headers})
         await self({"type": "http.response.body", "body": body})
+
+    def _body(self, error: HttpError) -> dict[str, Any]:
+        if self._errors is Errors.OPENAI:
+            return error.body()
+        return error.anthropic_body(dict(self.extra)[b"x-request-id"].decode())
 
 
 def _refusal(scope: Scope, error: HTTPException) -> HttpError:

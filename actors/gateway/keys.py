@@ -12,11 +12,9 @@ import msgspec
 from actorium.actors.config import GatewayConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.routes import Access, find
 from actorium.actors.messages import Tenant
 
-OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/startupz", "/ping", "/version",
-                        "/favicon.ico", "/openapi.json"})
-ADMIN_PATHS = frozenset({"/flush_cache"})
 HASHED = "sha256:"
 MAX_FILE = 4 << 20
 
@@ -37,8 +35,9 @@ class Keys:
     def check(self, path: str, authorization: bytes) -> str:
         """The caller's tenant. Raises `HttpError` 401 unless the header has a key that the path
         takes."""
-        admin = path in ADMIN_PATHS and self._admin is not None
-        if path in OPEN_PATHS or not (self._locked or admin):
+        access = find(path).access
+        admin = access is Access.ADMIN and self._admin is not None
+        if access is Access.OPEN or not (self._locked or admin):
             return ""
         kind, _, given = authorization.partition(b" ")
         digest = _digest(given.strip())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, Iterable
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -27,12 +27,6 @@ from actorium.actors.gateway.streams import together
 from actorium.actors.gateway.tools import MAX_TOOLS
 
 _encode = msgspec.json.Encoder().encode
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-         404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
-         503: "overloaded_error", 504: "timeout_error"}
-"""What errors are called, by status."""
-
-
 class MessageUsage(Struct, kw_only=True):
     input_tokens: int = 0
     cache_creation_input_tokens: int = 0
@@ -53,32 +47,6 @@ class Message(Struct, kw_only=True):
     usage: MessageUsage
 
 
-Answering = Callable[[HttpRequest], Awaitable[Response | EventStream]]
-
-
-def told_their_way(route: Answering) -> Answering:
-    """The same route, with refusals as Anthropic's clients know them."""
-
-    async def wrapped(http: HttpRequest) -> Response | EventStream:
-        try:
-            return await route(http)
-        except ActoriumError as error:
-            refused = http_error(error)
-        except HttpError as error:
-            refused = error
-        headers = {"retry-after": str(refused.retry_after)} if refused.retry_after else None
-        told = _error(refused) | {"request_id": caller(http).request_id}
-        return Reply(_encode(told), refused.status, headers)
-
-    return wrapped
-
-
-def _error(error: HttpError) -> dict[str, Any]:
-    kind = KINDS.get(error.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
-
-
-@told_their_way
 async def messages(http: HttpRequest) -> Response | EventStream:
     """`/v1/messages`."""
     engine = engine_of(http)
@@ -88,11 +56,10 @@ async def messages(http: HttpRequest) -> Response | EventStream:
     one = Answer(engine, await engine.facts(), body, caller(http).request_id)
     request = one.request(caller(http).tenant)
     if body.stream:
-        return EventStream(await _begun(one.events(request)), last=b"")
+        return EventStream(one.events(request), last=b"")
     return Reply(_encode(await one.whole(request)))
 
 
-@told_their_way
 async def count_tokens(http: HttpRequest) -> Response:
     """`/v1/messages/count_tokens`: of the prompt that the body becomes."""
     engine, body = engine_of(http), await bodies.read(http, CountBody)
@@ -100,21 +67,6 @@ async def count_tokens(http: HttpRequest) -> Response:
     ids = await engine.client.tokenize_chat(body.turns(), body.template_args(),
                                             body.choice().shown, timeout=30.0)
     return Reply(_encode({"input_tokens": len(ids)}))
-
-
-async def _begun(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same, once the first has come: until then an error is a refusal."""
-    first = await anext(events, b"")
-
-    async def whole() -> AsyncGenerator[bytes, None]:
-        try:
-            yield first
-            async for one in events:
-                yield one
-        finally:
-            await events.aclose()
-
-    return whole()
 
 
 class Answer:
@@ -193,7 +145,7 @@ class Answer:
             except ActoriumError as error:
                 if not begun:
                     raise
-                yield _written([Event(**_error(http_error(error)))])
+                yield _written([Event(**http_error(error).anthropic_body())])
 
     def _start(self, counts: Running) -> Event:
         used = _usage(counts.usage())

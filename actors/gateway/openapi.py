@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import re
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -13,7 +14,6 @@ from actorium import __version__
 from actorium.actors.gateway.chat_body import ChatBody, ChatCompletion
 from actorium.actors.gateway.completion_body import CompletionBody, TextCompletion
 from actorium.actors.gateway.guard import Reply
-from actorium.actors.gateway.keys import ADMIN_PATHS, OPEN_PATHS
 from actorium.actors.gateway.messages_body import CountBody, MessagesBody
 from actorium.actors.gateway.native import (
     AbortBody,
@@ -22,6 +22,7 @@ from actorium.actors.gateway.native import (
     TokenizeBody,
 )
 from actorium.actors.gateway.responses_body import ResponsesBody
+from actorium.actors.gateway.routes import PARAMETER, ROUTES, Access, Errors, Route
 
 REF = "#/components/schemas/{name}"
 
@@ -41,55 +42,77 @@ class Refusal(Struct):
     error: Told
 
 
+class MessagesTold(Struct):
+    """What is wrong, in Anthropic's words."""
+
+    type: str
+    message: str
+
+
+class MessagesRefusal(Struct):
+    """The same of `/v1/messages`."""
+
+    error: MessagesTold
+    type: Literal["error"] = "error"
+    request_id: str | None = None
+
+
 class Operation(NamedTuple):
-    """One route."""
+    """What one route does."""
 
     summary: str
     body: type | None = None
     answer: Any = dict[str, Any]
     streams: bool = False
-    media: str = "application/json"
 
 
-_PROBE = "A probe of the watchdog"
 OPERATIONS: dict[str, Operation] = {
-    "/v1/chat/completions": Operation("Complete a conversation", ChatBody, ChatCompletion, True),
-    "/v1/completions": Operation("Complete texts", CompletionBody, TextCompletion, True),
-    "/v1/responses": Operation("Make a response", ResponsesBody, streams=True),
-    "/v1/messages": Operation("Complete a conversation, as Anthropic's API does", MessagesBody,
-                              streams=True),
-    "/v1/messages/count_tokens": Operation("Tokens of a conversation", CountBody),
-    "/v1/models": Operation("The models that are served"),
-    "/v1/models/{name}": Operation("One of them"),
-    "/tokenize": Operation("Token ids of a text", TokenizeBody),
-    "/detokenize": Operation("Text of token ids", DetokenizeBody),
-    "/generate": Operation("Complete a prompt, by the SDK's names", GenerateBody,
-                           streams=True),
-    "/abort_request": Operation("End a request", AbortBody),
-    "/flush_cache": Operation("Forget cached prefixes", Struct),
-    "/model_info": Operation("What the model is"),
-    "/server_info": Operation("Configuration and gauges"),
-    "/version": Operation("The version"),
-    "/health": Operation("Whether a request that came now would be served"),
-    "/openapi.json": Operation("This"),
-    **{path: Operation(_PROBE) for path in ("/livez", "/readyz", "/startupz", "/ping", "/load",
-                                            "/health_generate")},
-    "/metrics": Operation("Metrics as Prometheus reads them", media="text/plain"),
+    "chat": Operation("Complete a conversation", ChatBody, ChatCompletion, True),
+    "completions": Operation("Complete texts", CompletionBody, TextCompletion, True),
+    "responses": Operation("Make a response", ResponsesBody, streams=True),
+    "messages": Operation("Complete a conversation, as Anthropic's API does", MessagesBody,
+                          streams=True),
+    "count_tokens": Operation("Tokens of a conversation", CountBody),
+    "models": Operation("The models that are served"),
+    "model": Operation("One of them"),
+    "tokenize": Operation("Token ids of a text", TokenizeBody),
+    "detokenize": Operation("Text of token ids", DetokenizeBody),
+    "generate": Operation("Complete a prompt, by the SDK's names", GenerateBody, streams=True),
+    "abort": Operation("End a request", AbortBody),
+    "flush_cache": Operation("Forget cached prefixes"),
+    "model_info": Operation("What the model is"),
+    "server_info": Operation("Configuration and gauges"),
+    "version": Operation("The version"),
+    "health": Operation("Whether a request that came now would be served"),
+    "openapi": Operation("This"),
+    "probe": Operation("A probe of the watchdog"),
 }
-"""By path. Those with a body are asked by POST, the others by GET."""
+"""By the routes' names."""
+PAGES = frozenset({"page", "dashboard"})
+"""Routes for people, which the document leaves out."""
+MEDIA = {"/metrics": "text/plain"}
+"""Of paths whose answer is not JSON."""
 
 
 def document() -> dict[str, Any]:
     """The whole document."""
     types = [kind for one in OPERATIONS.values() for kind in (one.body, one.answer)
-             if kind not in (None, Struct)]
-    schemas, components = msgspec.json.schema_components([*types, Refusal], ref_template=REF)
-    found = iter(schemas[:-1])
-    paths = {}
-    for path, one in OPERATIONS.items():
-        body = next(found) if one.body not in (None, Struct) else None
-        paths[path] = {"get" if one.body is None else "post":
-                       _operation(path, one, body, next(found), schemas[-1])}
+             if kind is not None]
+    schemas, components = msgspec.json.schema_components(
+        [*types, Refusal, MessagesRefusal], ref_template=REF)
+    refusals = dict(zip(Errors, schemas[-2:], strict=True))
+    found = iter(schemas)
+    shapes = {name: (next(found) if one.body is not None else None, next(found))
+              for name, one in OPERATIONS.items()}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        for path in route.paths if route.name not in PAGES else ():
+            for method in route.methods:
+                made = _operation(path, method, route, *shapes[route.name])
+                made["responses"]["default"] = {
+                    "description": "Why there is none", "content": {
+                        "application/json": {"schema": refusals[route.errors]}}}
+                paths.setdefault(PARAMETER.sub(r"{\1}", path), {})[method.lower()] = made
     return {
         "openapi": "3.1.0",
         "info": {"title": "actorium", "version": __version__},
@@ -98,27 +121,26 @@ def document() -> dict[str, Any]:
             "key": {"type": "http", "scheme": "bearer"}}}}
 
 
-def _operation(path: str, one: Operation, body: Any, answer: Any, refusal: Any) -> dict[str, Any]:
-    content = {one.media: {"schema": answer if one.media == "application/json" else {}}}
+def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> dict[str, Any]:
+    one, media = OPERATIONS[route.name], MEDIA.get(path, "application/json")
+    content = {media: {"schema": answer if media == "application/json" else {}}}
     if one.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
+    words = re.sub(r"\W+", "_", PARAMETER.sub(r"\1", path)).strip("_")
     made: dict[str, Any] = {
-        "summary": one.summary,
-        "operationId": (path.strip("/") or "page").replace("/", "_"),
-        "responses": {"200": {"description": "The answer", "content": content},
-                      "default": {"description": "Why there is none", "content": {
-                          "application/json": {"schema": refusal}}}}}
-    if body is not None:
+        "summary": one.summary if path == route.paths[0] else f"As {route.paths[0]}",
+        "operationId": words if method == route.methods[0] else f"{words}_{method.lower()}",
+        "responses": {"200": {"description": "The answer", "content": content}}}
+    if body is not None and method == "POST":
         made["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    if path not in OPEN_PATHS:
-        made["security"] = [{"key": []}] if path in ADMIN_PATHS else [{"key": []}, {}]
-    if "{name}" in path:
-        made["parameters"] = [{"name": "name", "in": "path", "required": True,
-                               "schema": {"type": "string"}}]
-    elif one.streams:
-        made["parameters"] = [{"name": name, "in": "header", "required": False,
-                               "schema": {"type": "string"}}
-                              for name in ("Idempotency-Key", "Last-Event-ID")]
+    if route.access is not Access.OPEN:
+        made["security"] = [{"key": []}] if route.access is Access.ADMIN else [{"key": []}, {}]
+    names = [("path", found[1], True) for found in PARAMETER.finditer(path)]
+    if one.streams:
+        names += [("header", name, False) for name in ("Idempotency-Key", "Last-Event-ID")]
+    if names:
+        made["parameters"] = [{"name": name, "in": where, "required": needed,
+                               "schema": {"type": "string"}} for where, name, needed in names]
     return made
 
 

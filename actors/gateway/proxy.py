@@ -12,16 +12,13 @@ from actorium.actors.gateway.errors import SERVER, HttpError
 from actorium.actors.gateway.guard import engine_of
 from actorium.actors.watchdog.probes import SOCKET
 
-METHODS = {"/livez": ["GET"], "/readyz": ["GET"], "/startupz": ["GET"], "/metrics": ["GET"],
-           "/load": ["GET"], "/ping": ["GET", "POST"], "/health_generate": ["GET", "POST"]}
-"""The paths, and how each may be asked."""
 SECONDS = 15.0
 MAX_ANSWER = 16 << 20
 _HEADERS = (b"content-type", b"retry-after", b"cache-control")
 
 
 async def probe(http: HttpRequest) -> Response:
-    """Any of `METHODS`, as the watchdog answers it. The body of a POST is ignored."""
+    """A probe, as the watchdog answers it. The body of a POST is ignored."""
     accept = http.headers.get("accept", "*/*").replace("\n", " ")[:1000]
     method = "POST" if http.method == "POST" else "GET"  # of a HEAD the server drops the body
     try:

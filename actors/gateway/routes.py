@@ -1,0 +1,108 @@
+"""The routes of a gateway, and what each of them demands: one table for the router, the guard, the
+keys and the OpenAPI document. Pure data: `app` and `openapi` know the handlers and the bodies by
+the routes' names.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+
+class Access(Enum):
+    """Who may call, where the gateway has keys."""
+
+    OPEN = "open"
+    """Anybody, also while the engine stops."""
+    KEY = "key"
+    ADMIN = "admin"
+    """Who has the administrator's key, if there is one, else any key."""
+
+
+class Errors(Enum):
+    """Whose clients read the refusals."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+GET, POST, DELETE = ("GET",), ("POST",), ("DELETE",)
+BOTH = ("GET", "POST")
+
+
+class Route(NamedTuple):
+    """One operation, and where it is found."""
+
+    name: str
+    """Of its handler and its operation."""
+    methods: tuple[str, ...]
+    paths: tuple[str, ...]
+    """The first is the one that documents use, the others mean the same."""
+    access: Access = Access.KEY
+    generates: bool = False
+    """Needs an engine that is at work: requests wait while it recovers."""
+    errors: Errors = Errors.OPENAI
+
+
+def _probe(path: str, access: Access, methods: tuple[str, ...] = GET) -> Route:
+    return Route("probe", methods, (path,), access)
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("page", GET, ("/",), Access.OPEN),
+    Route("dashboard", GET, ("/dashboard/events",)),
+    Route("chat", POST, ("/v1/chat/completions", "/chat/completions"), generates=True),
+    Route("completions", POST, ("/v1/completions", "/completions"), generates=True),
+    Route("responses", POST, ("/v1/responses", "/responses"), generates=True),
+    Route("messages", POST, ("/v1/messages", "/messages"), generates=True,
+          errors=Errors.ANTHROPIC),
+    Route("count_tokens", POST, ("/v1/messages/count_tokens", "/messages/count_tokens"),
+          errors=Errors.ANTHROPIC),
+    Route("models", GET, ("/v1/models", "/models")),
+    Route("model", GET, ("/v1/models/{name:path}", "/models/{name:path}")),
+    Route("tokenize", POST, ("/tokenize",)),
+    Route("detokenize", POST, ("/detokenize",)),
+    Route("generate", POST, ("/generate",), generates=True),
+    Route("abort", POST, ("/abort_request",)),
+    Route("flush_cache", POST, ("/flush_cache",), Access.ADMIN),
+    Route("model_info", GET, ("/model_info",)),
+    Route("server_info", GET, ("/server_info",)),
+    Route("version", GET, ("/version",), Access.OPEN),
+    Route("health", GET, ("/health", "/v1/health"), Access.OPEN),
+    Route("openapi", GET, ("/openapi.json",), Access.OPEN),
+    _probe("/livez", Access.OPEN),
+    _probe("/readyz", Access.OPEN),
+    _probe("/startupz", Access.OPEN),
+    _probe("/ping", Access.OPEN, BOTH),
+    _probe("/metrics", Access.KEY),
+    _probe("/load", Access.KEY),
+    _probe("/health_generate", Access.KEY, BOTH),
+)
+PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+"""Of a path: its name, and whether it may hold slashes."""
+_NO_KEY = Route("", GET, ("/favicon.ico",), Access.OPEN)
+"""Browsers ask by themselves, without a key."""
+_UNKNOWN = Route("", (), ())
+_EXACT = {path: route for route in (*ROUTES, _NO_KEY) for path in route.paths if "{" not in path}
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(PARAMETER.sub(lambda m: ".+" if m[2] else "[^/]+", path))
+
+
+_PATTERNS = [(_pattern(path), route) for route in ROUTES for path in route.paths if "{" in path]
+_ANTHROPIC = tuple(path for route in ROUTES if route.errors is Errors.ANTHROPIC
+                   for path in route.paths)
+
+
+def find(path: str) -> Route:
+    """The rules of a path. One that no route has needs a key, as most do: what is served is
+    nothing for those who have none."""
+    found = _EXACT.get(path)
+    if found is not None:
+        return found
+    for pattern, route in _PATTERNS:
+        if pattern.fullmatch(path):
+            return route
+    return _UNKNOWN._replace(errors=Errors.ANTHROPIC) if path.startswith(_ANTHROPIC) else _UNKNOWN

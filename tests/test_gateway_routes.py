@@ -1,0 +1,96 @@
+"""The table of routes: every alias has the rules of what it stands for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from helpers_gateway import Scripted
+
+from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.gateway.app import build_app
+from actorium.actors.gateway.engine import Engine
+from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.keys import Keys
+from actorium.actors.gateway.routes import ROUTES, Access, Errors, find
+
+TURN = [{"role": "user", "content": "Hi"}]
+
+
+def filled(path: str) -> str:
+    """The path as a caller writes it."""
+    return path.replace("{name:path}", "a/b").replace("{id}", "resp_1")
+
+
+def ask(method: str, path: str, body: Any = None, headers: dict[str, str] | None = None,
+        content: bytes | None = None, **settings: Any) -> httpx.Response:
+    """One request to a gateway whose engine says "ok"."""
+    engine = Engine(Config(gateway=GatewayConfig(**settings)), Path("none"))
+    engine.client = Scripted(["ok"])  # type: ignore[assignment]
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=build_app(engine))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return await client.request(method, path, headers=headers,
+                                        **({"json": body} if content is None
+                                           else {"content": content}))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [path for route in ROUTES for path in route.paths])
+def test_each_path_has_the_rules_of_its_route(path: str) -> None:
+    route = next(route for route in ROUTES if path in route.paths)
+    found = find(filled(path))
+    assert (found.access, found.generates, found.errors) == \
+        (route.access, route.generates, route.errors)
+    keys = Keys(GatewayConfig(api_key="secret", admin_key="root"))
+    if route.access is not Access.OPEN:
+        with pytest.raises(HttpError):
+            keys.check(filled(path), b"")
+        with pytest.raises(HttpError):
+            keys.check(filled(path), b"Bearer wrong")
+    keys.check(filled(path), b"Bearer root")
+
+
+def test_a_path_that_nothing_answers_needs_a_key() -> None:
+    assert find("/v2/none").access is Access.KEY and not find("/v2/none").generates
+    assert find("/v1/messages/batches").errors is Errors.ANTHROPIC
+    assert find("/v1/chat/completions/").access is Access.KEY
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/chat/completions", {"messages": TURN}), ("/completions", {"prompt": "Hi"}),
+    ("/responses", {"input": "Hi"}), ("/messages", {"messages": TURN, "max_tokens": 5})])
+def test_unprefixed_paths_answer_as_the_prefixed_ones(path: str, body: Any) -> None:
+    plain, prefixed = ask("POST", path, body), ask("POST", f"/v1{path}", body)
+    assert (plain.status_code, prefixed.status_code) == (200, 200)
+    assert set(plain.json()) == set(prefixed.json())
+
+
+MESSAGE = {"model": "demo", "max_tokens": 5, "messages": TURN}
+
+
+@pytest.mark.parametrize(("status", "kind", "call"), [
+    (401, "authentication_error", {"api_key": "secret"}),
+    (400, "invalid_request_error", {"content": b"{"}),
+    (404, "not_found_error", {"body": MESSAGE | {"model": "other"}}),
+    (413, "request_too_large", {"body": MESSAGE | {"system": "x" * 2000}, "max_body_bytes": 1024}),
+    (405, "invalid_request_error", {"method": "GET"}),
+    (404, "not_found_error", {"path": "/v1/messages/batches"}),
+    (431, "invalid_request_error", {"headers": {"x-long": "a" * 70_000}})])
+def test_every_refusal_of_messages_is_in_anthropics_shape(status: int, kind: str,
+                                                          call: dict[str, Any]) -> None:
+    made = {"method": "POST", "path": "/v1/messages", "body": MESSAGE} | call
+    answer = ask(**made)
+    told = answer.json()
+    assert (answer.status_code, told["type"], told["error"]["type"]) == (status, "error", kind)
+    assert told["error"]["message"] and told["request_id"] == answer.headers["x-request-id"]
+
+
+def test_other_routes_keep_openais_shape() -> None:
+    told = ask("POST", "/v1/chat/completions", {"messages": []}).json()
+    assert set(told) == {"error"} and told["error"]["param"] == "messages"
