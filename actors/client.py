@@ -71,17 +71,20 @@ class Client:
     def generate(self, prompt: calls.Prompts,
                  params: SamplingParams | Sequence[SamplingParams] | None = None,
                  timeout: float | None = None, return_errors: bool = False,
-                 priority: int = 0) -> Any:
+                 priority: int = 0, truncate_prompt_tokens: int | None = None,
+                 cache_salt: str | None = None) -> Any:
         """Complete one prompt or many, and wait for all of them.
 
         `prompt` is text, a list of token ids, or a list of either. What comes back:
         one prompt: a `Completion`; with n > 1 a list of n. Several prompts: a list in their order
         of `Completion` (n == 1) or of lists of n. `params` may be a list, one for each prompt.
         `timeout` (seconds) counts for each request from when it is sent. A higher `priority` goes
-        first where the engine schedules by priority. The first error is raised and the rest
+        first where the engine schedules by priority. `truncate_prompt_tokens` and `cache_salt` are
+        those of `Request`. The first error is raised and the rest
         aborted, unless `return_errors`: then errors stand in the list of results.
         """
-        requests, shape = calls.requests(prompt, params, timeout, priority)
+        requests, shape = calls.requests(prompt, params, timeout, priority,
+                                         truncate_prompt_tokens, cache_salt)
         found: list[Any] = [None] * len(requests)
         results = self.run(requests)
         for index, result in results:
@@ -111,24 +114,35 @@ class Client:
             self._abort(batch.cancel())
 
     def stream(self, prompt: calls.Prompt, params: SamplingParams | None = None,
-               timeout: float | None = None, priority: int = 0) -> DeltaStream:
+               timeout: float | None = None, priority: int = 0,
+               truncate_prompt_tokens: int | None = None,
+               cache_salt: str | None = None) -> DeltaStream:
         """Iterate over what is new, delta by delta, of one prompt (all its n choices).
 
         Closing the iterator, or leaving a `for` loop over it, aborts the request.
         """
         return self._stream(Request(prompt=prompt, params=params, timeout=timeout,
-                                    priority=priority))
+                                    priority=priority, cache_salt=cache_salt,
+                                    truncate_prompt_tokens=truncate_prompt_tokens))
 
     def chat(self, messages: list[Any], params: SamplingParams | None = None,
              stream: bool = False, timeout: float | None = None,
-             template_args: dict[str, Any] | None = None, priority: int = 0) -> Any:
+             template_args: dict[str, Any] | None = None, priority: int = 0,
+             chat_template: str | None = None, add_generation_prompt: bool = True,
+             continue_final_message: bool = False, truncate_prompt_tokens: int | None = None,
+             cache_salt: str | None = None) -> Any:
         """Answer a conversation: `generate` of the model's chat template over `messages`.
 
-        `messages` are `{"role": ..., "content": ...}`. Returns a `Completion` (a list for n > 1),
+        `messages` are `{"role": ..., "content": ...}`; what follows `priority` is as in `Request`.
+        Returns a `Completion` (a list for n > 1),
         or with `stream` a `DeltaStream`.
         """
         request = Request(messages=messages, params=params, timeout=timeout,
-                          template_args=template_args or {}, priority=priority)
+                          template_args=template_args or {}, priority=priority,
+                          chat_template=chat_template, cache_salt=cache_salt,
+                          add_generation_prompt=add_generation_prompt,
+                          continue_final_message=continue_final_message,
+                          truncate_prompt_tokens=truncate_prompt_tokens)
         if stream:
             return self._stream(request)
         results = self.run([request])
@@ -160,9 +174,12 @@ class Client:
 
     def tokenize_chat(self, messages: list[Any], template_args: dict[str, Any] | None = None,
                       tools: list[dict[str, Any]] | None = None,
-                      timeout: float | None = None) -> list[int]:
-        """Token ids of the prompt that the model's chat template makes of `messages`."""
-        question = calls.tokenize_chat(messages, template_args or {}, tools or [])
+                      timeout: float | None = None, chat_template: str | None = None,
+                      add_generation_prompt: bool = True,
+                      continue_final_message: bool = False) -> list[int]:
+        """Token ids of the prompt that the chat template makes of `messages`, as `chat` does."""
+        question = calls.tokenize_chat(messages, template_args, tools, chat_template,
+                                       add_generation_prompt, continue_final_message)
         return calls.ids_of(self._ask(TOKENIZER, question, timeout))
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False,

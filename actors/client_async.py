@@ -52,9 +52,11 @@ class AsyncClient:
     async def generate(self, prompt: calls.Prompts,
                        params: SamplingParams | Sequence[SamplingParams] | None = None,
                        timeout: float | None = None, return_errors: bool = False,
-                       priority: int = 0) -> Any:
+                       priority: int = 0, truncate_prompt_tokens: int | None = None,
+                       cache_salt: str | None = None) -> Any:
         """As `Client.generate`."""
-        requests, shape = calls.requests(prompt, params, timeout, priority)
+        requests, shape = calls.requests(prompt, params, timeout, priority,
+                                         truncate_prompt_tokens, cache_salt)
         found: list[Any] = [None] * len(requests)
         results = self.run(requests)
         try:
@@ -86,18 +88,29 @@ class AsyncClient:
             self._abort(batch.cancel())
 
     def stream(self, prompt: calls.Prompt, params: SamplingParams | None = None,
-               timeout: float | None = None, priority: int = 0) -> AsyncDeltaStream:
+               timeout: float | None = None, priority: int = 0,
+               truncate_prompt_tokens: int | None = None,
+               cache_salt: str | None = None) -> AsyncDeltaStream:
         """As `Client.stream`; use `async for`. `aclose` it when leaving early: unlike a `for`
         loop, `async for` does not tell an abandoned iterator at once."""
-        return AsyncDeltaStream(self, Request(prompt=prompt, params=params, timeout=timeout,
-                                              priority=priority))
+        return AsyncDeltaStream(self, Request(
+            prompt=prompt, params=params, timeout=timeout, priority=priority,
+            cache_salt=cache_salt, truncate_prompt_tokens=truncate_prompt_tokens))
 
     async def chat(self, messages: list[Any], params: SamplingParams | None = None,
                    stream: bool = False, timeout: float | None = None,
-                   template_args: dict[str, Any] | None = None, priority: int = 0) -> Any:
+                   template_args: dict[str, Any] | None = None, priority: int = 0,
+                   chat_template: str | None = None, add_generation_prompt: bool = True,
+                   continue_final_message: bool = False,
+                   truncate_prompt_tokens: int | None = None,
+                   cache_salt: str | None = None) -> Any:
         """As `Client.chat`; with `stream` an `AsyncDeltaStream`."""
         request = Request(messages=messages, params=params, timeout=timeout,
-                          template_args=template_args or {}, priority=priority)
+                          template_args=template_args or {}, priority=priority,
+                          chat_template=chat_template, cache_salt=cache_salt,
+                          add_generation_prompt=add_generation_prompt,
+                          continue_final_message=continue_final_message,
+                          truncate_prompt_tokens=truncate_prompt_tokens)
         if stream:
             return AsyncDeltaStream(self, request)
         results = self.run([request])
@@ -123,9 +136,12 @@ class AsyncClient:
 
     async def tokenize_chat(self, messages: list[Any], template_args: dict[str, Any] | None = None,
                             tools: list[dict[str, Any]] | None = None,
-                            timeout: float | None = None) -> list[int]:
+                            timeout: float | None = None, chat_template: str | None = None,
+                            add_generation_prompt: bool = True,
+                            continue_final_message: bool = False) -> list[int]:
         """Token ids of the prompt that the model's chat template makes of `messages`."""
-        question = calls.tokenize_chat(messages, template_args or {}, tools or [])
+        question = calls.tokenize_chat(messages, template_args, tools, chat_template,
+                                       add_generation_prompt, continue_final_message)
         return calls.ids_of(await self._ask(TOKENIZER, question, timeout))
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False,

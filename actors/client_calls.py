@@ -17,6 +17,7 @@ from actorium.actors.client_requests import (
     Completion,
     Request,
     chat_messages,
+    check_template,
     check_timeout,
     column,
 )
@@ -87,7 +88,8 @@ def one(choices: list[Completion]) -> Any:
     return choices[0] if len(choices) == 1 else choices
 
 
-def requests(prompt: Any, params: Any, timeout: float | None, priority: int = 0
+def requests(prompt: Any, params: Any, timeout: float | None, priority: int = 0,
+             truncate_prompt_tokens: int | None = None, cache_salt: str | None = None
              ) -> tuple[list[Request], Callable[[list[Any]], Any]]:
     """The requests of a `generate` call, and what makes its result of theirs.
 
@@ -101,7 +103,8 @@ def requests(prompt: Any, params: Any, timeout: float | None, priority: int = 0
         each: Sequence[Any] = params
     else:
         each = [params] * len(prompts)
-    made = [Request(prompt=p, params=q, timeout=timeout, priority=priority)
+    made = [Request(prompt=p, params=q, timeout=timeout, priority=priority,
+                    truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt)
             for p, q in zip(prompts, each, strict=True)]
     flat = all(not isinstance(q, SamplingParams) or q.n == 1 for q in each)
 
@@ -129,10 +132,15 @@ def tokenize(text: str, add_special_tokens: bool) -> Callable[[str], Tokenize]:
     return lambda rid: Tokenize(rid, text, add_special_tokens)
 
 
-def tokenize_chat(messages: Any, template_args: dict[str, Any],
-                  tools: list[dict[str, Any]]) -> Callable[[str], Tokenize]:
-    turns = chat_messages(messages)
-    return lambda rid: Tokenize(rid, "", False, turns, template_args, tools)
+def tokenize_chat(messages: Any, template_args: dict[str, Any] | None = None,
+                  tools: list[dict[str, Any]] | None = None, chat_template: str | None = None,
+                  add_generation_prompt: bool = True, continue_final_message: bool = False
+                  ) -> Callable[[str], Tokenize]:
+    turns, template = chat_messages(messages), check_template(chat_template)
+    return lambda rid: Tokenize(
+        rid, "", False, turns, template_args or {}, tools or [], chat_template=template,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message)
 
 
 def detokenize(ids: Sequence[int], skip_special_tokens: bool) -> Callable[[str], Detokenize]:

@@ -16,11 +16,15 @@ from msgspec import Struct
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import (
     MAX_CLIENT_MESSAGE_BYTES,
+    MAX_TEMPLATE,
     ChatMessage,
     Generate,
     Priority,
+    Salt,
+    Template,
     Tenant,
     TokenLogprob,
+    Truncation,
     Usage,
 )
 from actorium.actors.params import SamplingParams
@@ -56,6 +60,16 @@ class Request(Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     """Seconds until the request ends with `DeadlineExceeded`; None = the engine's limit."""
     template_args: dict[str, Any] = {}
+    chat_template: str | None = None
+    """A template of the request's own, instead of the model's, for `messages`."""
+    add_generation_prompt: bool = True
+    """The prompt ends with the beginning of the model's turn."""
+    continue_final_message: bool = False
+    """The model goes on in the last of `messages`; needs `add_generation_prompt=False`."""
+    truncate_prompt_tokens: int | None = None
+    """Keep so many tokens of the prompt, its last ones; -1 = as many as fit the context."""
+    cache_salt: str | None = None
+    """Cached prefixes are shared among requests of the same salt (and tenant) only."""
     tenant: str | None = None
     """Whose request it is: cached prefixes are shared within a tenant only, and fair scheduling is
     between tenants. At most 64 printable ASCII characters; None = the client's."""
@@ -141,6 +155,11 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        template_args=request.template_args, tools=request.tools,
                        tenant=check_tenant(tenant if request.tenant is None else request.tenant),
                        priority=check_priority(request.priority),
+                       chat_template=check_template(request.chat_template),
+                       add_generation_prompt=request.add_generation_prompt,
+                       continue_final_message=request.continue_final_message,
+                       truncate_prompt_tokens=check_truncation(request.truncate_prompt_tokens),
+                       cache_salt=check_salt(request.cache_salt),
                        linger=0.0 if request.stay is None else request.stay.seconds)
     return encode(message, "prompt" if messages is None else "messages"), params.n
 
@@ -207,6 +226,30 @@ def check_priority(priority: Any) -> int:
     """`priority`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
     want = "a whole number between -2147483648 and 2147483647"
     return int(_within(priority, Priority, "priority", want))
+
+
+def check_template(template: Any) -> str | None:
+    """`template`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
+    want = f"a chat template of 1 to {MAX_TEMPLATE} characters"
+    found: str | None = _within(template, Template | None, "chat_template", want)
+    return found
+
+
+def check_truncation(tokens: Any) -> int | None:
+    """`tokens`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
+    want = "a number of tokens, at least 1, or -1"
+    found: int | None = _within(tokens, Truncation | None, "truncate_prompt_tokens", want)
+    if found == 0:
+        raise InvalidRequest(f"truncate_prompt_tokens: must be {want}, got 0",
+                             "truncate_prompt_tokens")
+    return found
+
+
+def check_salt(salt: Any) -> str:
+    """`salt`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
+    if salt is None:
+        return ""
+    return str(_within(salt, Salt, "cache_salt", "a string of at most 256 characters"))
 
 
 def _within(value: Any, bounds: Any, field: str, want: str) -> Any:

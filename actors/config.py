@@ -78,6 +78,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Tokens a step may compute: decodes first, the rest for extend chunks."""
     max_num_queued_reqs: int = 4096
     """Requests that may wait; more are refused with `queue_full`."""
+    max_n: int = 128
+    """Choices (`n`) that one request may ask for; they share slots and pages with all others."""
     overlap: bool = True
     """Plan step N+1 while the worker runs step N; off = one plan at a time (same tokens)."""
     schedule_policy: str = "fcfs"

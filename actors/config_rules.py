@@ -9,6 +9,7 @@ import msgspec
 
 from actorium.actors import endpoints
 from actorium.actors.messages import Tenant
+from actorium.actors.params import MAX_N
 
 if TYPE_CHECKING:
     from actorium.actors.config import Config, GatewayConfig
@@ -64,6 +65,7 @@ def _work_rules(c: Config) -> list[Rule]:
         ("scheduler.max_num_batched_tokens", 1 <= s.max_num_batched_tokens <= 1 << 20,
          "must be between 1 and 1048576"),
         ("scheduler.max_num_queued_reqs", s.max_num_queued_reqs >= 1, "must be at least 1"),
+        ("scheduler.max_n", 1 <= s.max_n <= MAX_N, f"must be between 1 and {MAX_N}"),
         ("scheduler.request_timeout", s.request_timeout > 0, "must be above 0 seconds"),
         ("scheduler.force_preempt_every", s.force_preempt_every >= 0, "must not be negative"),
         ("device.device", d.device in ("auto", "cpu", "cuda"), "must be auto, cpu or cuda"),

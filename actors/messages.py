@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from actorium.actors.params import Resolved, SamplingParams, Seed, TextParams
+from actorium.actors.params import MAX_N, Resolved, SamplingParams, Seed, TextParams
 
 MAX_MESSAGE_BYTES = 64 << 20
 """MAXMSGSIZE of every inbox: a larger frame drops its sender's connection."""
@@ -58,6 +58,15 @@ class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fie
 
 
 # --- client -> tokenizer (front) -----------------------------------------------------------------
+
+MAX_TEMPLATE = 1 << 16
+"""Characters of a chat template of a request's own."""
+Template = Annotated[str, Meta(min_length=1, max_length=MAX_TEMPLATE)]
+Salt = Annotated[str, Meta(max_length=256)]
+"""Keeps cached prefixes apart: they are shared among requests of the same salt only."""
+Truncation = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""How many tokens of a prompt are kept, its last ones; -1 = as many as fit the context."""
+
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A call of a tool that the model has made."""
@@ -103,6 +112,14 @@ class Generate(Message):
     tools: list[dict[str, Any]] = []
     """For the chat template: tools as OpenAI describes them."""
     linger: Linger = 0.0
+    chat_template: Template | None = None
+    """Instead of the model's."""
+    add_generation_prompt: bool = True
+    """The template ends with the beginning of the model's turn."""
+    continue_final_message: bool = False
+    """The model goes on in the last turn, which is left open; not with `add_generation_prompt`."""
+    truncate_prompt_tokens: Truncation | None = None
+    cache_salt: Salt = ""
 
 
 class Abort(Message):
@@ -137,6 +154,10 @@ class Tokenize(Message):
     messages: list[ChatMessage] | None = None
     template_args: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
+    chat_template: Template | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    truncate_prompt_tokens: Truncation | None = None
 
 
 class Detokenize(Message):
@@ -277,7 +298,7 @@ class Submit(Message):
     rid: Rid
     client: ClientId
     prompt: Column
-    n: Annotated[int, Meta(ge=1, le=64)]
+    n: Annotated[int, Meta(ge=1, le=MAX_N)]
     params: Resolved
     text: TextParams
     seed: Seed

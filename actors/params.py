@@ -6,16 +6,22 @@ Only `msgspec` is imported here: this module is part of the light client.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-MAX_N = 8
+MAX_N = 1024
+"""Choices of a request that no engine goes beyond; what one takes is its `scheduler.max_n`."""
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOKEN_ID = 2**31 - 1
+MAX_ALLOWED_IDS = 1 << 18
+MAX_BAD_WORDS = 256
+MAX_STOP_REGEX_CHARS = 1024
+MAX_LOGPROB_IDS = 128
 MAX_GRAMMAR = 1 << 16
 """Characters of a schema, an expression, a grammar, or of all choices together."""
 MAX_CHOICES = 1024
@@ -38,13 +44,22 @@ class Structured(Struct, frozen=True, kw_only=True, omit_defaults=True,
     """One of these texts."""
     grammar: str | None = None
     """A grammar in Lark's syntax, or in GBNF (`root ::= ...`)."""
+    structural_tag: str | None = None
+    """JSON text: tagged parts that follow a schema, amid free text. Either
+    `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}` or
+    `{"type": "structural_tag", "format": {"type": ...}}`."""
+    additional_properties: bool = False
+    """Of json_schema: objects whose schema names `properties` and does not say
+    `additionalProperties` may have others too, as the standard has it. By default they may not."""
 
     def check(self) -> None:
         """Raise `ValueError("structured: <what is wrong>")`."""
-        given = [name for name in self.__struct_fields__ if getattr(self, name)]
+        given = [name for name in STRUCTURED_KINDS if getattr(self, name)]
         if len(given) != 1:
-            raise ValueError("structured: exactly one of json_schema, json_object, regex, choice "
-                             f"and grammar is needed, got {' and '.join(given) or 'none'}")
+            raise ValueError(f"structured: exactly one of {', '.join(STRUCTURED_KINDS)} is needed, "
+                             f"got {' and '.join(given) or 'none'}")
+        if self.additional_properties and self.json_schema is None:
+            raise ValueError("structured: additional_properties is for json_schema alone")
         value = getattr(self, given[0])
         if isinstance(value, list):
             if len(value) > MAX_CHOICES or not all(value):
@@ -56,6 +71,9 @@ class Structured(Struct, frozen=True, kw_only=True, omit_defaults=True,
                              f"of {MAX_GRAMMAR}")
 
 
+STRUCTURED_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
                      forbid_unknown_fields=True):
     """How to sample one request. `None` means: the model's generation_config, else the default.
@@ -65,8 +83,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     """
 
     n: int = 1
-    """Choices to sample, 1..8. Choice i of a seeded request is sampled with a seed derived from
-    (seed, i); choice 0 with the seed itself."""
+    """Choices to sample, 1 to the engine's `max_n`. Choice i of a seeded request is sampled with a
+    seed derived from (seed, i); choice 0 with the seed itself."""
     max_tokens: int | None = None
     """Tokens to emit at the most; None = to the end of the context."""
     min_tokens: int = 0
@@ -86,7 +104,16 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     """The same seed gives the same tokens whatever runs beside it. None = a fresh one."""
     stop: list[str] | str | None = None
     """End when one of these strings appears in the text of the completion."""
+    stop_regex: list[str] | str | None = None
+    """End at the first character with which one of these expressions matches text of the
+    completion. Python's syntax without look-around, back-references, `$` and `\\b`; a match of
+    more than 1,024 characters is not seen."""
     stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    """Only these tokens may be sampled; the end-of-sequence token, too, must be named."""
+    bad_words: list[str] | None = None
+    """Texts that must not be generated: their tokens, as at the start of a text and after a space,
+    never follow on each other in the completion."""
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence tokens (stop_token_ids still end the request)."""
@@ -94,6 +121,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     """None = none; k = log-probability of each sampled token and of the k likeliest, k <= 20."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
+    logprob_token_ids: list[int] | None = None
+    """Log-probabilities of exactly these tokens at each position, beside that of the sampled one
+    and instead of the likeliest."""
     skip_special_tokens: bool = True
     structured: Structured | None = None
     """What the completion must be: a JSON value, a match of an expression, ..."""
@@ -103,6 +133,12 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def stop_expressions(self) -> list[str]:
+        """The expressions of `stop_regex` as a list."""
+        if self.stop_regex is None:
+            return []
+        return [self.stop_regex] if isinstance(self.stop_regex, str) else self.stop_regex
 
     def check(self) -> None:
         """Raise `ValueError("<field>: <what is wrong>")` at the first field out of range."""
@@ -115,6 +151,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
         if self.repetition_penalty is not None and self.repetition_penalty <= 0:
             raise ValueError("repetition_penalty: must be above 0")
         self._check_lists()
+        self._check_tokens()
         if self.structured is not None:
             self._check_structured(self.structured)
 
@@ -125,12 +162,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
                              "may end")
 
     def _check_lists(self) -> None:
-        stops = self.stops()
-        if len(stops) > MAX_STOPS:
-            raise ValueError(f"stop: at most {MAX_STOPS} strings, got {len(stops)}")
-        for stop in stops:
-            if not stop or len(stop) > MAX_STOP_CHARS:
-                raise ValueError(f"stop: a string must have 1 to {MAX_STOP_CHARS} characters")
+        _check_texts("stop", self.stops(), MAX_STOPS, MAX_STOP_CHARS)
+        _check_texts("stop_regex", self.stop_expressions(), MAX_STOPS, MAX_STOP_REGEX_CHARS)
+        _check_texts("bad_words", self.bad_words or (), MAX_BAD_WORDS, MAX_STOP_CHARS)
         for token in self.stop_token_ids or ():
             _check_range("stop_token_ids", token, 0, MAX_TOKEN_ID)
         if len(self.stop_token_ids or ()) > MAX_STOPS:
@@ -141,6 +175,14 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
         for token, value in bias.items():
             _check_range("logit_bias", token, 0, MAX_TOKEN_ID)
             _check_range("logit_bias", value, -100.0, 100.0)
+
+
+    def _check_tokens(self) -> None:
+        _check_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS)
+        _check_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_IDS)
+        if self.logprob_token_ids is not None and self.logprobs:
+            raise ValueError("logprob_token_ids: these tokens are shown instead of the likeliest: "
+                             f"not with logprobs={self.logprobs}")
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -169,6 +211,23 @@ def _check_range(name: str, value: Any, low: float, high: float) -> None:
         raise ValueError(f"{name}: must be between {low} and {high}, got {value}")
 
 
+def _check_ids(name: str, ids: list[int] | None, most: int) -> None:
+    if ids is None:
+        return
+    if not 1 <= len(ids) <= most:
+        raise ValueError(f"{name}: 1 to {most} token ids, got {len(ids)}")
+    for token in ids:
+        _check_range(name, token, 0, MAX_TOKEN_ID)
+
+
+def _check_texts(name: str, texts: Sequence[str], most: int, chars: int) -> None:
+    if len(texts) > most:
+        raise ValueError(f"{name}: at most {most} strings, got {len(texts)}")
+    for text in texts:
+        if not text or len(text) > chars:
+            raise ValueError(f"{name}: a string must have 1 to {chars} characters")
+
+
 class Resolved(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Sampling parameters with every default filled in: what scheduler and worker see."""
 
@@ -189,7 +248,10 @@ class Resolved(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
     """-1 = none, else how many alternatives beside the sampled token."""
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)] = -1
     masked: bool = False
-    """Plans bring a mask of allowed tokens for each of its rows (structured output)."""
+    """Plans bring a mask of allowed tokens for each of its rows (structured output, allowed tokens,
+    bad words)."""
+    logprob_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROB_IDS)] = ()
+    """Tokens whose logprobs are told instead of the likeliest ones'."""
 
 
 class TextParams(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -199,3 +261,4 @@ class TextParams(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     include_stop: bool = False
     skip_special_tokens: bool = True
     min_tokens: int = 0
+    stop_regex: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from actorium.actors.errors import ContextOverflow, InvalidRequest
-from actorium.actors.params import Resolved, SamplingParams, TextParams
+from actorium.actors.params import MAX_N, Resolved, SamplingParams, TextParams
 
 MASK64 = 2**64 - 1
 
@@ -21,6 +21,8 @@ class ModelFacts(Struct, frozen=True):
     generation: dict[str, Any]
     """Sampling defaults of generation_config.json."""
     has_tokenizer: bool
+    max_n: int = MAX_N
+    """Choices of a request."""
 
 
 def check_params(params: SamplingParams, facts: ModelFacts) -> None:
@@ -29,11 +31,19 @@ def check_params(params: SamplingParams, facts: ModelFacts) -> None:
         params.check()
     except ValueError as error:
         raise InvalidRequest(str(error), str(error).split(":")[0]) from None
-    if params.stop and not facts.has_tokenizer:
-        raise InvalidRequest("stop: the engine runs without a tokenizer (skip_tokenizer); "
-                             "use stop_token_ids", "stop")
-    _check_ids("logit_bias", params.logit_bias or (), facts.vocab_size)
-    _check_ids("stop_token_ids", params.stop_token_ids or (), facts.vocab_size)
+    if params.n > facts.max_n:
+        raise InvalidRequest(f"n: {params.n} choices; the engine allows {facts.max_n} (--max-n)",
+                             "n")
+    for field in _OF_TEXT:
+        if getattr(params, field) and not facts.has_tokenizer:
+            raise InvalidRequest(f"{field}: the engine runs without a tokenizer (skip_tokenizer)"
+                                 f"{_OF_TEXT[field]}", field)
+    for field in _OF_IDS:
+        _check_ids(field, getattr(params, field) or (), facts.vocab_size)
+
+
+_OF_TEXT = {"stop": "; use stop_token_ids", "stop_regex": "", "bad_words": ""}
+_OF_IDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 
 
 def _check_ids(field: str, ids: Any, vocab_size: int) -> None:

@@ -65,7 +65,7 @@ class TextModel:
             max_model_len=models.max_model_len(self._json, config.model.max_model_len),
             eos_ids=eos,
             generation=_checked_defaults(generation, self.path),
-            has_tokenizer=self._tokenizer is not None)
+            has_tokenizer=self._tokenizer is not None, max_n=config.scheduler.max_n)
         self.grammars = Grammars(self.path, self.facts)
 
     def _with_tokenizer_eos(self, eos: tuple[int, ...]) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ class TextModel:
             "chat_template": self._template.source if self._template is not None else None,
             "generation_defaults": self.facts.generation,
             "limits": {
-                "message_bytes": MAX_CLIENT_MESSAGE_BYTES, "n": params.MAX_N,
+                "message_bytes": MAX_CLIENT_MESSAGE_BYTES, "n": self.facts.max_n,
                 "logprobs": params.MAX_LOGPROBS, "stop": params.MAX_STOPS,
                 "stop_chars": params.MAX_STOP_CHARS, "logit_bias": params.MAX_LOGIT_BIAS,
                 "messages": MAX_TURNS},
