@@ -53,6 +53,20 @@ def send(tab: Tab, text: str) -> None:
     tab.press("Enter")
 
 
+# --- the list of routes -------------------------------------------------------------------------
+
+
+def test_the_routes_are_listed_and_can_be_tried(browser: Browser, served: Served) -> None:
+    with opened(browser, f"{served.url}/docs") as tab:
+        tab.wait("document.querySelectorAll('details.route').length > 10")
+        tab.js("""[...document.querySelectorAll('details.route')].find(
+            one => one.querySelector('.path').textContent === '/v1/completions').open = true""")
+        tab.wait("document.querySelector('textarea')")
+        assert tab.js("document.querySelectorAll('details[open] tr').length") > 10
+        tab.js("document.querySelector('.try button').click()")
+        tab.wait("document.querySelector('pre').textContent.includes('text_completion')")
+
+
 # --- with a model -------------------------------------------------------------------------------
 
 

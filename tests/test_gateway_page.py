@@ -76,26 +76,32 @@ def get(path: str, headers: dict[str, str] | None = None, **settings: Any) -> ht
 # --- the page ---------------------------------------------------------------------------------
 
 
-def test_the_page_is_one_document_that_needs_no_key() -> None:
-    answer = get("/", api_key="secret")
+PATHS = pytest.mark.parametrize("path", ["/", "/docs", "/redoc"])
+
+
+@PATHS
+def test_a_page_is_one_document_that_needs_no_key(path: str) -> None:
+    answer = get(path, api_key="secret")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.text.startswith("<!doctype html>")
-    names = re.findall(r"""(?:src|href)=["']([^"']*)""", answer.text)
+    names = re.findall(r"""(?:src|<link[^>]*href)=["']([^"']*)""", answer.text)
     assert [name for name in names if not name.startswith("data:")] == [], "nothing else to load"
 
 
-def test_it_is_sent_once() -> None:
-    etag = get("/").headers["etag"]
+@PATHS
+def test_it_is_sent_once(path: str) -> None:
+    etag = get(path).headers["etag"]
     for given in (etag, f'"other", W/{etag}', "*"):
-        again = get("/", {"if-none-match": given})
+        again = get(path, {"if-none-match": given})
         assert (again.status_code, again.content) == (304, b"")
         assert again.headers["etag"] == etag
-    assert get("/", {"if-none-match": '"other"'}).status_code == 200
+    assert get(path, {"if-none-match": '"other"'}).status_code == 200
 
 
-def test_the_policy_names_what_is_inline_and_nothing_else() -> None:
-    answer = get("/")
+@PATHS
+def test_the_policy_names_what_is_inline_and_nothing_else(path: str) -> None:
+    answer = get(path)
     rules = dict(rule.split(" ", 1) for rule in
                  answer.headers["content-security-policy"].split("; "))
     assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"

@@ -30,6 +30,7 @@ def handlers_of(engine: Engine) -> dict[str, Handler]:
     """What answers, by the routes' names."""
     return {
         "page": page.load().serve,
+        "docs": page.load(page.API).serve,
         "dashboard": Dashboard(engine).serve,
         "chat": chat.completions,
         "completions": completions.completions,

@@ -1,6 +1,7 @@
-"""The playground at `/`: one document, joined from the files in `page/` when the gateway starts.
+"""The playground at `/` and the list of routes at `/docs`: each one document, joined from the files
+in `page/` and `api_page/` when the gateway starts; nothing comes from elsewhere.
 
-Whatever a model says is untrusted, and so the document may run only its own script and look only as
+Whatever a model says is untrusted, and so a document may run only its own script and look only as
 its own style says (their hashes are in the policy), may talk to its own gateway alone, and may not
 make markup out of a string at all (Trusted Types).
 """
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-FOLDER = Path(__file__).with_name("page")
+FOLDER, API = Path(__file__).with_name("page"), Path(__file__).with_name("api_page")
 _STYLE = re.compile(r'<link rel="stylesheet" href="(\w+\.css)">')
 _SCRIPTS = re.compile(r'(?:<script src="\w+\.js"></script>\s*)+')
 _NAME = re.compile(r'src="(\w+\.js)"')
