@@ -10,7 +10,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client_requests import Completion, Request, StreamDelta
-from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.answers import Running
 from actorium.actors.gateway.chat_body import (
@@ -68,11 +67,8 @@ class Chat:
         """What the engine is asked. Raises `HttpError`."""
         body = self._body
         most = body.max_completion_tokens
-        forced, wanted = self._tools.structured(), structured_of(body)
-        if forced is not None and wanted is not None:
-            raise HttpError(400, "tool_choice: not together with a format of the answer",
-                            "tool_choice")
-        params = sampling(body, body.alternatives(), structured=forced or wanted,
+        structured = self._tools.structured(structured_of(body))
+        params = sampling(body, body.alternatives(), structured=structured,
                           max_tokens=body.max_tokens if most is None else most)
         args = dict(body.chat_template_kwargs)
         if not body.add_generation_prompt:
@@ -92,15 +88,7 @@ class Chat:
 
     async def whole(self, request: Request) -> ChatCompletion:
         """The answer. Raises `ActoriumError`."""
-        choices: list[Completion] = []
-        results = self._engine.run([request])
-        try:
-            async for _, result in results:
-                if isinstance(result, ActoriumError):
-                    raise result
-                choices = result
-        finally:
-            await results.aclose()
+        [choices] = await self._engine.complete([request])
         return ChatCompletion(
             id=self._id, created=self._created, model=self._facts.model,
             choices=[self._choice(one) for one in choices],

@@ -10,7 +10,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client_requests import Completion, Request, StreamDelta
-from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.answers import Running
 from actorium.actors.gateway.chat_body import Usage
@@ -96,15 +95,7 @@ class Text:
 
     async def whole(self, requests: list[Request]) -> TextCompletion:
         """The answer. Raises `ActoriumError`."""
-        found: list[list[Completion]] = [[] for _ in requests]
-        results = self._engine.run(requests)
-        try:
-            async for index, result in results:
-                if isinstance(result, ActoriumError):
-                    raise result
-                found[index] = result
-        finally:
-            await results.aclose()
+        found = await self._engine.complete(requests)
         counts = [answers.usage(answers.last_counts(choices)) for choices in found]
         usage = answers.joined(counts)
         if self._mute:

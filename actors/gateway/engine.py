@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.client_async import AsyncClient, AsyncDeltaStream
-from actorium.actors.client_requests import Request
+from actorium.actors.client_requests import Completion, Request
 from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.asking import Ask
 from actorium.actors.gateway.deltas import Deltas, Results
 from actorium.actors.gateway.errors import HttpError
@@ -103,6 +104,20 @@ class Engine:
         if self.ask.key:
             return whole(self._sources(requests))
         return self.client.run(requests)
+
+    async def complete(self, requests: list[Request]) -> list[list[Completion]]:
+        """The choices of each request, in their order. The first error ends all of them and is
+        raised, an `ActoriumError`."""
+        found: list[list[Completion]] = [[] for _ in requests]
+        results = self.run(requests)
+        try:
+            async for index, result in results:
+                if isinstance(result, ActoriumError):
+                    raise result
+                found[index] = result
+        finally:
+            await results.aclose()
+        return found
 
     async def close(self) -> None:
         """Abort what is under way and disconnect."""

@@ -15,7 +15,7 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.answers import Running
 from actorium.actors.gateway.engine import Engine, Facts
-from actorium.actors.gateway.errors import HttpError, http_error
+from actorium.actors.gateway.errors import http_error
 from actorium.actors.gateway.fields import sampling
 from actorium.actors.gateway.formats import structured_of
 from actorium.actors.gateway.guard import Reply, caller, engine_of
@@ -86,12 +86,9 @@ class Answer:
     def request(self, tenant: str) -> Request:
         """What the engine is asked. Raises `HttpError`."""
         body = self._body
-        forced, wanted = self._tools.structured(), structured_of(body)
-        if forced is not None and wanted is not None:
-            raise HttpError(400, "tool_choice: not together with a format of the answer",
-                            "tool_choice")
+        structured = self._tools.structured(structured_of(body))
         return Request(messages=body.turns(), timeout=body.timeout, tenant=tenant,
-                       params=sampling(body, None, structured=forced or wanted),
+                       params=sampling(body, None, structured=structured),
                        template_args=body.template_args(), tools=self._tools.shown,
                        priority=body.priority)
 
@@ -99,15 +96,8 @@ class Answer:
 
     async def whole(self, request: Request) -> Message:
         """The answer. Raises `ActoriumError`."""
-        results = self._engine.run([request])
-        try:
-            async for _, result in results:
-                if isinstance(result, ActoriumError):
-                    raise result
-                return self._message(result[0])
-        finally:
-            await results.aclose()
-        raise HttpError(500, "the engine gave no answer")
+        [choices] = await self._engine.complete([request])
+        return self._message(choices[0])
 
     def _message(self, one: Completion) -> Message:
         self._blocks.take(self._reader.read(one.text, last=True))

@@ -104,15 +104,8 @@ async def generate(http: HttpRequest) -> Response | EventStream:
                       tenant=caller(http).tenant, priority=body.priority)
     if body.stream:
         return EventStream(_deltas(engine, request))
-    results = engine.run([request])
-    try:
-        async for _, result in results:
-            if isinstance(result, ActoriumError):
-                raise result
-            return Reply(_encode(result[0] if len(result) == 1 else result))
-    finally:
-        await results.aclose()
-    raise HttpError(500, "the engine gave no answer", None, SERVER)
+    [choices] = await engine.complete([request])
+    return Reply(_encode(choices[0] if len(choices) == 1 else choices))
 
 
 async def _deltas(engine: Engine, request: Request) -> AsyncGenerator[bytes, None]:

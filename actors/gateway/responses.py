@@ -113,12 +113,9 @@ class Responding:
     def request(self, tenant: str) -> Request:
         """What the engine is asked. Raises `HttpError`."""
         body = self._body
-        forced, wanted = self._tools.structured(), body.structured()
-        if forced is not None and wanted is not None:
-            raise HttpError(400, "tool_choice: not together with a format of the answer",
-                            "tool_choice")
+        structured = self._tools.structured(body.structured())
         most = body.max_output_tokens
-        params = sampling(body, body.alternatives(), structured=forced or wanted,
+        params = sampling(body, body.alternatives(), structured=structured,
                           max_tokens=body.max_tokens if most is None else most)
         return Request(messages=body.turns(), params=params, timeout=body.timeout,
                        template_args=body.template_args(), tools=self._tools.shown,
@@ -128,15 +125,9 @@ class Responding:
 
     async def whole(self, request: Request) -> Response:
         """The answer. Raises `ActoriumError`."""
-        results = self._engine.run([request])
-        try:
-            async for _, result in results:
-                if isinstance(result, ActoriumError):
-                    raise result
-                self._take(result[0])
-                self._finish(result[0], answers.usage(answers.last_counts(result)))
-        finally:
-            await results.aclose()
+        [choices] = await self._engine.complete([request])
+        self._take(choices[0])
+        self._finish(choices[0], answers.usage(answers.last_counts(choices)))
         return self._response
 
     def _take(self, one: Completion | StreamDelta) -> list[Event]:

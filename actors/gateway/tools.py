@@ -95,10 +95,14 @@ class Choice:
             return self._choice.function.name
         return "" if self._choice == "required" else None
 
-    def structured(self) -> Structured | None:
-        """What the completion must then be."""
+    def structured(self, wanted: Structured | None) -> Structured | None:
+        """What the completion must be: what the caller `wanted` of it, or the calls that are
+        forced. Raises `HttpError` where it would have to be both."""
         if self.forced is None:
-            return None
+            return wanted
+        if wanted is not None:
+            raise HttpError(400, "tool_choice: not together with a format of the answer",
+                            "tool_choice")
         schema = self._list_schema() if self.forced == "" else self._named_schema(self.forced)
         return Structured(json_schema=json.dumps(schema))
 
