@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.asking import Ask
 from actorium.actors.gateway.cors import Cors
+from actorium.actors.gateway.disconnect import until_disconnected
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.keys import Keys, shown
@@ -93,7 +94,7 @@ class Guard:
                 raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
             if route.generates and ask.mark is None:
                 await engine.gate.enter()
-            await self._app(scope, receive, told)
+            await until_disconnected(self._app, scope, receive, told)
         except ActoriumError as error:
             await told.refuse(http_error(error))
         except HttpError as error:

@@ -1,8 +1,7 @@
-"""Server-sent events, as pure ASGI: no task group, one watcher for the client's going."""
+"""Server-sent events, as pure ASGI."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 
@@ -29,8 +28,8 @@ class EventStream:
     comes, and then `last`. Where its stream can be taken up, each event gets an id.
 
     The first event is waited for before anything is sent, so that a refusal has a status of its
-    own. A later error becomes an event and ends the stream. When the client goes, `events` is
-    closed, which aborts what it waits for.
+    own. A later error becomes an event and ends the stream. When this is cancelled, because the
+    client has gone, `events` is closed, which aborts what it waits for.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], last: bytes = DONE) -> None:
@@ -40,18 +39,9 @@ class EventStream:
         ask: Ask = scope["app"].ask
         try:
             first = await self._first(ask)
-        except BaseException:
-            await self._events.aclose()
-            raise
-        await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-        writing = asyncio.ensure_future(self._write(first, ask, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await asyncio.wait((writing, gone), return_when=asyncio.FIRST_COMPLETED)
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            await self._write(first, ask, send)
         finally:
-            gone.cancel()
-            writing.cancel()
-            await asyncio.gather(writing, gone, return_exceptions=True)
             await self._events.aclose()
 
     async def _first(self, ask: Ask) -> bytes:
@@ -83,12 +73,6 @@ async def _until_error(events: AsyncGenerator[bytes, None], ask: Ask) -> AsyncIt
         LOG.exception("a stream failed")
         told = HttpError(500, f"{type(error).__name__}: {error}", None, SERVER, "internal")
         yield event(msgspec.json.encode(told.body()))
-
-
-async def _disconnected(receive: Receive) -> None:
-    message: Message = {"type": ""}
-    while message["type"] != "http.disconnect":
-        message = await receive()
 
 
 def _part(body: bytes) -> Message:
