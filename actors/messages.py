@@ -18,7 +18,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from actorium.actors.params import MAX_N, Resolved, SamplingParams, Seed, TextParams
+from actorium.actors.params import (
+    MAX_BAD_WORDS,
+    MAX_N,
+    Resolved,
+    SamplingParams,
+    Seed,
+    TextParams,
+)
 
 MAX_MESSAGE_BYTES = 64 << 20
 """MAXMSGSIZE of every inbox: a larger frame drops its sender's connection."""
@@ -292,6 +299,16 @@ FromDetokenizerFront = Attached | TextBatch | Answer
 
 # --- tokenizer, detokenizer, worker -> scheduler -------------------------------------------------
 
+class TokenRules(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Which tokens the completions of a request may have, whatever its grammar says."""
+
+    vocab_size: Count
+    allowed: Column = b""
+    """Empty = all."""
+    bad_words: Annotated[list[Column], Meta(max_length=2 * MAX_BAD_WORDS)] = []
+    """Token sequences that must not come about in a completion."""
+
+
 class Submit(Message):
     """A checked request: token ids and resolved parameters."""
 
@@ -311,6 +328,9 @@ class Submit(Message):
     grammar: str = ""
     """What the completion must be, as llguidance writes grammars; with `params.masked`."""
     linger: Linger = 0.0
+    rules: TokenRules | None = None
+    """With `params.masked`."""
+    cache_salt: Salt = ""
 
 
 class Flush(Message):

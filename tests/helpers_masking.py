@@ -14,7 +14,7 @@ import actorium
 from actorium.actors.config import Config
 from actorium.actors.core import Context
 from actorium.actors.grammar import Vocabulary, ebnf_grammar, json_grammar, regex_grammar
-from actorium.actors.messages import Masks, StepPlan, Submit, ToWorker
+from actorium.actors.messages import Masks, StepPlan, Submit, TokenRules, ToWorker
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 
@@ -53,14 +53,16 @@ class MaskedRing(Ring):
         self.start()
 
     def structured(self, grammar: str, prompt: int = 5, max_tokens: int = 16, n: int = 1,
-                   seed: int | None = None, deadline: float | None = None) -> str:
-        """Submit a request with a grammar."""
+                   seed: int | None = None, deadline: float | None = None,
+                   rules: TokenRules | None = None, min_tokens: int = 0) -> str:
+        """Submit a request with a grammar, or with token rules."""
         number = len(self.submits)
         submit = Submit(
             rid=f"g{number}", client=CLIENT, prompt=column(list(range(prompt))), n=n,
-            params=Resolved(max_tokens=max_tokens, masked=True, eos_ids=(EOS,)),
+            params=Resolved(max_tokens=max_tokens, masked=True, eos_ids=(EOS,),
+                            min_tokens=min_tokens),
             text=TextParams(), seed=number if seed is None else seed, deadline=deadline,
-            grammar=grammar)
+            grammar=grammar, rules=rules)
         self.submits[submit.rid] = submit
         self.tell(submit)
         return submit.rid

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
+from actorium.actors.messages import Admit, StepPlan, StepResult, Submit, TokenRules
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -81,12 +81,16 @@ class Veil:
         return digest
 
     def submit(self, message: Submit) -> Submit:
-        """The request without its words: no prompt, no stop strings, no biases, no grammar."""
+        """The request without its words: no prompt, no stop strings, no biases, no grammar, no
+        words of token rules; of the salt of its prefixes a hash."""
+        rules, salt = message.rules, message.cache_salt.encode()
         return msgspec.structs.replace(
             message, prompt=self.tokens(message.prompt),
-            text=msgspec.structs.replace(message.text, stop=()),
-            params=msgspec.structs.replace(message.params, logit_bias={}),
-            grammar=VEILED if message.grammar else "")
+            text=msgspec.structs.replace(message.text, stop=(), stop_regex=()),
+            params=msgspec.structs.replace(message.params, logit_bias={}, logprob_ids=()),
+            grammar=VEILED if message.grammar else "",
+            rules=None if rules is None else TokenRules(rules.vocab_size),
+            cache_salt=blake2b(self._seed + salt, digest_size=DIGEST).hexdigest() if salt else "")
 
     # --- what is emitted ---
 

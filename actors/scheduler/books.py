@@ -138,7 +138,7 @@ class Books:
 
     def _key(self, sequence: Sequence) -> PrefixKey:
         if sequence.key is None:
-            sequence.key = PrefixKey(sequence.tenant, tokens_of(sequence).tobytes())
+            sequence.key = PrefixKey(sequence.salt, tokens_of(sequence).tobytes())
         return sequence.key
 
     def _cache(self, sequence: Sequence, pages: list[Ints], computed: int) -> None:

@@ -1,4 +1,5 @@
-"""Which tokens each row of a plan may sample, where requests ask for structured output.
+"""Which tokens each row of a plan may sample, where requests ask for structured output, allow some
+tokens only, or forbid words.
 
 A row's mask depends on all tokens before it, of which the last is known only when the plan before
 has been answered. So a plan is sent without waiting for that, and its masks follow as a message of
@@ -20,8 +21,8 @@ from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
 from actorium.actors.scheduler.books import Books
+from actorium.actors.scheduler.guides import Guide, filter_of
 from actorium.actors.scheduler.limits import Objection
-from actorium.actors.scheduler.pages import Ints
 from actorium.actors.scheduler.plans import PlanRecord
 from actorium.actors.scheduler.recovery import emitted_of
 from actorium.actors.scheduler.requests import Request
@@ -30,18 +31,7 @@ from actorium.actors.scheduler.results import BadResult
 
 NO_DRAFTS: tuple[int, ...] = ()
 MOST_WHY = 500
-"""Characters of a matcher's error that are told."""
-
-
-class Matcher(Protocol):
-    """Where a sequence is in its grammar (`grammar.Matcher`)."""
-
-    consumed: int
-
-    @property
-    def error(self) -> str: ...
-
-    def take(self, tokens: Sequence[int]) -> bool: ...
+"""Characters of a guide's error that are told."""
 
 
 class Words(Protocol):
@@ -102,7 +92,7 @@ class Loading:
 
 
 class Masking:
-    """The matchers of all live sequences that have a grammar."""
+    """The guides of all live sequences that have a grammar or token rules."""
 
     def __init__(self, load: Load) -> None:
         """load: gives the vocabulary, when the first grammar comes."""
@@ -112,30 +102,34 @@ class Masking:
         """The sequences that the last call of `stuck` was about."""
         self._load = load
         self._words: Words | None = None
-        self._matchers: dict[int, Matcher] = {}
+        self._guides: dict[int, Guide] = {}
         self._drafts: dict[int, list[int]] = {}
         """Made for each sequence in the last plan that sampled it."""
         self._planned: dict[int, list[int]] = {}
-        """Step -> the sequences with grammars among its rows, in order."""
+        """Step -> the sequences with guides among its rows, in order."""
         self._due: set[int] = set()
         """Steps whose masks follow."""
         self._stuck: dict[int, tuple[Request, Objection]] = {}
         """By sid."""
 
     def __bool__(self) -> bool:
-        """Whether there is any sequence with a grammar, or a plan that waits for its masks."""
-        return bool(self._matchers or self._due)
+        """Whether there is any sequence with a guide, or a plan that waits for its masks."""
+        return bool(self._guides or self._due)
 
     def enlist(self, request: Request) -> Objection | None:
         """Its living sequences; what there is against it, if its grammar does not compile."""
-        grammar = request.submit.grammar
-        if not grammar:
+        submit = request.submit
+        if not submit.grammar and submit.rules is None:
             return None
+        rules = filter_of(submit)
         try:
-            if self._words is None:
+            if submit.grammar and self._words is None:
                 self._words = self._load()
             for sid in request.live:
-                self._matchers[sid] = self._words.matcher(grammar)
+                matcher = None
+                if submit.grammar and self._words is not None:
+                    matcher = self._words.matcher(submit.grammar)
+                self._guides[sid] = Guide(matcher, rules)
         except ActoriumError as error:
             return Objection(error.code, error.message)
         return None
@@ -159,7 +153,7 @@ class Masking:
 
     def forget(self, sid: int) -> None:
         """The sequence is over."""
-        self._matchers.pop(sid, None)
+        self._guides.pop(sid, None)
         self._drafts.pop(sid, None)
 
     # --- plans -----------------------------------------------------------------------------------
@@ -168,7 +162,7 @@ class Masking:
              unresolved: Iterable[PlanRecord]) -> StepPlan:
         """A plan that was made as if there were no masks, with them, or with the promise that they
         follow. unresolved: the plans before it that have no result yet."""
-        masked = [sid for sid in record.sids.tolist() if sid in self._matchers]
+        masked = [sid for sid in record.sids.tolist() if sid in self._guides]
         if not masked:
             return plan
         self._planned[record.step] = masked
@@ -185,7 +179,7 @@ class Masking:
         return [Masks(epoch, record.step, self._masks(books, record))]
 
     def stuck(self) -> list[tuple[Request, Objection]]:
-        """Requests whose grammar cannot go on, as was found since the last call, and why."""
+        """Requests that cannot go on, as was found since the last call, and why."""
         self.told = list(self._stuck)
         if not self._stuck:
             return []
@@ -193,14 +187,13 @@ class Masking:
         return found
 
     def stick(self, books: Books, sids: Iterable[int], why: str) -> None:
-        """Their grammars cannot go on: what they sample from here on is nothing."""
+        """They cannot go on: what they sample from here on is nothing."""
         for sid in sids:
             if (sequence := books.sequences.get(sid)) is not None:
-                self._stuck[sid] = sequence.request, Objection(
-                    InvalidRequest.code, f"structured: the grammar cannot go on: {why}")
+                self._stuck[sid] = sequence.request, Objection(InvalidRequest.code, why)
 
     def learn(self, books: Books, record: PlanRecord, result: StepResult) -> None:
-        """Take the drafts that a step has made for sequences with grammars; forget those that it
+        """Take the drafts that a step has made for sequences with guides; forget those that it
         has ended."""
         masked = self._planned.pop(record.step, None)
         if masked is None:
@@ -212,10 +205,10 @@ class Masking:
             return
         if len(result.drafts) != 4 * record.drafts * len(masked):
             raise BadResult(f"step {record.step}: {len(result.drafts)} bytes of drafts, planned "
-                            f"were {record.drafts} for {len(masked)} rows with grammars")
+                            f"were {record.drafts} for {len(masked)} rows with masks")
         rows = np.frombuffer(result.drafts, np.int32).reshape(-1, record.drafts).tolist()
         for sid, drafts in zip(masked, rows, strict=True):
-            if sid in self._matchers:
+            if sid in self._guides:
                 self._drafts[sid] = drafts
 
     def start_over(self) -> None:
@@ -226,38 +219,41 @@ class Masking:
 
     def _masks(self, books: Books, record: PlanRecord) -> list[RowMask]:
         """Of the plan's rows, all plans before it being answered."""
-        wanted: list[tuple[Matcher, Sequence[int]]] = []
+        wanted: list[tuple[Guide, Sequence[int]]] = []
         whose: list[tuple[Choice, int]] = []
         sids, slots = record.sids.tolist(), record.slots.tolist()
         for row, (sid, slot) in enumerate(zip(sids, slots, strict=True)):
-            matcher, sequence = self._matchers.get(sid), books.sequences.get(sid)
-            if matcher is None or sequence is None:
+            guide, sequence = self._guides.get(sid), books.sequences.get(sid)
+            if guide is None or sequence is None:
                 continue
-            if not _catch_up(matcher, emitted_of(sequence, books.table, matcher.consumed)):
-                self.stick(books, [sid], _why(matcher))
+            if not guide.take(emitted_of(sequence, books.table, guide.consumed).tolist()):
+                self.stick(books, [sid], _why(guide))
                 continue
             window = record.window if row >= record.firsts else 1
             drafts = self._drafts.get(sid, [])[:window - 1] if window > 1 else NO_DRAFTS
-            wanted.append((matcher, drafts))
+            wanted.append((guide, drafts))
             whose.append((sequence, slot))
         masks: list[RowMask] = []
-        found = self._words.masks(wanted) if self._words is not None and wanted else []
-        for (matcher, _), (sequence, slot), rows in zip(wanted, whose, found, strict=True):
-            if matcher.error:
-                self.stick(books, [sequence.sid], _why(matcher))
+        for (guide, _), (sequence, slot), rows in zip(wanted, whose, self._rows(wanted),
+                                                      strict=True):
+            if guide.error:
+                self.stick(books, [sequence.sid], _why(guide))
             else:
                 masks += [RowMask(slot, place, bits.tobytes()) for place, bits in enumerate(rows)]
         self.made += len(masks)
         return masks
 
+    def _rows(self, wanted: Sequence[tuple[Guide, Sequence[int]]]) -> list[list[Any]]:
+        """The masks of each guide's rows: of all grammars side by side, then narrowed."""
+        asked = [(guide.matcher, drafts) for guide, drafts in wanted if guide.matcher is not None]
+        made = iter(self._words.masks(asked) if self._words is not None and asked else ())
+        return [guide.rows(None if guide.matcher is None else next(made), drafts)
+                for guide, drafts in wanted]
 
-def _catch_up(matcher: Matcher, news: Ints) -> bool:
-    """Take the tokens that have come since; False if the grammar does not allow them."""
-    return matcher.take(news.tolist()) and not matcher.error
 
-
-def _why(matcher: Matcher) -> str:
-    return (matcher.error or "a token that it does not allow").splitlines()[0][:MOST_WHY]
+def _why(guide: Guide) -> str:
+    lines = guide.error.splitlines() or [""]
+    return lines[0][:MOST_WHY]
 
 
 def vocabulary(context: Context) -> Load:

@@ -63,9 +63,11 @@ def next_token(seed: int, position: int, vocab: int, held_back: tuple[int, ...] 
     return token
 
 
-def next_allowed(seed: int, position: int, bits: bytes) -> int:
-    """The first token from the hash on, round the vocabulary, that a mask allows."""
+def next_allowed(seed: int, position: int, bits: bytes, held_back: tuple[int, ...] = ()) -> int:
+    """The first token from the hash on, round the vocabulary, that a mask allows and that is not
+    held back."""
     allowed = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
+    allowed = allowed[~np.isin(allowed, held_back)] if held_back else allowed
     if not len(allowed):
         raise BadPlan("a mask allows nothing")
     at = np.searchsorted(allowed, next_token(seed, position, VOCAB))
@@ -295,8 +297,9 @@ class NullWorker:
         for place, position in enumerate(range(length, length + count)):
             early = position - admit.prompt_len < admit.params.min_tokens
             bits = None if drafts is None else self._masks.get((slot, place))
-            tokens.append(next_token(admit.seed, position, VOCAB, eos if early else ())
-                          if bits is None else next_allowed(admit.seed, position, bits))
+            held_back = eos if early else ()
+            tokens.append(next_token(admit.seed, position, VOCAB, held_back)
+                          if bits is None else next_allowed(admit.seed, position, bits, held_back))
             if tokens[-1] in eos:
                 return np.array(tokens, np.int32), True
             if drafts is not None and place < len(drafts) and tokens[-1] != drafts[place]:

@@ -30,7 +30,7 @@ class PrefixKey(NamedTuple):
     """What a prefix is found by."""
 
     salt: str
-    """Tenant: trees of different salts share nothing."""
+    """Tenant, and a request's own salt if it has one: trees of different salts share nothing."""
     data: bytes
     """Token ids, little-endian i4. Only whole pages count, the tree ignores the rest."""
 

@@ -85,6 +85,13 @@ class Sequence:
         return self.request.submit.tenant
 
     @property
+    def salt(self) -> str:
+        """What its prefixes are shared within: a tenant, or within that a salt (a tenant's name has
+        no zero byte)."""
+        submit = self.request.submit
+        return f"{submit.tenant}\0{submit.cache_salt}" if submit.cache_salt else submit.tenant
+
+    @property
     def priority(self) -> int:
         return self.request.submit.priority
 

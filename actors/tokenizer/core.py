@@ -43,6 +43,7 @@ from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat import Unfinished
 from actorium.actors.tokenizer.model import TextModel
 from actorium.actors.tokenizer.prompts import Asked, Prompts
+from actorium.actors.tokenizer.rules import token_rules
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 60.0
@@ -298,7 +299,8 @@ class TokenizerCore:
             params=resolved, text=defaults.text_params(message.params),
             seed=self._seeds.next() if seed is None else seed,
             deadline=now + timeout, arrival=now, tenant=message.tenant,
-            priority=message.priority, grammar=grammar, linger=message.linger)))
+            priority=message.priority, grammar=grammar, linger=message.linger,
+            rules=token_rules(message.params, model), cache_salt=message.cache_salt)))
         self._remember(key, len(ids), now)
         self._tell(client, Accepted(message.rid, len(ids)))
 

@@ -40,6 +40,10 @@ def check_params(params: SamplingParams, facts: ModelFacts) -> None:
                                  f"{_OF_TEXT[field]}", field)
     for field in _OF_IDS:
         _check_ids(field, getattr(params, field) or (), facts.vocab_size)
+    ends = {*facts.eos_ids, *(params.stop_token_ids or ())}
+    if params.allowed_token_ids and params.min_tokens and ends.issuperset(params.allowed_token_ids):
+        raise InvalidRequest("allowed_token_ids: nothing but end tokens, which min_tokens="
+                             f"{params.min_tokens} holds back", "allowed_token_ids")
 
 
 _OF_TEXT = {"stop": "; use stop_token_ids", "stop_regex": "", "bad_words": ""}
@@ -97,7 +101,7 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Re
         eos_ids=tuple(dict.fromkeys((*eos, *(params.stop_token_ids or ())))),
         logprobs=-1 if params.logprobs is None else params.logprobs,
         prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
-        masked=params.structured is not None,
+        masked=bool(params.structured or params.allowed_token_ids or params.bad_words),
     )
 
 

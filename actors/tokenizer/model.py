@@ -95,6 +95,14 @@ class TextModel:
             self._refuse_long(tokenizer, text, field, limit)
         return array("i", _encode(tokenizer, text, special))
 
+    def encode_all(self, texts: list[str], field: str) -> list[list[int]]:
+        """Token ids of each text, without special tokens. Raises `InvalidRequest` naming `field`
+        where there is no tokenizer."""
+        if not texts:
+            return []
+        tokenizer = self._need_tokenizer(field)
+        return [found.ids for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
     @staticmethod
     def _refuse_long(tokenizer: Tokenizer, text: str, field: str, limit: int) -> None:
         size = 8 * limit

@@ -1,0 +1,159 @@
+"""What a sequence may sample next: where it is in its grammar, and its request's token rules.
+
+A grammar's masks come from the vocabulary, many sequences at once (`masking`); token rules (a set
+of allowed tokens, sequences of tokens that must not come about) narrow them, or are all there is.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actorium.actors.messages import Submit, TokenRules
+from actorium.actors.params import Resolved
+
+U32 = NDArray[np.uint32]
+NONE_LEFT = "allowed_token_ids and bad_words leave no token to sample"
+FORBIDDEN = "a token that allowed_token_ids or bad_words forbid"
+
+
+class Matcher(Protocol):
+    """Where a sequence is in its grammar (`grammar.Matcher`)."""
+
+    consumed: int
+
+    @property
+    def error(self) -> str: ...
+
+    def take(self, tokens: Sequence[int]) -> bool: ...
+
+
+class Filter:
+    """The token rules of a request, ready to be applied: shared by its choices.
+
+    Bad words follow vLLM: a sequence of tokens is kept from coming about by forbidding its last
+    one where the completion, the prompt left aside, ends with all before it.
+    """
+
+    def __init__(self, rules: TokenRules, params: Resolved, has_grammar: bool) -> None:
+        """With a grammar the end tokens stay allowed: by them it says that it is satisfied."""
+        self._open = not (rules.allowed or rules.bad_words)
+        self._base = bits_of(np.frombuffer(rules.allowed, np.int32), rules.vocab_size)
+        if not rules.allowed:
+            self._base[:] = _all(rules.vocab_size)
+        elif has_grammar:
+            self._base |= bits_of(np.array(params.eos_ids, np.int32), rules.vocab_size)
+        self._after: dict[int, list[tuple[list[int], int]]] = {}
+        """By a token: (tokens before it and it, the token that must not follow)."""
+        self.memory = 1
+        """How many of the last tokens matter."""
+        for word in rules.bad_words:
+            *before, last = np.frombuffer(word, np.int32).tolist()
+            if before:
+                self._after.setdefault(before[-1], []).append((before, last))
+                self.memory = max(self.memory, len(before))
+            else:
+                self._base[last // 32] &= ~np.uint32(1 << last % 32)
+        self._min_tokens = params.min_tokens
+        self._held = ~bits_of(np.array(params.eos_ids, np.int32), rules.vocab_size)
+        """All but the tokens that are held back until `min_tokens`."""
+
+    def narrow(self, bits: U32 | None, tail: Sequence[int], emitted: int) -> U32 | None:
+        """What may follow on the last tokens `tail` of so many `emitted`, given what else is
+        allowed (None = everything); None if nothing is."""
+        found = self._base if bits is None else bits & self._base
+        if barred := self._barred(tail):
+            found = found.copy()
+            for token in barred:
+                found[token // 32] &= ~np.uint32(1 << token % 32)
+        possible = found & self._held if emitted < self._min_tokens else found
+        return found if possible.any() else None
+
+    def allows(self, token: int, tail: Sequence[int]) -> bool:
+        """Whether `token` may follow on `tail`."""
+        if self._open:  # as in a recording, whose tokens are those of no vocabulary
+            return True
+        return bool(self._base[token // 32] >> np.uint32(token % 32) & 1) \
+            and token not in self._barred(tail)
+
+    def _barred(self, tail: Sequence[int]) -> list[int]:
+        if not tail or not self._after:
+            return []
+        return [last for before, last in self._after.get(tail[-1], ())
+                if list(tail[-len(before):]) == before]
+
+
+class Guide:
+    """One sequence: what it has said so far, as far as that decides what it may say next."""
+
+    def __init__(self, matcher: Matcher | None, rules: Filter | None) -> None:
+        self.matcher = matcher
+        self._rules = rules
+        self._tail: list[int] = []
+        self._failed = ""
+        self.consumed = 0
+        """Tokens taken so far."""
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty while it can."""
+        if self._failed or self.matcher is None or not self.matcher.error:
+            return self._failed
+        return f"structured: the grammar cannot go on: {self.matcher.error}"
+
+    def take(self, tokens: Sequence[int]) -> bool:
+        """Go on by these tokens; False, and an `error`, if they are not allowed."""
+        self.consumed += len(tokens)
+        if self.matcher is not None and not self.matcher.take(tokens):
+            self._failed = "structured: the grammar cannot go on: " + (
+                self.matcher.error or "a token that it does not allow")
+        if self._rules is not None:
+            for token in tokens:
+                if not self._rules.allows(token, self._tail):
+                    self._failed = self._failed or FORBIDDEN
+                self._tail.append(token)
+            del self._tail[:-self._rules.memory]
+        return not self.error
+
+    def rows(self, bits: Sequence[Any] | None, drafts: Sequence[int]) -> list[Any]:
+        """u32[words] of the next token and of those after each draft. bits: the grammar's; where
+        it has fewer rows, what follows is never sampled. With an `error` if the next one has
+        nothing to sample."""
+        if self._rules is None:
+            return list(bits or ())
+        found: list[Any] = []
+        said = [*self._tail, *drafts]
+        for place in range(1 + len(drafts) if bits is None else len(bits)):
+            before = said[:len(self._tail) + place]
+            narrowed = self._rules.narrow(None if bits is None else bits[place],
+                                          before[-self._rules.memory:], self.consumed + place)
+            if narrowed is None:
+                if not place:
+                    self._failed = NONE_LEFT
+                # Further on it comes to this only if all drafts before are accepted; whatever is
+                # sampled then is forbidden, and ends the sequence when it is taken.
+                break
+            found.append(narrowed)
+        return found
+
+
+def filter_of(submit: Submit) -> Filter | None:
+    """Of a request; None where it has no token rules."""
+    if submit.rules is None:
+        return None
+    return Filter(submit.rules, submit.params, bool(submit.grammar))
+
+
+def bits_of(ids: NDArray[np.int32], size: int) -> U32:
+    """u32[ceil(size / 32)] with the bits of these tokens set."""
+    flags = np.zeros(-(-size // 32) * 32, np.uint8)
+    flags[ids] = 1
+    return np.packbits(flags, bitorder="little").view(np.uint32)
+
+
+def _all(size: int) -> U32:
+    return bits_of(np.arange(size, dtype=np.int32), size)

@@ -1,0 +1,115 @@
+"""Request parameters through whole engines: what they promise holds, and the tokens do not depend
+on overlap, preemption, drafts, or the death of an actor."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers_prefix import engine
+
+from actorium import Engine, SamplingParams
+from actorium.actors.client import Completion, Request
+
+PLAIN: dict[str, Any] = {"dtype": "float32", "speculative": "off", "max_num_seqs": 16}
+"""In float32 a recomputed token is the same one."""
+PROMPT = "Once upon a time"
+ALLOWED = [*range(300, 360), 2]
+WORDS = ["there", "a lazy", "cheerful", "One morning", ","]
+
+
+def requests() -> list[Request]:
+    """Greedy and sampled, one choice and several."""
+    made = []
+    for number, params in enumerate([
+            {"allowed_token_ids": ALLOWED}, {"bad_words": WORDS},
+            {"allowed_token_ids": ALLOWED[:20], "min_tokens": 9, "logit_bias": {301: 2.0}}]):
+        for temperature, n in ((0.0, 1), (1.0, 3)):
+            made.append(Request(prompt=PROMPT, params=SamplingParams(
+                temperature=temperature, n=n, seed=number, max_tokens=40, **params)))
+    return made
+
+
+def complete(running: Engine) -> list[list[Completion]]:
+    done = dict(running.client.run(requests()))
+    for result in done.values():
+        assert not isinstance(result, Exception), result
+    return [done[number] for number in range(len(done))]  # type: ignore[misc]
+
+
+def told(completions: list[list[Completion]]) -> list[Any]:
+    """What must be the same, however it was computed."""
+    return [(c.token_ids, c.text, c.finish_reason, c.stop_reason)
+            for choices in completions for c in choices]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Engine]:
+    with engine(**PLAIN) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone(plain: Engine) -> list[list[Completion]]:
+    return complete(plain)
+
+
+def test_they_hold(plain: Engine, alone: list[list[Completion]]) -> None:
+    words = [plain.client.tokenize(start + word.strip(), False)
+             for word in WORDS for start in ("", " ")]
+    for request, choices in zip(requests(), alone, strict=True):
+        params = request.params
+        assert params is not None and len(choices) == params.n
+        for done in choices:
+            if params.allowed_token_ids:
+                assert set(done.token_ids) <= set(params.allowed_token_ids)
+            if params.bad_words:
+                assert not any(done.token_ids[at:at + len(word)] == word for word in words
+                               for at in range(len(done.token_ids)))
+    free = plain.client.generate(PROMPT, SamplingParams(temperature=0, max_tokens=40))
+    assert free.token_ids != alone[0][0].token_ids
+    assert "there" in free.text and "," in free.text, "or there is nothing to forbid"
+
+
+@pytest.mark.parametrize("settings", [
+    {"speculative": "mtp:3,fixed", "force_preempt_every": 9},
+    pytest.param({"speculative": "mtp:1,fixed"}, marks=pytest.mark.slow),
+    pytest.param({"overlap": False, "force_preempt_every": 5, "max_num_seqs": 5},
+                 marks=pytest.mark.slow),
+], ids=lambda settings: ",".join(str(value) for value in settings.values()))
+def test_however_it_is_computed(alone: list[list[Completion]], settings: dict[str, Any]) -> None:
+    with engine(**{**PLAIN, **settings}) as running:
+        done = complete(running)
+    assert told(done) == told(alone)
+    if "speculative" in settings:
+        assert sum(choice.usage.draft_tokens for choices in done for choice in choices)
+
+
+@pytest.mark.parametrize("role", [
+    "scheduler", pytest.param("worker-0", marks=pytest.mark.slow),
+    pytest.param("detokenizer", marks=pytest.mark.slow)])
+def test_whoever_dies(alone: list[list[Completion]], role: str) -> None:
+    with engine(**PLAIN) as running:
+        pids = {actor.role: actor.pid for actor in running.client.status().actors}
+        results = running.client.run(requests())
+        done = dict([next(results)])
+        os.kill(pids[role], signal.SIGKILL)
+        done |= dict(results)
+        assert told([done[number] for number in range(len(done))]) == told(alone)  # type: ignore
+
+
+def test_a_cache_salt_keeps_prefixes_apart(plain: Engine) -> None:
+    def cached(salt: str | None, tenant: str = "") -> int:
+        (done,) = [result for _, result in plain.client.run([Request(
+            prompt=list(range(300, 400)), params=SamplingParams(max_tokens=1), cache_salt=salt,
+            tenant=tenant)])]
+        assert not isinstance(done, Exception), done
+        return done[0].usage.cached_tokens
+
+    assert cached("a") == 0 and cached("a") == 96
+    assert cached("b") == 0 and cached(None) == 0 and cached("a", "other") == 0
+    assert cached("") == 96, "no salt is the empty one"
+    assert cached("a") == cached("b") == cached("a", "other") == 96
