@@ -1,6 +1,7 @@
 """Reading a request's JSON: bounded, typed, with errors that name the field.
 
-Unknown fields are ignored, since routers add some; a wrong type is a 400.
+Unknown fields are ignored, since routers add some (but see `unsupported`); a wrong type is a 400;
+null for a field that may be absent is its absence (`nulls`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from actorium.actors.gateway import outline
+from actorium.actors.gateway import nulls, outline
 from actorium.actors.gateway.errors import HttpError
 
 PATIENCE = 16
@@ -69,7 +70,8 @@ def decode(body: bytes, kind: type[Body]) -> Body:
     """JSON as a `kind`. Raises `HttpError` 400 naming the field."""
     outline.check(body)
     try:
-        return msgspec.json.decode(body, type=kind)
+        found: Body = nulls.decode(body, kind)
+        return found
     except msgspec.ValidationError as error:
         raise invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.formats import FormatFields
+from actorium.actors.gateway.unsupported import UnsupportedFields, refuse_unsupported
 from actorium.actors.messages import MAX_TURNS
 from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 
@@ -26,7 +26,7 @@ class StreamOptions(Struct):
     """Each event has an id; a call with that as `Last-Event-ID` goes on behind it."""
 
 
-class SamplingFields(FormatFields, kw_only=True):
+class SamplingFields(UnsupportedFields, kw_only=True):
     """OpenAI's fields, and those that vLLM and SGLang add. None = the model's own default."""
 
     model: str | None = None
@@ -77,6 +77,7 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
 
     Raises `HttpError` on a field that only HTTP has.
     """
+    refuse_unsupported(fields)
     if fields.stream_options is not None and not fields.stream:
         raise HttpError(400, "stream_options: only with stream=true", "stream_options")
     if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:

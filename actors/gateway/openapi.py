@@ -23,6 +23,7 @@ from actorium.actors.gateway.native import (
 )
 from actorium.actors.gateway.responses_body import ResponsesBody
 from actorium.actors.gateway.routes import PARAMETER, ROUTES, Access, Errors, Route
+from actorium.actors.gateway.unsupported import UNSUPPORTED
 
 REF = "#/components/schemas/{name}"
 
@@ -100,6 +101,9 @@ def document() -> dict[str, Any]:
              if kind is not None]
     schemas, components = msgspec.json.schema_components(
         [*types, Refusal, MessagesRefusal], ref_template=REF)
+    for component in components.values():
+        for name in UNSUPPORTED:
+            component.get("properties", {}).pop(name, None)
     refusals = dict(zip(Errors, schemas[-2:], strict=True))
     found = iter(schemas)
     shapes = {name: (next(found) if one.body is not None else None, next(found))

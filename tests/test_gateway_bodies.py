@@ -1,0 +1,92 @@
+"""What bodies may say: nulls, fields of other engines, and errors that name the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from actorium.actors.gateway import bodies, unsupported
+from actorium.actors.gateway.chat_body import ChatBody
+from actorium.actors.gateway.completion_body import CompletionBody
+from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.fields import sampling
+from actorium.actors.gateway.messages_body import MessagesBody
+from actorium.actors.gateway.native import GenerateBody, TokenizeBody
+from actorium.actors.gateway.responses_body import ResponsesBody
+
+MESSAGES = [{"role": "user", "content": "?"}]
+SMALLEST: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (ChatBody, {"messages": MESSAGES}), (CompletionBody, {"prompt": "a"}),
+    (ResponsesBody, {"input": "a"}), (MessagesBody, {"messages": MESSAGES, "max_tokens": 3}),
+    (GenerateBody, {"text": "a"}), (TokenizeBody, {"prompt": "a"}))
+
+
+def decode(kind: Any, body: Any) -> Any:
+    return bodies.decode(msgspec.json.encode(body), kind)
+
+
+@pytest.mark.parametrize(("kind", "least"), SMALLEST)
+def test_null_for_any_optional_field_is_its_absence(kind: Any, least: dict[str, Any]) -> None:
+    names = {name for name in kind.__struct_encode_fields__ if name not in least}
+    assert decode(kind, least | dict.fromkeys(names)) == decode(kind, least)
+
+
+@pytest.mark.parametrize("field", ["stream", "n", "logprobs", "skip_special_tokens", "tools",
+                                   "chat_template_kwargs", "response_format"])
+def test_one_null_alone(field: str) -> None:
+    assert decode(ChatBody, {"messages": MESSAGES, field: None}) == \
+        decode(ChatBody, {"messages": MESSAGES})
+
+
+def test_nested_nulls() -> None:
+    body = decode(ChatBody, {
+        "messages": [{"role": "assistant", "content": None, "tool_calls": [
+            {"id": None, "function": {"name": "f", "arguments": None}}]}],
+        "stream": True, "stream_options": {"include_usage": None, "resumable": True},
+        "response_format": {"type": "json_schema",
+                            "json_schema": {"name": None, "schema": {"const": None}}}})
+    assert body.stream_options.include_usage is False and body.stream_options.resumable
+    assert body.messages[0].tool_calls[0].id == ""
+    assert body.response_format.json_schema.schema_ == {"const": None}  # the caller's own
+    params = decode(GenerateBody, {"text": "a", "sampling_params": {"n": None, "max_tokens": 3,
+                                                                    "logit_bias": {"5": 1}}})
+    assert params.sampling_params.n == 1 and params.sampling_params.logit_bias == {5: 1.0}
+
+
+@pytest.mark.parametrize(("kind", "body", "param"), [
+    (ChatBody, {"messages": None}, "messages"),
+    (ChatBody, {"messages": MESSAGES, "stream": None, "n": "two"}, "n"),
+    (ChatBody, {"messages": MESSAGES, "stream": "yes"}, "stream"),
+    (ChatBody, {"messages": [{"role": None}]}, "messages"),
+    (CompletionBody, {"prompt": None, "stream": None}, "prompt"),
+    (CompletionBody, {"prompt": "a", "stream": None, "stop": [None]}, "stop"),
+    (CompletionBody, {"prompt": "a", "logit_bias": {"1": None}}, "logit_bias")])
+def test_what_is_wrong_is_named(kind: Any, body: Any, param: str) -> None:
+    with pytest.raises(HttpError) as caught:
+        decode(kind, body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+NEUTRAL = [("use_beam_search", False), ("length_penalty", 1.0), ("typical_p", 1), ("mirostat", 0),
+           ("modalities", ["text"]), ("logits_processors", []), ("lora_path", None)]
+REFUSED = [("use_beam_search", True), ("length_penalty", 0.5), ("typical_p", 0.9), ("mirostat", 2),
+           ("modalities", ["text", "audio"]), ("web_search_options", {}), ("audio", {"voice": "x"}),
+           ("custom_logit_processor", "x"), ("return_hidden_states", True)]
+
+
+@pytest.mark.parametrize(("field", "value"), NEUTRAL)
+def test_what_changes_nothing_is_taken(field: str, value: Any) -> None:
+    sampling(decode(ChatBody, {"messages": MESSAGES, field: value, "unheard_of": 1}), None)
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED)
+@pytest.mark.parametrize(("kind", "least"), SMALLEST[:4])
+def test_what_is_not_offered_is_refused_by_name(kind: Any, least: dict[str, Any], field: str,
+                                                value: Any) -> None:
+    assert field in unsupported.UNSUPPORTED
+    with pytest.raises(HttpError) as caught:
+        sampling(decode(kind, least | {field: value}), None)
+    assert (caught.value.status, caught.value.param) == (400, field)
+    assert field in caught.value.message
