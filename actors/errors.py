@@ -26,6 +26,15 @@ class ContextOverflow(InvalidRequest):
     code = "context_overflow"
 
 
+def context_overflow(limit: int, prompt: int, completion: int, param: str) -> ContextOverflow:
+    """So many tokens of prompt and completion do not fit a context of `limit`. litellm and others
+    tell this error from the rest by these words."""
+    return ContextOverflow(
+        f"{param}: This model's maximum context length is {limit} tokens. However, you requested "
+        f"{prompt + completion} tokens ({prompt} in the messages, {completion} in the completion).",
+        param)
+
+
 class QueueFull(ActoriumError):
     """Too many requests are waiting; try again later."""
 

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 from helpers_gateway import Served, served_to_openai
 
@@ -104,7 +105,7 @@ def test_token_ids_go_in_and_come_out(served: Served) -> None:
     ({"messages": PROMPT, "temperature": -1}, "temperature", 400),
     ({"messages": PROMPT, "temperature": -1, "stream": True}, "temperature", 400),
     ({"messages": PROMPT, "max_tokens": 10**9}, "max_tokens", 400),
-    ({"messages": PROMPT, "n": 9}, "n", 400),
+    ({"messages": PROMPT, "n": 129}, "n", 400),
     ({"messages": PROMPT, "top_logprobs": 2}, "top_logprobs", 400),
     ({"messages": PROMPT, "logit_bias": {"x": 1}}, "logit_bias", 400),
     ({"messages": PROMPT, "stream_options": {}}, "stream_options", 400),
@@ -169,3 +170,19 @@ def _send(served: Served, path: str, body: bytes) -> bytes:
     with urllib.request.urlopen(ask, timeout=30) as answer:
         found: bytes = answer.read()
         return found
+
+
+def test_a_completion_without_max_tokens_has_sixteen(served: Served) -> None:
+    ids = served.client.completions.create(model="demo", prompt="Once upon",
+                                           extra_body={"ignore_eos": True})
+    assert ids.usage is not None and ids.usage.completion_tokens == 16
+    assert ids.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("prompt", ["word " * 40_000, [5] * 40_000, "word " * 2000])
+def test_what_does_not_fit_the_context_is_told_in_words_that_clients_know(
+        served: Served, prompt: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.client.completions.create(model="demo", prompt=prompt, max_tokens=3900)
+    assert "This model's maximum context length is 4096 tokens. However" in caught.value.message
+    assert caught.value.code == "context_length_exceeded"

@@ -11,6 +11,8 @@ from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.fields import SamplingFields, check_ids
 
 MAX_PROMPTS = 256
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, which every engine has here; a chat goes on to the end of the context."""
 
 
 class CompletionBody(SamplingFields, kw_only=True):
@@ -39,8 +41,13 @@ class CompletionBody(SamplingFields, kw_only=True):
             raise HttpError(400, "prompt: must not be empty", "prompt")
         for one in found:
             if not isinstance(one, str):
-                check_ids(one, max_model_len - 1, "prompt")
+                check_ids(one, max_model_len, "prompt")
         return found
+
+    @property
+    def most(self) -> int:
+        """Tokens of each completion at the most."""
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     def check(self) -> None:
         """Raise `HttpError` on what is not offered."""

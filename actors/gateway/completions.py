@@ -70,7 +70,7 @@ class Text:
         echoed = body.logprobs if body.echo else None
         more = {} if echoed is None else {"prompt_logprobs": echoed}
         params = sampling(body, body.logprobs, structured=structured_of(body),
-                          **({"max_tokens": 1} if self._mute else {}), **more)
+                          max_tokens=1 if self._mute else body.most, **more)
         await self._look_up_prompts()
         return [Request(prompt=prompt, params=params, timeout=body.timeout, tenant=tenant,
                         priority=body.priority) for prompt in self._ids or self._prompts]

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from actorium.actors.errors import context_overflow
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.unsupported import UnsupportedFields, refuse_unsupported
 from actorium.actors.messages import MAX_TURNS
@@ -106,11 +107,11 @@ def check_turns(given: Sequence[object], field: str) -> None:
         raise HttpError(400, f"{field}: at most {MAX_TURNS} of them, got {len(given)}", field)
 
 
-def check_ids(ids: Sequence[int], most: int, field: str) -> None:
-    """Raise `HttpError` 400 naming the field where there are more token ids than `most`."""
-    if len(ids) > most:
-        raise HttpError(400, f"{field}: {len(ids)} tokens; there may be {most} at the most", field,
-                        code="context_length_exceeded")
+def check_ids(ids: Sequence[int], max_model_len: int, field: str, completion: int = 1) -> None:
+    """Raise `ContextOverflow` naming the field where token ids, and so many tokens of completion,
+    do not fit the context."""
+    if len(ids) + completion > max_model_len:
+        raise context_overflow(max_model_len, len(ids), completion, field)
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:

@@ -88,7 +88,7 @@ async def detokenize(http: HttpRequest) -> Response:
     """`/detokenize`."""
     engine, body = engine_of(http), await bodies.read(http, DetokenizeBody)
     await engine.serves(body.model)
-    check_ids(body.tokens, (await engine.facts()).max_model_len, "tokens")
+    check_ids(body.tokens, (await engine.facts()).max_model_len, "tokens", completion=0)
     text = await engine.client.detokenize(body.tokens, body.skip_special_tokens)
     return Reply(_encode({"prompt": text, "text": text}))
 
@@ -98,7 +98,7 @@ async def generate(http: HttpRequest) -> Response | EventStream:
     engine, body = engine_of(http), await bodies.read(http, GenerateBody)
     if (body.text is None) == (body.input_ids is None):
         raise HttpError(400, "text: exactly one of text and input_ids is needed", "text")
-    check_ids(body.input_ids or (), (await engine.facts()).max_model_len - 1, "input_ids")
+    check_ids(body.input_ids or (), (await engine.facts()).max_model_len, "input_ids")
     request = Request(prompt=body.text if body.input_ids is None else body.input_ids,
                       params=body.sampling_params, timeout=body.timeout,
                       tenant=caller(http).tenant, priority=body.priority)

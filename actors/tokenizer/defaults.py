@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from actorium.actors.errors import ContextOverflow, InvalidRequest
+from actorium.actors.errors import ContextOverflow, InvalidRequest, context_overflow
 from actorium.actors.params import MAX_N, Resolved, SamplingParams, TextParams
 
 MASK64 = 2**64 - 1
@@ -63,8 +63,7 @@ def check_prompt(ids: Any, facts: ModelFacts, field: str) -> None:
     if not len(ids):
         raise InvalidRequest("prompt: must not be empty", field)
     if len(ids) >= facts.max_model_len:
-        raise ContextOverflow(f"prompt: {len(ids)} tokens; with at least one token of completion "
-                              f"that exceeds max_model_len={facts.max_model_len}", field)
+        raise context_overflow(facts.max_model_len, len(ids), 1, field)
     low, high = min(ids), max(ids)
     if low < 0 or high >= facts.vocab_size:
         raise InvalidRequest(f"prompt: token id {low if low < 0 else high} is outside the "
@@ -79,9 +78,7 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Re
     room = facts.max_model_len - prompt_tokens
     max_tokens = room if params.max_tokens is None else params.max_tokens
     if max_tokens > room:
-        raise ContextOverflow(f"max_tokens: {prompt_tokens} prompt tokens + max_tokens="
-                              f"{max_tokens} exceed max_model_len={facts.max_model_len}",
-                              "max_tokens")
+        raise context_overflow(facts.max_model_len, prompt_tokens, max_tokens, "max_tokens")
     if params.min_tokens > max_tokens:
         raise ContextOverflow(f"min_tokens: {params.min_tokens} exceeds the {max_tokens} tokens "
                               "left of the context", "min_tokens")

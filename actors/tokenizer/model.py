@@ -109,8 +109,9 @@ class TextModel:
         while size < len(text):
             count = len(_encode(tokenizer, text[:size], False)) - SLACK
             if count >= limit:
-                raise ContextOverflow(f"{field}: more than {count} tokens in {len(text)} "
-                                      f"characters; max_model_len={limit}", field)
+                raise ContextOverflow(
+                    f"{field}: This model's maximum context length is {limit} tokens. However, "
+                    f"these {len(text)} characters are more than {count} tokens.", field)
             size *= 2
 
     def ids(self, column: bytes, field: str, check: bool = True) -> array[int]:
