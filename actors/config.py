@@ -33,7 +33,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     skip_tokenizer: bool = False
     """Serve by token ids alone; no tokenizer files are needed."""
     chat_template: str | None = None
-    """File with a jinja chat template to use instead of the model's."""
+    """Jinja chat template to use instead of the model's: a file, or the template itself."""
     seed: int = 0
     """Seed of dummy weights and of requests that name none."""
 

@@ -39,6 +39,7 @@ from actorium.actors.messages import (
     ToLauncher,
     Up,
 )
+from actorium.actors.preflight import check_machine
 from actorium.actors.roles import (
     LAUNCHER,
     WATCHDOG,
@@ -155,6 +156,7 @@ class Launcher:
         runtime = self.config.check().runtime
         if missing := missing_packages(self.config):
             raise BadConfig(f"an engine needs {', '.join(missing)}: pip install 'actorium[engine]'")
+        check_machine(self.config)
         if runtime.listen is not None:
             keys.read_server(keys.directory(runtime.keys_dir))
         self._run_dir = RunDir(runtime.name, runtime.run_dir)

@@ -21,34 +21,11 @@ import msgspec
 
 from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig
+from actorium.actors.flag_names import flag_names, spellings
 
 ENV_PREFIX = "ACTORIUM_"
 ENV_CONFIG = "ACTORIUM_CONFIG"
 """Names the TOML file, like `--config`; the one ACTORIUM_ variable that mirrors no field."""
-
-ALIASES: dict[str, tuple[str, ...]] = {
-    "model": ("model-path",),
-    "max_model_len": ("context-length",),
-    "skip_tokenizer": ("skip-tokenizer-init",),
-    "memory_fraction": ("gpu-memory-utilization", "mem-fraction-static"),
-    "page_size": ("block-size",),
-    "prefix_cache": ("prefix-caching", "enable-prefix-caching"),
-    "eviction_policy": ("radix-eviction-policy",),
-    "schedule_policy": ("scheduling-policy",),
-    "max_num_seqs": ("max-running-requests",),
-    "max_num_batched_tokens": ("chunked-prefill-size",),
-    "max_num_queued_reqs": ("max-queued-requests",),
-    "seed": ("random-seed",),
-    "tensor_parallel_size": ("tp",),
-    "trace_dir": ("trace",),
-    "graph_batch_sizes": ("cuda-graph-sizes", "cuda-graph-bs", "cudagraph-capture-sizes"),
-    "graph_token_counts": ("piecewise-cuda-graph-tokens",),
-}
-"""Other names of a field's flag (less the dashes), from the tools people come from."""
-
-INVERSES: dict[str, str] = {"disable-overlap-schedule": "overlap",
-                            "disable-radix-cache": "prefix_cache"}
-"""Flags that switch a boolean field off, beside `--no-<field>`."""
 
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16",
@@ -78,7 +55,12 @@ class Field(NamedTuple):
     @property
     def names(self) -> tuple[str, ...]:
         """Its flags less the dashes, the chief one first."""
-        return (self.name.replace("_", "-"), *ALIASES.get(self.name, ()))
+        return flag_names(self.name)
+
+    @property
+    def spellings(self) -> list[tuple[str, bool]]:
+        """All words that set it, and whether they mean the opposite."""
+        return spellings(self.name, self.kind is bool)
 
 
 class Setting(NamedTuple):
@@ -277,17 +259,19 @@ def from_environ(environ: Mapping[str, str]) -> Layer:
 
 def from_mapping(values: Mapping[str, Any]) -> Layer:
     """The settings of keyword arguments: field names, or their aliases in snake case."""
-    known = {name.replace("-", "_"): field for field in fields().values() for name in field.names}
+    known = {name.replace("-", "_"): (field, off) for field in fields().values()
+             for name, off in field.spellings}
     layer: Layer = {}
     for name, value in values.items():
         if name not in known:
             raise BadConfig(f"{name}: no such setting{suggestion(name, known)}", name)
-        field = known[name]
+        field, off = known[name]
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if field.name in layer:
             raise BadConfig(f"{name}: given twice, also as {layer[field.name].origin}", field.key)
-        layer[field.name] = setting(field, value, name)
+        given = setting(field, value, name)
+        layer[field.name] = Setting(not given.value, name) if off else given
     return layer
 
 

@@ -10,7 +10,8 @@ import pytest
 from actorium.actors import settings
 from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig
-from actorium.tools.cli.flags import Flag, NoOptions, command_flags, field_docs, parse
+from actorium.tools.cli.flags import Flag, NoOptions, command_flags, parse
+from actorium.tools.cli.help import field_docs
 
 
 def config_of(*argv: str) -> Config:

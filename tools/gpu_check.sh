@@ -35,7 +35,7 @@ if compgen -G '.whl/*.whl' >/dev/null; then
     pip+=(--no-index --no-deps)
 else
     mapfile -t wanted < <("$python" -c "$missing" pyzmq msgspec uvloop tokenizers jinja2 \
-        safetensors tyro rich pytest pytest-timeout hypothesis psutil prometheus_client starlette \
+        safetensors rich pytest pytest-timeout hypothesis psutil prometheus_client starlette \
         uvicorn httptools llguidance)
 fi
 site=""

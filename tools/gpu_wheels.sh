@@ -4,7 +4,7 @@
 set -euo pipefail
 
 dir=${1:-.whl}
-packages=(pyzmq msgspec uvloop tokenizers jinja2 safetensors tyro rich pytest pytest-timeout
+packages=(pyzmq msgspec uvloop tokenizers jinja2 safetensors rich pytest pytest-timeout
           hypothesis psutil prometheus_client starlette uvicorn httptools llguidance)
 platforms=()
 for glibc in 39 35 34 31 28 27 24 17; do

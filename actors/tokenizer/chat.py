@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import MAX_TURNS, ChatMessage, ToolCall
 from actorium.actors.models import read_json
+from actorium.actors.preflight import is_jinja
 
 MAX_TICKS = 200_000
 """Loop iterations + macro calls of one render: about a second."""
@@ -180,7 +181,8 @@ class ChatTemplate:
 
 
 def load(path: Path, override: str | None) -> ChatTemplate | None:
-    """The template of the model directory `path`, or of the file `override`; None without one.
+    """The template of the model directory `path`, or `override`, which is a file or the template
+    itself; None without one.
 
     Looked for in the order of transformers: chat_template.jinja, then tokenizer_config.json (where
     a list of named templates means the one called "default"). Raises `BadModel`.
@@ -193,6 +195,8 @@ def load(path: Path, override: str | None) -> ChatTemplate | None:
 
 
 def _source(path: Path, override: str | None, config: dict[str, Any]) -> str | None:
+    if override and is_jinja(override):
+        return override
     file = Path(override).expanduser() if override else path / "chat_template.jinja"
     if override or file.is_file():
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 from actorium.actors.params import SamplingParams
+from actorium.actors.preflight import check_machine
 from actorium.actors.runtime.rundir import engine_dir, is_running
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
@@ -29,7 +30,8 @@ class ChatOptions(SamplingOptions, frozen=True, kw_only=True):
 
 def run(_command: str, argv: list[str]) -> int:
     """Entry of the command."""
-    parsed = parse("actorium chat [MODEL]", argv, ChatOptions, ABOUT)
+    parsed = parse("actorium chat [MODEL]", argv, ChatOptions, ABOUT,
+                   checks=[check_machine])
     sampling = sampling_of(parsed)
     if sampling.get("n", 1) != 1:
         raise BadConfig("--n: a conversation has one answer a turn", "n")

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from actorium.actors.errors import BadConfig
 from actorium.actors.params import SamplingParams
+from actorium.actors.preflight import check_machine
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import parse
 
@@ -36,7 +37,8 @@ def run(_command: str, argv: list[str]) -> int:
         if {"-h", "--help"} & set(argv):
             parse("actorium eval demo [MODEL]", ["--help"], EvalOptions, ABOUT)
         raise BadConfig("eval: `actorium eval demo` is the one evaluation there is", "eval")
-    parsed = parse("actorium eval demo [MODEL]", argv[1:], EvalOptions, ABOUT)
+    parsed = parse("actorium eval demo [MODEL]", argv[1:], EvalOptions, ABOUT,
+                   checks=[check_machine])
     options = parsed.options
     if options.count < 1:
         raise BadConfig(f"--count: must be at least 1, got {options.count}", "count")

@@ -1,17 +1,19 @@
-"""Flags of every command: its own options plus the whole configuration tree, read by tyro.
+"""Flags of every command: its own options plus the whole configuration tree.
 
-`scan` goes over the words first. It settles what tyro's grammar cannot say (MODEL anywhere among
-the flags, `--prompt A B`, names that switch a flag off) and remembers how each flag was written, so
-that every error is one line about the words that the user typed.
+`scan` finds what was written: our flags under all their names, and those of other engines, which
+`translate` understands. Every error is one line about the words that the user typed. Nothing but
+the standard library and msgspec is imported: this is on the way to the first token.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
+import contextlib
+import functools
+import re
+import sys
 import typing
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Generic, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -19,15 +21,20 @@ from msgspec import Struct
 from actorium.actors import settings
 from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig
+from actorium.actors.flag_names import SHORT, flag_names, spellings
+from actorium.tools.cli.foreign_flags import VALUES
+from actorium.tools.cli.translate import (
+    LIST,
+    SWITCH,
+    Foreign,
+    ForeignWord,
+    foreign_flags_table,
+    translate,
+)
 
 Options = TypeVar("Options", bound=Struct)
-
-
-_ORDER = (
-    "Every setting may also stand in a TOML file (--config FILE, sections as below) or in an "
-    "ACTORIUM_<NAME> variable; flags win over variables, variables over the file. Numbers take "
-    "the suffixes k, m and g (32k = 32768)."
-)
+JOINED = ("graph_batch_sizes", "graph_token_counts", "cors_origins")
+"""Texts with commas, which others write as several words or as a JSON list."""
 
 
 class NoOptions(Struct, frozen=True):
@@ -49,15 +56,27 @@ class Flag(NamedTuple):
     """The section of the configuration tree that holds it, or the command's options."""
     default: Any
 
+    @property
+    def joined(self) -> bool:
+        """Its value is a text with commas, which may be several words."""
+        return self.dest in JOINED
+
+    @property
+    def spellings(self) -> list[tuple[str, bool]]:
+        """Every word that sets it, and whether that means the opposite."""
+        return spellings(self.dest, self.kind is bool)
+
 
 class Word(NamedTuple):
-    """One flag as it stands in argv. `value` is None for a boolean written without one (the words
-    `true` and `false` behind it are its value: `--enable-prefix-caching false`)."""
+    """One flag as it stands in argv."""
 
     flag: Flag
     origin: str
-    value: str | None
+    values: list[str]
+    """Empty for a switch."""
     off: bool
+    key: str = ""
+    """What follows a dot: the entry of a table (`--override-generation-config.top_k 5`)."""
 
 
 class Parsed(NamedTuple, Generic[Options]):
@@ -67,6 +86,8 @@ class Parsed(NamedTuple, Generic[Options]):
     config: Config
     written: dict[str, str]
     """Field -> flag as the user wrote it, for those that were written."""
+    notes: list[str]
+    """What was said of flags that change nothing here."""
 
 
 def command_flags(options: type[Struct]) -> list[Flag]:
@@ -88,108 +109,186 @@ def _option(options: type[Struct], field: msgspec.structs.FieldInfo) -> Flag:
     many = typing.get_origin(kind) is list
     kind = typing.get_args(kind)[0] if many else kind
     default = () if many else field.default
-    names = (field.name.replace("_", "-"), *settings.ALIASES.get(field.name, ()))
-    return Flag(field.name, kind, optional, many, names, options, default)
+    return Flag(field.name, kind, optional, many, flag_names(field.name), options, default)
 
 
 # --- words ---------------------------------------------------------------------------------------
 
-def scan(argv: Sequence[str], flags: Iterable[Flag]) -> tuple[list[Word], list[str]]:
-    """The flags written in `argv`, and the words that belong to none.
+class Scanned(NamedTuple):
+    """A command line, cut up."""
 
-    Raises `BadConfig` on an unknown flag and on a missing value.
-    """
-    table = {name: (flag, off) for flag in flags for name, off in _spellings(flag)}
-    words: list[Word] = []
-    loose: list[str] = []
+    words: list[Word]
+    foreign: list[ForeignWord]
+    loose: list[str]
+    """Words that belong to no flag."""
+
+
+class _Table:
+    """Every name that a command knows."""
+
+    def __init__(self, flags: Iterable[Flag]) -> None:
+        self.own = {name: (flag, off) for flag in flags for name, off in flag.spellings}
+
+    @functools.cached_property
+    def foreign(self) -> dict[str, Foreign]:
+        return foreign_flags_table()
+
+    def knows(self, word: str) -> bool:
+        name = plain(word.partition("=")[0]).partition(".")[0]
+        return name in self.own or name in self.foreign
+
+    def suggestion(self, origin: str) -> str:
+        """Flags with such a name, our own first; --no-X only for a word that begins so."""
+        negative = plain(origin).startswith("no-")
+        return next(filter(None, (
+            settings.suggestion(f"--{plain(origin)}", [
+                f"--{name}" for name in names if name.startswith("no-") == negative])
+            for names in (self.own, self.foreign))), "")
+
+
+def scan(argv: Sequence[str], flags: Iterable[Flag]) -> Scanned:
+    """What is written in `argv`. Raises `BadConfig` on an unknown flag and on a missing value."""
+    table = _Table(flags)
+    found = Scanned([], [], [])
     rest = list(argv)
     while rest:
         word = rest.pop(0)
         if word == "--":
-            loose += rest
+            found.loose.extend(rest)
             break
         if not word.startswith("-") or word == "-":
-            loose.append(word)
+            found.loose.append(word)
             continue
-        words += _take(word, rest, table)
-    return words, loose
+        _take(word, rest, table, found)
+    return found
 
 
-def _spellings(flag: Flag) -> list[tuple[str, bool]]:
-    names = [(name, False) for name in flag.names]
-    if flag.kind is bool:
-        names += [(f"no-{name}", True) for name in flag.names]
-        names += [(name, True) for name, dest in settings.INVERSES.items() if dest == flag.dest]
-    return names
-
-
-def _take(word: str, rest: list[str], table: dict[str, tuple[Flag, bool]]) -> list[Word]:
+def _take(word: str, rest: list[str], table: _Table, found: Scanned) -> None:
+    """Take one flag and its values."""
+    if re.match(r"-O\d", word):
+        word = f"-O={word[2:]}"
     origin, equals, value = word.partition("=")
-    found = table.get(_plain(origin))
-    if found is None:
-        negative = _plain(origin).startswith("no-")
-        known = [f"--{name}" for name in table if name.startswith("no-") == negative]
-        hint = settings.suggestion(f"--{_plain(origin)}", known)
-        raise BadConfig(f"{origin}: no such flag{hint}", origin)
-    flag, off = found
-    if equals:
-        return [Word(flag, origin, value, off)]
+    name, _, key = plain(origin).partition(".")
+    given = [value] if equals else None
+    if name in table.own:
+        flag, off = table.own[name]
+        values = given if given is not None else _values(origin, rest, table, flag)
+        found.words.append(Word(flag, origin, values, off, key.replace("-", "_")))
+    elif name in table.foreign:
+        foreign = table.foreign[name]
+        off = foreign.off
+        if foreign.arity == SWITCH:
+            said = _spoken(rest) if given is None else given
+            off = off != (bool(said) and not _is_on(origin, said[0]))
+        else:
+            said = _some(origin, rest, table, foreign.arity == LIST) if given is None else given
+        found.foreign.append(ForeignWord(name, key.replace("-", "_"), origin, said, off, foreign))
+    else:
+        raise BadConfig(f"{origin}: no such flag{table.suggestion(origin)}", origin)
+
+
+def _values(origin: str, rest: list[str], table: _Table, flag: Flag) -> list[str]:
     if flag.kind is bool:
-        spoken = bool(rest) and rest[0].lower() in ("true", "false")
-        return [Word(flag, origin, rest.pop(0) if spoken else None, off)]
+        return _spoken(rest)
+    values = _some(origin, rest, table, flag.many)
+    while flag.joined and rest and values[0][:1].isdigit() and rest[0].isdigit():
+        values.append(rest.pop(0))
+    return values
+
+
+def _spoken(rest: list[str]) -> list[str]:
+    """The words true and false behind a switch are its value."""
+    return [rest.pop(0)] if rest and rest[0].lower() in ("true", "false") else []
+
+
+def _some(origin: str, rest: list[str], table: _Table, many: bool) -> list[str]:
     values: list[str] = []
-    while rest and (flag.many or not values) and not _is_flag(rest[0], table):
+    while rest and (many or not values) and not _is_flag(rest[0], table):
         values.append(rest.pop(0))
     if not values:
         raise BadConfig(f"{origin}: a value is missing", origin)
-    return [Word(flag, origin, value, False) for value in values]
+    return values
 
 
-def _plain(origin: str) -> str:
-    """The name less the dashes; `-tp`, as fingers know it, is `--tp`."""
-    if origin == "-tp":
-        return "tp"
-    return origin[2:].replace("_", "-") if origin.startswith("--") else origin
+def plain(origin: str) -> str:
+    """The name less the dashes, as the tables have it; a key behind a dot stays."""
+    if origin.startswith("--"):
+        name, dot, key = origin[2:].partition(".")
+        return name.replace("_", "-") + dot + key
+    name, dot, key = origin.partition(".")
+    return SHORT.get(name, name) + dot + key
 
 
-def _is_flag(word: str, table: dict[str, tuple[Flag, bool]]) -> bool:
+def _is_flag(word: str, table: _Table) -> bool:
     if not word.startswith("--"):
         return False
-    return word == "--" or _plain(word.partition("=")[0]) in table or " " not in word
+    return word == "--" or table.knows(word) or " " not in word
 
 
-# --- tyro ----------------------------------------------------------------------------------------
+# --- values --------------------------------------------------------------------------------------
 
 def parse(prog: str, argv: Sequence[str], options: type[Options], about: str = "",
-          model: bool = True) -> Parsed[Options]:
-    """Read a command line. `model` = one word without a flag is allowed: the model.
+          model: bool = True, checks: Sequence[Callable[[Config], None]] = ()) -> Parsed[Options]:
+    """Read a command line. `model` = one word without a flag is allowed: the model. `checks` are
+    asked of the configuration; then what changes nothing is told on stderr.
 
     Raises `BadConfig`, naming the flag as it was written; `--help` prints and exits.
     """
     flags = command_flags(options)
-    if _wants_help(argv):
-        show_help(prog, options, flags, f"{about}\n\n{_ORDER}")
+    asked = _help_wanted(argv)
+    if asked is not None:
+        from actorium.tools.cli.help import show_help
+
+        show_help(prog, options, flags, about, asked)
     config_file, argv = _pop_config(argv)
-    words, loose = scan(argv, flags)
+    words, foreign, loose = scan(argv, flags)
     written = {word.flag.dest: word.origin for word in words}
-    tokens = _tokens(words)
+    values, notes = _read(words)
     if loose and model and "model" not in written:
-        tokens.append(f"--model={loose.pop(0)}")
+        values["model"] = loose.pop(0)
         written["model"] = "MODEL"
     if loose:
         raise BadConfig(f"{loose[0]}: unexpected argument", loose[0])
-    values = msgspec.structs.asdict(_read(prog, tokens, flags, written)) if written else {}
-    known = settings.fields()
+    translation = translate(foreign, written)
     own = {flag.dest: values.pop(flag.dest) for flag in flags
            if flag.owner is options and flag.dest in values}
+    known = settings.fields()
     layer = {name: settings.setting(known[name], value, written[name])
-             for name, value in values.items()}
-    return Parsed(options(**own), settings.resolve(layer, config_file), written)
+             for name, value in values.items()} | translation.layer
+    config = settings.resolve(layer, config_file)
+    written |= {name: given.origin for name, given in translation.layer.items()}
+    for check in (*translation.checks, *checks):
+        with _named(written):
+            check(config)
+    notes += translation.notes
+    for note in notes:
+        print(f"actorium: {note}", file=sys.stderr)
+    return Parsed(options(**own), config, written, notes)
 
 
-def _wants_help(argv: Sequence[str]) -> bool:
-    before = list(argv)[:list(argv).index("--")] if "--" in argv else argv
-    return "--help" in before or "-h" in before
+@contextlib.contextmanager
+def _named(written: Mapping[str, str]) -> Iterator[None]:
+    """An error about a field speaks of the flag that set it."""
+    try:
+        yield
+    except BadConfig as error:
+        field = (error.param or "").rpartition(".")[2]
+        what = error.message.removeprefix(f"{field}: ")
+        if field not in written or what == error.message:
+            raise
+        raise BadConfig(f"{written[field]}: {what}", error.param) from None
+
+
+def _help_wanted(argv: Sequence[str]) -> str | None:
+    """What help is asked about ("" = all); None = it is not asked for."""
+    before = list(argv)[:list(argv).index("--")] if "--" in argv else list(argv)
+    for at, word in enumerate(before):
+        if word in ("--help", "-h"):
+            following = before[at + 1:at + 2]
+            return following[0] if following and not following[0].startswith("-") else ""
+        if word.startswith("--help="):
+            return word.partition("=")[2]
+    return None
 
 
 def _pop_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -209,106 +308,63 @@ def _pop_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return found, rest
 
 
-def _tokens(words: list[Word]) -> list[str]:
-    """The words in tyro's grammar; the values of a repeated flag as one JSON list."""
-    lists: dict[str, list[str | None]] = {}
-    tokens: list[str] = []
+def _read(words: list[Word]) -> tuple[dict[str, Any], list[str]]:
+    """Field -> value, the last one written (all of them for a list, entries of a table together);
+    and what is to be told of values that other engines have."""
+    values: dict[str, Any] = {}
+    notes: list[str] = []
     for word in words:
-        name = word.flag.names[0]
-        if word.flag.many:
-            lists.setdefault(name, []).append(word.value)
-        elif word.flag.kind is bool:
-            tokens.append(f"--{name}" if _is_on(word) else f"--no-{name}")
+        dest, flag = word.flag.dest, word.flag
+        if flag.kind is bool:
+            values[dest] = (not word.values or _is_on(word.origin, word.values[0])) != word.off
+        elif flag.many:
+            values.setdefault(dest, []).extend(_coerced(word, value) for value in word.values)
+        elif flag.kind == settings.Table:
+            values[dest] = {**values.get(dest, {}), **_coerced(word, _entry(word))}
         else:
-            tokens.append(f"--{name}={word.value}")
-    return tokens + [f"--{name}={msgspec.json.encode(many).decode()}"
-                     for name, many in lists.items()]
+            _read_one(word, values, notes)
+    return values, notes
 
 
-def _is_on(word: Word) -> bool:
-    try:
-        return (word.value is None or settings.coerce(bool, word.value)) != word.off
-    except ValueError as error:
-        raise BadConfig(f"{word.origin}: {error}", word.origin) from None
+def _read_one(word: Word, values: dict[str, Any], notes: list[str]) -> None:
+    if word.key:
+        raise BadConfig(f"{word.origin}: no such flag (did you mean "
+                        f"{word.origin.partition('.')[0]}?)", word.origin)
+    dest, text = word.flag.dest, _joined(word)
+    ours, note = VALUES.get(dest, {}).get(text.lower(), (text, ""))
+    if note:
+        notes.append(f"{word.origin} {text} changes nothing here: {note}")
+    if ours is None:
+        values.pop(dest, None)
+    else:
+        values[dest] = _coerced(word, ours)
 
 
-def _read(prog: str, tokens: list[str], flags: list[Flag], written: dict[str, str]) -> Struct:
-    """The values of the flags that were written, as tyro reads them.
-
-    The struct holds these flags alone: building tyro's parser for the whole tree would cost 100 ms
-    of the time to the first token.
-    """
-    import tyro
-
-    members = [_annotated(flag, written) for flag in flags if flag.dest in written]
-    struct = msgspec.defstruct("Flags", members, kw_only=True, frozen=True)
-    try:
-        return tyro.cli(struct, prog=prog, args=tokens)
-    except SystemExit as stop:
-        raise BadConfig(f"cannot read the flags: {' '.join(tokens)}") from stop
+def _entry(word: Word) -> str:
+    return f"{word.key}={word.values[0]}" if word.key else word.values[0]
 
 
-def show_help(prog: str, options: type[Struct], flags: list[Flag], about: str) -> NoReturn:
-    """Print every flag, by section, with its text and its default; exit 0."""
-    import tyro
-
-    kinds: dict[str, type[Struct]] = {prog.split()[1].replace("-", "_"): options}
-    kinds |= {section.name: section.type for section in msgspec.structs.fields(Config)}
-    parts: list[tuple[str, Any, Any]] = []
-    for name, kind in kinds.items():
-        docs = field_docs(kind)
-        mine = [flag for flag in flags if flag.owner is kind]
-        struct = msgspec.defstruct(
-            kind.__name__, [_annotated(flag, {}, docs) for flag in mine],
-            kw_only=True, frozen=True, namespace={"__doc__": inspect.cleandoc(kind.__doc__ or "")})
-        parts.append((name, struct, struct()))
-    tree = msgspec.defstruct("Command", parts, kw_only=True, frozen=True)
-    tyro.cli(tyro.conf.OmitArgPrefixes[tree],  # type: ignore
-             prog=prog, args=["--help"], description=about)
-    raise SystemExit(0)
-
-
-def _annotated(flag: Flag, written: dict[str, str],
-               docs: dict[str, str] | None = None) -> tuple[str, Any, Any]:
-    """One field of a struct, with its names, its text and its reader, for tyro."""
-    import tyro
-
-    about = tyro.conf.arg(aliases=[f"--{name}" for name in flag.names[1:]] or None,
-                          help=(docs or {}).get(flag.dest, ""))
-    if flag.kind is bool:
-        return flag.dest, Annotated[bool, about], flag.default
-    # `object`, because tyro imports typeguard (50 ms) to check a default against a richer type.
-    return flag.dest, Annotated[object, _reader(flag, written), about], flag.default
-
-
-def _reader(flag: Flag, written: dict[str, str]) -> Any:
-    from tyro.constructors import PrimitiveConstructorSpec
-
-    def read(args: list[str]) -> Any:
-        origin = written.get(flag.dest, flag.dest)
-        values = msgspec.json.decode(args[0]) if flag.many else args
+def _joined(word: Word) -> str:
+    if not word.flag.joined:
+        return word.values[0]
+    text = ",".join(word.values)
+    if text.startswith("["):
         try:
-            read = [settings.coerce(flag.kind, value, flag.optional) for value in values]
-        except ValueError as error:
-            raise BadConfig(f"{origin}: {error}", flag.dest) from None
-        return read if flag.many else read[0]
-
-    metavar = "NAME=NUMBER,..." if flag.kind == settings.Table else flag.kind.__name__.upper()
-    return PrimitiveConstructorSpec(
-        nargs=1, metavar=f"{metavar} [{metavar} ...]" if flag.many else metavar,
-        instance_from_str=read, is_instance=lambda value: True,
-        str_from_instance=lambda value: ["none" if value in (None, (), {}) else str(value)])
+            return ",".join(map(str, msgspec.json.decode(text, type=list[Any])))
+        except msgspec.DecodeError as error:
+            raise BadConfig(f"{word.origin}: is not a JSON list: {error}", word.origin) from None
+    return text
 
 
-def field_docs(kind: type) -> dict[str, str]:
-    """The strings under the fields of a class, from its source."""
-    body = ast.parse(inspect.getsource(kind)).body[0]
-    docs: dict[str, str] = {}
-    name = ""
-    for node in getattr(body, "body", []):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name = node.target.id
-        elif name and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            docs[name] = " ".join(str(node.value.value).split())
-            name = ""
-    return docs
+def _coerced(word: Word, value: str) -> Any:
+    try:
+        return settings.coerce(word.flag.kind, value, word.flag.optional)
+    except ValueError as error:
+        raise BadConfig(f"{word.origin}: {error}", word.flag.dest) from None
+
+
+def _is_on(origin: str, text: str) -> bool:
+    try:
+        return bool(settings.coerce(bool, text))
+    except ValueError as error:
+        raise BadConfig(f"{origin}: {error}", origin) from None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from actorium.actors.errors import ActoriumError, BadConfig
+from actorium.actors.preflight import check_machine
 from actorium.tools import jsonl
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
@@ -43,7 +44,8 @@ class GenerateOptions(SamplingOptions, frozen=True, kw_only=True):
 
 def run(_command: str, argv: list[str]) -> int:
     """Entry of the command."""
-    parsed = parse("actorium generate [MODEL]", argv, GenerateOptions, ABOUT)
+    parsed = parse("actorium generate [MODEL]", argv, GenerateOptions, ABOUT,
+                   checks=[check_machine])
     options = parsed.options
     if bool(options.prompt) == (options.input is not None):
         raise BadConfig("--prompt: one of --prompt TEXT and --input FILE is needed", "prompt")

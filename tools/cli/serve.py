@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from actorium.actors import models
 from actorium.actors.config import Config
+from actorium.actors.preflight import check_machine
 from actorium.tools.cli.flags import Parsed, parse
 from actorium.tools.cli.progress import StartUp, watch
 
@@ -41,7 +42,8 @@ def configured(parsed: Parsed[ServeOptions]) -> Config:
 
 def run(_command: str, argv: list[str]) -> int:
     """Run the launcher in this process, and tell what happens until the engine is ready."""
-    config = configured(parse("actorium serve [MODEL]", argv, ServeOptions, ABOUT))
+    config = configured(parse("actorium serve [MODEL]", argv, ServeOptions, ABOUT,
+                              checks=[check_machine]))
     models.resolve(config.model.model)
     from actorium.actors.launcher import Launcher
 

@@ -1,0 +1,80 @@
+"""Names of the settings' flags: our own, and those of the tools that people come from.
+
+A setting's chief flag is its field's name with dashes. `ALIASES` and `INVERSES` are data;
+`spellings` says every word that sets a field, with both worlds' forms of switches.
+"""
+
+from __future__ import annotations
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "model": ("model-path",),
+    "max_model_len": ("context-length", "ctx-size"),
+    "skip_tokenizer": ("skip-tokenizer-init",),
+    "served_model_name": ("alias",),
+    "memory_fraction": ("gpu-memory-utilization", "mem-fraction-static"),
+    "kv_cache_bytes": ("kv-cache-memory-bytes",),
+    "state_dtype": ("mamba-ssm-cache-dtype", "mamba-ssm-dtype"),
+    "page_size": ("block-size",),
+    "prefix_cache": ("prefix-caching", "radix-cache"),
+    "eviction_policy": ("radix-eviction-policy",),
+    "schedule_policy": ("scheduling-policy",),
+    "max_num_seqs": ("max-running-requests", "parallel"),
+    "max_num_batched_tokens": ("chunked-prefill-size",),
+    "max_num_queued_reqs": ("max-queued-requests",),
+    "overlap": ("overlap-schedule", "async-scheduling"),
+    "seed": ("random-seed",),
+    "tensor_parallel_size": ("tp", "tp-size"),
+    "trace_dir": ("trace",),
+    "graph_batch_sizes": ("cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode",
+                          "cudagraph-capture-sizes"),
+    "graph_token_counts": ("piecewise-cuda-graph-tokens", "cuda-graph-bs-prefill"),
+    "admin_key": ("admin-api-key",),
+    "cors_origins": ("allowed-origins",),
+}
+"""Field -> other names of its flag, less the dashes (and less the enable- of a switch)."""
+
+INVERSES: dict[str, str] = {"cuda-graph": "enforce_eager"}
+"""Switches of other tools -> the switch here that means the opposite."""
+
+SHORT: dict[str, str] = {
+    "-m": "model", "-a": "alias", "-c": "ctx-size", "-np": "parallel", "-t": "threads",
+    "-tp": "tp", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size",
+    "-ep": "enable-expert-parallel", "-dcp": "decode-context-parallel-size",
+    "-pcp": "prefill-context-parallel-size", "-n": "nnodes", "-r": "node-rank",
+    "-q": "quantization", "-sc": "speculative-config", "-cc": "compilation-config",
+    "-ac": "attention-config", "-O": "optimization-level", "-ngl": "n-gpu-layers",
+    "-fa": "flash-attn", "-b": "batch-size", "-ub": "ubatch-size",
+}
+"""Flags with one dash -> the flag that they stand for."""
+
+
+def flag_names(field: str) -> tuple[str, ...]:
+    """The names of a field's flag less the dashes, the chief one first."""
+    return (field.replace("_", "-"), *ALIASES.get(field, ()))
+
+
+def spellings(field: str, switch: bool) -> list[tuple[str, bool]]:
+    """Every name of a field's flag, with whether it means the opposite.
+
+    >>> dict(spellings("overlap", switch=True))["disable-overlap-schedule"]
+    True
+    """
+    names = flag_names(field)
+    if not switch:
+        return [(name, False) for name in names]
+    return [*(form for name in names for form in switch_forms(name)),
+            *((name, not off) for inverse, dest in INVERSES.items() if dest == field
+              for name, off in switch_forms(inverse))]
+
+
+def switch_forms(name: str) -> list[tuple[str, bool]]:
+    """The six forms of a switch: (name, whether it means the opposite of `name`, which is one of
+    them). vLLM writes --X and --no-X, SGLang --enable-X and --disable-X.
+    """
+    stem, off = name, False
+    for prefix, turns in (("no-", True), ("enable-", False), ("disable-", True)):
+        if stem.startswith(prefix):
+            stem, off = stem.removeprefix(prefix), off != turns
+    return [(f"{prefix}{stem}", turns != off) for prefix, turns in (
+        ("", False), ("enable-", False), ("no-disable-", False),
+        ("no-", True), ("no-enable-", True), ("disable-", True))]

@@ -1,0 +1,42 @@
+"""What can be refused before anything is started: what the machine and the disk do not have.
+
+Nothing heavy is loaded for it; what a look cannot tell, the actors find out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from actorium.actors.config import Config
+from actorium.actors.errors import BadConfig
+
+NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg",
+         "/dev/kfd")
+"""Drivers' device files: NVIDIA's, its boards', WSL's and AMD's."""
+
+
+def check_machine(config: Config) -> None:
+    """Raise `BadConfig` if CUDA is asked for where there is no trace of a driver, or a chat
+    template that is neither a file nor jinja."""
+    if config.device.device == "cuda" and not (config.device.null_worker or _has_driver()):
+        raise BadConfig("device: cuda was asked for, but this machine has no CUDA device",
+                        "device.device")
+    template = config.model.chat_template
+    if template and not is_jinja(template) and not Path(template).expanduser().is_file():
+        raise BadConfig(f"chat_template: no such file: {template!r}", "model.chat_template")
+
+
+def is_jinja(text: str) -> bool:
+    """A template itself, rather than the name of its file."""
+    return "{{" in text or "{%" in text
+
+
+def _has_driver() -> bool:
+    if any(Path(node).exists() for node in NODES):
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

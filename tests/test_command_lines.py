@@ -1,0 +1,272 @@
+"""Command lines that people paste from the documents of other engines."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from helpers_cli import Cli, cli, one_line
+
+from actorium.actors import models, preflight, settings
+from actorium.actors.config import Config
+from actorium.actors.errors import BadConfig
+from actorium.actors.preflight import check_machine
+from actorium.tools.cli import foreign_flags, main
+from actorium.tools.cli.bench import BenchOptions
+from actorium.tools.cli.flags import NoOptions, Parsed, command_flags, parse
+from actorium.tools.cli.serve import ServeOptions
+from actorium.tools.cli.translate import foreign_flags_table
+
+__all__ = ["cli"]
+
+DEMO = str(models.DEMO_MODEL)
+PIECEWISE = ("--model-path M --enable-piecewise-cuda-graph --piecewise-cuda-graph-compiler eager "
+             "--disable-radix-cache --device {device} --host 127.0.0.1 --port 30000")
+SAGE = "--model-path M --attention-backend {name} --device {device} --host 127.0.0.1 --port 21000"
+SGLANG = ("--model-path M --host 0.0.0.0 --port 30000 --trust-remote-code --tp-size {tp} "
+          "--enable-cache-report --log-level info --max-running-requests 64 --mem-fraction-static "
+          "0.65 --chunked-prefill-size 8192 --attention-backend fa3 --chat-template qwen2-vl "
+          "--mm-attention-backend fa3 --disable-radix-cache --enable-piecewise-cuda-graph "
+          "--piecewise-cuda-graph-max-tokens 8192 --piecewise-cuda-graph-compiler eager")
+VLLM = ("M --tensor-parallel-size {tp} --gpu-memory-utilization 0.94 --max-model-len {length} "
+        "--max-num-seqs 32 --max-num-batched-tokens 8192 --block-size 32 --language-model-only "
+        "-O3 --enable-auto-tool-choice --reasoning-parser qwen3 --tool-call-parser qwen3_coder "
+        "--attention-backend TRITON_ATTN --enable-prefix-caching --speculative-config.method mtp "
+        "--speculative-config.num_speculative_tokens 2 "
+        "--speculative-config.rejection_sample_method probabilistic --load-format instanttensor")
+
+
+def words(line: str, **values: object) -> list[str]:
+    """A pasted line, of the demo model."""
+    return [DEMO if word == "M" else word for word in shlex.split(line.format(**values))]
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("ACTORIUM_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(preflight, "NODES", ())
+    monkeypatch.setattr(preflight.ctypes, "CDLL", missing)
+
+
+def serve(*argv: str) -> Parsed[ServeOptions]:
+    return parse("actorium serve [MODEL]", argv, ServeOptions, checks=[check_machine])
+
+
+def section(config: Config, key: str) -> object:
+    return getattr(getattr(config, key.split(".")[0]), key.split(".")[1])
+
+
+PASTED = [
+    (words(SAGE, name="sage_attn", device="cpu"), {"gateway.port": 21000, "device.device": "cpu"},
+     ["--attention-backend"]),
+    (words(SAGE, name="triton", device="cpu"), {"gateway.host": "127.0.0.1"},
+     ["--attention-backend"]),
+    (words(PIECEWISE, device="cpu"), {"memory.prefix_cache": False, "gateway.port": 30000,
+                                      "device.graph_token_counts": "auto"},
+     ["--piecewise-cuda-graph-compiler"]),
+    (words(SGLANG, tp=1),
+     {"scheduler.max_num_seqs": 64, "memory.memory_fraction": 0.65, "memory.prefix_cache": False,
+      "scheduler.max_num_batched_tokens": 8192, "model.chat_template": None,
+      "device.graph_token_counts": "auto", "gateway.host": "0.0.0.0"},
+     ["--trust-remote-code", "--enable-cache-report", "--attention-backend", "--chat-template",
+      "--mm-attention-backend", "--piecewise-cuda-graph-compiler"]),
+    (words(VLLM, tp=1, length=262144),
+     {"model.max_model_len": 262144, "memory.page_size": 32, "scheduler.max_num_seqs": 32,
+      "memory.prefix_cache": True, "speculation.speculative": "mtp:2", "model.load_format": "auto",
+      "gateway.reasoning_parser": "qwen3", "gateway.tool_call_parser": "qwen3_coder"},
+     ["--language-model-only", "-O", "--enable-auto-tool-choice", "--attention-backend",
+      "--speculative-config.rejection_sample_method", "--load-format"]),
+]
+
+
+@pytest.mark.parametrize(("argv", "fields", "told"), PASTED)
+def test_a_pasted_line_sets_what_it_means_and_tells_of_the_rest(
+        argv: list[str], fields: dict[str, object], told: list[str],
+        capsys: pytest.CaptureFixture[str]) -> None:
+    parsed = serve(*argv)
+    assert parsed.config.model.model == DEMO
+    assert {key: section(parsed.config, key) for key in fields} == fields
+    lines = capsys.readouterr().err.splitlines()
+    assert [f"actorium: {note}" for note in parsed.notes] == lines
+    assert all("nothing here: " in line for line in lines)
+    for flag in told:
+        assert sum(flag in line.split(" change")[0].replace(",", " ").split()
+                   for line in lines) == 1, (flag, lines)
+
+
+@pytest.mark.parametrize("line", [
+    "--num-prompts 1 --model-path M --attention-backend sage_attn --enable-torch-compile "
+    "--cuda-graph-max-bs 4",
+    "--model-path M --num-prompts 200"])
+def test_the_engines_flags_of_a_pasted_benchmark(line: str) -> None:
+    argv = [word for word in words(line) if word not in ("--num-prompts", "1", "200")]
+    config = parse("actorium bench offline [MODEL]", argv, BenchOptions).config
+    assert config.model.model == DEMO
+    assert config.device.graph_batch_sizes == ("1,2,4" if "--cuda-graph-max-bs" in argv else "auto")
+
+
+ONE_DEVICE = "must be 1: an engine runs on one device, got '2'"
+
+
+@pytest.mark.parametrize(("argv", "error"), [
+    (words(SAGE, name="sage_attn", device="cuda"), "--device: cuda was asked for, but this"),
+    (words(PIECEWISE, device="cuda"), "--device: cuda was asked for, but this machine has no CUDA"),
+    (words(SGLANG, tp=2), f"--tp-size: {ONE_DEVICE}"),
+    (words(VLLM, tp=2, length=262144), f"--tensor-parallel-size: {ONE_DEVICE}"),
+    (["-tp", "2"], f"-tp: {ONE_DEVICE}"),
+    (["--tp=2", "--trust-remote-code"], f"--tp: {ONE_DEVICE}"),
+    (["--pipeline-parallel-size", "2"], f"--pipeline-parallel-size: {ONE_DEVICE}"),
+    (["--ssl-keyfile", "key.pem"], "--ssl-keyfile: not here: there is no TLS: put a proxy in"),
+    (["--enable-lora"], "--enable-lora: not here: adapters (LoRA) are not served"),
+    (["--lora-modules", "a=b", "c=d"], "--lora-modules: not here: adapters"),
+    (["--revision", "v2"], "--revision: must be main: the newest snapshot"),
+    (["--cpu-offload-gb", "4"], "--cpu-offload-gb: must be 0: "),
+    (["--quantization", "awq"], "--quantization: weights are served as the checkpoint has them "
+                                "(not quantized), got 'awq'"),
+    (["-q", "fp8"], "-q: weights are served as the checkpoint has them"),
+    (["--chat-template", "no-such"], "--chat-template: no such file: 'no-such'"),
+    (["--speculative-config", "{"], "--speculative-config: is not a JSON object"),
+    (["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'],
+     "--speculative-config method: drafts are made by a checkpoint's own MTP layer (mtp), got 'ng"),
+    (["--speculative-config", '{"methods": "mtp"}'],
+     "--speculative-config methods: no such key (did you mean method?)"),
+    (["--speculative-config.num_speculative_tokens", "17"],
+     "--speculative-config.num_speculative_tokens: must be between 1 and 16, got 17"),
+    (["--speculative-num-draft-tokens", "1"],
+     "--speculative-num-draft-tokens: must be between 2 and 17"),
+    (["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", "other"],
+     "--speculative-draft-model-path: must be the model itself"),
+    (["--speculative", "off", "--spec-tokens", "2"],
+     "--spec-tokens: cannot be combined with --speculative"),
+    (["--max-logprobs", "100"], "--max-logprobs: a request gets at most 20, got 100"),
+    (["--cuda-graph-max-bs", "0"], "--cuda-graph-max-bs: must be at least 1"),
+    (["--max-model-len.x", "3"], "--max-model-len.x: no such flag (did you mean --max-model-len?)"),
+    (["--trust-remote-cod"], "--trust-remote-cod: no such flag (did you mean --trust-remote-code"),
+    (["--enable-log-requests=perhaps"], "--enable-log-requests: must be true or false"),
+])
+def test_what_cannot_be_is_refused_in_one_line(
+        argv: list[str], error: str, capsys: pytest.CaptureFixture[str], no_gpu: None) -> None:
+    assert main(["serve", *argv]) == 2
+    assert one_line(capsys.readouterr().err.encode()).startswith(f"actorium: error: {error}")
+
+
+@pytest.mark.parametrize(("argv", "key", "value"), [
+    (["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}'],
+     "speculation.speculative", "mtp:3"),
+    (["-sc", '{"method": "qwen3_next_mtp", "num_speculative_tokens": 1}'],
+     "speculation.speculative", "mtp:1"),
+    (["--speculative_config.method=mtp"], "speculation.speculative", "mtp:2"),
+    (["--speculative-algorithm", "NEXTN"], "speculation.speculative", "mtp:2"),
+    (["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3",
+      "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"],
+     "speculation.speculative", "mtp:3"),
+    (["--speculative-algo", "NEXTN", "--speculative-num-draft-tokens", "4"],
+     "speculation.speculative", "mtp:3"),
+    (["--max-model-len", "32k"], "model.max_model_len", 32768),
+    (["--max-model-len", "auto"], "model.max_model_len", None),
+    (["--load-format", "runai_streamer"], "model.load_format", "auto"),
+    (["--load-format", "safetensors"], "model.load_format", "safetensors"),
+    (["--log-level", "WARNING"], "runtime.log_level", "warning"),
+    (["--log-level", "critical"], "runtime.log_level", "error"),
+    (["--tool-call-parser", "qwen25"], "gateway.tool_call_parser", "hermes"),
+    (["--cuda-graph-bs", "1", "2", "4"], "device.graph_batch_sizes", "1,2,4"),
+    (["--cudagraph-capture-sizes", "[1, 2]"], "device.graph_batch_sizes", "1,2"),
+    (["--cuda-graph-max-bs", "4"], "device.graph_batch_sizes", "1,2,4"),
+    (["--piecewise-cuda-graph-max-tokens", "64"], "device.graph_token_counts", "16,32,64"),
+    (["--piecewise-cuda-graph-max-tokens", "8"], "device.graph_token_counts", "off"),
+    (["--disable-piecewise-cuda-graph"], "device.graph_token_counts", "off"),
+    (["--disable-cuda-graph"], "device.enforce_eager", True),
+    (["--enable-priority-scheduling"], "scheduler.schedule_policy", "priority"),
+    (["--allowed-origins", '["https://a.example", "*"]'], "gateway.cors_origins",
+     "https://a.example,*"),
+    (["--async-scheduling"], "scheduler.overlap", True),
+    (["--no-async-scheduling"], "scheduler.overlap", False),
+    (["-m", DEMO], "model.model", DEMO),
+    (["-c", "512"], "model.max_model_len", 512),
+    (["-np", "4", "--alias", "x"], "scheduler.max_num_seqs", 4),
+    (["--dtype", "half"], "model.dtype", "float16"),
+    (["--random-seed", "3"], "model.seed", 3),
+])
+def test_another_engines_form_of_a_setting(argv: list[str], key: str, value: object) -> None:
+    assert section(serve(*argv).config, key) == value
+
+
+@pytest.mark.parametrize("argv", [
+    ["--tensor-parallel-size", "1"], ["--no-enable-lora"], ["--disable-lora"], ["-q", "none"],
+    ["--revision", "main"], ["--max-logprobs", "20"], ["--runner", "generate"],
+    ["--disaggregation-mode", "null"], ["--enable-piecewise-cuda-graph"]])
+def test_what_asks_for_nothing_is_taken_without_a_word(
+        argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(*argv).notes == []
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("form", ["{}", "enable-{}", "no-disable-{}", "no-{}", "no-enable-{}",
+                                  "disable-{}"])
+def test_every_form_of_a_switch(form: str) -> None:
+    off = form.startswith("no-enable") or form in ("no-{}", "disable-{}")
+    assert serve("--" + form.format("prefix-caching")).config.memory.prefix_cache is not off
+    assert serve("--" + form.format("radix-cache")).config.memory.prefix_cache is not off
+    assert serve("--" + form.format("cuda-graph")).config.device.enforce_eager is off
+    assert serve("--" + form.format("enforce-eager")).config.device.enforce_eager is not off
+    assert len(serve("--" + form.format("log-stats")).notes) == 1
+
+
+def test_flags_of_one_reason_share_a_line() -> None:
+    notes = serve("--attention-backend", "fa3", "--moe-runner-backend", "triton",
+                  "--attention-backend", "fa3").notes
+    assert notes == ["--attention-backend, --moe-runner-backend change nothing here: attention and "
+                     "other kernels are chosen by --kernels"]
+
+
+def test_a_checkpoints_own_quantization_is_no_change(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config":
+                                                      {"quant_method": "fp8"}}))
+    assert serve(str(tmp_path), "--quantization", "fp8").notes == []
+    with pytest.raises(BadConfig, match="--quantization: weights are served as the checkpoint has"):
+        serve(str(tmp_path), "--quantization", "awq")
+
+
+def test_keyword_arguments_know_switches_that_mean_the_opposite() -> None:
+    assert not settings.from_kwargs(disable_radix_cache=True).memory.prefix_cache
+    assert settings.from_kwargs(disable_radix_cache=False).memory.prefix_cache
+    assert settings.from_kwargs(disable_cuda_graph=True).device.enforce_eager
+    assert not settings.from_kwargs(enable_prefix_caching=False).memory.prefix_cache
+
+
+def test_the_tables_are_clean() -> None:
+    """No flag stands twice, each reason is short, and no value is one of ours already."""
+    foreign = foreign_flags_table()
+    own = {name for flag in command_flags(NoOptions) for name, _ in flag.spellings}
+    assert len(foreign) > 300
+    assert all("_" not in name and not name.startswith("-") for name in foreign)
+    groups = (*foreign_flags.ACCEPTED, *foreign_flags.REFUSED)
+    assert all(len(group.reason) <= 120 and "\n" not in group.reason for group in groups)
+    assert not set(foreign_flags.VALUES) - set(settings.fields())
+    named = [name for group in groups
+             for names in (group.switches, group.valued, group.lists) for name in names.split()]
+    assert len(named) == len(set(named))
+    assert {"trust-remote-code", "swap-space"} <= set(foreign) - own
+
+
+def test_the_longest_line_starts_an_engine(cli: Cli) -> None:
+    argv = words(VLLM, tp=1, length=512)
+    with cli.serve(*argv, "--port", "0", "--kv-cache-bytes", "64m") as process:
+        notes = process.report.decode()  # type: ignore[attr-defined]
+        assert "--language-model-only changes nothing here: text alone is served" in notes
+        assert any(row["role"] == "worker-0" for row in cli.actors())
+        assert cli.run("stop").returncode == 0
+        assert process.wait(20) == 0

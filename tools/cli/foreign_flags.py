@@ -1,0 +1,241 @@
+"""Flags of vLLM, SGLang and llama-server that are no settings here, as data.
+
+`ACCEPTED` are taken with one line that says why they change nothing; `REFUSED` end the command with
+the reason, unless their value asks for nothing; `VALUES` are other names of values. What means
+something here under another name or form is in `actors/flag_names.py` and `translate.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Group(NamedTuple):
+    """Flags that are treated alike; their names less the dashes, with spaces between."""
+
+    reason: str
+    switches: str = ""
+    """Without a value, in any form: --X, --no-X, --enable-X, --disable-X."""
+    valued: str = ""
+    """With one value."""
+    lists: str = ""
+    """With one or more values."""
+    unless: str = ""
+    """Values that ask for nothing, where others are refused."""
+
+
+ACCEPTED = (
+    Group("a model's own code is never run", "trust-remote-code"),
+    Group("attention and other kernels are chosen by --kernels",
+          "flashinfer-autotune flashinfer-mla-disable-ragged triton-attention-reduce-in-fp32 "
+          "cascade-attn shared-experts-fusion fused-qk-norm-rope fp32-lm-head tf32-matmul "
+          "flashinfer-cutlass-moe-fp4-allgather",
+          "attention-backend prefill-attention-backend decode-attention-backend attention-config "
+          "linear-attn-backend linear-attn-prefill-backend linear-attn-decode-backend "
+          "mamba-backend gdn-prefill-backend sampling-backend moe-backend moe-runner-backend "
+          "linear-backend fp8-gemm-backend fp8-gemm-runner-backend fp4-gemm-backend "
+          "bf16-gemm-backend kernel-config nsa-prefill-backend nsa-decode-backend "
+          "speculative-attention-mode speculative-draft-attention-backend flash-attn "
+          "triton-attention-num-kv-splits speculative-moe-runner-backend"),
+    Group("text alone is served, no images and no audio",
+          "language-model-only language-only mm-embeds skip-mm-profiling chunked-mm-input "
+          "fast-image-processor keep-mm-feature-on-device mm-enable-dp-encoder "
+          "interleave-mm-strings",
+          "mm-attention-backend mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-kwargs "
+          "mm-processor-cache-gb mm-processor-cache-type limit-mm-per-prompt "
+          "limit-mm-data-per-request media-io-kwargs allowed-local-media-path video-pruning-rate "
+          "mm-process-config", "allowed-media-domains"),
+    Group("nothing is compiled by torch: graphs are captured as --graph-batch-sizes and "
+          "--graph-token-counts say",
+          "torch-compile torch-compile-debug-mode cuda-graph-padding profile-cuda-graph "
+          "cudagraph-gc",
+          "piecewise-cuda-graph-compiler compilation-config optimization-level "
+          "torch-compile-max-bs cuda-graph-backend-decode cuda-graph-backend-prefill "
+          "max-seq-len-to-capture performance-mode"),
+    Group("usage tells the cached tokens anyway", "cache-report prompt-tokens-details"),
+    Group("tool calls are found anyway (--tool-call-parser)", "auto-tool-choice"),
+    Group("--log-level says what is logged, never prompts",
+          "log-requests log-stats log-outputs log-deltas uvicorn-access-log "
+          "request-time-stats-logging logging-iteration-details log-error-stack",
+          "log-requests-level log-requests-format max-log-len uvicorn-log-level log-level-http "
+          "decode-log-interval log-config-file disable-access-log-for-endpoints",
+          "log-requests-target uvicorn-access-log-exclude-prefixes"),
+    Group("/metrics and /load are served anyway",
+          "metrics metrics-for-all-schedulers mfu-metrics kv-cache-metrics cudagraph-metrics "
+          "server-load-tracking per-request-metrics slots props",
+          "show-hidden-metrics-for-version kv-cache-metrics-sample",
+          "bucket-time-to-first-token bucket-inter-token-latency bucket-e2e-request-latency "
+          "prompt-tokens-buckets generation-tokens-buckets custom-histogram-buckets"),
+    Group("spans and events are not sent anywhere: --trace DIR writes a timeline",
+          "trace-replay layerwise-nvtx-tracing layerwise-nvtx-marker",
+          "otlp-traces-endpoint kv-events-config profiler-config collect-detailed-traces "
+          "otlp-service-name trace-modules crash-dump-folder"),
+    Group("nothing is fetched: models are directories, or lie in the HF cache",
+          valued="download-dir hf-token"),
+    Group("safetensors are read in one way",
+          "use-tqdm-on-load weight-loader-disable-mmap weight-loader-prefetch-checkpoints "
+          "weight-loader-drop-cache-after-load mmap mlock delete-ckpt-after-loading",
+          "model-loader-extra-config safetensors-load-strategy max-parallel-loading-workers "
+          "weight-loader-prefetch-num-threads pt-load-map-location config-format model-impl "
+          "modelexpress-config", "ignore-patterns"),
+    Group("the memory plan shares out pages and states (actorium plan)",
+          "hybrid-kv-cache-manager hybrid-swa-memory kv-sharing-fast-prefill unified-memory "
+          "page-major-kv-layout kv-unified",
+          "mamba-full-memory-ratio max-mamba-cache-size swa-full-tokens-ratio mamba-cache-mode "
+          "mamba-cache-dtype mamba-block-size mamba-radix-cache-strategy mamba-scheduler-strategy "
+          "mamba-track-interval num-lookahead-slots num-gpu-blocks-override"),
+    Group("what is preempted is computed again, or found in the prefix cache; nothing is swapped",
+          "hierarchical-cache hicache lmcache",
+          "swap-space preemption-mode hicache-ratio hicache-size hicache-write-policy "
+          "hicache-io-backend hicache-mem-layout hicache-storage-backend "
+          "hicache-storage-prefetch-policy retraction-policy"),
+    Group("prefixes are compared token by token", "chunked-prefix-cache",
+          "prefix-caching-hash-algo radix-cache-backend"),
+    Group("a request is admitted when its pages are there",
+          "priority-preemption scheduler-reserve-full-isl",
+          "schedule-conservativeness scheduler-delay-factor priority-scheduling-preemption-"
+          "threshold"),
+    Group("prompts are computed in chunks, beside decodes, of --max-num-batched-tokens a step",
+          "chunked-prefill mixed-chunk dynamic-chunking cont-batching",
+          "max-prefill-tokens prefill-max-requests long-prefill-token-threshold "
+          "max-num-partial-prefills max-long-partial-prefills num-continuous-decode-steps "
+          "num-scheduler-steps scheduler-recv-interval batch-size ubatch-size"),
+    Group("each step's tokens are sent at once", "incremental-streaming-output stream-output",
+          "stream-interval"),
+    Group("an engine runs on one device",
+          "custom-all-reduce p2p-check symm-mem torch-symm-mem nccl-nvls mscclpp "
+          "ray-workers-use-nsight expert-parallel eplb dp-attention dp-lm-head "
+          "flashinfer-allreduce-fusion two-batch-overlap single-batch-overlap dbo use-ray "
+          "nccl-for-dp-synchronization data-parallel-hybrid-lb data-parallel-external-lb",
+          "distributed-executor-backend nccl-port dist-init-addr nccl-init-addr dist-timeout "
+          "master-addr master-port all2all-backend moe-a2a-backend deepep-mode load-balance-method "
+          "data-parallel-backend data-parallel-address data-parallel-rpc-port gpu-id-step "
+          "eplb-config moe-dense-tp-size distributed-timeout-seconds dcp-comm-backend worker-cls",
+          "numa-node numa-bind-nodes"),
+    Group("--silence says when an actor counts as hung",
+          valued="watchdog-timeout soft-watchdog-timeout engine-iteration-timeout-s"),
+    Group("actors sleep while there is nothing to do", "sleep-on-idle", "gc-threshold"),
+    Group("an engine is warm before it is ready", "skip-server-warmup warmup", "warmups"),
+    Group("routes have no prefix: let the proxy strip it",
+          valued="root-path fastapi-root-path api-prefix"),
+    Group("--cors-origins opens every route to a page", "allow-credentials", "",
+          "allowed-methods allowed-headers"),
+    Group("the HTTP server bounds heads and bodies itself (--max-body-bytes)",
+          valued="h11-max-incomplete-event-size h11-max-header-count http-process-num threads-http "
+          "timeout-keep-alive"),
+    Group("the documentation and the page are always there",
+          "fastapi-docs offline-docs webui tokenizer-info-endpoint request-id-headers"),
+    Group("llguidance makes the masks of structured output",
+          "outlines-disk-cache constrained-json-disable-any-whitespace",
+          "grammar-backend guided-decoding-backend structured-outputs-config"),
+    Group("the template of the chat decides", "jinja strip-thinking-cache",
+          "chat-template-content-format reasoning-format"),
+    Group("one tokenizer and one detokenizer serve all gateways",
+          "tokenizer-batch-encode dynamic-batch-tokenizer tokenizer-batch-decode",
+          "tokenizer-worker-num detokenizer-worker-num renderer-num-workers tokenizer-pool-size "
+          "tokenizer-backend"),
+    Group("the same seed gives the same tokens in any batch",
+          "deterministic-inference speculative-use-rejection-sampling",
+          "speculative-accept-threshold-single speculative-accept-threshold-acc"),
+    Group("--device says where layers lie: all on one device",
+          valued="n-gpu-layers gpu-layers split-mode main-gpu"),
+    Group("pages are stored as --kv-cache-dtype says", "calculate-kv-scales",
+          "cache-type-k cache-type-v"),
+    Group("adapters (LoRA) are not served, so there is nothing to bound",
+          valued="max-loras max-lora-rank max-cpu-loras max-loras-per-batch max-loaded-loras "
+          "lora-backend lora-dtype lora-extra-vocab-size", lists="lora-target-modules"),
+    Group("it is for another engine's plug-ins", valued="additional-config"),
+)
+"""Flags that change nothing here."""
+
+REFUSED = (
+    Group("an engine runs on one device", unless="1",
+          valued="tensor-parallel-size tp tp-size pipeline-parallel-size pp-size "
+          "data-parallel-size dp-size dp data-parallel-size-local decode-context-parallel-size "
+          "dcp-size prefill-context-parallel-size expert-parallel-size ep-size ep nnodes "
+          "attn-dp-size attn-cp-size moe-dp-size"),
+    Group("an engine runs on one device", unless="0",
+          valued="node-rank data-parallel-rank data-parallel-start-rank"),
+    Group("the device is chosen by CUDA_VISIBLE_DEVICES", unless="0",
+          valued="base-gpu-id device-ids"),
+    Group("weights and pages lie on one device", unless="0",
+          valued="cpu-offload-gb kv-offloading-size offload-group-size"),
+    Group("there is no TLS: put a proxy in front",
+          valued="ssl-keyfile ssl-certfile ssl-ca-certs ssl-keyfile-password ssl-ciphers "
+          "ssl-key-file ssl-cert-file"),
+    Group("there is no TLS: put a proxy in front", "ssl-refresh http2"),
+    Group("there is no TLS: put a proxy in front", unless="0", valued="ssl-cert-reqs"),
+    Group("HTTP listens at --host and --port", "grpc-mode smg-grpc-mode grpc",
+          "uds grpc-port"),
+    Group("adapters (LoRA) are not served", "lora", "", "lora-modules lora-paths"),
+    Group("the newest snapshot of the HF cache is served (name the directory of another)",
+          valued="revision tokenizer-revision code-revision", unless="main"),
+    Group("config.json counts as it is (edit a copy of it)", unless="{}",
+          valued="hf-overrides json-model-override-args rope-scaling hf-config-path "
+          "quantization-param-path model-class-overrides"),
+    Group("config.json counts as it is (edit a copy of it)", "disable-sliding-window",
+          "rope-theta"),
+    Group("models generate text here", "is-embedding embedding embeddings reranking"),
+    Group("models generate text here", valued="runner task convert pooler-config",
+          unless="auto generate none"),
+    Group("prompts and pages are computed in one engine", unless="null none",
+          valued="disaggregation-mode"),
+    Group("prompts and pages are computed in one engine",
+          valued="kv-transfer-config ec-transfer-config kv-offloading-backend"),
+    Group("no code of others is run in an engine", "custom-logit-processor",
+          "tool-parser-plugin reasoning-parser-plugin io-processor-plugin scheduler-cls "
+          "worker-extension-cls custom-weight-loader", "middleware logits-processors"),
+    Group("tokenizer.json is read", unless="auto fast slow hf", valued="tokenizer-mode"),
+    Group("weights stay on the device while the engine runs", "sleep-mode memory-saver"),
+    Group("there is no such output", "return-hidden-states prompt-embeds return-routed-experts"),
+    Group("ask for it in the request",
+          "return-tokens-as-token-ids force-include-usage return-input-ids return-output-ids "
+          "stream-response-default-include-usage"),
+    Group("send chat_template_kwargs with the request", unless="{}",
+          valued="default-chat-template-kwargs"),
+    Group("too long a prompt is refused (truncate_prompt_tokens of a request cuts it)",
+          "auto-truncate"),
+    Group("the assistant answers", unless="assistant", valued="response-role"),
+    Group("the template called default is used", unless="default", valued="hf-chat-template-name"),
+    Group("/v1/completions takes prompts as they are", valued="completion-template"),
+    Group("tools are run by clients", unless="none", valued="tool-server"),
+    Group("log-probabilities are those of the model's logits", unless="raw_logprobs",
+          valued="logprobs-mode"),
+    Group("nothing is fetched: name a directory, or a model in the HF cache",
+          valued="hf-repo hf-file model-url docker-repo"),
+    Group("weights are safetensors with a config.json beside them", valued="mmproj"),
+)
+"""Flags that ask for what is not here."""
+
+BUILTIN_TEMPLATES = (
+    "llama-2", "mistral", "devstral", "llama-4", "phi-4-mm", "chatml", "chatml-llava",
+    "vicuna_v1.1", "llama_3_vision", "llava_llama_3", "internlm2-chat", "internvl-2-5",
+    "qwen2-vl", "deepseek-ocr", "deepseek-vl2", "gemma-it", "gme-qwen2-vl", "minicpmv",
+    "janus-pro", "minicpmo", "kimi-vl", "qwen2-audio", "default", "claude", "qwen",
+    "llama-2-chat", "llama-3-instruct", "llama-3-instruct-llava", "yi-1.5", "yi-vl",
+    "dbrx-instruct", "c4ai-command-r", "interns1", "granite-3-instruct", "deepseek-v3", "glm-4v",
+    "llama2", "llama3", "llama4", "mistral-v1", "mistral-v3", "mistral-v7", "phi3", "phi4",
+    "gemma", "zephyr", "deepseek", "deepseek2", "deepseek3", "command-r", "vicuna", "granite",
+    "chatglm4", "falcon3")
+"""Names by which other engines know chat templates of their own."""
+
+_READER = "safetensors are read in one way"
+_OWN_TEMPLATE = "a template of another engine; the model's own is used"
+VALUES: dict[str, dict[str, tuple[str | None, str]]] = {
+    "load_format": {"hf": ("auto", ""), **{
+        name: ("auto", _READER) for name in (
+            "instanttensor", "runai_streamer", "fastsafetensors", "layered", "local_cached",
+            "modelexpress")}},
+    "chat_template": {name: (None, _OWN_TEMPLATE) for name in BUILTIN_TEMPLATES},
+    "tool_call_parser": {"qwen": ("hermes", ""), "qwen25": ("hermes", ""),
+                         "qwen3_json": ("hermes", ""), "qwen3_xml": ("qwen3_coder", ""),
+                         "llama3": ("llama3_json", "")},
+    "reasoning_parser": {"deepseek-r1": ("deepseek_r1", ""), "qwen3-thinking": ("deepseek_r1", "")},
+    "log_level": {**{name: (name, "") for name in ("debug", "info", "warning", "error")},
+                  "critical": ("error", ""), "fatal": ("error", ""), "warn": ("warning", ""),
+                  "trace": ("debug", "")},
+    "state_dtype": {"auto": (None, "")},
+    "max_model_len": {"auto": (None, ""), "-1": (None, "")},
+    "device": {"cuda:0": ("cuda", ""), "gpu:0": ("cuda", "")},
+}
+"""Field -> another tool's value, in lower case -> (ours, or None for the default; what to say)."""

@@ -1,0 +1,317 @@
+"""Flags of other engines that mean something here under another name, form or value.
+
+`translate` turns the words of such flags into settings, lines to print and checks of the whole
+configuration; `foreign_flags.py` holds what needs no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actorium.actors import models, settings
+from actorium.actors.config import Config
+from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.flag_names import switch_forms
+from actorium.actors.params import MAX_LOGPROBS
+from actorium.actors.settings import Setting
+from actorium.actors.speculation import AUTO_DRAFTS, MAX_DRAFTS
+from actorium.tools.cli import foreign_flags
+from actorium.tools.cli.foreign_flags import Group
+
+SWITCH, VALUE, LIST = "switch", "value", "list"
+
+
+class Foreign(NamedTuple):
+    """A flag that is no setting here."""
+
+    arity: str
+    """SWITCH, VALUE or LIST."""
+    family: str
+    """What treats it: "accepted", "refused", or a key of `_FAMILIES`."""
+    group: Group | None = None
+    off: bool = False
+    """This form of a switch means the opposite of the one in the table."""
+
+
+class ForeignWord(NamedTuple):
+    """Such a flag as it stands in argv."""
+
+    name: str
+    """Less the dashes, and less what follows a dot."""
+    key: str
+    """What follows the dot in `--speculative-config.method`; "" without one."""
+    origin: str
+    values: list[str]
+    off: bool
+    flag: Foreign
+
+
+class Translation:
+    """What the words come to."""
+
+    def __init__(self, written: Mapping[str, str]) -> None:
+        """written: field -> flag, of the settings' own flags."""
+        self._written = written
+        self.layer: dict[str, Setting] = {}
+        self.notes: list[str] = []
+        self.checks: list[Callable[[Config], None]] = []
+
+    def set(self, field: str, value: Any, origin: str) -> None:
+        """Raises `BadConfig` where the field's own flag is there as well."""
+        if field in self._written:
+            raise BadConfig(f"{origin}: cannot be combined with {self._written[field]}", field)
+        self.layer[field] = settings.setting(settings.fields()[field], value, origin)
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+_MEANT = {
+    "speculation": (
+        (VALUE, "speculative-config speculative-algorithm speculative-algo speculative-num-steps "
+         "speculative-eagle-topk speculative-num-draft-tokens speculative-draft-model-path "
+         "speculative-draft-model speculative-model num-speculative-tokens spec-method spec-tokens "
+         "spec-model"),),
+    "graphs": (
+        (VALUE, "cuda-graph-max-bs cuda-graph-max-bs-decode max-cudagraph-capture-size "
+         "piecewise-cuda-graph-max-tokens cuda-graph-max-bs-prefill"),
+        (SWITCH, "piecewise-cuda-graph prefill-cuda-graph")),
+    "priority": ((SWITCH, "priority-scheduling"),),
+    "logprobs": ((VALUE, "max-logprobs"),),
+    "checkpoint": ((VALUE, "quantization tokenizer tokenizer-path"),),
+}
+"""Family -> its flags."""
+
+
+def foreign_flags_table() -> dict[str, Foreign]:
+    """Every spelling -> what it is."""
+    table: dict[str, Foreign] = {}
+    for family, groups in (("accepted", foreign_flags.ACCEPTED),
+                           ("refused", foreign_flags.REFUSED)):
+        for group in groups:
+            for arity, names in ((VALUE, group.valued), (LIST, group.lists),
+                                 (SWITCH, group.switches)):
+                _add(table, names, Foreign(arity, family, group))
+    for family, kinds in _MEANT.items():
+        for arity, names in kinds:
+            _add(table, names, Foreign(arity, family))
+    return table
+
+
+def _add(table: dict[str, Foreign], names: str, flag: Foreign) -> None:
+    for name in names.split():
+        forms = switch_forms(name) if flag.arity == SWITCH else [(name, False)]
+        for form, off in forms:
+            if table.setdefault(form, flag._replace(off=off)).group is not flag.group:
+                raise ValueError(f"--{form} stands in two groups")
+
+
+def translate(words: list[ForeignWord], written: Mapping[str, str]) -> Translation:
+    """The settings, notes and checks of these words. Raises `BadConfig` on what is refused."""
+    result = Translation(written)
+    for word in words:
+        if word.flag.family == "refused":
+            _refuse(word)
+    for family, treat in _FAMILIES.items():
+        mine = [word for word in words if word.flag.family == family]
+        if mine:
+            treat(mine, result)
+    return result
+
+
+def _refuse(word: ForeignWord) -> None:
+    group = word.flag.group
+    assert group is not None
+    if word.flag.arity == SWITCH:
+        if not word.off:
+            raise BadConfig(f"{word.origin}: not here: {group.reason}", word.name)
+        return
+    harmless = group.unless.split()
+    wrong = [value for value in word.values if value.lower() not in harmless]
+    if wrong:
+        want = f"must be {' or '.join(harmless[:1])}: " if harmless else "not here: "
+        raise BadConfig(f"{word.origin}: {want}{group.reason}, got {wrong[0]!r}", word.name)
+
+
+def _accept(words: list[ForeignWord], result: Translation) -> None:
+    by_reason: dict[str, list[str]] = {}
+    for word in words:
+        assert word.flag.group is not None
+        origins = by_reason.setdefault(word.flag.group.reason, [])
+        if word.origin not in origins:
+            origins.append(word.origin)
+    for reason, origins in by_reason.items():
+        verb = "changes" if len(origins) == 1 else "change"
+        result.notes.append(f"{', '.join(origins)} {verb} nothing here: {reason}")
+
+
+# --- speculative decoding ------------------------------------------------------------------------
+
+_SPECULATION = {
+    "speculative-algorithm": "method", "speculative-algo": "method", "spec-method": "method",
+    "num-speculative-tokens": "num_speculative_tokens", "spec-tokens": "num_speculative_tokens",
+    "speculative-num-steps": "num_speculative_tokens", "speculative-eagle-topk": "topk",
+    "speculative-num-draft-tokens": "draft_tokens", "speculative-draft-model-path": "model",
+    "speculative-draft-model": "model", "speculative-model": "model", "spec-model": "model",
+}
+"""Flag -> key of vLLM's speculative_config, or one of our own for SGLang's."""
+_SAMPLED = ("a draft counts when it equals the model's own sample: the tokens are those without "
+            "drafts")
+_NO_EFFECT = {
+    "rejection_sample_method": _SAMPLED, "draft_sample_method": _SAMPLED,
+    **dict.fromkeys((
+        "draft_tensor_parallel_size", "tensor_parallel_size", "quantization", "moe_backend",
+        "attention_backend", "kv_cache_dtype", "max_model_len", "enforce_eager", "revision",
+        "disable_padded_drafter_batch", "disable_by_batch_size", "disable_logprobs",
+        "use_local_argmax_reduction", "parallel_drafting"),
+        "drafts are made by the model's own MTP layer, as the model is run")}
+
+
+def _speculation(words: list[ForeignWord], result: Translation) -> None:
+    """To `speculative`: off, or mtp:K."""
+    said: dict[str, tuple[Any, str]] = {}
+    for word in words:
+        if word.name in _SPECULATION:
+            said[_SPECULATION[word.name]] = (word.values[-1], word.origin)
+        elif word.key:
+            said[word.key] = (word.values[-1], word.origin)
+        else:
+            found = _json_object(word)
+            said |= {key: (value, f"{word.origin} {key}") for key, value in found.items()}
+    _check_keys(said, result)
+    origin = words[-1].origin
+    method = str(said["method"][0] or "none").lower() if "method" in said else "mtp"
+    if method == "none":
+        result.set("speculative", "off", origin)
+        return
+    if not (method in ("mtp", "nextn", "eagle") or method.endswith("_mtp")):
+        raise BadConfig(f"{said['method'][1]}: drafts are made by a checkpoint's own MTP layer "
+                        f"(mtp), got {method!r}", "speculative")
+    if said.get("model", (None,))[0]:
+        result.checks.append(_same_model(*said["model"]))
+    result.set("speculative", f"mtp:{_drafts(said)}", origin)
+
+
+def _check_keys(said: dict[str, tuple[Any, str]], result: Translation) -> None:
+    used = {"method", "num_speculative_tokens", "topk", "draft_tokens", "model"}
+    for key, (value, origin) in said.items():
+        if key in _NO_EFFECT:
+            if value == "synthetic":
+                raise BadConfig(f"{origin}: use --force-acceptance for made-up acceptance, "
+                                f"got {value!r}", "speculative")
+            result.notes.append(f"{origin} changes nothing here: {_NO_EFFECT[key]}")
+        elif key not in used:
+            hint = settings.suggestion(key, used | set(_NO_EFFECT))
+            raise BadConfig(f"{origin}: no such key{hint}", "speculative")
+    if str(said.get("topk", ("1",))[0]) != "1":
+        result.notes.append(f"{said['topk'][1]} is taken as 1: drafts are a chain, not a tree")
+
+
+def _drafts(said: dict[str, tuple[Any, str]]) -> int:
+    """SGLang's draft tokens count the token that they follow."""
+    key, more = "num_speculative_tokens", 0
+    if key not in said and "draft_tokens" in said:
+        key, more = "draft_tokens", 1
+    if key not in said:
+        return AUTO_DRAFTS
+    value, origin = said[key]
+    try:
+        number = settings.coerce(int, value)
+    except ValueError as error:
+        raise BadConfig(f"{origin}: {error}", "speculative") from None
+    if not 1 <= number - more <= MAX_DRAFTS:
+        raise BadConfig(f"{origin}: must be between {1 + more} and {MAX_DRAFTS + more}, "
+                        f"got {number}", "speculative")
+    return int(number - more)
+
+
+def _same_model(wanted: str, origin: str) -> Callable[[Config], None]:
+    """Only the served model can draft, or bring its tokenizer."""
+    def check(config: Config) -> None:
+        if wanted != config.model.model:
+            raise BadConfig(f"{origin}: must be the model itself ({config.model.model!r}), "
+                            f"got {wanted!r}", "model")
+    return check
+
+
+def _json_object(word: ForeignWord) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(word.values[-1], type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise BadConfig(f"{word.origin}: is not a JSON object: {error}", word.name) from None
+
+
+# --- graphs, generation, checkpoints -------------------------------------------------------------
+
+def _graphs(words: list[ForeignWord], result: Translation) -> None:
+    """A largest size to the sizes up to it."""
+    for word in words:
+        if word.flag.arity == SWITCH:
+            result.set("graph_token_counts", "off" if word.off else "auto", word.origin)
+    for word in words:
+        if word.flag.arity == VALUE:
+            from actorium.gpu.plan.graphs import SEGMENT_TOKENS, batch_sizes
+
+            most = _number(word)
+            if word.name in ("piecewise-cuda-graph-max-tokens", "cuda-graph-max-bs-prefill"):
+                sizes = [size for size in SEGMENT_TOKENS if size <= most]
+                value = "auto" if sizes == list(SEGMENT_TOKENS) else _listed(sizes) or "off"
+                result.set("graph_token_counts", value, word.origin)
+            else:
+                result.set("graph_batch_sizes", _listed(batch_sizes(most)), word.origin)
+
+
+def _listed(sizes: list[int]) -> str:
+    return ",".join(map(str, sizes))
+
+
+def _number(word: ForeignWord) -> int:
+    try:
+        number = int(settings.coerce(int, word.values[-1]))
+    except ValueError as error:
+        raise BadConfig(f"{word.origin}: {error}", word.name) from None
+    if number < 1:
+        raise BadConfig(f"{word.origin}: must be at least 1, got {number}", word.name)
+    return number
+
+
+def _priority(words: list[ForeignWord], result: Translation) -> None:
+    if not words[-1].off:
+        result.set("schedule_policy", "priority", words[-1].origin)
+
+
+def _logprobs(words: list[ForeignWord], result: Translation) -> None:
+    number = _number(words[-1])
+    if number > MAX_LOGPROBS:
+        raise BadConfig(f"{words[-1].origin}: a request gets at most {MAX_LOGPROBS}, got {number}",
+                        "max_logprobs")
+
+
+def _checkpoint(words: list[ForeignWord], result: Translation) -> None:
+    for word in words:
+        value = word.values[-1]
+        if word.name != "quantization":
+            result.checks.append(_same_model(value, word.origin))
+        elif value.lower() not in ("none", "null", "auto"):
+            result.checks.append(_same_quantization(value, word.origin))
+
+
+def _same_quantization(wanted: str, origin: str) -> Callable[[Config], None]:
+    def check(config: Config) -> None:
+        try:
+            own = models.read_config(models.resolve(config.model.model)).get("quantization_config")
+        except BadModel:
+            return  # whoever loads it says what is wrong with it
+        method = str(own.get("quant_method", "")).lower() if isinstance(own, dict) else ""
+        if wanted.lower() != method:
+            raise BadConfig(f"{origin}: weights are served as the checkpoint has them "
+                            f"({method or 'not quantized'}), got {wanted!r}", "quantization")
+    return check
+
+
+_FAMILIES: dict[str, Callable[[list[ForeignWord], Translation], None]] = {
+    "accepted": _accept, "speculation": _speculation, "graphs": _graphs,
+    "priority": _priority, "logprobs": _logprobs,
+    "checkpoint": _checkpoint}
