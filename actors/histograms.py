@@ -21,6 +21,8 @@ BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0
 WHOLE_REQUEST = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
                  40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5)) + (1e6,)
+CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
+PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0,
                16384.0)
 
@@ -28,7 +30,9 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
     "first_token": FIRST_TOKEN, "between_tokens": BETWEEN_TOKENS, "per_token": BETWEEN_TOKENS,
     "request": WHOLE_REQUEST, "queued": WHOLE_REQUEST, "prefill": WHOLE_REQUEST,
     "decode": WHOLE_REQUEST, "inference": WHOLE_REQUEST, "prompt_tokens": TOKENS,
-    "generation_tokens": TOKENS, "step_tokens": STEP_TOKENS, "step": BETWEEN_TOKENS}
+    "generation_tokens": TOKENS, "most_generation_tokens": TOKENS, "max_tokens": TOKENS,
+    "choices": CHOICES, "preemptions": PREEMPTIONS, "prefill_tokens": TOKENS,
+    "step_tokens": STEP_TOKENS, "step": BETWEEN_TOKENS}
 """Upper bounds by name, in seconds or tokens; vLLM's, with finer ones below where a small model is
 that fast."""
 

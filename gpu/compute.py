@@ -10,7 +10,7 @@ import gc
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,8 @@ class Compute:
         """Bytes measured and planned (`Footprint.gauges`)."""
         self.steps = 0
         """Steps finished."""
+        self.served: Mapping[str, int] = {}
+        """Steps launched, by how (`Runner.served`)."""
         self.given = 0
         """Plans taken."""
 
@@ -84,6 +86,7 @@ class Compute:
 
     def _compute(self) -> None:
         runner, meter, ahead = self._open()
+        self.served = runner.served
         from actorium.gpu.timing import clock
 
         timer = clock(runner.moves.device, self._trace())

@@ -120,6 +120,9 @@ class Runner:
         self._propose, self.force = propose, force
         self.graphs: DecodeGraphs | None = None
         self.segments: SegmentGraphs | None = None
+        self.served = {"full_graph": 0, "piecewise_graph": 0, "eager": 0}
+        """Steps so far, by how they were run: one graph, graphs with attention between them, or
+        operation by operation."""
         self.wait: Wait = _no_masks
         self.window = 1
         """Rows of each decode of the last step."""
@@ -217,6 +220,7 @@ class Runner:
 
     def _replay(self, captured: Captured, step: Step, up: Upload, out: Launched) -> None:
         """The step, as it was captured; perhaps but for sampling."""
+        self.served["full_graph"] += 1
         captured.lend(step)
         captured.forward()
         told = captured.told
@@ -240,6 +244,7 @@ class Runner:
         own: Model | SegmentGraphs = self.model
         if self.segments is not None and self.segments.serves(step):
             own = self.segments
+        self.served["eager" if own is self.model else "piecewise_graph"] += 1
         return own.forward(step.batches, self.pools, recurrent)
 
     def _tell(self, step: Step, wanted: Tensor, to_logits: ToLogits, up: Upload, out: Launched

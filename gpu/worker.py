@@ -75,7 +75,9 @@ class WorkerCore:
             elif compute.steps:
                 phase = "idle"
         return Health("draining" if self._draining else phase, compute.steps, budget,
-                      {"steps": float(compute.steps), **compute.memory}, compute.detail)
+                      {"steps": float(compute.steps), **compute.memory,
+                       **{f"steps_{mode}": float(n) for mode, n in compute.served.items()}},
+                      compute.detail)
 
 
 def build(ctx: Context) -> WorkerCore:

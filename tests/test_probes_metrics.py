@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from actorium.actors import histograms
 from actorium.actors.config import Config, ModelConfig, RuntimeConfig
 from actorium.actors.histograms import Histogram
-from actorium.actors.watchdog.metrics import HISTOGRAMS, OWN, VLLM, Facts, families, render
+from actorium.actors.watchdog.metrics import HISTOGRAMS, OWN, Facts, families, render
 from actorium.actors.watchdog.probes import served_name
 from actorium.actors.watchdog.processes import Process, process_of
 from actorium.actors.watchdog.wards import Ward, born
@@ -30,8 +30,34 @@ NAMES_OF_VLLM = (
     "vllm:spec_decode_num_accepted_tokens_total", "vllm:time_to_first_token_seconds_bucket",
     "vllm:inter_token_latency_seconds_bucket", "vllm:request_time_per_output_token_seconds_sum",
     "vllm:e2e_request_latency_seconds_count", "vllm:request_queue_time_seconds_bucket",
-    "vllm:iteration_tokens_total_sum", "vllm:cache_config_info")
+    "vllm:iteration_tokens_total_sum", "vllm:cache_config_info",
+    "vllm:num_requests_waiting_by_reason", "vllm:prompt_tokens_by_source_total",
+    "vllm:prompt_tokens_cached_total", "vllm:prompt_tokens_cached_by_source_total",
+    "vllm:request_params_n_bucket", "vllm:request_params_max_tokens_bucket",
+    "vllm:request_inference_time_seconds_bucket", "vllm:request_num_preemptions_bucket",
+    "vllm:request_prefill_kv_computed_tokens_bucket", "vllm:admission_rejections_total",
+    "vllm:spec_decode_num_drafts_total")
 """As dashboards and gateways for vLLM ask for them."""
+QUERIED_BY_VLLMS_DASHBOARD = (
+    "vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_sum",
+    "vllm:e2e_request_latency_seconds_count", "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total", "vllm:inter_token_latency_seconds_bucket",
+    "vllm:inter_token_latency_seconds_sum", "vllm:inter_token_latency_seconds_count",
+    "vllm:num_requests_running", "vllm:num_requests_waiting",
+    "vllm:time_to_first_token_seconds_bucket", "vllm:time_to_first_token_seconds_sum",
+    "vllm:time_to_first_token_seconds_count", "vllm:kv_cache_usage_perc",
+    "vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket",
+    "vllm:request_success_total", "vllm:request_queue_time_seconds_sum",
+    "vllm:request_prefill_time_seconds_sum", "vllm:request_decode_time_seconds_sum",
+    "vllm:request_max_num_generation_tokens_sum")
+"""All that the panels of the example dashboard of vLLM 0.32 ask for (its
+examples/observability/prometheus_grafana/grafana.json), each by the label model_name."""
+VLLMS_REQUEST_LATENCIES = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
+                           50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+VLLMS_FIRST_TOKENS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5,
+                      5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+VLLMS_GAPS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+              10.0, 20.0, 40.0, 80.0)
 
 
 def wards(**scheduler: float) -> dict[str, Ward]:
@@ -40,7 +66,8 @@ def wards(**scheduler: float) -> dict[str, Ward]:
     for ward in found.values():
         ward.phase = "idle"
     found["scheduler"].gauges = scheduler
-    found["worker-0"].gauges = {"weights_bytes": 5.0, "weights_bytes_planned": 6.0}
+    found["worker-0"].gauges = {"weights_bytes": 5.0, "weights_bytes_planned": 6.0,
+                                "steps_full_graph": 7.0, "steps_eager": 2.0}
     return found
 
 
@@ -83,6 +110,45 @@ def test_gauges_become_the_metrics_of_vllm() -> None:
 def test_every_name_of_vllm_is_there() -> None:
     names = {name for name, _ in values(facts())}
     assert [name for name in NAMES_OF_VLLM if name not in names] == []
+
+
+def test_no_panel_of_vllms_dashboard_is_empty() -> None:
+    served = {sample.name: sample.labels
+              for family in text_string_to_metric_families(render(facts())[0].decode())
+              for sample in family.samples}
+    for name in QUERIED_BY_VLLMS_DASHBOARD:
+        assert served[name]["model_name"] == "model", name
+
+
+@pytest.mark.parametrize(("name", "bounds"), [
+    ("request", VLLMS_REQUEST_LATENCIES), ("queued", VLLMS_REQUEST_LATENCIES),
+    ("first_token", VLLMS_FIRST_TOKENS), ("between_tokens", VLLMS_GAPS),
+    ("choices", (1, 2, 5, 10, 20)), ("preemptions", (1, 2, 3, 4, 5, 10, 20)),
+    ("max_tokens", (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)),
+    ("step_tokens", (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384))])
+def test_every_bucket_of_vllm_is_there(name: str, bounds: tuple[float, ...]) -> None:
+    assert set(bounds) <= set(histograms.BOUNDS[name])
+
+
+def test_what_waits_and_where_prompts_came_from_add_up() -> None:
+    made = facts({"waiting": 5.0, "waiting_deferred": 2.0, "cache_lookup_tokens": 70.0,
+                  "cache_hit_tokens": 30.0, "rejected_queue_full": 4.0, "rejected_deadline": 1.0})
+    for name, label, parts in (
+            ("vllm:num_requests_waiting_by_reason", "reason", {"capacity": 3, "deferred": 2}),
+            ("vllm:prompt_tokens_by_source_total", "source",
+             {"local_compute": 40, "local_cache_hit": 30}),
+            ("actorium:rejected_requests_total", "code", {"queue_full": 4, "deadline": 1})):
+        assert {k: value(made, name, **{label: k}) for k in parts} == parts
+    assert value(made, "vllm:num_requests_waiting") == 5
+    assert value(made, "vllm:prompt_tokens_total") == 70
+    assert value(made, "vllm:admission_rejections_total", reason="max_num_queued_reqs") == 4
+
+
+def test_steps_by_how_the_worker_ran_them() -> None:
+    made = facts()
+    assert value(made, "actorium:worker_steps_total", mode="full_graph") == 7
+    assert ("actorium:worker_steps_total", frozenset({("mode", "piecewise_graph")})) \
+        not in values(made)
 
 
 def test_our_own() -> None:
@@ -140,14 +206,14 @@ def test_names_are_given_once_and_each_has_a_text() -> None:
     made = list(families(facts()))
     assert len({f.name for f in made}) == len(made)
     assert all(f.about.endswith(".") for f in made)
-    gauges = [(row.role, row.gauge) for row in (*VLLM, *OWN)]
+    gauges = [(row.role, row.gauge) for row in OWN]  # two names of vLLM are of one thing
     assert len(set(gauges)) == len(gauges)
     assert {source for _, source, _ in HISTOGRAMS} == set(histograms.BOUNDS)
 
 
 def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
-    gauges = {"spec_decode_num_accepted_tokens_pos_0": 1.0}
+    gauges = {"spec_decode_num_accepted_tokens_pos_0": 1.0, "rejected_queue_full": 1.0}
     exported = {name for name, _ in values(facts(gauges))}
     asked = {name for expression in expressions(dashboard)
              for name in re.findall(r"(?:vllm|actorium):\w+", expression)}

@@ -98,6 +98,43 @@ def test_a_refused_or_cancelled_request_counts_as_ended_and_no_more() -> None:
     assert sum(read(told, "request")[0]) == sum(read(told, "first_token")[0]) == 0
 
 
+def test_what_ended_requests_asked_for_is_counted_once_each() -> None:
+    ring = Clocked(config(seqs=4, force_preempt=3))
+    ring.submit(5, max_tokens=4, n=3)
+    ring.submit(30, max_tokens=9)
+    ring.submit(7, rid="gone", max_tokens=30, n=2)
+    ring.wake()
+    ring.cancel("gone")
+    ring.submit([], rid="none")
+    ring.run()
+    told = gauges(ring)
+    assert read(told, "choices") == (counted([3, 1, 2], "choices"), 6)
+    assert read(told, "max_tokens") == (counted([4, 9, 30], "max_tokens"), 43)
+    longest: dict[str, int] = defaultdict(int)
+    for heard in ring.heard.values():
+        longest[heard.opened.rid] = max(longest[heard.opened.rid], len(heard.tokens))
+    assert read(told, "most_generation_tokens")[1] == sum(longest.values())
+    preempted = read(told, "preemptions")
+    assert sum(preempted[0]) == sum(read(told, "request")[0])
+    assert 0 < preempted[1] <= told["preemptions"]
+    assert told["rejected_invalid_request"] == 1
+
+
+def test_prompt_tokens_are_counted_as_they_are_computed() -> None:
+    ring = Clocked(config())
+    prompt = list(range(1, 65))
+    ring.submit(prompt, max_tokens=3)
+    ring.run()
+    assert gauges(ring)["computed_prompt_tokens"] == 64
+    ring.submit(prompt, max_tokens=3)
+    ring.run()
+    told = gauges(ring)
+    found = told["cache_hit_tokens"]
+    assert 0 < found < 64 and told["computed_prompt_tokens"] == 128 - found
+    assert read(told, "prefill_tokens")[1] == 128 - found
+    assert told["cache_lookup_tokens"] == 128
+
+
 def test_times_are_counted_from_arrival() -> None:
     ring = Clocked(config())
     ring.submit(5, max_tokens=2)

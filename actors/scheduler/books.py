@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 
 import msgspec
@@ -41,6 +41,8 @@ class Books:
         """By cause: memory, priority, forced, worker."""
         self.over: list[Request] = []
         """Requests that have ended since somebody took this list."""
+        self.on_over: Callable[[Request], None] = _not_observed
+        """Told of each of them as it ends."""
         self.trial: frozenset[int] | None = None
         """Only these may be admitted, being under suspicion; None = all."""
         self.looked_up = self.hits = 0
@@ -108,6 +110,7 @@ class Books:
         del self.sequences[sequence.sid], request.live[sequence.sid]
         if not request.live:
             self.over.append(self.requests.pop(request.key))
+            self.on_over(request)
             self.lingering.drop(request)
 
     def preempt(self, sequence: Sequence, cause: str) -> None:
@@ -115,6 +118,7 @@ class Books:
         as far as the cache has lost it by then."""
         self._vacate(sequence)
         sequence.preempted = True
+        sequence.preemptions += 1
         self.queue.push(sequence, ran=True)
         self.preemptions[cause] += 1
 
@@ -360,6 +364,10 @@ class Books:
         for sequence in self.table.sequences:
             if sequence is not None:
                 yield sequence.sid, self.table.pages_of(sequence.slot)
+
+
+def _not_observed(request: Request) -> None:
+    pass
 
 
 def tokens_of(sequence: Sequence) -> Ints:

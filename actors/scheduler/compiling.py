@@ -99,4 +99,12 @@ class Compiling:
         return not self._waiting and self._core.done
 
     def health(self) -> Health:
-        return self._core.health()
+        """With those among the waiting that wait for their grammar."""
+        health = self._core.health()
+        if not self._waiting:
+            return health
+        sequences, gauges = sum(submit.n for submit in self._waiting), dict(health.gauges)
+        for name, more in (("waiting", sequences), ("waiting_deferred", sequences),
+                           ("waiting_requests", len(self._waiting))):
+            gauges[name] = gauges.get(name, 0.0) + more
+        return health._replace(gauges=gauges)

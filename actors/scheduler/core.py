@@ -91,6 +91,7 @@ class SchedulerCore:
         self.ledger: Ledger | None = None  # for the shell
         self._chronicle = Chronicle(context.config.recovery, context.epoch)
         self.books.remembers = self._chronicle.remembers
+        self.books.on_over = self._metrics.over
         self._outgoing = Outgoing(self._chronicle)
         self._outgoing.order(Reset(self._epoch))
         self._trials = Trials(self.books)
@@ -189,6 +190,7 @@ class SchedulerCore:
                   "steps": self._step, **self._trials.gauges(), "worker_restarts": self._restarts,
                   "retained": len(self._chronicle.retained), "missed": self._missed,
                   "ledger_full": bool(self._outgoing.full), "masks": self.masking.made,
+                  "computed_prompt_tokens": self._metrics.computed_prompt_tokens,
                   **memory_gauges(books), **self._sums,
                   **self._planner.drafting.gauges()}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
@@ -283,6 +285,7 @@ class SchedulerCore:
         """Refuse a request that never was on the ring: told at once, whatever the ledger does."""
         events = [objection.event(choice.sid) for choice in request.choices]
         self._metrics.ended(events, now)
+        self._metrics.rejected[objection.code] += 1
         self._outgoing.refuse(opening(choice, self._epoch) for choice in request.choices)
         self._outgoing.refuse([self._batch(events)])
 

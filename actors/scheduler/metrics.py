@@ -19,7 +19,7 @@ from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepResult
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.plans import PlanRecord
-from actorium.actors.scheduler.requests import Sequence
+from actorium.actors.scheduler.requests import Request, Sequence
 
 _BOUNDS = {name: np.array(bounds) for name, bounds in BOUNDS.items()}
 REFRESH = 16
@@ -49,6 +49,11 @@ class Metrics:
         self.histograms = {name: Histogram(name) for name in BOUNDS}
         self.finished: Counter[str] = Counter()
         """Sequences that have ended, by reason."""
+        self.rejected: Counter[str] = Counter()
+        """Requests refused when they came, by the code of the error."""
+        self.computed_prompt_tokens = 0
+        """Of prompts, computed in steps whose results are here: none from the prefix cache; once
+        more those that a preempted sequence had to compute again."""
         self._resumed = {"resumed_sequences": 0.0, "resumed_tokens": 0.0}
         self._lives: dict[int, Life] = {}
         self._times = np.zeros(slots)
@@ -85,6 +90,7 @@ class Metrics:
     def result(self, record: PlanRecord, result: StepResult, now: float) -> None:
         """A step's result; before what it ends is taken off the books."""
         self.histograms["step_tokens"].add(record.computed)
+        self.computed_prompt_tokens += record.computed - record.decodes * record.window
         if result.busy_us:
             self.histograms["step"].add(result.busy_us / 1e6)
         if len(result.counts) != len(record.slots) or not len(record.slots):
@@ -141,10 +147,19 @@ class Metrics:
         seen["inference"].add(now - life.admitted)
         seen["prompt_tokens"].add(life.sequence.prompt_len)
         seen["generation_tokens"].add(tokens)
+        seen["preemptions"].add(life.sequence.preemptions)
+        seen["prefill_tokens"].add(life.sequence.prompt_len - life.sequence.cached_len)
         if life.first:
             seen["decode"].add(now - life.first)
             if tokens > 1:
                 seen["per_token"].add((now - life.first) / (tokens - 1))
+
+    def over(self, request: Request) -> None:
+        """All its sequences have ended."""
+        seen = self.histograms
+        seen["choices"].add(request.submit.n)
+        seen["max_tokens"].add(request.params.max_tokens)
+        seen["most_generation_tokens"].add(max(len(one.emitted) for one in request.choices))
 
     @staticmethod
     def _add_many(histogram: Histogram, values: NDArray[np.float64]) -> None:
@@ -162,6 +177,7 @@ class Metrics:
         if resting or self._asked % REFRESH == 0 or not self._told:
             told = self._resumed | {f"finished_{reason}": float(n)
                                     for reason, n in self.finished.items()}
+            told |= {f"rejected_{code}": float(n) for code, n in self.rejected.items()}
             if ledger is not None:
                 told["ledger_bytes"] = float(ledger.bytes)
             for histogram in self.histograms.values():

@@ -52,6 +52,8 @@ class Sequence:
     cached_len: int = 0
     """Tokens found in the prefix cache at the first admission."""
     preempted: bool = False
+    preemptions: int = 0
+    """How often it was taken off the batch."""
     passed: int = 0
     """How often one that came later was admitted first."""
     key: PrefixKey | None = None

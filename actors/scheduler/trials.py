@@ -45,5 +45,10 @@ class Trials:
                     books.preempt(sequence, "worker")
 
     def gauges(self) -> dict[str, int]:
-        """Size of the group on trial, and sequences convicted."""
-        return {"suspects": self._suspects.circle, "quarantined": self._suspects.convictions}
+        """Size of the group on trial, sequences convicted, and those that wait for the end of a
+        trial that is not theirs."""
+        books, trial = self._books, self._books.trial
+        held = 0 if trial is None else sum(
+            not one.slot for sid, one in books.sequences.items() if sid not in trial)
+        return {"suspects": self._suspects.circle, "quarantined": self._suspects.convictions,
+                "waiting_deferred": held}

@@ -20,6 +20,8 @@ SCHEDULER, DETOKENIZER, WORKER = "scheduler", "detokenizer", "worker-0"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 REASONS = ("stop", "length", "abort", "deadline", "error")
 CAUSES = ("memory", "priority", "forced", "worker")
+MODES = ("full_graph", "piecewise_graph", "eager")
+REJECTED = "rejected_"
 DRAFTED = "spec_decode_num_accepted_tokens_pos_"
 MICRO = 1e-6
 
@@ -70,7 +72,9 @@ VLLM = (
     Row("num_requests_running", GAUGE, "running", "Sequences in the batch."),
     Row("num_requests_waiting", GAUGE, "waiting", "Sequences that wait for a place in it."),
     Row("num_preemptions", COUNTER, "preemptions", "Sequences taken off the batch again."),
-    Row("prompt_tokens", COUNTER, "prompt_tokens", "Prompt tokens taken."),
+    Row("prompt_tokens", COUNTER, "cache_lookup_tokens",
+        "Tokens of prompts taken up, computed or found in the prefix cache."),
+    Row("prompt_tokens_cached", COUNTER, "cache_hit_tokens", "Those found in the prefix cache."),
     Row("generation_tokens", COUNTER, "tokens", "Tokens generated."),
     Row("prefix_cache_queries", COUNTER, "cache_lookup_tokens",
         "Prompt tokens looked up in the prefix cache."),
@@ -93,6 +97,8 @@ OWN = (
     Row("checkpoints", GAUGE, "checkpoints", "Recurrent states kept for prefix reuse."),
     Row("checkpoints_saved", COUNTER, "checkpoints_saved", "Recurrent states saved."),
     Row("checkpoints_evicted", COUNTER, "checkpoints_evicted", "Recurrent states given up."),
+    Row("computed_prompt_tokens", COUNTER, "computed_prompt_tokens",
+        "Prompt tokens computed, with those computed again after preemptions."),
     Row("drafts", GAUGE, "spec_decode_k", "Draft tokens a sequence and step at present."),
     Row("acceptance_length", GAUGE, "spec_decode_acceptance_length",
         "Tokens that a verified window emits, the mean."),
@@ -126,6 +132,14 @@ HISTOGRAMS = (
     ("vllm:request_inference_time_seconds", "inference", "From the batch to the end."),
     ("vllm:request_prompt_tokens", "prompt_tokens", "Prompt tokens of ended sequences."),
     ("vllm:request_generation_tokens", "generation_tokens", "Tokens of ended sequences."),
+    ("vllm:request_max_num_generation_tokens", "most_generation_tokens",
+     "Tokens of the longest choice of ended requests."),
+    ("vllm:request_params_n", "choices", "Choices that ended requests asked for."),
+    ("vllm:request_params_max_tokens", "max_tokens",
+     "max_tokens of ended requests, capped at what the engine can hold."),
+    ("vllm:request_num_preemptions", "preemptions", "Preemptions of ended sequences."),
+    ("vllm:request_prefill_kv_computed_tokens", "prefill_tokens",
+     "Prompt tokens of ended sequences that no cache had."),
     ("vllm:iteration_tokens_total", "step_tokens", "Tokens that a step computes."),
     ("actorium:device_step_seconds", "step", "Time the device takes for a step."),
 )
@@ -175,6 +189,23 @@ def _vllm_apart(facts: Facts, common: dict[str, str]) -> Iterator[Family]:
     yield _family("vllm:request_success", COUNTER, "Sequences that have ended, by reason.",
                   [(common | {"finished_reason": reason}, told.get(f"finished_{reason}", 0.0))
                    for reason in REASONS])
+    waiting, deferred = told.get("waiting", 0.0), told.get("waiting_deferred", 0.0)
+    yield _family("vllm:num_requests_waiting_by_reason", GAUGE,
+                  "capacity: for a place in the batch; deferred: for a grammar to be compiled, or "
+                  "for the end of a trial (of who kills the worker).",
+                  [(common | {"reason": "capacity"}, waiting - deferred),
+                   (common | {"reason": "deferred"}, deferred)])
+    found = told.get("cache_hit_tokens", 0.0)
+    yield _family("vllm:prompt_tokens_by_source", COUNTER, "Where the prompt tokens came from.",
+                  [(common | {"source": "local_compute"},
+                    told.get("cache_lookup_tokens", 0.0) - found),
+                   (common | {"source": "local_cache_hit"}, found)])
+    yield _family("vllm:prompt_tokens_cached_by_source", COUNTER,
+                  "Which memory had the prompt tokens that were cached.",
+                  [(common | {"source": "device"}, found)])
+    yield _family("vllm:admission_rejections", COUNTER, "Requests refused by a limit of the queue.",
+                  [(common | {"reason": "max_num_queued_reqs"},
+                    told.get("rejected_queue_full", 0.0))])
     positions = sorted(int(name.removeprefix(DRAFTED)) for name in told if name.startswith(DRAFTED))
     yield _family("vllm:spec_decode_num_accepted_tokens_per_pos", COUNTER,
                   "Draft tokens accepted, by position.",
@@ -206,6 +237,9 @@ def _engine(facts: Facts) -> Iterator[Family]:
     yield _family("actorium:pages", GAUGE, "Pages by state; cached ones may be held, too.",
                   [({"state": state}, told.get(f"{state}_pages", 0.0))
                    for state in ("free", "held", "cached", "quarantined")])
+    yield _family("actorium:rejected_requests", COUNTER, "Requests refused, by the error's code.",
+                  [({"code": code.removeprefix(REJECTED)}, n) for code, n in sorted(told.items())
+                   if code.startswith(REJECTED)])
     yield _family("actorium:preemptions", COUNTER, "Preemptions by cause.",
                   [({"cause": cause}, told.get(f"preemptions_{cause}", 0.0)) for cause in CAUSES])
     yield _family("actorium:restarts", COUNTER, "Restarts of actors, by cause.",
@@ -242,7 +276,11 @@ def _actors(facts: Facts) -> Iterator[Family]:
 
 
 def _memory(facts: Facts) -> Iterator[Family]:
-    found = bytes_of(_gauges(facts, WORKER))
+    worker = _gauges(facts, WORKER)
+    yield _family("actorium:worker_steps", COUNTER, "Steps by how the worker ran them.",
+                  [({"mode": mode}, worker[f"steps_{mode}"]) for mode in MODES
+                   if f"steps_{mode}" in worker])
+    found = bytes_of(worker)
     yield _family("actorium:device_memory_bytes", GAUGE, "The worker's memory.",
                   [({"what": what, "kind": kind}, float(count[kind]))
                    for what, count in sorted(found.items()) for kind in ("measured", "planned")])
