@@ -135,7 +135,7 @@ def test_a_template_that_loops_more_than_it_looked(asked: Asked) -> None:
 
 
 def test_a_render_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = Renderer(ChatTemplate(FOREVER, {}))
+    renderer = Renderer(FOREVER, {})
     try:
         assert renderer.render([ChatMessage("user", "aa")], {}, []) == "4"
         first = renderer.child.process

@@ -17,6 +17,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec import Struct
 
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import MAX_TURNS, ChatMessage, ToolCall
@@ -27,9 +28,24 @@ MAX_TICKS = 200_000
 """Loop iterations + macro calls of one render: about a second."""
 MAX_CHARS = 8 << 20
 _TICK = "_actorium_tick"
+_MARK = "\ue0a7\ue0d3\ue0a7 "
+"""Put behind a last turn that is to be continued, to find its end in what the template makes of it.
+Of private characters, and a space at the end, which shows whether the template strips turns."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token",
             "mask_token")
 _RESERVED = {"messages", "tools", "documents", "raise_exception", "strftime_now", _TICK, *_SPECIAL}
+
+
+class Ending(Struct, frozen=True, array_like=True):
+    """How the prompt of a conversation ends."""
+
+    add_generation_prompt: bool = True
+    """With the beginning of the model's turn."""
+    continue_final_message: bool = False
+    """With the last turn's text, which the model goes on with."""
+
+
+MODELS_TURN = Ending()
 
 
 class Unfinished(Exception):
@@ -144,12 +160,13 @@ class ChatTemplate:
         self.special = special
 
     def render(self, messages: list[ChatMessage], args: dict[str, Any],
-               tools: list[dict[str, Any]] | None = None, ticks: int = MAX_TICKS) -> str:
-        """The prompt, ready for the model's turn (`add_generation_prompt` unless args say else).
+               tools: list[dict[str, Any]] | None = None, ticks: int = MAX_TICKS,
+               ending: Ending = MODELS_TURN) -> str:
+        """The prompt, which ends as `ending` says (args may set `add_generation_prompt`, too).
         Turns and tools look to the template as transformers hands them over.
 
-        Raises `InvalidRequest` naming `messages` or `template_args`, and `Unfinished` after fewer
-        `ticks` than a template may take.
+        Raises `InvalidRequest` naming `messages`, `template_args` or `continue_final_message`, and
+        `Unfinished` after fewer `ticks` than a template may take.
         """
         if not messages or len(messages) > MAX_TURNS:
             raise InvalidRequest(f"messages: 1 to {MAX_TURNS} are needed, got {len(messages)}",
@@ -157,9 +174,19 @@ class ChatTemplate:
         for name in args:
             if name in _RESERVED or not name.isidentifier():
                 raise InvalidRequest(f"template_args: {name!r} may not be set", "template_args")
-        variables = {"add_generation_prompt": True, "tools": tools or None, "documents": None,
-                     **self.special, **args, _TICK: _Ticks(ticks),
-                     "messages": [_turn(m, i) for i, m in enumerate(messages)]}
+        turns = [_turn(m, i) for i, m in enumerate(messages)]
+        opens = args.get("add_generation_prompt", ending.add_generation_prompt)
+        if ending.continue_final_message:
+            if opens:
+                raise InvalidRequest("continue_final_message: not with add_generation_prompt, "
+                                     "which begins another turn", "continue_final_message")
+            turns[-1]["content"] += _MARK
+        variables = {"tools": tools or None, "documents": None, **self.special, **args,
+                     "add_generation_prompt": opens, _TICK: _Ticks(ticks), "messages": turns}
+        text = self._text(variables, ticks)
+        return _left_open(text) if ending.continue_final_message else text
+
+    def _text(self, variables: dict[str, Any], ticks: int) -> str:
         try:
             return self._join(variables)
         except Exception as error:  # a template can raise anything at all
@@ -178,6 +205,16 @@ class ChatTemplate:
                 raise TemplateError(f"more than {MAX_CHARS} characters")
             parts.append(part)
         return "".join(parts)
+
+
+def _left_open(text: str) -> str:
+    """What stands before the end of the last turn: as transformers' `continue_final_message`, it
+    loses the spaces at its end where the template strips turns."""
+    at = text.rfind(_MARK.rstrip())
+    if at < 0:
+        raise InvalidRequest("continue_final_message: the chat template leaves the last turn out",
+                             "continue_final_message")
+    return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
 
 
 def load(path: Path, override: str | None) -> ChatTemplate | None:

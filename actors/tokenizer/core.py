@@ -83,7 +83,8 @@ class TokenizerCore:
         self._announced = False
         self._seeds = defaults.Seeds(ctx.config.model.seed, ctx.entropy)
         self._prompts: Prompts | None = None
-        self._aside = Aside()
+        self._aside, self._own_aside = Aside(), Aside()
+        """The second one for templates that requests bring, which keep no others waiting."""
         self._pending: deque[Waiting] = deque()
         self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
         """Requests submitted: prompt tokens, and when last."""
@@ -237,7 +238,9 @@ class TokenizerCore:
                for parked in self._parked):
             return
         work = prompts.text if isinstance(message, Detokenize) else prompts.long
-        self._parked.append(entry._replace(job=self._aside.do(lambda: work(message), post)))
+        own = getattr(message, "chat_template", None) is not None
+        aside = self._own_aside if own else self._aside
+        self._parked.append(entry._replace(job=aside.do(lambda: work(message), post)))
 
     def _unpark(self, model: TextModel) -> None:
         """Those of whom all is known by now go on (or, if so many others have been asked for

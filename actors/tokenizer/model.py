@@ -140,6 +140,15 @@ class TextModel:
                                  "(--chat-template FILE sets one)", "messages")
         return self._template
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """What chat templates may name. Raises `InvalidRequest` where there is no tokenizer."""
+        self._need_tokenizer("messages")
+        if self._template is not None:
+            return self._template.special
+        return chat.special_tokens(
+            self.path, models.read_json(self.path / "tokenizer_config.json", optional=True))
+
     def info(self) -> dict[str, Any]:
         """What ServerInfo answers."""
         from actorium import __version__

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 from array import array
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Detokenize, Generate, Tokenize
 from actorium.actors.tokenizer import defaults
+from actorium.actors.tokenizer.chat import Ending, Unfinished
 from actorium.actors.tokenizer.model import TextModel
 from actorium.actors.tokenizer.renderer import Renderer
 
@@ -31,8 +33,10 @@ class Prompts:
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
-        self._renderer: Renderer | None = None
-        self._rendering = threading.Lock()
+        self._renderers: dict[bool, Renderer] = {}
+        """Of the model's template, and (True) of those that requests bring: a process each, so that
+        no request's template keeps the model's waiting."""
+        self._rendering = {False: threading.Lock(), True: threading.Lock()}
 
     def is_long(self, message: Asked | Detokenize) -> bool:
         """It takes so long that others should not wait for it."""
@@ -40,45 +44,74 @@ class Prompts:
             return len(message.tokens) > 4 * SHORT_IDS
         if message.messages is None:
             return len(message.text or "") > SHORT_CHARS
-        return len(message.messages) > SHORT_TURNS or _chars(message) > SHORT_CHARS
+        return (message.chat_template is not None or len(message.messages) > SHORT_TURNS
+                or _chars(message) > SHORT_CHARS)
 
     def short(self, message: Asked) -> array[int]:
         """The prompt as ids, checked. Raises `Unfinished` where it takes longer than it looked."""
-        return self._ids(message, lambda: self._model.template.render(
-            message.messages or [], message.template_args, message.tools, SHORT_TICKS))
+        return self._ids(message, self._rendered_here)
 
     def long(self, message: Asked) -> array[int]:
         """The same, which may take its time."""
-        return self._ids(message, lambda: self._rendered(message))
+        return self._ids(message, self._rendered)
 
-    def _ids(self, message: Asked, render: Any) -> array[int]:
+    def _ids(self, message: Asked, render: Callable[[Asked], str]) -> array[int]:
+        _check_options(message)
+        if isinstance(message, Generate):
+            return self._checked(message, render)
+        if message.messages is None:
+            ids = self._model.encode(message.text, message.add_special_tokens, "text")
+        else:
+            ids = self._model.encode(render(message), False, "messages")
+        keep = self._keep(message, 1)
+        return ids if keep is None else ids[-keep:]
+
+    def _checked(self, message: Generate, render: Callable[[Asked], str]) -> array[int]:
         model = self._model
-        if isinstance(message, Tokenize):
-            if message.messages is None:
-                return model.encode(message.text, message.add_special_tokens, "text")
-            return model.encode(render(), False, "messages")
         given = [name for name in ("text", "tokens", "messages")
                  if getattr(message, name) is not None]
         if len(given) != 1:
             raise InvalidRequest("prompt: exactly one of text, tokens and messages must be set, "
                                  f"got {' and '.join(given) or 'none'}", "prompt")
-        limit = model.facts.max_model_len
+        keep = self._keep(message, message.params.max_tokens or 1)
+        limit = model.facts.max_model_len if keep is None else None
         if message.tokens is not None:
             ids = model.ids(message.tokens, "prompt", check=False)
         elif message.text is not None:
             ids = model.encode(message.text, True, "prompt", limit)
         else:
-            ids = model.encode(render(), False, "messages", limit)
+            ids = model.encode(render(message), False, "messages", limit)
+        if keep is not None:
+            ids = ids[-keep:]
         defaults.check_prompt(ids, model.facts, given[0] if given[0] == "messages" else "prompt")
         return ids
 
+    def _keep(self, message: Asked, room: int) -> int | None:
+        """How many of its last tokens make up the prompt; None = all. room: tokens that follow."""
+        wanted, most = message.truncate_prompt_tokens, self._model.facts.max_model_len
+        if wanted is None:
+            return None
+        if not wanted or wanted > most:
+            raise InvalidRequest(f"truncate_prompt_tokens: must be -1 or between 1 and "
+                                 f"max_model_len={most}, got {wanted}", "truncate_prompt_tokens")
+        return max(1, most - room) if wanted < 0 else wanted
+
+    def _rendered_here(self, message: Asked) -> str:
+        if message.chat_template is not None:
+            raise Unfinished
+        return self._model.template.render(message.messages or [], message.template_args,
+                                           message.tools, SHORT_TICKS, _ending(message))
+
     def _rendered(self, message: Asked) -> str:
-        template = self._model.template
-        with self._rendering:
-            if self._renderer is None:
-                self._renderer = Renderer(template)
-            return self._renderer.render(message.messages or [], message.template_args,
-                                         message.tools)
+        own = message.chat_template is not None
+        text = "" if own else self._model.template.source
+        special = self._model.special_tokens
+        with self._rendering[own]:
+            if own not in self._renderers:
+                self._renderers[own] = Renderer(text, special)
+            return self._renderers[own].render(
+                message.messages or [], message.template_args, message.tools, _ending(message),
+                message.chat_template or "")
 
     def text(self, message: Detokenize) -> str:
         """Of token ids. Raises `InvalidRequest`."""
@@ -86,9 +119,24 @@ class Prompts:
         return self._model.decode(ids.tolist(), message.skip_special_tokens)
 
     def close(self) -> None:
-        """End the process."""
-        if self._renderer is not None:
-            self._renderer.close()
+        """End the processes."""
+        for renderer in self._renderers.values():
+            renderer.close()
+
+
+def _check_options(message: Asked) -> None:
+    """Raise `InvalidRequest` for what only a conversation can have."""
+    if message.messages is not None:
+        return
+    for name, given in (("chat_template", message.chat_template is not None),
+                        ("continue_final_message", message.continue_final_message),
+                        ("add_generation_prompt", not message.add_generation_prompt)):
+        if given:
+            raise InvalidRequest(f"{name}: for messages alone", name)
+
+
+def _ending(message: Asked) -> Ending:
+    return Ending(message.add_generation_prompt, message.continue_final_message)
 
 
 def _chars(message: Asked) -> int:

@@ -1,7 +1,9 @@
-"""Long conversations are rendered in a process that can be killed.
+"""Long conversations, and templates that a request brings, are rendered in a process that can be
+killed.
 
 A render is bounded in its loops and its length, but not in what a filter or a sum of strings does
-to a long text: some templates take time by the square of the conversation.
+to a long text: some templates take time by the square of the conversation. Templates of requests
+are compiled there, too: constant expressions in them are computed then.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from msgspec import Struct
 
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import ChatMessage
-from actorium.actors.tokenizer.chat import ChatTemplate
+from actorium.actors.tokenizer.chat import MODELS_TURN, ChatTemplate, Ending
 from actorium.actors.tokenizer.child import MEMORY, Child, hello, serve
 
 CPU_SECONDS = 2.0
+KEPT = 16
+"""Compiled templates of requests, of 64 Ki characters at the most, that a process keeps."""
 
 
 class Source(Struct, array_like=True):
-    """A template."""
+    """A template; without a text, conversations bring their own."""
 
     text: str
     special: dict[str, str]
@@ -32,6 +36,9 @@ class Conversation(Struct, array_like=True):
     messages: list[ChatMessage]
     args: dict[str, Any]
     tools: list[dict[str, Any]]
+    ending: Ending = MODELS_TURN
+    template: str = ""
+    """Of its own; empty = the one that the process was started with."""
 
 
 class Rendered(Struct, array_like=True):
@@ -45,18 +52,22 @@ class Rendered(Struct, array_like=True):
 class Renderer:
     """The process, as its parent sees it. For one thread at a time."""
 
-    def __init__(self, template: ChatTemplate) -> None:
-        source = msgspec.msgpack.encode(Source(template.source, template.special))
-        self.child = Child(__name__, hello=source)
+    def __init__(self, text: str, special: dict[str, str]) -> None:
+        """text: of the template, empty where requests bring theirs; special: the tokens that
+        templates may name."""
+        self.child = Child(__name__, hello=msgspec.msgpack.encode(Source(text, special)))
 
     def render(self, messages: list[ChatMessage], args: dict[str, Any],
-               tools: list[dict[str, Any]]) -> str:
-        """As `ChatTemplate.render`. Waits. Raises `InvalidRequest`, also where it takes too
-        long."""
-        answer = self.child.ask(msgspec.msgpack.encode(Conversation(messages, args, tools)))
+               tools: list[dict[str, Any]], ending: Ending = MODELS_TURN,
+               template: str = "") -> str:
+        """As `ChatTemplate.render`. Waits. Raises `InvalidRequest`, also where it takes too long,
+        or where a `template` of the request's own does not compile."""
+        answer = self.child.ask(msgspec.msgpack.encode(
+            Conversation(messages, args, tools, ending, template)))
         if answer is None:
-            raise InvalidRequest(f"messages: the chat template takes more than {CPU_SECONDS:g} s "
-                                 f"or {MEMORY >> 30} GiB for them", "messages")
+            field = "chat_template" if template else "messages"
+            raise InvalidRequest(f"{field}: the chat template takes more than {CPU_SECONDS:g} s "
+                                 f"or {MEMORY >> 30} GiB for them", field)
         found = msgspec.msgpack.decode(answer, type=Rendered)
         if found.error:
             raise InvalidRequest(found.error, found.param)
@@ -69,20 +80,39 @@ class Renderer:
 
 # --- the process ----------------------------------------------------------------------------------
 
+class Templates:
+    """Compiled ones: the process's own, and those of the last requests."""
+
+    def __init__(self, source: Source) -> None:
+        self._special = source.special
+        self._own = ChatTemplate(source.text, source.special) if source.text else None
+        self._kept: dict[str, ChatTemplate] = {}
+
+    def get(self, text: str) -> ChatTemplate:
+        """The one of this text, empty = the own. Raises `BadModel` if it does not compile."""
+        if not text and self._own is not None:
+            return self._own
+        found = self._kept.pop(text, None) or ChatTemplate(text, self._special)
+        self._kept[text] = found
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+
 def main() -> None:
     """Answer until nobody asks any more."""
-    source = msgspec.msgpack.decode(hello(), type=Source)
-    template = ChatTemplate(source.text, source.special)
+    templates = Templates(msgspec.msgpack.decode(hello(), type=Source))
 
     def answer(frame: bytes) -> bytes:
+        given = msgspec.msgpack.decode(frame, type=Conversation)
         try:
-            given = msgspec.msgpack.decode(frame, type=Conversation)
-            found = Rendered(template.render(given.messages, given.args, given.tools))
+            found = Rendered(templates.get(given.template).render(
+                given.messages, given.args, given.tools, ending=given.ending))
         except (InvalidRequest, BadModel) as error:
             found = Rendered(error=error.message, param=error.param)
         except Exception as error:  # too deep, too large
-            found = Rendered(error=f"messages: {type(error).__name__}: {error}"[:500],
-                             param="messages")
+            field = "chat_template" if given.template else "messages"
+            found = Rendered(error=f"{field}: {type(error).__name__}: {error}"[:500], param=field)
         return msgspec.msgpack.encode(found)
 
     serve(answer, CPU_SECONDS)
