@@ -22,8 +22,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     model: str = ""
     """Directory in HF format, or an id found in the HF cache layout; empty = the demo model."""
-    served_model_name: str | None = None
-    """Name shown to clients; default: the last part of `model`."""
+    served_model_name: tuple[str, ...] = ()
+    """Names that clients may ask for, the first of which answers show; default: the last part of
+    `model`."""
     dtype: str = "auto"
     """auto (the checkpoint's) | float32 | bfloat16 | float16: weights and activations."""
     load_format: str = "auto"
@@ -180,6 +181,9 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cors_origins: str = ""
     """Origins whose pages may call, as `https://a.example,https://b.example`, or `*`; default:
     this engine's own page alone."""
+    strict_model_name: bool = False
+    """Serve who asks for a served name, or for none; off = also by the path or id that the engine
+    was started with, by the last part of that, and as `default`."""
     tool_call_parser: str = "auto"
     """How the model writes calls of tools: auto (by its chat template) | none | hermes |
     llama3_json | qwen3_coder."""

@@ -36,6 +36,9 @@ def _work_rules(c: Config) -> list[Rule]:
          "must be auto, safetensors or dummy"),
         ("model.max_model_len", m.max_model_len is None or m.max_model_len >= 2,
          "must be at least 2"),
+        ("model.served_model_name", len(set(m.served_model_name)) == len(m.served_model_name)
+         and all(0 < len(name) <= 256 for name in m.served_model_name),
+         "must be different names of 1 to 256 characters"),
         ("model.seed", 0 <= m.seed < 2**63, "must be between 0 and 2**63-1"),
         ("memory.page_size", 1 <= mem.page_size <= 4096
          and mem.page_size & (mem.page_size - 1) == 0, "must be a power of two up to 4096"),

@@ -31,6 +31,9 @@ _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16",
            "half": "float16"}
 """Short names of dtypes."""
+Names: TypeAlias = tuple[str, ...]
+"""Several texts: in TOML a list, as flags several words, elsewhere (or within a word) with commas
+between them."""
 Table: TypeAlias = dict[str, float]
 """Names to numbers: in TOML a table, elsewhere `name=number,...` or a JSON object."""
 
@@ -44,7 +47,7 @@ class Field(NamedTuple):
     section: str
     name: str
     kind: type
-    """int | float | bool | str | Table"""
+    """int | float | bool | str | Names | Table"""
     optional: bool
 
     @property
@@ -101,6 +104,9 @@ def coerce(kind: type, value: Any, optional: bool = False) -> Any:
 
     Raises `ValueError` with what is wanted ("must be a whole number, ...").
     """
+    if kind == Names and isinstance(value, str | list | tuple):
+        return tuple(name for one in ([value] if isinstance(value, str) else value)
+                     for name in _names(one))
     if isinstance(value, str) and kind is not str:
         return _parse(kind, value.strip(), optional)
     if value is None and optional:
@@ -114,7 +120,14 @@ def coerce(kind: type, value: Any, optional: bool = False) -> Any:
     raise ValueError(f"must be {_WANT[kind]}, got {value!r}")
 
 
+def _names(value: Any) -> list[str]:
+    if not isinstance(value, str):
+        raise ValueError(f"must be {_WANT[Names]}, got {value!r} among them")
+    return [found for name in value.split(",") if (found := name.strip())]
+
+
 _WANT = {int: "a whole number", float: "a number", bool: "true or false", str: "a string",
+         Names: "names (as a list, or with commas between them)",
          Table: "a table (name=number,... or a JSON object)"}
 
 

@@ -46,11 +46,13 @@ class Scripted:
                  finish: str = "stop") -> None:
         self.texts, self.finish = texts, finish
         self.asked: list[Request] = []
+        self.model = "demo"
         self._draw = random.Random(seed)
         self._template = template
 
     async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
-        return {"model": "demo", "max_model_len": 4096, "chat_template": self._template}
+        return {"model": self.model, "model_path": "/models/it", "max_model_len": 4096,
+                "chat_template": self._template}
 
     async def status(self, timeout: float | None = None) -> Status:
         return Status("-", True, None, [])

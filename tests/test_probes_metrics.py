@@ -253,7 +253,7 @@ def expressions(dashboard: dict[str, Any]) -> list[str]:
 def test_a_model_is_called_as_clients_call_it() -> None:
     assert served_name(Config()) == "demo"
     assert served_name(Config(model=ModelConfig(model="/a/b"))) == "b"
-    assert served_name(Config(model=ModelConfig(model="/a/b", served_model_name="c"))) == "c"
+    assert served_name(Config(model=ModelConfig(model="/a/b", served_model_name=("c", "d")))) == "c"
     assert served_name(Config(model=ModelConfig(model="."))) == Path.cwd().name
 
 

@@ -10,13 +10,14 @@ from typing import Any
 
 from actorium.actors.client_async import AsyncClient, AsyncDeltaStream
 from actorium.actors.client_requests import Completion, Request
-from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.config import Config
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.asking import Ask
 from actorium.actors.gateway.deltas import Deltas, Results
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.gate import Gate
 from actorium.actors.gateway.joins import Joins, whole
+from actorium.actors.gateway.model_names import ModelNames
 from actorium.actors.gateway.parsing import Parsing
 from actorium.actors.gateway.pieces import Pieces
 from actorium.actors.gateway.streams import Merged
@@ -29,8 +30,10 @@ STATUS_SECONDS = 1.0
 class Facts:
     """What the engine says of itself once and for all."""
 
-    def __init__(self, info: dict[str, Any], settings: GatewayConfig) -> None:
+    def __init__(self, info: dict[str, Any], config: Config) -> None:
+        settings = config.gateway
         self.info = info
+        self.names = ModelNames(config, info["model"])
         self.parsing = Parsing(settings.tool_call_parser, settings.reasoning_parser,
                                info.get("chat_template"))
         self.model: str = info["model"]
@@ -71,15 +74,15 @@ class Engine:
             async with self._asking:
                 if not self._facts:
                     info = await self.client.server_info(timeout=30.0)
-                    self._facts.append(Facts(info, self.settings))
+                    self._facts.append(Facts(info, self.config))
         return self._facts[0]
 
     async def serves(self, model: str | None) -> str:
         """The model's name. Raises `HttpError` 404 if another one is asked for."""
         facts = await self.facts()
-        if model is not None and model != facts.model:
-            raise HttpError(404, f"model: {model[:200]!r} is not served here; {facts.model!r} is",
-                            "model", code="model_not_found")
+        if not facts.names.known(model):
+            raise HttpError(404, f"model: {str(model)[:200]!r} is not served here; "
+                            f"{facts.model!r} is", "model", code="model_not_found")
         return facts.model
 
     def stream(self, *requests: Request) -> Deltas:

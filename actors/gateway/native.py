@@ -15,7 +15,7 @@ from actorium import __version__
 from actorium.actors.client_requests import Request
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import bodies
-from actorium.actors.gateway.engine import Engine
+from actorium.actors.gateway.engine import Engine, Facts
 from actorium.actors.gateway.errors import SERVER, HttpError
 from actorium.actors.gateway.fields import check_ids
 from actorium.actors.gateway.guard import Reply, caller, engine_of
@@ -59,18 +59,21 @@ class AbortBody(Struct, kw_only=True):
 
 async def models(http: HttpRequest) -> Response:
     """`/v1/models`."""
-    return Reply(_encode({"object": "list", "data": [await _card(http)]}))
+    facts = await engine_of(http).facts()
+    return Reply(_encode({"object": "list",
+                          "data": [_card(facts, name) for name in facts.names.served]}))
 
 
 async def model(http: HttpRequest) -> Response:
     """`/v1/models/{id}`."""
-    await engine_of(http).serves(http.path_params["name"])
-    return Reply(_encode(await _card(http)))
+    name, engine = http.path_params["name"], engine_of(http)
+    model = await engine.serves(name)
+    facts = await engine.facts()
+    return Reply(_encode(_card(facts, name if name in facts.names.served else model)))
 
 
-async def _card(http: HttpRequest) -> dict[str, Any]:
-    facts = await engine_of(http).facts()
-    return {"id": facts.model, "object": "model", "created": STARTED, "owned_by": "actorium",
+def _card(facts: Facts, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": STARTED, "owned_by": "actorium",
             "root": facts.info["model_path"], "parent": None,
             "max_model_len": facts.max_model_len}
 

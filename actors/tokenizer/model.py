@@ -158,7 +158,7 @@ class TextModel:
         return {
             "version": __version__,
             "engine": self._config.runtime.name,
-            "model": model.served_model_name or default,
+            "model": next(iter(model.served_model_name), default),
             "model_path": str(self.path),
             "architecture": models.architecture(self._json),
             "vocab_size": self.facts.vocab_size,

@@ -181,5 +181,5 @@ def served_name(config: Config) -> str:
     """The model's name in metrics, as clients know it."""
     model = config.model
     if model.served_model_name or not model.model:
-        return model.served_model_name or "demo"
+        return next(iter(model.served_model_name), "demo")
     return Path(model.model).name or Path(model.model).resolve().name

@@ -99,8 +99,9 @@ def command_flags(options: type[Struct]) -> list[Flag]:
         if field.name not in own:
             owner = sections[field.section]
             default = getattr(owner(), field.name)
-            flags.append(Flag(field.name, field.kind, field.optional, False, field.names, owner,
-                              default))
+            many = field.kind == settings.Names
+            flags.append(Flag(field.name, str if many else field.kind, field.optional, many,
+                              field.names, owner, default))
     return flags
 
 

@@ -31,7 +31,8 @@ class StartUp:
         self.quiet = quiet
         self.config = config
         self.name = config.runtime.name
-        self.model = config.model.served_model_name or config.model.model or "the demo model"
+        self.model = next(iter(config.model.served_model_name), config.model.model) \
+            or "the demo model"
         self.began = process_start()
         self.ready_at: dict[str, float] = {}
         """Role -> seconds from the start of this process to its readiness."""
