@@ -35,6 +35,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Serve by token ids alone; no tokenizer files are needed."""
     chat_template: str | None = None
     """Jinja chat template to use instead of the model's: a file, or the template itself."""
+    generation_config: str = "auto"
+    """Sampling defaults of requests: auto (the model's generation_config.json) | vllm (none:
+    temperature 1 and nothing cut off) | a folder with a generation_config.json."""
+    override_generation_config: dict[str, float] = {}
+    """Sampling defaults that win over those: temperature, top_k, top_p, min_p,
+    repetition_penalty."""
     seed: int = 0
     """Seed of dummy weights and of requests that name none."""
 

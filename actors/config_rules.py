@@ -9,7 +9,8 @@ import msgspec
 
 from actorium.actors import endpoints
 from actorium.actors.messages import Tenant
-from actorium.actors.params import MAX_N
+from actorium.actors.models import SAMPLING_DEFAULTS
+from actorium.actors.params import MAX_N, SamplingParams
 
 if TYPE_CHECKING:
     from actorium.actors.config import Config, GatewayConfig
@@ -29,6 +30,7 @@ def _work_rules(c: Config) -> list[Rule]:
     """Of the model and what computes it."""
     m, mem, s, d = c.model, c.memory, c.scheduler, c.device
     dtypes = ("auto", "float32", "bfloat16", "float16")
+    wrong_default = _wrong_default(m.override_generation_config)
     strange = [name for name in s.tenant_weights if not _is_tenant(name)]
     return [
         ("model.dtype", m.dtype in dtypes, f"must be one of {', '.join(dtypes)}"),
@@ -39,6 +41,7 @@ def _work_rules(c: Config) -> list[Rule]:
         ("model.served_model_name", len(set(m.served_model_name)) == len(m.served_model_name)
          and all(0 < len(name) <= 256 for name in m.served_model_name),
          "must be different names of 1 to 256 characters"),
+        ("model.override_generation_config", wrong_default is None, wrong_default or ""),
         ("model.seed", 0 <= m.seed < 2**63, "must be between 0 and 2**63-1"),
         ("memory.page_size", 1 <= mem.page_size <= 4096
          and mem.page_size & (mem.page_size - 1) == 0, "must be a power of two up to 4096"),
@@ -133,6 +136,19 @@ def _wrong_listen(listen: str | None) -> str | None:
             endpoints.parse(listen)
     except ValueError as error:
         return str(error)
+    return None
+
+
+def _wrong_default(defaults: dict[str, float]) -> str | None:
+    """What is wrong with sampling defaults; None if nothing."""
+    for name, value in defaults.items():
+        if name not in SAMPLING_DEFAULTS:
+            return f"{name} is none of {', '.join(SAMPLING_DEFAULTS)}"
+        try:
+            number = int(value) if float(value).is_integer() else value
+            msgspec.convert({name: number}, SamplingParams).check()
+        except (msgspec.ValidationError, ValueError) as error:
+            return str(error)
     return None
 
 

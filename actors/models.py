@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from actorium.actors.errors import BadConfig, BadModel
 DEMO_MODEL = Path(__file__).parent.parent / "tools" / "demo_model"
 """The packaged demo checkpoint: `actorium/tools/demo_model`."""
 
-_SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
@@ -113,13 +114,29 @@ def generation_defaults(path: Path) -> dict[str, Any]:
     """
     data = read_json(path / "generation_config.json", optional=True)
     kept: dict[str, Any] = {}
-    for name in _SAMPLING_DEFAULTS:
+    for name in SAMPLING_DEFAULTS:
         value = data.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             kept[name] = value
     if data.get("eos_token_id") is not None:
         kept["eos_token_id"] = data["eos_token_id"]
     return kept
+
+
+def sampling_defaults(path: Path, source: str, override: Mapping[str, float]) -> dict[str, Any]:
+    """As `generation_defaults`, of the model directory `path` and as the settings
+    `generation_config` (source) and `override_generation_config` say. Raises `BadModel`."""
+    own = generation_defaults(path)
+    eos = {name: value for name, value in own.items() if name == "eos_token_id"}
+    if source == "vllm":
+        found = eos
+    elif source == "auto":
+        found = own
+    else:
+        found = eos | generation_defaults(Path(source).expanduser())
+    whole = {name: int(value) if float(value).is_integer() else value
+             for name, value in override.items()}
+    return found | whole
 
 
 def eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:

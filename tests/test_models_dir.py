@@ -88,6 +88,19 @@ def test_generation_defaults_and_eos(tmp_path: Path) -> None:
             models.eos_ids({"eos_token_id": bad}, {})
 
 
+def test_sampling_defaults_of_the_model_of_a_folder_or_neutral(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder, values in ((own, {"temperature": 0.6, "eos_token_id": 5}), (other, {"top_k": 3})):
+        folder.mkdir()
+        (folder / "generation_config.json").write_text(json.dumps(values))
+    assert models.sampling_defaults(own, "auto", {}) == {"temperature": 0.6, "eos_token_id": 5}
+    assert models.sampling_defaults(own, "vllm", {}) == {"eos_token_id": 5}
+    assert models.sampling_defaults(own, str(other), {}) == {"top_k": 3, "eos_token_id": 5}
+    found = models.sampling_defaults(own, "auto", {"temperature": 0.5, "top_k": 4.0})
+    assert found == {"temperature": 0.5, "top_k": 4, "eos_token_id": 5}
+    assert type(found["top_k"]) is int
+
+
 @pytest.mark.parametrize(("config", "limit"), [
     ({"max_position_embeddings": 4096}, 4096),
     ({"n_positions": 1024}, 1024),

@@ -107,6 +107,15 @@ def test_defaults_request_then_generation_config_then_builtin(core: TokenizerCor
     assert (q.text.stop, q.text.min_tokens, q.text.include_stop) == (("end",), 2, False)
 
 
+def test_defaults_that_the_engine_is_started_with(model: Path) -> None:
+    core = loaded(TokenizerCore(context(model, generation_config="vllm",
+                                        override_generation_config={"top_p": 0.9})))
+    p = generate(core)[0].params
+    assert (p.temperature, p.top_k, p.top_p) == (1.0, 0, 0.9)
+    assert p.eos_ids == (byte_level().token_to_id("<eos>"),)
+    assert generate(core, "q", {"top_p": 0.2})[0].params.top_p == 0.2
+
+
 def test_prompts_by_ids_and_by_messages(core: TokenizerCore) -> None:
     assert ints(generate(core, tokens=i4([5, 6]))[0].prompt) == [5, 6]
     submit = generate(core, "m", messages=[ChatMessage("user", "hi")])[0]

@@ -52,7 +52,8 @@ class TextModel:
         self._config = config
         self.path = models.resolve(config.model.model)
         self._json = models.read_config(self.path)
-        generation = models.generation_defaults(self.path)
+        generation = models.sampling_defaults(self.path, config.model.generation_config,
+                                              config.model.override_generation_config)
         self._tokenizer: Tokenizer | None = None
         self._template: chat.ChatTemplate | None = None
         eos = models.eos_ids(self._json, generation)

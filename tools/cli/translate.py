@@ -78,6 +78,7 @@ _MEANT = {
         (VALUE, "cuda-graph-max-bs cuda-graph-max-bs-decode max-cudagraph-capture-size "
          "piecewise-cuda-graph-max-tokens cuda-graph-max-bs-prefill"),
         (SWITCH, "piecewise-cuda-graph prefill-cuda-graph")),
+    "generation": ((VALUE, "sampling-defaults preferred-sampling-params"),),
     "priority": ((SWITCH, "priority-scheduling"),),
     "logprobs": ((VALUE, "max-logprobs"),),
     "checkpoint": ((VALUE, "quantization tokenizer tokenizer-path"),),
@@ -277,6 +278,18 @@ def _number(word: ForeignWord) -> int:
     return number
 
 
+def _generation(words: list[ForeignWord], result: Translation) -> None:
+    """SGLang's names of --generation-config and --override-generation-config."""
+    for word in words:
+        value = word.values[-1]
+        if word.name == "preferred-sampling-params":
+            result.set("override_generation_config", value, word.origin)
+        elif value in ("model", "openai"):
+            result.set("generation_config", "auto" if value == "model" else "vllm", word.origin)
+        else:
+            raise BadConfig(f"{word.origin}: must be model or openai, got {value!r}", word.name)
+
+
 def _priority(words: list[ForeignWord], result: Translation) -> None:
     if not words[-1].off:
         result.set("schedule_policy", "priority", words[-1].origin)
@@ -313,5 +326,5 @@ def _same_quantization(wanted: str, origin: str) -> Callable[[Config], None]:
 
 _FAMILIES: dict[str, Callable[[list[ForeignWord], Translation], None]] = {
     "accepted": _accept, "speculation": _speculation, "graphs": _graphs,
-    "priority": _priority, "logprobs": _logprobs,
+    "generation": _generation, "priority": _priority, "logprobs": _logprobs,
     "checkpoint": _checkpoint}
