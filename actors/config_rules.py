@@ -92,6 +92,7 @@ def _process_rules(c: Config) -> list[Rule]:
         ("recovery.silence", v.silence >= 0.5, "must be at least 0.5 seconds"),
         ("recovery.max_restarts", v.max_restarts >= 0, "must not be negative"),
         ("recovery.restart_window", v.restart_window > 0, "must be above 0 seconds"),
+        ("recovery.request_budget", v.request_budget >= 1, "must be at least 1 second"),
         ("probes.probe_port", port is None or 0 <= port <= 65535, "must be between 0 and 65535"),
         ("probes.probe_host", bool(c.probes.probe_host), "must not be empty"),
         *_gateway_rules(c.gateway),

@@ -72,6 +72,7 @@ class Core(Protocol):
       is full. True = all of it is dropped, and what comes until it reads again, when
       `on_hears(role, now)` is called: then everything has to be told once more. False, or no such
       hook: that is a fault.
+    - `docket`: the `Docket` that says what it works on, to its next incarnation and in heartbeats.
     - `ledger`: the `Ledger` that takes what is sent to `LEDGER`, and what `commit.Recorder` lists:
       among it `on_ledger_full(why: str, now: float)`: the ledger takes no more, and what was to be
       told after those records waits; `on_ledger_ok(now)`: that has gone out now.

@@ -54,7 +54,7 @@ class Aborted(ActoriumError):
 
 
 class Quarantined(ActoriumError):
-    """The worker died each time it ran this request alone; it is not tried again."""
+    """An actor failed on this request, or died of it; it is not tried again."""
 
     code = "quarantined"
 

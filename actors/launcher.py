@@ -272,7 +272,7 @@ class Launcher:
             return
         actor = self._actors.find(order.role, order.pid)
         if actor is not None and actor not in self._condemned:
-            wait = STACKS if self._actors.dump(actor) else 0.0
+            wait = STACKS if self._actors.dump(actor, order.reason) else 0.0
             self._condemned[actor] = time.monotonic() + wait
             _say(f"{actor.role} (pid {actor.pid}) is killed: {order.reason}")
 

@@ -217,8 +217,9 @@ def make_config(base: Path, **runtime: Any) -> Config:
 
 
 def child_env() -> dict[str, str]:
-    """Environment in which actors find this module."""
-    return os.environ | {"PYTHONPATH": str(HERE)}
+    """Environment in which actors find this module, and the package where this process does."""
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 class Peer:

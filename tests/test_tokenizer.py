@@ -260,11 +260,12 @@ def test_a_bad_frame_and_a_bug_are_answered(core: TokenizerCore,
     assert core.on_wake(NOW)[0].message.rid == "-"
 
     def broken(*_: Any) -> None:
-        raise RuntimeError("oh no")
+        raise RuntimeError("oh no: the prompt was xyzzy")
 
     monkeypatch.setattr(core._model, "encode", broken)
     answer = rejected(generate(core))
-    assert answer.code == "internal" and "oh no" in answer.message
+    assert answer.code == "quarantined" and "xyzzy" not in answer.message
+    assert "tokenizer" in answer.message and "RuntimeError" in answer.message
 
 
 def test_draining_refuses(core: TokenizerCore) -> None:

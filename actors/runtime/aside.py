@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from actorium.actors.errors import ActoriumError
+from actorium.actors.runtime.docket import NOBODY, Docket
 
 THREADS = 2
 """So that one long prompt does not wait for another one."""
@@ -18,8 +19,10 @@ T = TypeVar("T")
 class Job(Generic[T]):
     """One piece of it."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], T], docket: Docket, name: bytes = NOBODY) -> None:
+        """name: on the docket."""
+        self._work, self._docket = work, docket
+        self.name = name
         self._found: list[T] = []
         self._error: ActoriumError | None = None
         self.done = False
@@ -30,8 +33,8 @@ class Job(Generic[T]):
             self._found.append(self._work())
         except ActoriumError as error:
             self._error = error
-        except Exception as error:  # one request's trouble stays that request's
-            self._error = ActoriumError(f"tokenizer: {type(error).__name__}: {error}")
+        except BaseException as error:  # of one request; a panic of Rust code is no Exception
+            self._error = self._docket.failed(error)
         self.done = True
 
     def result(self) -> T:
@@ -42,26 +45,63 @@ class Job(Generic[T]):
 
 
 class Aside:
-    """The threads, which are started when there is something for them to do."""
+    """The threads, which are started when there is something for them to do.
 
-    def __init__(self) -> None:
+    What a thread works on stands on the docket, at a place of the thread's own. A suspect is worked
+    on while no other thread does anything."""
+
+    def __init__(self, docket: Docket | None = None, place: int = 1) -> None:
+        """place: on the docket, of the first thread."""
+        self._place = place
         self._jobs: SimpleQueue[tuple[Job[object], Post]] = SimpleQueue()
+        self._docket = docket or Docket()
         self._started = False
+        self._turn = threading.Condition()
+        self._waiting = self._running = 0
+        """Jobs: not done yet, and in the making."""
+        self._alone = False
+        """A suspect is worked on, or waits for the others to be done."""
 
-    def do(self, work: Callable[[], T], post: Post) -> Job[T]:
+    @property
+    def busy(self) -> bool:
+        """There is something that is not done yet."""
+        return self._waiting > 0
+
+    def do(self, work: Callable[[], T], post: Post, name: bytes = NOBODY) -> Job[T]:
         """Work that releases the interpreter while it takes long; `post` is called on the thread
-        when it is done."""
+        when it is done. name: on the docket."""
         if not self._started:
             self._started = True
-            for number in range(THREADS):
-                threading.Thread(target=self._run, name=f"aside-{number}", daemon=True).start()
-        job = Job(work)
+            for place in range(self._place, self._place + THREADS):
+                threading.Thread(target=self._run, args=(place,), name=f"aside-{place}",
+                                 daemon=True).start()
+        job = Job(work, self._docket, name)
+        with self._turn:
+            self._waiting += 1
         self._jobs.put((job, post))  # type: ignore[arg-type]
         return job
 
-    def _run(self) -> None:
+    def _run(self, place: int) -> None:
         while True:
             job, post = self._jobs.get()
-            job.run()
+            self._run_one(job, place)
             post()
             del job, post  # may be large, and the next one may be long in coming
+
+    def _run_one(self, job: Job[object], place: int) -> None:
+        alone = self._docket.suspected(job.name)
+        with self._turn:
+            self._turn.wait_for(lambda: not self._alone)
+            self._alone = alone
+            if alone:
+                self._turn.wait_for(lambda: not self._running)
+            self._running += 1
+        self._docket.put(job.name, place)
+        job.run()
+        self._docket.clear(place)
+        with self._turn:
+            self._running -= 1
+            self._waiting -= 1
+            if alone:
+                self._alone = False
+            self._turn.notify_all()

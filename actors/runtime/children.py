@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from actorium.actors.messages import Child, Exited
+from actorium.actors.runtime.docket import mark_hung
 from actorium.actors.runtime.process import kill_group, python, send_signal
+from actorium.actors.watchdog.hangs import HUNG
 from actorium.actors.watchdog.processes import sight_of
 
 STDERR = 2
@@ -87,8 +89,11 @@ class Actors:
         """It has not been reaped."""
         return self.running.get(actor.pidfd) is actor
 
-    def dump(self, actor: Actor) -> bool:
-        """Have it write down its stacks; False = it is stopped, and cannot."""
+    def dump(self, actor: Actor, reason: str) -> bool:
+        """Have it write down its stacks, before it is killed for that reason; False = it is
+        stopped, and cannot."""
+        if reason.startswith(HUNG):
+            mark_hung(self._run_dir, actor.role)
         send_signal(actor.pid, STACKS_SIGNAL)
         sight = sight_of(actor.pid)
         return sight is not None and not sight.stopped

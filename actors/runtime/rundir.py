@@ -22,7 +22,7 @@ OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json", "pro
                        "gateway.json"})
 NEW = ".new"
 """Behind the name of a file that is being written."""
-OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", NEW)
+OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".docket", NEW)
 LEDGER = "ledger"
 """Directory of the ledger, where no other was chosen."""
 LOCK_TRIES = 6

@@ -25,6 +25,7 @@ from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 from actorium.actors.messages import Fatal
 from actorium.actors.runtime.beats import LAUNCHER, WATCHDOG, Beats
+from actorium.actors.runtime.docket import Docket
 from actorium.actors.runtime.gate import Gate, open_gate
 from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox, Overflow
 from actorium.actors.runtime.process import (
@@ -79,6 +80,7 @@ class Shell:
         self._wake_queued = False
         self._health = Health("starting", 0, ctx.config.runtime.start_timeout)
         self._beats = Beats(ctx, self.context, self._health, self._ask_loop)
+        self._docket: Docket | None = None
         self._look_timer: asyncio.TimerHandle | None = None
         self._looked_at = -math.inf
 
@@ -88,6 +90,7 @@ class Shell:
         try:
             self._beats.start()
             self.core = build(self.ctx)
+            self._docket = self._beats.docket = getattr(self.core, "docket", None)
             gc.freeze()  # what start-up made lives to the end: not worth a collector's look
             self._start(self.core)
             self.loop.run_forever()
@@ -348,7 +351,10 @@ class Shell:
     def _look(self, now: float) -> None:
         """Look at the core's health, for the beats to tell."""
         assert self.core is not None
-        old, self._health = self._health, self.core.health()
+        old, health = self._health, self.core.health()
+        if self._docket is not None and (gauges := self._docket.gauges()):
+            health = health._replace(gauges=health.gauges | gauges)
+        self._health = health
         self._looked_at = now
         if self._health.detail and self._health.detail != old.detail:
             LOG.info("%s", self._health.detail)

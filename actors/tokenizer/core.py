@@ -38,7 +38,8 @@ from actorium.actors.messages import (
     Tokenized,
     ToTokenizerFront,
 )
-from actorium.actors.runtime.aside import Aside, Job
+from actorium.actors.runtime.aside import THREADS, Aside, Job
+from actorium.actors.runtime.docket import Docket, name_of, open_docket
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat import Unfinished
 from actorium.actors.tokenizer.model import TextModel
@@ -69,6 +70,11 @@ class Waiting(NamedTuple):
     job: Job[Any] | None = None
     """What finds out its prompt, where that is long."""
 
+    @property
+    def name(self) -> bytes:
+        """On the docket."""
+        return name_of(self.client, self.message.rid.encode())
+
 
 class TokenizerCore:
     """See the module. Implements `actorium.actors.core.Core`."""
@@ -76,15 +82,17 @@ class TokenizerCore:
     inbox: Any = Nudge
     front: Any = ToTokenizerFront
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, docket: Docket | None = None) -> None:
         self._ctx = ctx
+        self.docket = docket or Docket(actor="tokenizer")
         self._config = ctx.config
         self._model: TextModel | None = None
         self._announced = False
         self._seeds = defaults.Seeds(ctx.config.model.seed, ctx.entropy)
         self._prompts: Prompts | None = None
-        self._aside, self._own_aside = Aside(), Aside()
-        """The second one for templates that requests bring, which keep no others waiting."""
+        self._aside = Aside(self.docket)
+        self._own_aside = Aside(self.docket, 1 + THREADS)
+        """For templates that requests bring, which keep no others waiting."""
         self._pending: deque[Waiting] = deque()
         self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
         """Requests submitted: prompt tokens, and when last."""
@@ -167,14 +175,24 @@ class TokenizerCore:
             self._out.append(Send("scheduler", Recall(
                 message.rid, client, message.adopt, message.tenant)))
             return
+        docket, name = self.docket, entry.name
+        if docket.convicted(name):
+            self._reject(client, message.rid, docket.refusal(message.rid))
+            return
+        docket.put(name)
         try:
-            if not (self._waits_for_grammar(entry) or self._waits_for_prompt(entry)):
+            if not (self._waits_for_others(entry, name) or self._waits_for_grammar(entry)
+                    or self._waits_for_prompt(entry)):
                 self._handle(entry)
         except ActoriumError as error:
             self._reject(client, message.rid, error)
-        except Exception as error:  # one request's trouble stays that request's
-            self._reject(client, message.rid,
-                         ActoriumError(f"tokenizer: {type(error).__name__}: {error}"))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of Rust code is no Exception
+            self._reject(client, message.rid, docket.failed(error, message.rid))
+        docket.clear()
+        if not docket.quiet and not any(parked.name == name for parked in self._parked):
+            docket.finished(name)
 
     def _reject(self, client: bytes, rid: str, error: ActoriumError) -> None:
         self._tell(client, Rejected(rid, error.code, error.message[:4096], error.param))
@@ -201,6 +219,14 @@ class TokenizerCore:
             self._out.append(Send("scheduler", Flush(message.rid, client)))
 
     # --- what takes long ----------------------------------------------------------------------
+
+    def _waits_for_others(self, entry: Waiting, name: bytes) -> bool:
+        """Whether it is suspected of a death, and others are worked on at the moment."""
+        busy = self._aside.busy or self._own_aside.busy
+        if not (self.docket.suspected(name) and busy) or entry.job is not None:
+            return False
+        self._parked.append(entry)
+        return True
 
     def _waits_for_grammar(self, entry: Waiting) -> bool:
         """Whether its grammar is checked first; meanwhile others are answered."""
@@ -240,7 +266,8 @@ class TokenizerCore:
         work = prompts.text if isinstance(message, Detokenize) else prompts.long
         own = getattr(message, "chat_template", None) is not None
         aside = self._own_aside if own else self._aside
-        self._parked.append(entry._replace(job=aside.do(lambda: work(message), post)))
+        job = aside.do(lambda: work(message), post, entry.name)
+        self._parked.append(entry._replace(job=job))
 
     def _unpark(self, model: TextModel) -> None:
         """Those of whom all is known by now go on (or, if so many others have been asked for
@@ -315,4 +342,5 @@ class TokenizerCore:
 
 def build(ctx: Context) -> TokenizerCore:
     """The core of the role "tokenizer"."""
-    return TokenizerCore(ctx)
+    budget = ctx.config.recovery.request_budget
+    return TokenizerCore(ctx, open_docket(ctx.run_dir, ctx.role, budget))

@@ -110,6 +110,7 @@ class WatchdogCore:
         if self.supervisor is not None:
             if ward.works(now, self._heartbeat):
                 self.supervisor.works(ward.role, now)
+            self.supervisor.blames(ward.role, ward.gauges)
             if ward.role == SCHEDULER:
                 self.supervisor.suspicion(ward.gauges)
 

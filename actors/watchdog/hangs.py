@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from actorium.actors.runtime.docket import BUSY
 from actorium.actors.watchdog.processes import Sight
 from actorium.actors.watchdog.wards import EXITED, STARTING_PHASES, Ward
 
@@ -104,7 +105,8 @@ def _silent(ward: Ward, now: float, silence: float, known: str) -> Hang | None:
 def _stuck_loop(ward: Ward) -> Hang | None:
     if not 0 < ward.budget < ward.loop_age:
         return None
-    return Hang(HUNG, f"its loop has not turned for {ward.loop_age:.1f} s "
+    what = f"it has been {BUSY}" if ward.detail == BUSY else "its loop has not turned"
+    return Hang(HUNG, f"{what} for {ward.loop_age:.1f} s "
                       f"({ward.phase}, {ward.budget:g} s allowed)")
 
 

@@ -22,6 +22,9 @@ HEALTHY_AFTER = 60.0
 """Seconds of work in one life after which delays start from the first one again."""
 STEP_BACK = 10.0
 """Seconds of work that halve the next delay."""
+SUSPECTS_EACH = 8
+"""Deaths of which one request each is suspected, that together count as one: as many requests may
+come at once that kill an actor, before the first of them is sent again and convicted."""
 MASK = (1 << 64) - 1
 
 
@@ -50,6 +53,8 @@ class Record(Struct):
     working_since: float | None = None
     counted: deque[float] = field(default_factory=deque)
     """`worked` at each restart within the window."""
+    suspected: int = 0
+    """Deaths of which a request is suspected. (Not told to the next watchdog.)"""
 
 
 class Restarts:
@@ -93,6 +98,14 @@ class Restarts:
             record.counted.pop()
         record.delays = max(0, record.delays - 1)
         self._changed.add(role)
+
+    def narrowed(self, role: str) -> None:
+        """The last death has left suspects among requests: of `SUSPECTS_EACH` such restarts one
+        counts."""
+        record = self._record(role)
+        record.suspected += 1
+        if record.suspected % SUSPECTS_EACH:
+            self.progress(role)
 
     def absolve(self, role: str) -> None:
         """All its deaths were somebody else's doing: none of its restarts counts."""

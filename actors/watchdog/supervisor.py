@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from actorium.actors.config import RecoveryConfig
 from actorium.actors.messages import MAX_RESTARTS, Kill, Restarted, Spawn
 from actorium.actors.roles import LAUNCHER
+from actorium.actors.runtime.docket import BROKEN
 from actorium.actors.runtime.process import EXIT_FAULT, describe_exit
 from actorium.actors.watchdog.hangs import GLANCE, STOPPED, Witness, find_hang
 from actorium.actors.watchdog.policy import Record, Restarts
@@ -25,6 +27,13 @@ OVERSLEPT = 0.05
 """Seconds beyond a tick after which it was the watchdog itself that did not run."""
 SUSPECTS, QUARANTINED = "suspects", "quarantined"
 """Gauges of the scheduler: sequences under suspicion of killing the worker, and those convicted."""
+
+
+class Blame(NamedTuple):
+    """Deaths in the middle of requests that nobody is convicted of yet, and convictions."""
+
+    deaths: float = 0.0
+    convictions: float = 0.0
 
 
 class Supervisor:
@@ -48,6 +57,8 @@ class Supervisor:
         self._lag = 0.0
         """Seconds by which the watchdog's own beats were late, less those since then."""
         self._suspicion: dict[str, float] = {}
+        self._blamed: dict[str, Blame] = {}
+        """By role, as its docket said last."""
 
     # --- what happens ---
 
@@ -84,6 +95,18 @@ class Supervisor:
                 self._restarts.absolve(role)
             elif new[SUSPECTS] < old.get(SUSPECTS, 0.0):
                 self._restarts.progress(role)
+
+    def blames(self, role: str, gauges: Mapping[str, float]) -> None:
+        """What an actor says of requests that it has died of (see `runtime.docket`, which argues
+        why this is bounded)."""
+        if "docket_deaths" not in gauges:
+            return
+        old = self._blamed.get(role, Blame())
+        new = self._blamed[role] = Blame(gauges["docket_deaths"], gauges["docket_convictions"])
+        if new.convictions > old.convictions and gauges["docket_streak"] < BROKEN:
+            self._restarts.absolve(role)
+        elif new.deaths > old.deaths:
+            self._restarts.narrowed(role)
 
     # --- what is done ---
 
