@@ -8,7 +8,16 @@ from typing import Any
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from actorium.actors.gateway import chat, completions, messages, native, page, proxy, responses
+from actorium.actors.gateway import (
+    chat,
+    completions,
+    messages,
+    native,
+    page,
+    proxy,
+    responses,
+    sglang,
+)
 from actorium.actors.gateway.dashboard import Dashboard
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.guard import Guard
@@ -41,8 +50,8 @@ def handlers_of(engine: Engine) -> dict[str, Handler]:
         "model": native.model,
         "tokenize": native.tokenize,
         "detokenize": native.detokenize,
-        "generate": native.generate,
-        "abort": native.abort,
+        "generate": sglang.generate,
+        "abort": sglang.abort,
         "flush_cache": native.flush_cache,
         "model_info": native.model_info,
         "server_info": native.server_info,

@@ -21,12 +21,15 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from actorium.actors.client_requests import Request, Stay
+from actorium.actors.errors import Aborted
 from actorium.actors.gateway.deltas import Deltas
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.joins import Joins
 from actorium.actors.gateway.replay import MAX_CHOICES, Mark, Tracked, parse
 
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
+_KIND = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
+"""What stands before the id in the names of answers."""
 
 
 class Ask:
@@ -37,7 +40,7 @@ class Ask:
         """Raises `HttpError` 400 on a header that cannot be meant."""
         self._from_http = headers is not None
         found = headers or {}
-        self._tenant, self._path = tenant, path
+        self.tenant, self._path = tenant, path
         self.key = found.get(b"idempotency-key", b"").strip()
         if self.key and not _KEY.fullmatch(self.key):
             raise HttpError(400, "Idempotency-Key: 1 to 255 printable ASCII characters without "
@@ -50,13 +53,20 @@ class Ask:
         split a stream at its blank lines and take all that follows `data: `."""
         self.name = self._named()
         """Of the request, and of its answer: a stream keeps its id when it goes on."""
+        self.answer_id = self.name
+        """What its answer is called, after the prefix that tells the kind of the answer."""
+        self.labels: list[str] = []
+        """What the caller calls its completions, if anything, the first request's first."""
+        self._rids: list[str] = []
+        """Of its requests in the engine."""
+        self._aborted = False
         self._digest = ""
         self._tracked: Tracked | None = None
 
     def _named(self) -> str:
         own = "s" + os.urandom(16).hex()
         if self.key:
-            of = hashlib.sha256(self._tenant.encode() + b"\0" + self.key).hexdigest()
+            of = hashlib.sha256(self.tenant.encode() + b"\0" + self.key).hexdigest()
             own = "k" + of[:32]
         if self.mark is None:
             return own
@@ -69,7 +79,7 @@ class Ask:
     def body(self, body: bytes) -> None:
         """What is asked: a request may be taken up only by who asks the same. Raises `HttpError`
         400."""
-        asked = b"\0".join((self._tenant.encode(), self._path.encode(), body))
+        asked = b"\0".join((self.tenant.encode(), self._path.encode(), body))
         self._digest = hashlib.sha256(asked).hexdigest()[:16]
         if self.mark is not None and self.mark.rid.partition(".")[2] != self._digest:
             raise HttpError(400, "Last-Event-ID: of a request with another path, body or key",
@@ -79,13 +89,43 @@ class Ask:
                joins: Joins, grace: float) -> Deltas:
         """The deltas of one of the requests that the route makes of this one, from the first."""
         if not self._from_http or not self.resumable:
-            return open_(request)
-        name = f"{self.name}-{number}" if number else self.name
-        rid = f"{name}.{self._digest}"
+            return open_(self.named(request, number))
+        name, rid = self._names(number)
         again = bool(self.key) or self.mark is not None
         stay = Stay(rid=rid, seconds=grace, adopt=again, must=self.mark is not None)
         asked = msgspec.structs.replace(request, stay=stay)
         return joins.join(name, rid, lambda: open_(asked), grace) if self.key else open_(asked)
+
+    def named(self, request: Request, number: int) -> Request:
+        """One of the requests by a name of this one's, so that it can be found. It does not outlive
+        its caller."""
+        if not self._from_http:
+            return request
+        stay = Stay(rid=self._names(number)[1], seconds=0.0, adopt=False)
+        return msgspec.structs.replace(request, stay=stay)
+
+    def _names(self, number: int) -> tuple[str, str]:
+        """What a request goes by here, and in the engine. Raises `Aborted`."""
+        if self._aborted:
+            raise Aborted("the request was aborted")
+        name = f"{self.name}-{number}" if number else self.name
+        self._rids.append(f"{name}.{self._digest}")
+        return name, self._rids[-1]
+
+    def aborting(self, name: str) -> tuple[list[str], list[str]]:
+        """What ends when `name` is to end: the caller's names, and those in the engine. Empty name:
+        all of it, also what was not begun yet."""
+        known = name in (self.name, self.answer_id) or _KIND.sub("", name) == self.answer_id
+        if not name or known:
+            self._aborted = True
+            return self.labels or [self.answer_id], list(self._rids)
+        each = max(1, len(self.labels) // max(1, len(self._rids)))
+        found = [i for i, label in enumerate(self.labels)
+                 if label == name or label.startswith(f"{name}_")]
+        if len(found) == len(self.labels) and found:
+            self._aborted = True
+        rids = dict.fromkeys(self._rids[i // each] for i in found if i // each < len(self._rids))
+        return [self.labels[i] for i in found], list(rids)
 
     def tracked(self, source: Deltas, choices: int) -> Deltas:
         """What the route streams, all its requests together; from the caller's event on. choices:

@@ -89,5 +89,9 @@ def invalid(text: str) -> HttpError:
     if missing is not None:
         where = f"{where}.{missing[1]}".lstrip(".")
         what = "is required"
+    unknown = re.search(r"contains unknown field `([^`]*)`", what)
+    if unknown is not None:
+        where = f"{where}.{unknown[1]}".lstrip(".")
+        what = "there is no such field"
     return HttpError(400, f"{where or 'body'}: {what}", where.split("[")[0].split(".")[0] or None,
                      code="invalid_request")

@@ -57,6 +57,8 @@ class Engine:
         self.gate = Gate(lambda: self.client.status(STATUS_SECONDS),
                          self.settings.recovery_patience)
         self.joins = Joins()
+        self.asks: set[Ask] = set()
+        """HTTP requests under way."""
         self.ask = Ask()
         self._facts: list[Facts] = []
         self._asking = asyncio.Lock()
@@ -106,7 +108,20 @@ class Engine:
         """Whole answers as they end, as `AsyncClient.run`."""
         if self.ask.key:
             return whole(self._sources(requests))
-        return self.client.run(requests)
+        return self.client.run([self.ask.named(request, number)
+                                for number, request in enumerate(requests)])
+
+    async def abort(self, name: str, tenant: str | None) -> list[str]:
+        """End the requests of this process that go by a name, "" = all, of a tenant, None = of
+        anybody. Returns what their callers call them."""
+        ended: list[str] = []
+        for ask in self.asks - {self.ask}:
+            if tenant is None or ask.tenant == tenant:
+                labels, rids = ask.aborting(name)
+                ended += labels
+                for rid in rids:
+                    await self.client.abort(rid)
+        return ended
 
     async def complete(self, requests: list[Request]) -> list[list[Completion]]:
         """The choices of each request, in their order. The first error ends all of them and is

@@ -37,6 +37,8 @@ class Caller(NamedTuple):
 
     request_id: str
     tenant: str = ""
+    admin: bool = False
+    """With the administrator's key."""
 
 
 def caller(request: Request) -> Caller:
@@ -69,7 +71,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        engine, route = self._engine, find(scope["path"])
+        engine, route, ask = self._engine, find(scope["path"]), Ask()
         told = _Told(send, route.errors)
         headers = dict(scope["headers"])
         given = _request_id(headers.get(b"x-request-id", b""))
@@ -84,11 +86,13 @@ class Guard:
             check_size(scope)
             if scope.get(CONNECTIONS, 0) > engine.settings.max_connections:
                 raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
-            tenant = self._keys.check(scope["path"], shown(headers))
+            key = shown(headers)
+            tenant = self._keys.check(scope["path"], key)
             ask = Ask(headers, tenant, scope["path"])
             told.extra[0] = b"x-request-id", (given or ask.name).encode()
-            answer_id = ask.name if ask.key else given or ask.name
-            scope["actorium.caller"] = Caller(answer_id, tenant)
+            ask.answer_id = ask.name if ask.key else given or ask.name
+            engine.asks.add(ask)
+            scope["actorium.caller"] = Caller(ask.answer_id, tenant, self._keys.is_admin(key))
             scope["app"] = engine.asked(ask)  # also has the router raise what it refuses
             if engine.draining and route.access is not Access.OPEN:
                 raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
@@ -108,6 +112,7 @@ class Guard:
             await told.refuse(HttpError(500, f"{type(error).__name__}: {error}", None, SERVER,
                                         "internal"))
         finally:
+            engine.asks.discard(ask)
             engine.open -= 1
 
 

@@ -53,6 +53,11 @@ class Keys:
                             None, "authentication_error", "invalid_api_key")
         return tenant
 
+    def is_admin(self, authorization: bytes) -> bool:
+        """The header has the administrator's key."""
+        digest = _digest(authorization.partition(b" ")[2].strip())
+        return self._admin is not None and hmac.compare_digest(digest, self._admin)
+
 
 def shown(headers: Mapping[bytes, bytes]) -> bytes:
     """What a caller shows: the Authorization header, else the key as Anthropic's clients send it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from time import time
 from typing import Any
 
@@ -12,15 +11,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium import __version__
-from actorium.actors.client_requests import Request
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import bodies
-from actorium.actors.gateway.engine import Engine, Facts
+from actorium.actors.gateway.engine import Facts
 from actorium.actors.gateway.errors import SERVER, HttpError
 from actorium.actors.gateway.fields import check_ids
-from actorium.actors.gateway.guard import Reply, caller, engine_of
-from actorium.actors.gateway.sse import EventStream, event
-from actorium.actors.params import SamplingParams
+from actorium.actors.gateway.guard import Reply, engine_of
+from actorium.actors.gateway.sglang_output import WEIGHT_VERSION
 
 _encode = msgspec.json.Encoder().encode
 STARTED = int(time())
@@ -40,21 +37,6 @@ class DetokenizeBody(Struct, kw_only=True):
     tokens: list[int]
     model: str | None = None
     skip_special_tokens: bool = False
-
-
-class GenerateBody(Struct, kw_only=True):
-    """SGLang's: text or ids, and sampling parameters by the SDK's names."""
-
-    text: str | None = None
-    input_ids: list[int] | None = None
-    sampling_params: SamplingParams = SamplingParams()
-    stream: bool = False
-    timeout: float | None = None
-    priority: int = 0
-
-
-class AbortBody(Struct, kw_only=True):
-    rid: str
 
 
 async def models(http: HttpRequest) -> Response:
@@ -96,52 +78,35 @@ async def detokenize(http: HttpRequest) -> Response:
     return Reply(_encode({"prompt": text, "text": text}))
 
 
-async def generate(http: HttpRequest) -> Response | EventStream:
-    """`/generate`."""
-    engine, body = engine_of(http), await bodies.read(http, GenerateBody)
-    if (body.text is None) == (body.input_ids is None):
-        raise HttpError(400, "text: exactly one of text and input_ids is needed", "text")
-    check_ids(body.input_ids or (), (await engine.facts()).max_model_len, "input_ids")
-    request = Request(prompt=body.text if body.input_ids is None else body.input_ids,
-                      params=body.sampling_params, timeout=body.timeout,
-                      tenant=caller(http).tenant, priority=body.priority)
-    if body.stream:
-        return EventStream(_deltas(engine, request))
-    [choices] = await engine.complete([request])
-    return Reply(_encode(choices[0] if len(choices) == 1 else choices))
-
-
-async def _deltas(engine: Engine, request: Request) -> AsyncGenerator[bytes, None]:
-    async with engine.stream(request) as deltas:
-        async for delta in deltas:
-            yield event(_encode(delta))
-
-
-async def abort(http: HttpRequest) -> Response:
-    """`/abort_request`: of this gateway's requests, by the rid that `/generate` tells."""
-    body = await bodies.read(http, AbortBody)
-    await engine_of(http).client.abort(body.rid)
-    return Reply(_encode({"aborted": body.rid}))
-
-
 async def flush_cache(http: HttpRequest) -> Response:
     """`/flush_cache`."""
     return Reply(_encode(await engine_of(http).client.flush_cache()))
 
 
 async def model_info(http: HttpRequest) -> Response:
-    """`/model_info`."""
+    """`/model_info`: SGLang's facts of a model, and this engine's."""
     facts = await engine_of(http).facts()
     wanted = ("model", "model_path", "architecture", "vocab_size", "max_model_len", "dtype",
               "eos_ids", "has_tokenizer", "has_chat_template", "generation_defaults", "limits")
     told = {name: facts.info[name] for name in wanted}
     parsers = {"tool_call_parser": facts.parsing.tools, "reasoning_parser": facts.parsing.reasoning}
-    return Reply(_encode(told | parsers))
+    sglang = {"tokenizer_path": told["model_path"] if told["has_tokenizer"] else None,
+              "is_generation": True, "preferred_sampling_params": None,
+              "weight_version": WEIGHT_VERSION, "has_image_understanding": False,
+              "has_audio_understanding": False, "architectures": [told["architecture"]]}
+    return Reply(_encode(told | parsers | sglang))
 
 
 async def server_info(http: HttpRequest) -> Response:
     """`/server_info`: the model, the configuration without its secrets, and the gauges of now."""
-    return Reply(_encode(await engine_of(http).client.server_info(timeout=10.0)))
+    info = await engine_of(http).client.server_info(timeout=10.0)
+    speculation = info.get("speculation") or {}
+    state = {"memory": info.get("memory"), "speculation": speculation}
+    if speculation.get("num_drafts"):
+        state["avg_spec_accept_length"] = speculation["acceptance_length"]
+    served = {"version": __version__, "served_model_name": info["model"],
+              "tokenizer_path": info["model_path"], "internal_states": [state]}
+    return Reply(_encode(info | served))
 
 
 async def version(http: HttpRequest) -> Response:

@@ -15,14 +15,11 @@ from actorium.actors.gateway.chat_body import ChatBody, ChatCompletion
 from actorium.actors.gateway.completion_body import CompletionBody, TextCompletion
 from actorium.actors.gateway.guard import Reply
 from actorium.actors.gateway.messages_body import CountBody, MessagesBody
-from actorium.actors.gateway.native import (
-    AbortBody,
-    DetokenizeBody,
-    GenerateBody,
-    TokenizeBody,
-)
+from actorium.actors.gateway.native import DetokenizeBody, TokenizeBody
 from actorium.actors.gateway.responses_body import ResponsesBody
 from actorium.actors.gateway.routes import PARAMETER, ROUTES, Access, Errors, Route
+from actorium.actors.gateway.sglang import AbortBody
+from actorium.actors.gateway.sglang_body import GenerateBody, Unsupported
 from actorium.actors.gateway.unsupported import UNSUPPORTED
 
 REF = "#/components/schemas/{name}"
@@ -78,8 +75,8 @@ OPERATIONS: dict[str, Operation] = {
     "model": Operation("One of them"),
     "tokenize": Operation("Token ids of a text", TokenizeBody),
     "detokenize": Operation("Text of token ids", DetokenizeBody),
-    "generate": Operation("Complete a prompt, by the SDK's names", GenerateBody, streams=True),
-    "abort": Operation("End a request", AbortBody),
+    "generate": Operation("Complete prompts, as SGLang does", GenerateBody, streams=True),
+    "abort": Operation("End requests", AbortBody),
     "flush_cache": Operation("Forget cached prefixes"),
     "model_info": Operation("What the model is"),
     "server_info": Operation("Configuration and gauges"),
@@ -102,7 +99,7 @@ def document() -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(
         [*types, Refusal, MessagesRefusal], ref_template=REF)
     for component in components.values():
-        for name in UNSUPPORTED:
+        for name in (*UNSUPPORTED, *Unsupported.__struct_fields__):
             component.get("properties", {}).pop(name, None)
     refusals = dict(zip(Errors, schemas[-2:], strict=True))
     found = iter(schemas)
@@ -135,7 +132,7 @@ def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> 
         "summary": one.summary if path == route.paths[0] else f"As {route.paths[0]}",
         "operationId": words if method == route.methods[0] else f"{words}_{method.lower()}",
         "responses": {"200": {"description": "The answer", "content": content}}}
-    if body is not None and method == "POST":
+    if body is not None and method in ("POST", "PUT"):
         made["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     if route.access is not Access.OPEN:
         made["security"] = [{"key": []}] if route.access is Access.ADMIN else [{"key": []}, {}]
