@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = (("output_throughput", "out tok/s", "{:.1f}"), ("median_ttft_ms", "TTFT ms", "{:.2f}"),
-           ("median_tpot_ms", "TPOT ms", "{:.3f}"), ("p99_itl_ms", "p99 ITL ms", "{:.2f}"),
+           ("median_tpot_ms", "TPOT ms", "{:.3f}"),
+           ("p99_itl_per_token_ms", "p99 ITL ms", "{:.2f}"),
            ("median_e2el_ms", "E2EL ms", "{:.1f}"))
 
 
@@ -36,10 +37,11 @@ def measure(mode: str, flags: list[str]) -> tuple[dict[str, Any], str]:
 def line(mode: str, result: dict[str, Any]) -> str:
     """A mode's figures, and its acceptance."""
     cells = [f"{mode:<14}"] + [form.format(result[key]).rjust(11) for key, _, form in COLUMNS]
-    found = result["speculation"]
-    if found:
-        places = " ".join(f"{share:.2f}" for share in found["acceptance_per_position"])
-        cells.append(f"  length {found['acceptance_length']:.2f}, by position {places}")
+    if "spec_decode_acceptance_length" in result:
+        places = " ".join(f"{share:.2f}"
+                          for share in result["spec_decode_per_position_acceptance_rates"])
+        cells.append(f"  length {result['spec_decode_acceptance_length']:.2f}, "
+                     f"by position {places}")
     return " ".join(cells)
 
 

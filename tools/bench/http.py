@@ -1,93 +1,104 @@
-"""Streams of completions over HTTP, from this engine or any other that speaks OpenAI's API: as
-little code as possible between the socket and the clock.
-"""
+"""HTTP/1.1 requests and streams of events: as little code as possible between socket and clock."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
 
 from actorium.actors.errors import BadConfig, EngineUnavailable
-from actorium.tools.bench.load import Ask
-from actorium.tools.bench.serving import Piece, Stream
+from actorium.tools.bench.sse import EventReader
 
 LIMIT = 1 << 22
-"""Bytes of a line that is waited for."""
-
-
-class _Usage(Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Event(Struct):
-    usage: _Usage | None = None
-    error: Any = None
-
-
-_decode = msgspec.json.Decoder(_Event).decode
+"""Bytes of a header that is waited for."""
+PART = 1 << 16
+"""Bytes read at once where the length is not known."""
+DONE = b"[DONE]"
+_PORTS = {"http": 80, "https": 443}
+_Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Http:
     """Keeps connections to one server, as many as are needed at once."""
 
-    def __init__(self, url: str) -> None:
-        """url: as http://127.0.0.1:8000, with or without /v1. Raises `BadConfig`."""
+    def __init__(self, url: str, flag: str = "--base-url", verify: bool = True) -> None:
+        """url: as http://127.0.0.1:8000, with or without /v1. flag: the name that errors give it.
+        verify: the certificate of a https server must be good. Raises `BadConfig`."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
-            port = parts.port or 80
+            port = parts.port or _PORTS.get(parts.scheme, 0)
         except ValueError:
             port = 0
-        if parts.scheme != "http" or not parts.hostname or not port:
-            raise BadConfig(f"--http: must be http://HOST:PORT, got {url!r}", "http")
-        self._host, self._port = parts.hostname, port
+        if parts.scheme not in _PORTS or not parts.hostname or not port:
+            raise BadConfig(f"{flag}: must be http://HOST:PORT, got {url!r}", flag.lstrip("-"))
+        self._host, self._port, self._flag = parts.hostname, port, flag
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._tls: ssl.SSLContext | None = None
+        if parts.scheme == "https":
+            self._tls = ssl.create_default_context()
+            if not verify:
+                self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
+        self._idle: list[_Pipe] = []
+
+    @property
+    def url(self) -> str:
+        """Of the server, without /v1."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http{'s' if self._tls else ''}://{host}:{self._port}{self._prefix}"
 
     async def events(self, path: str, body: dict[str, Any], headers: str = ""
                      ) -> AsyncIterator[bytes]:
-        """JSON of the events that a POST is answered with, or the whole of another answer. Raises
-        `EngineUnavailable` on any status but 200."""
-        reader, writer = await self._connection()
-        try:
-            data = msgspec.json.encode(body)
-            writer.write(f"POST {self._prefix}{path} HTTP/1.1\r\n"
-                         f"Host: {self._host}:{self._port}\r\n{headers}"
-                         "Content-Type: application/json\r\n"
-                         f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            status, fields = await _head(reader)
-            if status != 200:
-                raise EngineUnavailable(f"{status}: {(await _whole(reader, fields))[:300]!r}")
-            if b"event-stream" not in fields.get(b"content-type", b""):
-                yield await _whole(reader, fields)
-            else:
-                async for line in _lines(_chunks(reader)):
-                    if line.startswith(b"data: ") and line != b"data: [DONE]":
-                        yield line[6:]
-        except (OSError, asyncio.IncompleteReadError) as error:
-            writer.close()
-            raise EngineUnavailable(f"the connection broke: {error}") from None
-        except BaseException:
-            writer.close()
-            raise
-        self._idle.append((reader, writer))
+        """The data of the events that a POST is answered with, less the last one, [DONE]; or the
+        whole of another answer. `headers`: lines, each with its end. Raises `EngineUnavailable` on
+        any status but 200."""
+        data = msgspec.json.encode(body)
+        async with _Exchange(self) as exchange:
+            await exchange.send("POST", path, headers, data)
+            if b"event-stream" not in exchange.fields.get(b"content-type", b""):
+                yield await exchange.whole()
+                return
+            reader = EventReader()
+            async for part in exchange.parts():
+                for event in reader.feed(part):
+                    if event != DONE:
+                        yield event
+            for event in reader.end():
+                if event != DONE:
+                    yield event
 
-    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def get(self, path: str, headers: str = "") -> bytes:
+        """The body of a GET. Raises as `events`."""
+        async with _Exchange(self) as exchange:
+            await exchange.send("GET", path, headers, b"")
+            return await exchange.whole()
+
+    async def connection(self) -> _Pipe:
+        """An idle connection, or a new one. Raises `EngineUnavailable`."""
         while self._idle:
             reader, writer = self._idle.pop()
             if not (reader.at_eof() or writer.is_closing()):
                 return reader, writer
             writer.close()
         try:
-            return await asyncio.open_connection(self._host, self._port, limit=LIMIT)
+            return await asyncio.open_connection(self._host, self._port, limit=LIMIT, ssl=self._tls)
         except OSError as error:
-            raise EngineUnavailable(f"--http: {self._host}:{self._port}: {error.strerror}",
-                                    "http") from None
+            reason = error.strerror or error
+            raise EngineUnavailable(f"{self._flag}: {self._host}:{self._port}: {reason}",
+                                    self._flag.lstrip("-")) from None
+
+    def keep(self, pipe: _Pipe) -> None:
+        """Take a connection back, whose answer has been read to its end."""
+        self._idle.append(pipe)
+
+    def head(self, method: str, path: str, headers: str, size: int) -> bytes:
+        """The head of a request."""
+        kind = f"Content-Type: application/json\r\nContent-Length: {size}\r\n" if size else ""
+        return (f"{method} {self._prefix}{path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+                f"{headers}{kind}\r\n").encode()
 
     def close(self) -> None:
         """Close idle connections."""
@@ -95,64 +106,70 @@ class Http:
             self._idle.pop()[1].close()
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, bytes]]:
-    lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
-    fields = (line.partition(b":") for line in lines[1:] if line)
-    return int(lines[0].split()[1]), {name.lower(): value.strip() for name, _, value in fields}
+class _Exchange:
+    """One request and its answer; the connection is kept only if the answer was read to its end."""
 
+    def __init__(self, http: Http) -> None:
+        self._http = http
+        self._read_all = False
+        self.fields: dict[bytes, bytes] = {}
 
-async def _whole(reader: asyncio.StreamReader, fields: dict[bytes, bytes]) -> bytes:
-    if b"content-length" in fields:
-        return await reader.readexactly(int(fields[b"content-length"]))
-    return b"".join([part async for part in _chunks(reader)])
+    async def __aenter__(self) -> _Exchange:
+        self._pipe = await self._http.connection()
+        return self
 
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        _trace: object) -> None:
+        if kind is None and self._read_all and self._may_stay():
+            self._http.keep(self._pipe)
+        else:
+            self._pipe[1].close()
+        if isinstance(error, OSError | asyncio.IncompleteReadError | asyncio.LimitOverrunError
+                      | ValueError | IndexError):
+            raise EngineUnavailable(f"the connection broke: {error}") from None
 
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int(await reader.readuntil(b"\r\n"), 16):
-        yield (await reader.readexactly(size + 2))[:-2]
-    await reader.readuntil(b"\r\n")
+    def _may_stay(self) -> bool:
+        return self.fields.get(b"connection", b"").lower() != b"close" and self._framed()
 
+    def _framed(self) -> bool:
+        return b"content-length" in self.fields or self._chunked()
 
-async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    rest = b""
-    async for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            yield line.rstrip(b"\r")
+    def _chunked(self) -> bool:
+        return b"chunked" in self.fields.get(b"transfer-encoding", b"").lower()
 
+    async def send(self, method: str, path: str, headers: str, body: bytes) -> None:
+        """Send a request and read the head of its answer. Raises `EngineUnavailable`."""
+        reader, writer = self._pipe
+        writer.write(self._http.head(method, path, headers, len(body)) + body)
+        lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        pairs = (line.partition(b":") for line in lines[1:] if line)
+        self.fields = {name.lower(): value.strip() for name, _, value in pairs}
+        status = int(lines[0].split()[1])
+        if status != 200:
+            text = (await self.whole()).decode(errors="replace")
+            raise EngineUnavailable(f"{method} {path}: {status}: {' '.join(text.split())[:300]}")
 
-def http_stream(http: Http, model: str | None, temperature: float, key: str | None = None
-                ) -> Stream:
-    """As `serving.sdk_stream`; key: for servers that ask for one.
+    async def whole(self) -> bytes:
+        """The body."""
+        return b"".join([part async for part in self.parts()])
 
-    Tokens are counted by the running usage that the events tell (as vLLM and this engine do); a
-    server that tells none of it counts one for each event.
-    """
-
-    headers = "" if key is None else f"Authorization: Bearer {key}\r\n"
-
-    async def stream(ask: Ask) -> AsyncIterator[Piece]:
-        told = Piece(0)
-        async for event in http.events(*_request(ask, model, temperature), headers):
-            found = _decode(event)
-            if found.error is not None:
-                raise EngineUnavailable(f"in the stream: {found.error}")
-            if found.usage is None:
-                yield Piece(1)
-            elif found.usage.completion_tokens > told.tokens or not told.prompt_tokens:
-                used = found.usage
-                yield Piece(used.completion_tokens - told.tokens, used.prompt_tokens)
-                told = Piece(used.completion_tokens, used.prompt_tokens)
-
-    return stream
-
-
-def _request(ask: Ask, model: str | None, temperature: float) -> tuple[str, dict[str, Any]]:
-    body: dict[str, Any] = {"max_tokens": ask.output, "temperature": temperature, "stream": True,
-                            "stream_options": {"include_usage": True,
-                                               "continuous_usage_stats": True}}
-    if model is not None:
-        body["model"] = model
-    if ask.messages is not None:
-        return "/v1/chat/completions", body | {"messages": ask.messages}
-    return "/v1/completions", body | {"prompt": ask.prompt, "ignore_eos": True}
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The body as it comes."""
+        reader = self._pipe[0]
+        if self._chunked():
+            while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+                yield (await reader.readexactly(size + 2))[:-2]
+            while await reader.readuntil(b"\r\n") != b"\r\n":
+                pass  # trailers
+        elif b"content-length" in self.fields:
+            left = int(self.fields[b"content-length"])
+            while left:
+                part = await reader.read(min(left, PART))
+                if not part:
+                    raise asyncio.IncompleteReadError(part, left)
+                left -= len(part)
+                yield part
+        else:
+            while part := await reader.read(PART):
+                yield part
+        self._read_all = True

@@ -1,0 +1,179 @@
+"""A server that `actorium bench serve` asks: what it is asked through, and what it tells of itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actorium.actors.client_async import AsyncClient
+from actorium.actors.config import Config
+from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.actors.gateway.actor import where
+from actorium.actors.messages import Status
+from actorium.actors.runtime import rundir
+from actorium.tools.bench.backends import SDK, Asking, http_stream, sdk_stream
+from actorium.tools.bench.datasets.sample import Tokens, Vocabulary
+from actorium.tools.bench.http import Http
+from actorium.tools.bench.run import Stream
+from actorium.tools.bench.speculation import counters
+from actorium.tools.cli.bench_options import ServeOptions
+from actorium.tools.cli.bench_target import Target
+from actorium.tools.cli.flags import Parsed
+
+EXACT = ("random", "sonnet", "generated-shared-prefix")
+"""Datasets whose answers go on to the length asked for, unless told otherwise."""
+ANY_VOCABULARY = 1000
+"""Ids below this are in every vocabulary: random prompts for a model that is not here."""
+SETTLE = 1.0
+"""Seconds after which a server's counters hold what it has done."""
+POLL = 0.2
+"""Seconds between looks at a server that is not there yet."""
+
+
+class Session(NamedTuple):
+    """A server that is ready to be asked."""
+
+    stream: Stream
+    tokens: Tokens
+    counters: Callable[[], Awaitable[dict[str, float]]]
+    """Of speculation, as `speculation.acceptance` takes them."""
+    flush: Callable[[], Awaitable[object]]
+    """Forget cached prefixes."""
+    model_id: str
+
+
+def session_of(parsed: Parsed[ServeOptions], target: Target
+               ) -> contextlib.AbstractAsyncContextManager[Session]:
+    """Opened, it raises `EngineUnavailable` if nobody is there."""
+    return _server(parsed, target) if target.url is not None else _engine(parsed, target)
+
+
+@contextlib.asynccontextmanager
+async def _engine(parsed: Parsed[ServeOptions], target: Target) -> AsyncIterator[Session]:
+    """An engine of ours, through the client or through its HTTP face."""
+    config, options = parsed.config, parsed.options
+    async with AsyncClient(config.runtime.name, config.runtime.run_dir) as client:
+        await client.wait_ready()
+        info = await client.server_info()
+        model = info["model_path"] if info["has_tokenizer"] else None
+        if options.tokenizer is not None:
+            model = options.tokenizer
+        tokens = Tokens(model, Vocabulary(info["vocab_size"]))
+        asking = _asking(parsed, target, None)
+
+        async def read() -> dict[str, float]:
+            await asyncio.sleep(2 * config.runtime.heartbeat)  # the last gauges come with a beat
+            return _gauges(await client.status())
+
+        if target.backend == SDK:
+            yield Session(sdk_stream(client, asking), tokens, read, client.flush_cache,
+                          info["model"])
+            return
+        with contextlib.closing(Http(_own_url(config), "--base-url")) as http:
+            yield Session(http_stream(http, target.endpoint, asking), tokens, read,
+                          client.flush_cache, info["model"])
+
+
+@contextlib.asynccontextmanager
+async def _server(parsed: Parsed[ServeOptions], target: Target) -> AsyncIterator[Session]:
+    """Whatever listens there."""
+    options, config = parsed.options, parsed.config
+    with contextlib.closing(Http(target.url or "", "--base-url", not options.insecure)) as http:
+        headers = _headers(parsed)
+        listed = await _models(http, headers, options.ready_check_timeout_sec)
+        model = config.model.model if "model" in parsed.written else next(iter(listed), None)
+        tokens = _local_tokens([options.tokenizer] if options.tokenizer is not None
+                               else [model, *listed.values()])
+
+        async def read() -> dict[str, float]:
+            return await _counters(http, headers)
+
+        async def flush() -> object:
+            return [event async for event in http.events("/flush_cache", {}, headers)]
+
+        name = _served_name(parsed) or model
+        yield Session(http_stream(http, target.endpoint, _asking(parsed, target, name)), tokens,
+                      read, flush, model or "")
+
+
+async def _models(http: Http, headers: str, patience: float) -> dict[str, str]:
+    """The ids that a server lists, with where each model lies as far as it tells; waits for it to
+    be there. Raises `EngineUnavailable` if nobody listens."""
+    until = monotonic() + patience
+    while True:
+        try:
+            data = msgspec.json.decode(await http.get("/v1/models", headers), type=dict[str, Any])
+            return {str(model["id"]): str(model.get("root") or model["id"])
+                    for model in data["data"]}
+        except EngineUnavailable as error:
+            late = monotonic() >= until
+            if error.param is None and late:
+                return {}  # it is there, but lists no models
+            if late:
+                raise
+        except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+            return {}
+        await asyncio.sleep(POLL)
+
+
+def _local_tokens(models: Sequence[str | None]) -> Tokens:
+    """With the tokenizer of the first of the models that has one on this machine; none, if
+    none has: `Tokens.need` then says what the first one lacks."""
+    for model in models:
+        found = Tokens(model, Vocabulary(ANY_VOCABULARY)).tokenizer
+        if found is not None:
+            return Tokens(model, found.vocabulary)
+    return Tokens(models[0], Vocabulary(ANY_VOCABULARY))
+
+
+async def _counters(http: Http, headers: str) -> dict[str, float]:
+    """Those of speculation that a server's /metrics tells."""
+    try:
+        found = counters((await http.get("/metrics", headers)).decode(errors="replace"))
+        if any(found.values()):
+            await asyncio.sleep(SETTLE)
+            found = counters((await http.get("/metrics", headers)).decode(errors="replace"))
+        return found
+    except EngineUnavailable:
+        return {}
+
+
+def _served_name(parsed: Parsed[ServeOptions]) -> str | None:
+    if "served_model_name" not in parsed.written:
+        return None
+    name = parsed.config.model.served_model_name
+    return name if isinstance(name, str) or name is None else name[0]
+
+
+def _headers(parsed: Parsed[ServeOptions]) -> str:
+    pairs = parsed.options.pairs("header")
+    key = parsed.config.gateway.api_key
+    if key is not None:
+        pairs = {"Authorization": f"Bearer {key}"} | pairs
+    return "".join(f"{name}: {value}\r\n" for name, value in pairs.items())
+
+
+def _asking(parsed: Parsed[ServeOptions], target: Target, model: str | None) -> Asking:
+    options = parsed.options
+    ignore = options.ignore_eos
+    if "ignore_eos" not in parsed.written:
+        ignore = options.name in EXACT or target.backend.startswith("sglang")
+    return Asking(model, options.sampling, ignore, options.extra, _headers(parsed),
+                  not options.disable_stream)
+
+
+def _own_url(config: Config) -> str:
+    found = where(rundir.engine_dir(config.runtime.name, config.runtime.run_dir))
+    if found is None:
+        raise BadConfig(f"--backend: the engine {config.runtime.name!r} serves no HTTP", "backend")
+    return found.url
+
+
+def _gauges(status: Status) -> dict[str, float]:
+    return next((a.gauges for a in status.actors if a.role == "scheduler"), {})
