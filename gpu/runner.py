@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actorium.actors.messages import RowLogprobs, RowMask, StepPlan, StepResult
+from actorium.actors.params import Resolved
 from actorium.gpu.batch import ForwardBatch
 from actorium.gpu.graphs import Captured, DecodeGraphs
 from actorium.gpu.models.mtp import Drafter
@@ -199,7 +200,11 @@ class Runner:
     def _pick(self, plan: StepPlan, step: Step, up: Upload) -> None:
         """What the results need on the device goes to the upload."""
         if step.needs & LOGPROBS:
-            step.sent["ranked"] = up.add(np.flatnonzero(step.flags & LOGPROBS).astype(np.int32))
+            rows = np.flatnonzero(step.flags & LOGPROBS).astype(np.int32)
+            step.sent["ranked"] = up.add(rows)
+            named = _named(self.tables, step.row_slots[rows])
+            if named is not None:
+                step.sent["named"] = up.add(named.reshape(-1))
         if plan.drafts and step.needs & MASKED:
             masked = np.flatnonzero(self.tables.flags[step.slots] & MASKED)
             step.sent["masked"] = up.add(step.slots[masked])
@@ -280,9 +285,12 @@ class Runner:
         if raw is not None:
             out.ranked = self._ranked(step, raw.shape[1])
             most = max(k for _, _, k in out.ranked)
-            chosen = self.moves.tensor(tokens[index])
+            chosen, named = self.moves.tensor(tokens[index]), None
+            if "named" in step.sent:
+                flat = self.moves.long(up[step.sent["named"]])
+                named = self.moves.tensor(flat.reshape(-1, most))
             out.ranked_values = self.moves.fetch(
-                *self.tables.sampling.logprobs(raw, chosen, most))
+                *self.tables.sampling.logprobs(raw, chosen, most, named))
         emitted = commit(self.tables, step, tokens, self.force)
         out.rows = self.moves.fetch_rows(emitted.counts, emitted.finish, *emitted.columns)
         if step.q_len > 1:
@@ -292,7 +300,7 @@ class Runner:
     def _ranked(self, step: Step, vocab: int) -> list[tuple[int, int, int]]:
         t = self.tables
         return [(i, 1 if i < step.ending else step.q_len,
-                 min(t.sequences[int(step.slots[i])].params.logprobs, vocab))
+                 _shown(t.sequences[int(step.slots[i])].params, vocab))
                 for i in np.flatnonzero(t.flags[step.slots] & LOGPROBS).tolist()]
 
     def _learn(self, step: Step) -> Callable[[I32], None]:
@@ -310,6 +318,23 @@ class Runner:
             logits = to_logits(hidden[at:at + step])
             parts.append(self.tables.sampling.logprobs(logits, targets[at:at + step], k))
         return self.moves.fetch(*join(parts))
+
+
+def _shown(params: Resolved, vocab: int) -> int:
+    """Tokens whose logprobs are told beside the sampled one's."""
+    return min(len(params.logprob_ids) or params.logprobs, vocab)
+
+
+def _named(tables: Tables, slots: I32) -> I32 | None:
+    """i32[rows, most]: the tokens whose logprobs the rows' requests name, -1 = the likeliest; most:
+    what any of them shows. None where nobody names any."""
+    params = [tables.sequences[slot].params for slot in slots.tolist()]
+    if not any(own.logprob_ids for own in params):
+        return None
+    named = np.full((len(slots), max(_shown(own, tables.vocab) for own in params)), -1, np.int32)
+    for row, own in zip(named, params, strict=True):
+        row[:len(own.logprob_ids)] = own.logprob_ids
+    return named
 
 
 def _row_logprobs(ranked: list[tuple[int, int, int]], values: Fetched | None,

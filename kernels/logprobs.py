@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Logprobs(NamedTuple):
-    """Of one token a row, and of the k likeliest tokens of the row."""
+    """Of one token a row, and of k others: the likeliest tokens of the row, or those named."""
 
     chosen: Tensor
     """f32[R]"""
@@ -18,16 +18,27 @@ class Logprobs(NamedTuple):
     top_ids: Tensor
     """i32[R, k]"""
     top: Tensor
-    """f32[R, k], falling."""
+    """f32[R, k], falling where they are the likeliest."""
 
 
-def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
-    """log_softmax(logits) at tokens and at the k likeliest. logits: f32[R, V]; tokens: i64[R]."""
+def logprobs(logits: Tensor, tokens: Tensor, k: int, named: Tensor | None = None) -> Logprobs:
+    """log_softmax(logits) at tokens and at the k likeliest. logits: f32[R, V]; tokens: i64[R];
+    named: i64[R, k], tokens that take the place of the likeliest (-1 = none does)."""
     norm = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, tokens[:, None])
     ranks = (logits > chosen).sum(dim=-1, dtype=torch.int32) + 1
+    ids, top = others(logits, norm, k, named)
+    return Logprobs((chosen - norm).squeeze(1), ranks, ids, top)
+
+
+def others(logits: Tensor, norm: Tensor, k: int, named: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(`top_ids`, `top`) of `logprobs`. norm: f32[R, 1], the logarithm of the sum of exponentials.
+    """
     top, ids = logits.topk(k, dim=-1)
-    return Logprobs((chosen - norm).squeeze(1), ranks, ids.int(), top - norm)
+    if named is not None:
+        ids = torch.where(named < 0, ids, named)
+        top = logits.gather(1, ids)
+    return ids.int(), top - norm
 
 
 def join(parts: list[Logprobs]) -> Logprobs:

@@ -40,9 +40,10 @@ class TorchSampling:
         """Only where `commits`."""
         raise TypeError(f"{self.name}: the tables' arithmetic is the sampler's")
 
-    def logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
+    def logprobs(self, logits: Tensor, tokens: Tensor, k: int,
+                 named: Tensor | None = None) -> Logprobs:
         """See `logprobs.logprobs`."""
-        return logprobs(logits, tokens, k)
+        return logprobs(logits, tokens, k, named)
 
 
 @cache

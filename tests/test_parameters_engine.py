@@ -19,6 +19,7 @@ PLAIN: dict[str, Any] = {"dtype": "float32", "speculative": "off", "max_num_seqs
 PROMPT = "Once upon a time"
 ALLOWED = [*range(300, 360), 2]
 WORDS = ["there", "a lazy", "cheerful", "One morning", ","]
+NAMED = [300, 11, 1900, 42]
 
 
 def requests() -> list[Request]:
@@ -26,6 +27,7 @@ def requests() -> list[Request]:
     made = []
     for number, params in enumerate([
             {"allowed_token_ids": ALLOWED}, {"bad_words": WORDS},
+            {"logprob_token_ids": NAMED},
             {"allowed_token_ids": ALLOWED[:20], "min_tokens": 9, "logit_bias": {301: 2.0}}]):
         for temperature, n in ((0.0, 1), (1.0, 3)):
             made.append(Request(prompt=PROMPT, params=SamplingParams(
@@ -44,6 +46,12 @@ def told(completions: list[list[Completion]]) -> list[Any]:
     """What must be the same, however it was computed."""
     return [(c.token_ids, c.text, c.finish_reason, c.stop_reason)
             for choices in completions for c in choices]
+
+
+def named(completions: list[list[Completion]]) -> list[float]:
+    """All log-probabilities that are told."""
+    return [value for choices in completions for c in choices for entry in c.logprobs or ()
+            for value in (entry.logprob, *(logprob for _, logprob in entry.top))]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +82,27 @@ def test_they_hold(plain: Engine, alone: list[list[Completion]]) -> None:
     assert "there" in free.text and "," in free.text, "or there is nothing to forbid"
 
 
+def test_logprobs_of_named_tokens(plain: Engine, alone: list[list[Completion]]) -> None:
+    for request, choices in zip(requests(), alone, strict=True):
+        if request.params is None or not request.params.logprob_token_ids:
+            assert all(done.logprobs is None for done in choices)
+            continue
+        for done in choices:
+            assert done.logprobs is not None and len(done.logprobs) == len(done.token_ids)
+            assert all([token for token, _ in entry.top] == NAMED for entry in done.logprobs)
+    known = SamplingParams(temperature=0, max_tokens=8, logprobs=20)
+    likeliest = plain.client.generate(PROMPT, known)
+    ids = [token for token, _ in likeliest.logprobs[0].top[::3]]
+    found = plain.client.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8,
+                                                         logprob_token_ids=ids * 2))
+    assert found.token_ids == likeliest.token_ids
+    for entry, other in zip(found.logprobs, likeliest.logprobs, strict=True):
+        assert (entry.logprob, entry.rank) == pytest.approx((other.logprob, other.rank), abs=1e-4)
+        assert [token for token, _ in entry.top] == ids, "each once"
+    assert dict(found.logprobs[0].top) == pytest.approx(dict(likeliest.logprobs[0].top[::3]),
+                                                        abs=1e-4)
+
+
 @pytest.mark.parametrize("settings", [
     {"speculative": "mtp:3,fixed", "force_preempt_every": 9},
     pytest.param({"speculative": "mtp:1,fixed"}, marks=pytest.mark.slow),
@@ -84,6 +113,7 @@ def test_however_it_is_computed(alone: list[list[Completion]], settings: dict[st
     with engine(**{**PLAIN, **settings}) as running:
         done = complete(running)
     assert told(done) == told(alone)
+    assert named(done) == pytest.approx(named(alone), abs=1e-3)
     if "speculative" in settings:
         assert sum(choice.usage.draft_tokens for choices in done for choice in choices)
 

@@ -220,6 +220,12 @@ def test_logprobs_and_ranks() -> None:
     torch.testing.assert_close(got.top, want.topk(4).values)
     assert torch.equal(got.top_ids.long(), want.topk(4).indices)
     assert logprobs(logits, tokens, 0).top.shape == (6, 0)
+    named = torch.tensor([[5, 0, -1, -1], [-1] * 4, [299, 299, 1, 7]] * 2)
+    mixed = logprobs(logits, tokens, 4, named)
+    ids = torch.where(named < 0, got.top_ids.long(), named)
+    assert torch.equal(mixed.top_ids.long(), ids)
+    torch.testing.assert_close(mixed.top, want.gather(1, ids))
+    assert torch.equal(mixed.ranks, got.ranks) and torch.equal(mixed.chosen, got.chosen)
 
 
 def test_masked_rows_take_no_longer_than_others() -> None:

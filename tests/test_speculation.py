@@ -41,6 +41,7 @@ MIXED = [
     Resolved(max_tokens=24, temperature=1.4, top_k=60, top_p=0.95, min_p=0.001, logprobs=0,
              repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.7,
              logit_bias={5: 4.0, 6: 3.5}, eos_ids=tuple(range(60, 75)), min_tokens=9),
+    Resolved(max_tokens=20, temperature=1.0, logprobs=0, logprob_ids=(9, 120, 5, 64)),
     Resolved(max_tokens=1, temperature=1.0), Resolved(max_tokens=2, temperature=1.0),
     Resolved(max_tokens=3, temperature=0.0, logprobs=1), Resolved(max_tokens=5000, temperature=0.5),
 ]
@@ -153,6 +154,9 @@ def test_every_parameter_of_sampling(make: Callable[[str], Any], name: str, draf
     assert {out.finish for out in want} == {"stop", "length"}
     for one, other in zip(got, want, strict=True):
         same_logprobs(one, other)
+    (named,) = [out for out, params in zip(got, MIXED, strict=True) if params.logprob_ids]
+    assert all(np.frombuffer(part.top_ids, np.int32).reshape(-1, 4).tolist()
+               == [[9, 120, 5, 64]] * (len(part.chosen) // 4) for part in named.logprobs)
 
 
 def same_logprobs(one: Output, other: Output) -> None:

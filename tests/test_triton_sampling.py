@@ -233,6 +233,11 @@ def test_log_probabilities(kind: str, vocab: int, rows: int) -> None:
     for name in ("chosen", "top"):
         torch.testing.assert_close(getattr(got, name), getattr(want, name), rtol=2e-6, atol=2e-6)
     assert torch.equal(got.ranks, want.ranks) and torch.equal(got.top_ids, want.top_ids)
+    named = torch.arange(rows * want.top.shape[1]).reshape(want.top.shape) * 31 % (vocab + 1) - 1
+    got, want = (of(logits, tokens, min(vocab, 5), named) for of in (logprobs, torch_logprobs))
+    torch.testing.assert_close(got.top, want.top, rtol=2e-6, atol=2e-6)
+    assert torch.equal(got.top_ids, want.top_ids)
+    assert bool((want.top_ids == named)[named >= 0].all())
 
 
 @settings(max_examples=25, deadline=None)

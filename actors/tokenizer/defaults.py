@@ -96,10 +96,17 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Re
         repetition_penalty=float(_pick(params, facts, "repetition_penalty", 1.0)),
         logit_bias=params.logit_bias or {},
         eos_ids=tuple(dict.fromkeys((*eos, *(params.stop_token_ids or ())))),
-        logprobs=-1 if params.logprobs is None else params.logprobs,
+        logprobs=_logprobs(params),
         prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+        logprob_ids=tuple(dict.fromkeys(params.logprob_token_ids or ())),
         masked=bool(params.structured or params.allowed_token_ids or params.bad_words),
     )
+
+
+def _logprobs(params: SamplingParams) -> int:
+    if params.logprobs is None:
+        return -1 if params.logprob_token_ids is None else 0
+    return params.logprobs
 
 
 def _pick(params: SamplingParams, facts: ModelFacts, name: str, builtin: float) -> float:

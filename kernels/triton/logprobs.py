@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from ..logprobs import Logprobs
+from ..logprobs import Logprobs, others
 from .keys import tiles
 
 
@@ -56,7 +56,7 @@ def _join(logits: tensor, tokens: tensor, tops: tensor, masses: tensor, ahead: t
     tl.store(ranks + row, tl.sum(tl.load(ahead + row * parts + part, mask=live, other=0), 0) + 1)
 
 
-def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
+def logprobs(logits: Tensor, tokens: Tensor, k: int, named: Tensor | None = None) -> Logprobs:
     """See `kernels.logprobs.logprobs`."""
     rows, vocab = logits.shape
     cut, device = tiles(rows, vocab), logits.device
@@ -69,5 +69,4 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
                                   BLOCK=cut.block, num_warps=4)
         _join[(rows,)](logits, tokens, tops, masses, ahead, chosen, ranks, norms, vocab,
                        cut.splits, PADDED=triton.next_power_of_2(cut.splits), num_warps=1)
-    top, ids = logits.topk(k, dim=-1)
-    return Logprobs(chosen, ranks, ids.int(), top - norms[:, None])
+    return Logprobs(chosen, ranks, *others(logits, norms[:, None], k, named))

@@ -31,5 +31,6 @@ class TritonSampling(TorchSampling):
                progress: Progress, layout: Layout, counts: bool) -> Tensor:
         return commit.commit(slots, positions, tokens, tables, progress, layout, counts)
 
-    def logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
-        return logprobs.logprobs(logits, tokens, k)
+    def logprobs(self, logits: Tensor, tokens: Tensor, k: int,
+                 named: Tensor | None = None) -> Logprobs:
+        return logprobs.logprobs(logits, tokens, k, named)
