@@ -13,9 +13,9 @@ from actorium.actors.gateway.completion_body import CompletionBody
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.fields import sampling
 from actorium.actors.gateway.messages_body import MessagesBody
-from actorium.actors.gateway.native import TokenizeBody
 from actorium.actors.gateway.responses_body import ResponsesBody
 from actorium.actors.gateway.sglang_body import GenerateBody
+from actorium.actors.gateway.tokens import TokenizeBody
 
 MESSAGES = [{"role": "user", "content": "?"}]
 SMALLEST: tuple[tuple[Any, dict[str, Any]], ...] = (

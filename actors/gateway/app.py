@@ -17,6 +17,7 @@ from actorium.actors.gateway import (
     proxy,
     responses,
     sglang,
+    tokens,
 )
 from actorium.actors.gateway.dashboard import Dashboard
 from actorium.actors.gateway.engine import Engine
@@ -48,8 +49,8 @@ def handlers_of(engine: Engine) -> dict[str, Handler]:
         "count_tokens": messages.count_tokens,
         "models": native.models,
         "model": native.model,
-        "tokenize": native.tokenize,
-        "detokenize": native.detokenize,
+        "tokenize": tokens.tokenize,
+        "detokenize": tokens.detokenize,
         "generate": sglang.generate,
         "abort": sglang.abort,
         "flush_cache": native.flush_cache,

@@ -1,4 +1,4 @@
-"""The engine's own routes: tokenizing, plain generation, what is served, and administration."""
+"""The engine's own routes: what is served, how it is, and administration."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from time import time
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium import __version__
 from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway import bodies
 from actorium.actors.gateway.engine import Facts
 from actorium.actors.gateway.errors import SERVER, HttpError
-from actorium.actors.gateway.fields import check_ids
 from actorium.actors.gateway.guard import Reply, engine_of
 from actorium.actors.gateway.sglang_output import WEIGHT_VERSION
 
@@ -23,20 +20,6 @@ _encode = msgspec.json.Encoder().encode
 STARTED = int(time())
 HEALTH_SECONDS = 2.0
 """How long `/health` waits for the watchdog."""
-
-
-class TokenizeBody(Struct, kw_only=True):
-    """vLLM's: a prompt."""
-
-    prompt: str
-    model: str | None = None
-    add_special_tokens: bool = True
-
-
-class DetokenizeBody(Struct, kw_only=True):
-    tokens: list[int]
-    model: str | None = None
-    skip_special_tokens: bool = False
 
 
 async def models(http: HttpRequest) -> Response:
@@ -58,24 +41,6 @@ def _card(facts: Facts, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": STARTED, "owned_by": "actorium",
             "root": facts.info["model_path"], "parent": None,
             "max_model_len": facts.max_model_len}
-
-
-async def tokenize(http: HttpRequest) -> Response:
-    """`/tokenize`."""
-    engine, body = engine_of(http), await bodies.read(http, TokenizeBody)
-    await engine.serves(body.model)
-    ids = await engine.client.tokenize(body.prompt, body.add_special_tokens)
-    return Reply(_encode({"tokens": ids, "count": len(ids),
-                          "max_model_len": (await engine.facts()).max_model_len}))
-
-
-async def detokenize(http: HttpRequest) -> Response:
-    """`/detokenize`."""
-    engine, body = engine_of(http), await bodies.read(http, DetokenizeBody)
-    await engine.serves(body.model)
-    check_ids(body.tokens, (await engine.facts()).max_model_len, "tokens", completion=0)
-    text = await engine.client.detokenize(body.tokens, body.skip_special_tokens)
-    return Reply(_encode({"prompt": text, "text": text}))
 
 
 async def flush_cache(http: HttpRequest) -> Response:

@@ -15,11 +15,11 @@ from actorium.actors.gateway.chat_body import ChatBody, ChatCompletion
 from actorium.actors.gateway.completion_body import CompletionBody, TextCompletion
 from actorium.actors.gateway.guard import Reply
 from actorium.actors.gateway.messages_body import CountBody, MessagesBody
-from actorium.actors.gateway.native import DetokenizeBody, TokenizeBody
 from actorium.actors.gateway.responses_body import ResponsesBody
 from actorium.actors.gateway.routes import PARAMETER, ROUTES, Access, Errors, Route
 from actorium.actors.gateway.sglang import AbortBody
 from actorium.actors.gateway.sglang_body import GenerateBody, Unsupported
+from actorium.actors.gateway.tokens import DetokenizeBody, TokenizeBody
 from actorium.actors.gateway.unsupported import UNSUPPORTED
 
 REF = "#/components/schemas/{name}"
@@ -73,7 +73,7 @@ OPERATIONS: dict[str, Operation] = {
     "count_tokens": Operation("Tokens of a conversation", CountBody),
     "models": Operation("The models that are served"),
     "model": Operation("One of them"),
-    "tokenize": Operation("Token ids of a text", TokenizeBody),
+    "tokenize": Operation("Token ids of texts or of a conversation", TokenizeBody),
     "detokenize": Operation("Text of token ids", DetokenizeBody),
     "generate": Operation("Complete prompts, as SGLang does", GenerateBody, streams=True),
     "abort": Operation("End requests", AbortBody),

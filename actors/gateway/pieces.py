@@ -75,6 +75,11 @@ class Pieces:
             return bytes(self._letters[letter] for letter in written)
         return str(written).replace("\u2581", " ").encode()
 
+    def written(self, token: int) -> str:
+        """How the vocabulary writes the token."""
+        found = None if self._tokenizer is None else self._tokenizer.id_to_token(token)
+        return f"token_id:{token}" if found is None else str(found)
+
     def text_of(self, token: int) -> str:
         """The same as text; what is no character of its own is shown as U+FFFD."""
         return self.bytes_of(token).decode(errors="replace")

@@ -1,0 +1,96 @@
+"""`/tokenize` and `/detokenize` over a whole engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from helpers_served import Served, serving
+
+TEXT = "Once upon a time, a fox"
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I am"}]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, timeout=60) as client:
+        yield client
+
+
+def post(http: httpx.Client, path: str, **body: Any) -> Any:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_prompt_or_several(served: Served, http: httpx.Client) -> None:
+    ids = served.engine.client.tokenize(TEXT)
+    one = post(http, "/tokenize", prompt=TEXT, model="demo", return_token_strs=True)
+    assert (one["tokens"], one["count"]) == (ids, len(ids)) and one["max_model_len"] > 100
+    assert len(one["token_strs"]) == len(ids)
+    both = post(http, "/v1/tokenize", prompt=[TEXT, "A"], return_token_strs=True)
+    assert both["tokens"][0] == ids and both["count"] == [len(one) for one in both["tokens"]]
+    assert [len(strings) for strings in both["token_strs"]] == both["count"]
+    assert "token_strs" not in post(http, "/tokenize", prompt=TEXT)
+
+
+def test_the_tokens_of_a_conversation(served: Served, http: httpx.Client) -> None:
+    client = served.engine.client
+    told = post(http, "/tokenize", messages=TURNS[:1])
+    assert told["tokens"] == client.tokenize_chat(TURNS[:1])
+    plain = post(http, "/tokenize", messages=TURNS[:1], add_generation_prompt=False)
+    assert plain["tokens"] == told["tokens"][:plain["count"]] and plain["count"] < told["count"]
+    tools = post(http, "/tokenize", messages=TURNS[:1], tools=[TOOL])
+    assert tools["tokens"] == client.tokenize_chat(TURNS[:1], tools=[TOOL])
+    own = post(http, "/tokenize", messages=TURNS[:1],
+               chat_template="{{ messages[0].content }}{{ mark }}",
+               chat_template_kwargs={"mark": "!"})
+    assert own["tokens"] == client.tokenize("Hi!", add_special_tokens=False)
+
+
+def test_a_final_message_that_goes_on(served: Served, http: httpx.Client) -> None:
+    told = post(http, "/tokenize", messages=TURNS, continue_final_message=True)
+    assert served.engine.client.detokenize(told["tokens"]).endswith("I am")
+
+
+def test_as_llama_server_is_asked(served: Served, http: httpx.Client) -> None:
+    ids = served.engine.client.tokenize(TEXT, add_special_tokens=False)
+    assert post(http, "/tokenize", content=TEXT) == {"tokens": ids}
+    told = post(http, "/tokenize", content=TEXT, with_pieces=True)["tokens"]
+    assert [one["id"] for one in told] == ids
+    assert "".join(one["piece"] for one in told) == TEXT
+    assert post(http, "/detokenize", tokens=ids)["content"] == TEXT
+
+
+def test_back_to_texts(served: Served, http: httpx.Client) -> None:
+    ids = served.engine.client.tokenize(TEXT, add_special_tokens=False)
+    told = post(http, "/detokenize", tokens=ids)
+    assert told["prompt"] == told["text"] == TEXT
+    assert post(http, "/v1/detokenize", tokens=[ids, ids[:2]])["text"][0] == TEXT
+    assert post(http, "/detokenize", tokens=[])["text"] == ""
+
+
+@pytest.mark.parametrize(("path", "body", "word"), [
+    ("/tokenize", {}, "prompt"), ("/tokenize", {"prompt": "a", "content": "b"}, "prompt"),
+    ("/tokenize", {"messages": []}, "messages"),
+    ("/tokenize", {"messages": TURNS, "add_special_tokens": True}, "add_special_tokens"),
+    ("/tokenize", {"messages": TURNS, "continue_final_message": True,
+                   "add_generation_prompt": True}, "continue_final_message"),
+    ("/tokenize", {"prompt": ["a"] * 257}, "prompt"),
+    ("/tokenize", {"messages": TURNS, "chat_template": "{% if"}, "chat_template"),
+    ("/detokenize", {"tokens": [1, [2]]}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "token")])
+def test_refusals_name_the_field(http: httpx.Client, path: str, body: dict[str, Any],
+                                 word: str) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"].startswith(word), answer.text
