@@ -14,7 +14,7 @@ help:
 	@echo "make test       the test suite"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests"
 	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 15 minutes"
-	@echo "make conformance  real clients of the HTTP face: openai, anthropic, langchain, litellm, lm-eval, guidellm"
+	@echo "make conformance  the HTTP face as others try it: their tests' cases, clients and benchmarks"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
 	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
@@ -56,11 +56,12 @@ chaos: $(VENV)/.ready-test
 	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json 2> build/chaos.log \
 		|| { tail -n 5 build/chaos.log; false; }
 
-# Real clients of the HTTP face, in an environment of their own, and generated requests; then the
-# tests with the openai package once more, with the older one that is there.
+# Cases, real clients, benchmarks and generated requests, on a trained model and on the packaged
+# one, with environments of their own; then the tests with the openai package once more, with the
+# older one that is there. docs/conformance.md says more.
 conformance: $(VENV)/.ready-test
 	VENV=$(VENV) bash tests/conformance/setup.sh
-	build/clients/bin/python -m pytest tests/conformance -m conformance
+	build/clients/bin/python -m pytest tests/conformance -m conformance $(PYTEST_FLAGS)
 	build/clients/bin/python -m pytest tests/test_gateway.py tests/test_gateway_faces.py
 
 lint: $(VENV)/.ready-test

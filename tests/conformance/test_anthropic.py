@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+from wire import Server
 
 from actorium.actors.params import SamplingParams
 
 anthropic = pytest.importorskip("anthropic")
 pytestmark = pytest.mark.conformance
 PROMPT: list[Any] = [{"role": "user", "content": "Tell me a story about a fox."}]
-ASK: dict[str, Any] = {"model": "demo", "max_tokens": 24, "messages": PROMPT,
+ASK: dict[str, Any] = {"model": "default", "max_tokens": 24, "messages": PROMPT,
                        "extra_body": {"temperature": 0}}
 TOOL: dict[str, Any] = {"name": "weather", "input_schema": {
     "type": "object", "properties": {"place": {"enum": ["Riga", "Oslo"]}}, "required": ["place"],
@@ -20,12 +21,12 @@ TOOL: dict[str, Any] = {"name": "weather", "input_schema": {
 
 
 @pytest.fixture(scope="module")
-def client(served: Any) -> Any:
-    return anthropic.Anthropic(base_url=served.url, api_key="-", max_retries=0)
+def client(server: Server) -> Any:
+    return anthropic.Anthropic(base_url=server.url, api_key="-", max_retries=0)
 
 
-def test_create_stream_and_count(served: Any, client: Any) -> None:
-    want = served.engine.client.chat(PROMPT, SamplingParams(max_tokens=24, temperature=0.0))
+def test_create_stream_and_count(server: Server, client: Any) -> None:
+    want = server.client.chat(PROMPT, SamplingParams(max_tokens=24, temperature=0.0))
     whole = client.messages.create(**ASK)
     assert [block.text for block in whole.content] == [want.text]
     assert whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 24
@@ -33,7 +34,7 @@ def test_create_stream_and_count(served: Any, client: Any) -> None:
         assert "".join(stream.text_stream) == want.text
         final = stream.get_final_message()
     assert final.content[0].text == want.text and final.stop_reason == whole.stop_reason
-    count = client.messages.count_tokens(model="demo", messages=PROMPT)
+    count = client.messages.count_tokens(model=server.model, messages=PROMPT)
     assert count.input_tokens == want.usage.prompt_tokens
 
 
@@ -52,9 +53,9 @@ def test_a_forced_tool(client: Any) -> None:
     assert again.usage.input_tokens > 0
 
 
-def test_several_at_once(served: Any) -> None:
+def test_several_at_once(server: Server) -> None:
     async def run() -> list[str]:
-        async with anthropic.AsyncAnthropic(base_url=served.url, api_key="-") as client:
+        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="-") as client:
             found = await asyncio.gather(*(client.messages.create(**ASK) for _ in range(6)))
             return [one.content[0].text for one in found]
 

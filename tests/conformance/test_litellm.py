@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import pytest
+from wire import Server
 
 from actorium.actors.params import SamplingParams
 
@@ -16,53 +17,53 @@ pytestmark = pytest.mark.conformance
 PROMPT = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
-def ask(served: Any, kind: str = "openai", **more: Any) -> dict[str, Any]:
+def ask(server: Server, kind: str = "openai", **more: Any) -> dict[str, Any]:
     """The arguments of a call."""
-    base = served.url if kind == "anthropic" else f"{served.url}/v1"
-    return {"model": f"{kind}/demo", "api_base": base, "api_key": "-", "messages": PROMPT,
+    base = server.url if kind == "anthropic" else f"{server.url}/v1"
+    return {"model": f"{kind}/{server.model}", "api_base": base, "api_key": "-", "messages": PROMPT,
             "temperature": 0, "max_tokens": 24, "num_retries": 0} | more
 
 
-def wanted(served: Any) -> str:
+def wanted(server: Server) -> str:
     """What the SDK says."""
-    text: str = served.engine.client.chat(
+    text: str = server.client.chat(
         PROMPT, SamplingParams(max_tokens=24, temperature=0.0)).text
     return text
 
 
 @pytest.mark.parametrize("kind", ["openai", "hosted_vllm", "anthropic"])
-def test_whole_and_streamed(served: Any, kind: str) -> None:
-    want = wanted(served)
-    whole = litellm.completion(**ask(served, kind))
+def test_whole_and_streamed(server: Server, kind: str) -> None:
+    want = wanted(server)
+    whole = litellm.completion(**ask(server, kind))
     assert whole.choices[0].message.content == want and whole.usage.completion_tokens == 24
     said = "".join(part.choices[0].delta.content or "" for part in
-                   litellm.completion(**ask(served, kind, stream=True)))
+                   litellm.completion(**ask(server, kind, stream=True)))
     assert said == want
 
 
-def test_asynchronously(served: Any) -> None:
-    found = asyncio.run(litellm.acompletion(**ask(served)))
-    assert found.choices[0].message.content == wanted(served)
+def test_asynchronously(server: Server) -> None:
+    found = asyncio.run(litellm.acompletion(**ask(server)))
+    assert found.choices[0].message.content == wanted(server)
 
 
-def test_tools(served: Any) -> None:
+def test_tools(server: Server) -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": {
         "type": "object", "properties": {"place": {"enum": ["Riga", "Oslo"]}},
         "required": ["place"], "additionalProperties": False}}}
-    found = litellm.completion(**ask(served, tools=[tool], tool_choice="required"))
+    found = litellm.completion(**ask(server, tools=[tool], tool_choice="required"))
     call = found.choices[0].message.tool_calls[0].function
     assert call.name == "weather" and "place" in call.arguments
 
 
-def test_text_completions(served: Any) -> None:
-    given = ask(served, "text-completion-openai", prompt="Once upon a time")
+def test_text_completions(server: Server) -> None:
+    given = ask(server, "text-completion-openai", prompt="Once upon a time")
     del given["messages"]
     found = litellm.text_completion(**given)
-    want = served.engine.client.generate("Once upon a time", SamplingParams(
+    want = server.client.generate("Once upon a time", SamplingParams(
         max_tokens=24, temperature=0.0)).text
     assert found.choices[0].text == want
 
 
-def test_errors(served: Any) -> None:
+def test_errors(server: Server) -> None:
     with pytest.raises(litellm.BadRequestError, match="temperature"):
-        litellm.completion(**ask(served, temperature=-1))
+        litellm.completion(**ask(server, temperature=-1))
