@@ -6,12 +6,15 @@ RERUNS ?= 1
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test battery chaos conformance lint bench startup prefix long-run gpu-check gpu-wheels setup clean
+.PHONY: demo test test-oldest test-newest lock battery chaos conformance lint bench startup prefix \
+	long-run gpu-check gpu-wheels setup clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       a chat with the packaged model, and where the time goes"
 	@echo "make test       the test suite"
+	@echo "make test-oldest, make test-newest  what touches requests, with the ends of the dependencies' ranges"
+	@echo "make lock       constraints.txt anew: the versions that set-up installs"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests"
 	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 15 minutes"
 	@echo "make conformance  the HTTP face as others try it: their tests' cases, clients and benchmarks"
@@ -22,13 +25,13 @@ help:
 	@echo "make gpu-check  tests and benchmarks that need a CUDA device: nine minutes"
 	@echo "make gpu-wheels what a GPU machine without a network may lack, for Python 3.12, into .whl/"
 
-# The stamps are newer than pyproject.toml once the environment holds what it asks for; the
-# second one's extras include the first one's.
-$(VENV)/.ready-engine: pyproject.toml tools/setup_venv.sh
+# The stamps are newer than pyproject.toml and constraints.txt once the environment holds what they
+# ask for; the second one's extras include the first one's.
+$(VENV)/.ready-engine: pyproject.toml constraints.txt tools/setup_venv.sh
 	@PYTHON=$(PYTHON) bash tools/setup_venv.sh $(VENV) engine
 	@touch $@
 
-$(VENV)/.ready-test: pyproject.toml tools/setup_venv.sh
+$(VENV)/.ready-test: pyproject.toml constraints.txt tools/setup_venv.sh
 	@PYTHON=$(PYTHON) bash tools/setup_venv.sh $(VENV) engine,test,bench
 	@touch $@ $(VENV)/.ready-engine
 
@@ -43,6 +46,13 @@ demo: $(VENV)/.ready-engine
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" \
 		--reruns $(RERUNS) $(PYTEST_FLAGS)
+
+# The libraries that a request meets, at both ends of the ranges that pyproject.toml promises.
+test-oldest test-newest: $(VENV)/.ready-test
+	$(BIN)/python tools/dependencies.py $(@:test-%=%) $(VENV) $(PYTEST_FLAGS)
+
+lock: $(VENV)/.ready-test
+	$(BIN)/python tools/dependencies.py lock $(VENV)
 
 # 25 times the examples of `make test`, for the state machines; and what it leaves out.
 battery: $(VENV)/.ready-test

@@ -52,8 +52,12 @@ fi
 
 note "installing into $venv; once, and some minutes without a package cache"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --quiet)
-"${pip[@]}" "torch>=2.11,<2.14"
-"${pip[@]}" -e ".[$extras]"
+# The versions that the tests ran with; elsewhere (another system, another Python) any in range.
+if ! "${pip[@]}" -c constraints.txt torch || ! "${pip[@]}" -c constraints.txt -e ".[$extras]"; then
+    note "constraints.txt does not fit here: taking the newest versions in range"
+    "${pip[@]}" "torch>=2.11,<2.14"
+    "${pip[@]}" -e ".[$extras]"
+fi
 # The C kernels of the CPU path: built now, so that the first engine does not wait for them.
 "$venv/bin/python" -c 'import torch
 from actorium.kernels.native import library
