@@ -226,7 +226,7 @@ def test_bad_priorities_name_their_field(client: Client, priority: Any) -> None:
 
 @pytest.mark.parametrize(("field", "more"), [
     ("temperature", {"temperature": -1.0}), ("temperature", {"temperature": math.nan}),
-    ("n", {"n": 1.5}), ("n", {"n": 9}), ("max_tokens", {"max_tokens": 0}),
+    ("n", {"n": 1.5}), ("n", {"n": 1025}), ("max_tokens", {"max_tokens": 0}),
     ("top_k", {"top_k": "5"}), ("stop", {"stop": [""]}), ("stop", {"stop": 5}),
     ("stop", {"stop": ["a", 5]}), ("logit_bias", {"logit_bias": {1: math.nan}}),
     ("seed", {"seed": 2**63}), ("seed", {"seed": 2**70}), ("top_p", {"top_p": 0.0}),
