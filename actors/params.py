@@ -107,7 +107,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     stop_regex: list[str] | str | None = None
     """End at the first character with which one of these expressions matches text of the
     completion. Python's syntax without look-around, back-references, `$` and `\\b`; a match of
-    more than 1,024 characters is not seen."""
+    more than 1,024 characters may not be seen."""
     stop_token_ids: list[int] | None = None
     allowed_token_ids: list[int] | None = None
     """Only these tokens may be sampled; the end-of-sequence token, too, must be named."""

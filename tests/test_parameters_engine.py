@@ -4,6 +4,7 @@ on overlap, preemption, drafts, or the death of an actor."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,7 @@ def requests() -> list[Request]:
     for number, params in enumerate([
             {"allowed_token_ids": ALLOWED}, {"bad_words": WORDS},
             {"logprob_token_ids": NAMED},
+            {"stop_regex": [r"[a-z]+ (shark|named)", "zzz", r"\. [A-Z]"], "stop": "and"},
             {"allowed_token_ids": ALLOWED[:20], "min_tokens": 9, "logit_bias": {301: 2.0}}]):
         for temperature, n in ((0.0, 1), (1.0, 3)):
             made.append(Request(prompt=PROMPT, params=SamplingParams(
@@ -77,6 +79,10 @@ def test_they_hold(plain: Engine, alone: list[list[Completion]]) -> None:
             if params.bad_words:
                 assert not any(done.token_ids[at:at + len(word)] == word for word in words
                                for at in range(len(done.token_ids)))
+            if params.stop_regex:
+                found = re.search(r"[a-z]+ (shark|named)|\. [A-Z]|and", done.text)
+                assert found is None and done.stop_reason in (None, "and", *params.stop_regex)
+    assert "stop" in {c.finish_reason for c in alone[6]} and alone[6][0].stop_reason is not None
     free = plain.client.generate(PROMPT, SamplingParams(temperature=0, max_tokens=40))
     assert free.token_ids != alone[0][0].token_ids
     assert "there" in free.text and "," in free.text, "or there is nothing to forbid"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Seq
 
+from actorium.actors.detokenizer.expressions import ExpressionFinder
 from actorium.actors.detokenizer.incremental import Stream
 from actorium.actors.detokenizer.stops import Match, StopFinder
 from actorium.actors.messages import (
@@ -16,6 +17,7 @@ from actorium.actors.messages import (
     TokenLogprob,
     Usage,
 )
+from actorium.actors.params import TextParams
 
 FINISHED_BY_STOP = "stop"
 Key = tuple[bytes, str, int]
@@ -52,7 +54,7 @@ class Sequence:
         self._prompt = message.prompt
         params = message.text
         self._stream = stream
-        self._stops = StopFinder(params.stop, params.include_stop) if params.stop else None
+        self._stops = _finder(params)
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop
         self._text = ""
@@ -178,6 +180,12 @@ class Sequence:
         self._start = self.seen
         self._logprobs = None
         return made
+
+
+def _finder(params: TextParams) -> StopFinder | ExpressionFinder | None:
+    if params.stop_regex:
+        return ExpressionFinder(params.stop, params.stop_regex, params.include_stop)
+    return StopFinder(params.stop, params.include_stop) if params.stop else None
 
 
 def expand(row: RowLogprobs, tokens: Seq[int]) -> list[TokenLogprob]:

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from actorium.actors.errors import ContextOverflow, InvalidRequest, context_overflow
+from actorium.actors.expressions import compiled
 from actorium.actors.params import MAX_N, Resolved, SamplingParams, TextParams
 
 MASK64 = 2**64 - 1
@@ -40,10 +41,20 @@ def check_params(params: SamplingParams, facts: ModelFacts) -> None:
                                  f"{_OF_TEXT[field]}", field)
     for field in _OF_IDS:
         _check_ids(field, getattr(params, field) or (), facts.vocab_size)
+    _check_expressions(tuple(params.stop_expressions()))
     ends = {*facts.eos_ids, *(params.stop_token_ids or ())}
     if params.allowed_token_ids and params.min_tokens and ends.issuperset(params.allowed_token_ids):
         raise InvalidRequest("allowed_token_ids: nothing but end tokens, which min_tokens="
                              f"{params.min_tokens} holds back", "allowed_token_ids")
+
+
+def _check_expressions(wanted: tuple[str, ...]) -> None:
+    if not wanted:
+        return
+    try:
+        compiled(wanted)
+    except ValueError as error:
+        raise InvalidRequest(f"stop_regex: {error}", "stop_regex") from None
 
 
 _OF_TEXT = {"stop": "; use stop_token_ids", "stop_regex": "", "bad_words": ""}
@@ -118,7 +129,8 @@ def text_params(params: SamplingParams) -> TextParams:
     """The detokenizer's share of the parameters."""
     return TextParams(stop=tuple(params.stops()), include_stop=params.include_stop_str_in_output,
                       skip_special_tokens=params.skip_special_tokens,
-                      min_tokens=params.min_tokens)
+                      min_tokens=params.min_tokens,
+                      stop_regex=tuple(params.stop_expressions()))
 
 
 def splitmix64(x: int) -> int:
