@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import httpx2 as httpx
 import openai
@@ -53,6 +53,15 @@ class Scripted:
     async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
         return {"model": self.model, "model_path": "/models/it", "max_model_len": 4096,
                 "chat_template": self._template}
+
+    prompt_ids: ClassVar[list[int]] = [11, 12, 13]
+    """Of any prompt."""
+
+    async def tokenize_chat(self, messages: Any, *args: Any, **more: Any) -> list[int]:
+        return list(self.prompt_ids)
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self.prompt_ids)
 
     async def status(self, timeout: float | None = None) -> Status:
         return Status("-", True, None, [])

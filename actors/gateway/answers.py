@@ -15,7 +15,7 @@ from actorium.actors.gateway.chat_body import (
     Usage,
 )
 from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.pieces import Pieces
+from actorium.actors.gateway.pieces import Pieces, TokenPieces
 from actorium.actors.messages import TokenLogprob
 from actorium.actors.messages import Usage as Counts
 
@@ -60,13 +60,14 @@ def joined(parts: Sequence[Usage]) -> Usage:
     return Usage(prompt, done, prompt + done, {"cached_tokens": cached})
 
 
-def chat_logprobs(found: Sequence[TokenLogprob] | None, pieces: Pieces) -> ChatLogprobs | None:
+def chat_logprobs(found: Sequence[TokenLogprob] | None, pieces: TokenPieces
+                  ) -> ChatLogprobs | None:
     """As chat completions tell them."""
     if found is None:
         return None
-    return ChatLogprobs([ContentLogprob(pieces.text_of(one.token_id), one.logprob,
+    return ChatLogprobs([ContentLogprob(pieces.name_of(one.token_id), one.logprob,
                                         list(pieces.bytes_of(one.token_id)),
-                                        [TopLogprob(pieces.text_of(token), value,
+                                        [TopLogprob(pieces.name_of(token), value,
                                                     list(pieces.bytes_of(token)))
                                          for token, value in one.top]) for one in found])
 

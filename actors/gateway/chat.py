@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from time import time
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -23,15 +25,23 @@ from actorium.actors.gateway.chat_body import (
     Usage,
 )
 from actorium.actors.gateway.engine import Engine, Facts
-from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.fields import sampling
+from actorium.actors.gateway.fields import request_for, sampling
 from actorium.actors.gateway.formats import structured_of
 from actorium.actors.gateway.guard import Reply, caller, engine_of
-from actorium.actors.gateway.message import Reader, delta, message
+from actorium.actors.gateway.message import (
+    FUNCTION_CALL,
+    TOOL_CALLS,
+    Reader,
+    delta,
+    legacy_delta,
+    legacy_message,
+    message,
+)
+from actorium.actors.gateway.parsers.think import opens_thought
+from actorium.actors.gateway.pieces import IdPieces
 from actorium.actors.gateway.sse import EventStream, event
 from actorium.actors.gateway.streams import together
 from actorium.actors.gateway.tools import MAX_TOOLS
-from actorium.actors.gateway.tools import Choice as ToolChoice
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,8 +52,8 @@ async def completions(http: HttpRequest) -> Response | EventStream:
     body = await bodies.read(http, ChatBody)
     await engine.serves(body.model)
     chat = Chat(engine, await engine.facts(), body, caller(http).request_id)
-    request = chat.request(caller(http).tenant)
-    if body.logprobs or body.prompt_logprobs is not None:
+    request = await chat.request(caller(http).tenant)
+    if body.alternatives() is not None or body.prompt_logprobs is not None:
         await engine.pieces.ready()
     if body.stream:
         return EventStream(chat.events(request))
@@ -55,34 +65,49 @@ class Chat:
 
     def __init__(self, engine: Engine, facts: Facts, body: ChatBody, request_id: str) -> None:
         """Raises `HttpError` on what does not fit together."""
-        if body.stream and body.prompt_logprobs is not None:
-            raise HttpError(400, "prompt_logprobs: not in a stream", "prompt_logprobs")
+        body.check()
         self._engine, self._facts, self._body = engine, facts, body
         self._id = f"chatcmpl-{answers.name_of(body.request_id, request_id)}"
         self._created = int(time())
-        self._parallel = body.parallel_tool_calls is not False
-        self._tools = ToolChoice(body.tools, body.tool_choice, self._parallel)
+        self._tools = body.choice()
+        self._pieces = IdPieces(engine.pieces) if body.return_tokens_as_token_ids \
+            else engine.pieces
+        self._delta = legacy_delta if body.legacy else delta
+        self._echoed = body.echoed()
+        self._prompt_ids: list[int] | None = None
+        """Where they are told."""
 
-    def request(self, tenant: str) -> Request:
-        """What the engine is asked. Raises `HttpError`."""
+    async def request(self, tenant: str) -> Request:
+        """What the engine is asked. Raises `HttpError`, `ActoriumError`."""
         body = self._body
         most = body.max_completion_tokens
         structured = self._tools.structured(structured_of(body))
         params = sampling(body, body.alternatives(), structured=structured,
                           max_tokens=body.max_tokens if most is None else most)
-        args = dict(body.chat_template_kwargs)
-        if not body.add_generation_prompt:
-            args["add_generation_prompt"] = False
-        return Request(messages=body.turns(), params=params, timeout=body.timeout,
-                       template_args=args, tools=self._tools.shown, tenant=tenant,
-                       priority=body.priority)
+        prompt: dict[str, Any] = {
+            "messages": body.turns(), "template_args": body.template_args(),
+            "tools": self._tools.shown, "chat_template": body.chat_template,
+            "add_generation_prompt": body.opens_turn,
+            "continue_final_message": body.continue_final_message}
+        asked = request_for(body, params, tenant, **prompt)
+        if not body.wants_prompt_ids:
+            return asked
+        ids = await self._engine.client.tokenize_chat(**prompt)
+        # The very tokens that are told are run.
+        self._prompt_ids = body.truncated(ids, self._facts.max_model_len, params.max_tokens)
+        return request_for(body, params, tenant, prompt=self._prompt_ids)
 
     def reader(self) -> Reader:
         """For the text of one choice."""
         body, tools = self._body, self._tools
-        machine = self._facts.parsing.machine(tools.schemas, tools.forced, body.separate_reasoning,
-                                              body.chat_template_kwargs)
-        return Reader(machine, body.include_reasoning, MAX_TOOLS if self._parallel else 1)
+        machine = self._facts.parsing.machine(
+            tools.schemas, tools.forced, body.separate_reasoning, body.template_args(),
+            None if body.opens_turn else opens_thought(body.last_text()))
+        return Reader(machine, body.include_reasoning, MAX_TOOLS if body.parallel else 1)
+
+    def _reason(self, reader: Reader, name: str | None) -> str | None:
+        found = reader.reason(answers.reason(name))
+        return FUNCTION_CALL if found == TOOL_CALLS and self._body.legacy else found
 
     # --- all at once ---
 
@@ -93,18 +118,25 @@ class Chat:
             id=self._id, created=self._created, model=self._facts.model,
             choices=[self._choice(one) for one in choices],
             usage=answers.usage(answers.last_counts(choices)),
-            prompt_logprobs=answers.prompt_logprobs(choices, self._engine.pieces))
+            prompt_logprobs=answers.prompt_logprobs(choices, self._engine.pieces),
+            prompt_token_ids=self._prompt_ids)
 
     def _choice(self, one: Completion) -> Choice:
         reader = self.reader()
         said = message(reader.read(one.text, last=True))
-        return Choice(index=one.index, message=said, logprobs=self._logprobs(one),
-                      finish_reason=reader.reason(answers.reason(one.finish_reason)),
+        said.role = self._body.answer_role()
+        if self._echoed:
+            said.content = self._echoed + (said.content or "")
+        return Choice(index=one.index, message=legacy_message(said) if self._body.legacy else said,
+                      logprobs=self._logprobs(one),
+                      finish_reason=self._reason(reader, one.finish_reason),
                       stop_reason=one.stop_reason,
-                      token_ids=one.token_ids if self._body.return_token_ids else None)
+                      token_ids=one.token_ids if self._body.return_token_ids else None,
+                      prompt_token_ids=self._prompt_ids or UNSET
+                      if self._body.return_prompt_token_ids else UNSET)
 
     def _logprobs(self, one: Completion | StreamDelta) -> ChatLogprobs | None:
-        return answers.chat_logprobs(one.logprobs, self._engine.pieces)
+        return answers.chat_logprobs(one.logprobs, self._pieces)
 
     # --- as it comes ---
 
@@ -126,8 +158,11 @@ class Chat:
         reader = readers.get(one.index)
         if reader is None:
             reader = readers[one.index] = self.reader()
-            yield self._event(ChunkChoice(index=one.index, delta=Said(role="assistant",
-                                                                      content="")), counts)
+            yield self._event(ChunkChoice(index=one.index, delta=Said(
+                role=self._body.answer_role(), content="")), counts, first=len(readers) == 1)
+            if self._echoed:
+                yield self._event(ChunkChoice(index=one.index, delta=Said(content=self._echoed)),
+                                  counts)
         counts.add(one)
         for choice in self._choices(one, reader):
             yield self._event(choice, counts)
@@ -135,20 +170,25 @@ class Chat:
     def _choices(self, one: StreamDelta, reader: Reader) -> list[ChunkChoice]:
         """What a delta of the engine comes to: nothing, or an event or more."""
         pieces = reader.read(one.text, last=one.finish_reason is not None)
-        out = [ChunkChoice(index=one.index, delta=delta(piece)) for piece in pieces]
+        out = [ChunkChoice(index=one.index, delta=self._delta(piece)) for piece in pieces]
         counted = one.token_ids and (self._body.return_token_ids or self._body.continuous_usage)
         if not out and (one.finish_reason or one.logprobs or counted):
             out.append(ChunkChoice(index=one.index, delta=Said()))
         if out:
             out[0].logprobs = self._logprobs(one)
-            out[0].token_ids = one.token_ids if self._body.return_token_ids else None
-            out[-1].finish_reason = reader.reason(answers.reason(one.finish_reason))
+            if self._body.return_token_ids:
+                out[0].token_ids = one.token_ids
+            out[-1].finish_reason = self._reason(reader, one.finish_reason)
             out[-1].stop_reason = one.stop_reason
         return out
 
-    def _event(self, choice: ChunkChoice, counts: Running) -> bytes:
+    def _event(self, choice: ChunkChoice, counts: Running, first: bool = False) -> bytes:
+        """first: of the stream, which tells the prompt's tokens."""
         usage = counts.usage() if self._body.continuous_usage else None
-        return event(_encode(self._chunk([choice], usage)))
+        chunk = self._chunk([choice], usage)
+        if first and self._prompt_ids is not None:
+            chunk.prompt_token_ids = self._prompt_ids
+        return event(_encode(chunk))
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> Chunk:
         return Chunk(id=self._id, created=self._created, model=self._facts.model, choices=choices,

@@ -22,8 +22,8 @@ class CompletionBody(SamplingFields, kw_only=True):
     echo: bool = False
     logprobs: int | None = None
     suffix: str | None = None
-    best_of: int | None = None
     add_special_tokens: bool = True
+    return_prompt_token_ids: bool = False
 
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """One or several, as text or as token ids. Raises `HttpError`."""
@@ -40,9 +40,17 @@ class CompletionBody(SamplingFields, kw_only=True):
         if not found or not all(found):
             raise HttpError(400, "prompt: must not be empty", "prompt")
         for one in found:
-            if not isinstance(one, str):
+            if not isinstance(one, str) and self.truncate_prompt_tokens is None:
                 check_ids(one, max_model_len, "prompt")
         return found
+
+    def alternatives(self) -> int | None:
+        """Alternatives told of each token; None = no log-probabilities."""
+        return 0 if self.logprobs is None and self.logprob_token_ids is not None else self.logprobs
+
+    @property
+    def wants_prompt_ids(self) -> bool:
+        return self.return_token_ids or self.return_prompt_token_ids
 
     @property
     def most(self) -> int:
@@ -53,10 +61,6 @@ class CompletionBody(SamplingFields, kw_only=True):
         """Raise `HttpError` on what is not offered."""
         if self.suffix:
             raise HttpError(400, "suffix: not supported", "suffix")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise HttpError(400, "best_of: must equal n", "best_of")
-        if self.echo and self.stream and self.logprobs is not None:
-            raise HttpError(400, "echo: with logprobs not in a stream", "echo")
         if self.stream and self.prompt_logprobs is not None:
             raise HttpError(400, "prompt_logprobs: not in a stream", "prompt_logprobs")
         if self.max_tokens == 0 and not self.echo:
@@ -92,3 +96,4 @@ class TextCompletion(Struct, kw_only=True):
     model: str
     choices: list[TextChoice]
     usage: Usage | None = None
+    system_fingerprint: None = None

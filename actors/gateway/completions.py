@@ -21,10 +21,10 @@ from actorium.actors.gateway.completion_body import (
 )
 from actorium.actors.gateway.deltas import prompts_of
 from actorium.actors.gateway.engine import Engine, Facts
-from actorium.actors.gateway.fields import sampling
+from actorium.actors.gateway.fields import request_for, sampling
 from actorium.actors.gateway.formats import structured_of
 from actorium.actors.gateway.guard import Reply, caller, engine_of
-from actorium.actors.gateway.pieces import Pieces
+from actorium.actors.gateway.pieces import IdPieces, TokenPieces
 from actorium.actors.gateway.sse import EventStream, event
 from actorium.actors.gateway.streams import together
 from actorium.actors.messages import TokenLogprob
@@ -41,7 +41,7 @@ async def completions(http: HttpRequest) -> Response | EventStream:
     await engine.serves(body.model)
     text = Text(engine, await engine.facts(), body, caller(http).request_id)
     requests = await text.requests(caller(http).tenant)
-    if body.logprobs is not None or body.prompt_logprobs is not None:
+    if body.alternatives() is not None or body.prompt_logprobs is not None:
         await engine.pieces.ready()
     if body.stream:
         return EventStream(text.events(requests))
@@ -58,6 +58,9 @@ class Text:
         self._id = f"cmpl-{answers.name_of(body.request_id, request_id)}"
         self._created = int(time())
         self._n = body.n or 1
+        self._limit = facts.max_model_len
+        self._pieces = IdPieces(engine.pieces) if body.return_tokens_as_token_ids \
+            else engine.pieces
         self._prompts = body.prompts(facts.max_model_len)
         self._ids: list[list[int]] = []
         """Of each prompt, where they are told."""
@@ -69,19 +72,20 @@ class Text:
         body = self._body
         echoed = body.logprobs if body.echo else None
         more = {} if echoed is None else {"prompt_logprobs": echoed}
-        params = sampling(body, body.logprobs, structured=structured_of(body),
+        params = sampling(body, body.alternatives(), structured=structured_of(body),
                           max_tokens=1 if self._mute else body.most, **more)
         await self._look_up_prompts()
-        return [Request(prompt=prompt, params=params, timeout=body.timeout, tenant=tenant,
-                        priority=body.priority) for prompt in self._ids or self._prompts]
+        return [request_for(body, params, tenant, prompt=prompt)
+                for prompt in self._ids or self._prompts]
 
     async def _look_up_prompts(self) -> None:
         body, client = self._body, self._engine.client
-        wants_ids = body.return_token_ids or (body.echo and body.logprobs is not None)
+        wants_ids = body.wants_prompt_ids or (body.echo and body.logprobs is not None)
         for prompt in self._prompts:
             if wants_ids or not body.add_special_tokens:
-                self._ids.append(prompt if isinstance(prompt, list)
-                                 else await client.tokenize(prompt, body.add_special_tokens))
+                ids = prompt if isinstance(prompt, list) \
+                    else await client.tokenize(prompt, body.add_special_tokens)
+                self._ids.append(body.truncated(ids, self._limit, 1 if self._mute else body.most))
             if body.echo:
                 self._texts.append(prompt if isinstance(prompt, str)
                                    else await client.detokenize(prompt))
@@ -109,25 +113,31 @@ class Text:
         ids = self._ids[prompt] if self._ids else None
         return TextChoice(
             index=prompt * self._n + one.index, text=before + ("" if self._mute else one.text),
-            logprobs=self._logprobs(one, before, ids),
+            logprobs=self._logprobs(one, len(before), self._echoed_ids(prompt)),
             finish_reason="length" if self._mute else answers.reason(one.finish_reason),
             stop_reason=one.stop_reason,
             prompt_logprobs=answers.prompt_logprobs([one], self._engine.pieces)
             if body.prompt_logprobs is not None else None,
-            prompt_token_ids=ids if body.return_token_ids else None,
+            prompt_token_ids=ids if body.wants_prompt_ids else None,
             token_ids=one.token_ids if body.return_token_ids else None)
 
-    def _logprobs(self, one: Completion, before: str, ids: list[int] | None
+    def _logprobs(self, one: Completion | StreamDelta, offset: int, ids: list[int] | None
                   ) -> TextLogprobs | None:
-        if one.logprobs is None:
+        """offset: characters before the first token that the model has made; ids: of the prompt,
+        where its tokens come first."""
+        if one.logprobs is None and ids is None:
             return None
-        said: Column = [] if self._mute else one.logprobs
-        if not self._body.echo or ids is None:
-            return text_logprobs([entry.token_id for entry in said if entry], said,
-                                 self._engine.pieces, len(before))
-        told = list(one.prompt_logprobs or [None] * len(ids))
-        tokens = [*ids, *(entry.token_id for entry in said if entry)]
-        return text_logprobs(tokens, [*told, *said], self._engine.pieces, 0)
+        said: Column = [] if self._mute or one.logprobs is None else one.logprobs
+        tokens = [entry.token_id for entry in said if entry]
+        if ids is None:
+            return text_logprobs(tokens, said, self._pieces, offset)
+        prompt = one.prompt_logprobs or [None] * len(ids)
+        return text_logprobs([*ids, *tokens], [*prompt, *said], self._pieces, 0)
+
+    def _echoed_ids(self, prompt: int) -> list[int] | None:
+        """Of the prompt, where log-probabilities tell of its tokens, too."""
+        body = self._body
+        return self._ids[prompt] if body.echo and body.logprobs is not None else None
 
     # --- as it comes ---
 
@@ -150,9 +160,9 @@ class Text:
     def _event(self, delta: StreamDelta, counts: list[Running], offsets: dict[int, int]) -> bytes:
         """Empty where there is nothing to tell. offsets: characters told of each choice."""
         index, before = delta.index, ""
-        prompt = index // self._n
+        prompt, first = index // self._n, index not in offsets
         counts[prompt].add(delta)
-        if index not in offsets:
+        if first:
             before = self._texts[prompt] if self._body.echo else ""
             offsets[index] = len(before)
         offset = offsets[index]
@@ -161,43 +171,37 @@ class Text:
         if not (before or delta.text or delta.finish_reason or delta.logprobs or counted):
             return b""
         used = self._usage(counts) if self._body.continuous_usage else None
-        return self._delta(index, before, offset, delta, used)
+        choice = TextChoice(
+            index=index, text=before + ("" if self._mute else delta.text),
+            logprobs=self._logprobs(delta, offset, self._echoed_ids(prompt) if first else None),
+            finish_reason=answers.reason(delta.finish_reason), stop_reason=delta.stop_reason,
+            prompt_token_ids=self._ids[prompt] if first and self._body.wants_prompt_ids else None,
+            token_ids=delta.token_ids if self._body.return_token_ids else None)
+        return event(_encode(self._answer([choice], used)))
 
     def _usage(self, counts: list[Running]) -> Usage:
         used = answers.joined([each.usage() for each in counts])
         return Usage(used.prompt_tokens, 0, used.prompt_tokens) if self._mute else used
-
-    def _delta(self, index: int, before: str, offset: int, delta: StreamDelta,
-               usage: Usage | None) -> bytes:
-        logprobs = None
-        if delta.logprobs is not None:
-            logprobs = text_logprobs([one.token_id for one in delta.logprobs], delta.logprobs,
-                                     self._engine.pieces, offset)
-        choice = TextChoice(
-            index=index, text=before + ("" if self._mute else delta.text), logprobs=logprobs,
-            finish_reason=answers.reason(delta.finish_reason), stop_reason=delta.stop_reason,
-            token_ids=delta.token_ids if self._body.return_token_ids else None)
-        return event(_encode(self._answer([choice], usage)))
 
     def _answer(self, choices: list[TextChoice], usage: Usage | None) -> TextCompletion:
         return TextCompletion(id=self._id, created=self._created, model=self._model,
                               choices=choices, usage=usage)
 
 
-def text_logprobs(tokens: Sequence[int], found: Column, pieces: Pieces,
+def text_logprobs(tokens: Sequence[int], found: Column, pieces: TokenPieces,
                   offset: int) -> TextLogprobs:
     """The four columns; offset: characters before the first token."""
     out = TextLogprobs([], [], [], [])
     for token, one in zip(tokens, found, strict=False):
-        text = pieces.text_of(token)
-        out.tokens.append(text)
+        name = pieces.name_of(token)
+        out.tokens.append(name)
         out.text_offset.append(offset)
-        offset += len(text)
+        offset += len(pieces.text_of(token))
         out.token_logprobs.append(None if one is None else one.logprob)
         top: dict[str, float] = {}
         for other, value in () if one is None else one.top:
-            top.setdefault(pieces.text_of(other), value)  # the likelier of two that look alike
+            top.setdefault(pieces.name_of(other), value)  # the likelier of two that look alike
         if one is not None:
-            top.setdefault(text, one.logprob)
+            top.setdefault(name, one.logprob)
         out.top_logprobs.append(top if one is not None else None)
     return out

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from actorium.actors.client_requests import Request
 from actorium.actors.errors import context_overflow
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.unsupported import UnsupportedFields, refuse_unsupported
@@ -44,12 +45,24 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     min_tokens: int | None = None
+    best_of: int | None = None
+    """Must equal n: completions are not ranked."""
     stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
     include_stop_str_in_output: bool = False
+    no_stop_trim: bool = False
+    """SGLang's name of the same."""
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    logprob_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    """Log-probabilities call a token `token_id:5`."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: int = 0
@@ -73,6 +86,14 @@ class SamplingFields(UnsupportedFields, kw_only=True):
         return self.stream_options is not None and self.stream_options.resumable
 
 
+    def truncated(self, ids: list[int], max_model_len: int, max_tokens: int | None) -> list[int]:
+        """The part of a prompt that `truncate_prompt_tokens` leaves, as the engine would cut it."""
+        keep = self.truncate_prompt_tokens
+        if keep is None or not -1 <= keep <= max_model_len or keep == 0:
+            return ids  # the engine says what is wrong
+        return ids[-(keep if keep > 0 else max(1, max_model_len - (max_tokens or 1))):]
+
+
 def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> SamplingParams:
     """The engine's parameters. logprobs: alternatives of each token; more: other parameters.
 
@@ -84,19 +105,40 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
     if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
         raise HttpError(400, f"logprobs: must be between 0 and {MAX_LOGPROBS}, got {logprobs}",
                         "logprobs")
+    if fields.best_of is not None and fields.best_of != (fields.n or 1):
+        raise HttpError(400, "best_of: must equal n", "best_of")
     given: dict[str, Any] = {
         "max_tokens": fields.max_tokens, "min_tokens": fields.min_tokens,
         "presence_penalty": fields.presence_penalty, "frequency_penalty": fields.frequency_penalty,
         "n": fields.n, "temperature": fields.temperature, "top_p": fields.top_p,
         "top_k": fields.top_k, "min_p": fields.min_p,
         "repetition_penalty": fields.repetition_penalty, "stop_token_ids": fields.stop_token_ids,
-        "prompt_logprobs": fields.prompt_logprobs, **more}
+        "prompt_logprobs": fields.prompt_logprobs, "bad_words": fields.bad_words or None,
+        "stop_regex": fields.stop_regex or None, "allowed_token_ids": fields.allowed_token_ids,
+        "logprob_token_ids": fields.logprob_token_ids, **more}
     return SamplingParams(
         **{name: value for name, value in given.items() if value is not None},
         seed=None if fields.seed is None else fields.seed & SEED_MASK,
         stop=fields.stop or None, logprobs=logprobs, logit_bias=_bias(fields.logit_bias),
-        include_stop_str_in_output=fields.include_stop_str_in_output,
+        include_stop_str_in_output=fields.include_stop_str_in_output or fields.no_stop_trim,
         ignore_eos=fields.ignore_eos, skip_special_tokens=fields.skip_special_tokens)
+
+
+def request_for(fields: SamplingFields, params: SamplingParams, tenant: str,
+                **prompt: Any) -> Request:
+    """What the engine is asked. prompt: the prompt or the messages, and what belongs to them."""
+    return Request(params=params, timeout=fields.timeout, tenant=tenant, priority=fields.priority,
+                   truncate_prompt_tokens=fields.truncate_prompt_tokens,
+                   cache_salt=fields.cache_salt, **prompt)
+
+
+def effort_args(effort: str | None) -> dict[str, Any]:
+    """What a chat template learns of `reasoning_effort`. Templates know `enable_thinking` or
+    `thinking`."""
+    if effort is None:
+        return {}
+    return {"enable_thinking": False, "thinking": False} if effort == "none" \
+        else {"reasoning_effort": effort}
 
 
 def check_turns(given: Sequence[object], field: str) -> None:

@@ -5,33 +5,50 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.params import Structured
+
+Schema = dict[str, Any] | bool
 
 
 class JsonSchema(Struct, kw_only=True):
     """OpenAI's wrapping of a schema."""
 
     name: str = "schema"
-    schema_: dict[str, Any] | bool | None = field(default=None, name="schema")
+    schema_: Schema | None = field(default=None, name="schema")
     strict: bool | None = None
 
 
 class ResponseFormat(Struct, kw_only=True):
+    """What `type` says: text, json_object, json_schema or structural_tag."""
+
     type: str
     json_schema: JsonSchema | None = None
+    schema_: Schema | None = field(default=None, name="schema")
+    """Where llama-server and SGLang have the schema of json_object and of json_schema."""
+    structures: list[dict[str, Any]] | None = None
+    """With `triggers`: a structural tag."""
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+    """The other way to write a structural tag."""
 
 
 class StructuredOutputs(Struct, kw_only=True):
-    """vLLM's."""
+    """vLLM's, at most one of them; and how schemas are read, wherever they stand."""
 
-    json: dict[str, Any] | str | None = None
+    json: Schema | str | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    additional_properties: bool = False
+    """Objects may have members that their schema does not name, unless it forbids them."""
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
 
 
 class FormatFields(Struct, kw_only=True):
@@ -39,27 +56,38 @@ class FormatFields(Struct, kw_only=True):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: Schema | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    json_schema: dict[str, Any] | str | None = None
+    json_schema: Schema | str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    grammar: str | None = None
+
+
+FORMAT_FIELDS = FormatFields.__struct_fields__
 
 
 def structured_of(body: FormatFields) -> Structured | None:
     """What the completion must be. Raises `HttpError` naming the field."""
-    wanted = {name: found for name in FormatFields.__struct_fields__
+    wanted = {name: found for name in FORMAT_FIELDS
               if (found := _one(name, getattr(body, name))) is not None}
     if len(wanted) > 1:
         first, second = list(wanted)[:2]
         raise HttpError(400, f"{second}: not together with {first}", second)
-    return next(iter(wanted.values()), None)
+    found = next(iter(wanted.values()), None)
+    more = body.structured_outputs
+    if more is None or not more.additional_properties:
+        return found
+    if found is None or found.json_schema is None:
+        raise HttpError(400, "structured_outputs.additional_properties: only with a JSON schema",
+                        "structured_outputs")
+    return msgspec.structs.replace(found, additional_properties=True)
 
 
 def _one(name: str, value: Any) -> Structured | None:
-    if value is None:
+    if value is None or (name == "grammar" and not value):
         return None
     if isinstance(value, ResponseFormat):
         return _response_format(value)
@@ -75,21 +103,43 @@ def _one(name: str, value: Any) -> Structured | None:
 def _response_format(given: ResponseFormat) -> Structured | None:
     if given.type == "text":
         return None
+    if given.type == "structural_tag":
+        return _structural_tag(given)
+    if given.type not in ("json_object", "json_schema"):
+        raise HttpError(400, "response_format: type must be text, json_object, json_schema or "
+                        f"structural_tag, got {given.type[:40]!r}", "response_format")
+    schema = given.schema_
+    if given.type == "json_schema" and given.json_schema is not None:
+        schema = given.json_schema.schema_ if given.json_schema.schema_ is not None else schema
+    if schema is not None:
+        return Structured(json_schema=json.dumps(schema))
     if given.type == "json_object":
         return Structured(json_object=True)
-    if given.type != "json_schema":
-        raise HttpError(400, "response_format: type must be text, json_object or json_schema, got "
-                        f"{given.type[:40]!r}", "response_format")
-    if given.json_schema is None or given.json_schema.schema_ is None:
-        raise HttpError(400, "response_format: json_schema.schema is required", "response_format")
-    return Structured(json_schema=json.dumps(given.json_schema.schema_))
+    raise HttpError(400, "response_format: json_schema.schema is required", "response_format")
+
+
+def _structural_tag(given: ResponseFormat) -> Structured:
+    if (given.format is None) == (given.structures is None):
+        raise HttpError(400, "response_format: a structural_tag has either a format, or structures "
+                        "and triggers", "response_format")
+    tag = {"type": given.type, "format": given.format} if given.format is not None else \
+        {"structures": given.structures, "triggers": given.triggers or []}
+    return Structured(structural_tag=json.dumps(tag))
 
 
 def _structured_outputs(given: StructuredOutputs) -> Structured | None:
-    schema = None if given.json is None else _text(given.json)
-    return Structured(json_schema=schema, json_object=bool(given.json_object), regex=given.regex,
-                      choice=given.choice, grammar=given.grammar)
+    """None where it only says how schemas are read."""
+    for name in ("disable_any_whitespace", "whitespace_pattern"):
+        if getattr(given, name):
+            raise HttpError(400, f"structured_outputs.{name}: not supported", "structured_outputs")
+    kinds = {"json_schema": None if given.json is None else _text(given.json),
+             "json_object": given.json_object or None, "regex": given.regex,
+             "choice": given.choice, "grammar": given.grammar,
+             "structural_tag": None if given.structural_tag is None else
+             _text(given.structural_tag)}
+    found: dict[str, Any] = {name: value for name, value in kinds.items() if value is not None}
+    return Structured(**found) if found or not given.additional_properties else None
 
 
-def _text(schema: dict[str, Any] | str) -> str:
+def _text(schema: Schema | str) -> str:
     return schema if isinstance(schema, str) else json.dumps(schema)

@@ -17,7 +17,7 @@ from actorium.actors.gateway.parsers.pieces import (
 )
 from actorium.actors.gateway.tools import Called, CalledFunction
 
-STOP, TOOL_CALLS = "stop", "tool_calls"
+STOP, TOOL_CALLS, FUNCTION_CALL = "stop", "tool_calls", "function_call"
 
 
 class Reader:
@@ -82,3 +82,22 @@ def message(pieces: Iterable[Piece]) -> Message:
                 calls[-1].function.arguments += text
     return Message(content=content if content or not calls else None,
                    reasoning_content=reasoning or None, tool_calls=calls or None)
+
+
+def legacy_delta(piece: Piece) -> Said:
+    """A piece as a stream tells it to who asked with `functions`."""
+    match piece:
+        case CallBegin(_, name):
+            return Said(function_call=CalledFunction(name))
+        case CallArguments(_, text):
+            return Said(function_call=CalledFunction(arguments=text))
+        case _:
+            return delta(piece)
+
+
+def legacy_message(whole: Message) -> Message:
+    """The same message with its call as `function_call`."""
+    calls, whole.tool_calls = whole.tool_calls, None
+    if calls:
+        whole.function_call = calls[0].function
+    return whole

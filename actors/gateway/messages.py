@@ -16,7 +16,7 @@ from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.answers import Running
 from actorium.actors.gateway.engine import Engine, Facts
 from actorium.actors.gateway.errors import http_error
-from actorium.actors.gateway.fields import sampling
+from actorium.actors.gateway.fields import request_for, sampling
 from actorium.actors.gateway.formats import structured_of
 from actorium.actors.gateway.guard import Reply, caller, engine_of
 from actorium.actors.gateway.message import TOOL_CALLS, Reader
@@ -87,10 +87,9 @@ class Answer:
         """What the engine is asked. Raises `HttpError`."""
         body = self._body
         structured = self._tools.structured(structured_of(body))
-        return Request(messages=body.turns(), timeout=body.timeout, tenant=tenant,
-                       params=sampling(body, None, structured=structured),
-                       template_args=body.template_args(), tools=self._tools.shown,
-                       priority=body.priority)
+        params = sampling(body, None, structured=structured)
+        return request_for(body, params, tenant, messages=body.turns(),
+                           template_args=body.template_args(), tools=self._tools.shown)
 
     # --- all at once ---
 

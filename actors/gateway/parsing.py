@@ -38,19 +38,21 @@ class Parsing:
         self._inside: dict[str, bool] = {}
 
     def machine(self, tools: Schemas | None, forced: str | None, reasons: bool,
-                template_args: Mapping[str, Any]) -> Machine:
+                template_args: Mapping[str, Any], inside: bool | None = None) -> Machine:
         """For one choice.
 
         tools: schemas by name, None = calls are text; forced: the name of the function whose
         arguments the completion is, or "" = a list of calls; reasons: tell reasoning apart;
-        template_args: of the request, which may switch reasoning off.
+        template_args: of the request, which may switch reasoning off; inside: the completion goes
+        on within a thought, None = as the template begins the model's turn.
         """
         if forced is not None:
             return NamedCall(forced) if forced else CallList()
         reader = self._reader(tools)
         if not reasons or self.reasoning == NONE:
             return reader
-        return Chain(Think(self._begins_inside(template_args)), reader)
+        begins = self._begins_inside(template_args) if inside is None else inside
+        return Chain(Think(begins), reader)
 
     def _reader(self, tools: Schemas | None) -> Machine:
         if tools is None or self.tools == NONE:

@@ -83,3 +83,21 @@ class Pieces:
     def text_of(self, token: int) -> str:
         """The same as text; what is no character of its own is shown as U+FFFD."""
         return self.bytes_of(token).decode(errors="replace")
+
+    def name_of(self, token: int) -> str:
+        """What log-probabilities call it."""
+        return self.text_of(token)
+
+
+class IdPieces:
+    """The same tokens, called by their ids: texts of different tokens can be alike."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.bytes_of, self.text_of = pieces.bytes_of, pieces.text_of
+
+    def name_of(self, token: int) -> str:
+        """What log-probabilities call it."""
+        return f"token_id:{token}"
+
+
+TokenPieces = Pieces | IdPieces

@@ -17,7 +17,7 @@ from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.answers import Running
 from actorium.actors.gateway.engine import Engine, Facts
 from actorium.actors.gateway.errors import HttpError, http_error
-from actorium.actors.gateway.fields import sampling
+from actorium.actors.gateway.fields import request_for, sampling
 from actorium.actors.gateway.guard import Reply, caller, engine_of
 from actorium.actors.gateway.message import Reader
 from actorium.actors.gateway.responses_body import ResponsesBody
@@ -117,9 +117,8 @@ class Responding:
         most = body.max_output_tokens
         params = sampling(body, body.alternatives(), structured=structured,
                           max_tokens=body.max_tokens if most is None else most)
-        return Request(messages=body.turns(), params=params, timeout=body.timeout,
-                       template_args=body.template_args(), tools=self._tools.shown,
-                       tenant=tenant, priority=body.priority)
+        return request_for(body, params, tenant, messages=body.turns(),
+                           template_args=body.template_args(), tools=self._tools.shown)
 
     # --- all at once ---
 

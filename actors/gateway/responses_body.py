@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from actorium.actors.gateway.chat_body import ROLES, Part, text_of
 from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.fields import SamplingFields, check_turns
+from actorium.actors.gateway.fields import SamplingFields, check_turns, effort_args
 from actorium.actors.gateway.formats import JsonSchema, ResponseFormat, structured_of
 from actorium.actors.gateway.tools import Choice, Function, NamedFunction, NamedTool, Tool
 from actorium.actors.messages import ChatMessage, ToolCall
@@ -105,11 +105,7 @@ class ResponsesBody(SamplingFields, kw_only=True):
     def template_args(self) -> dict[str, Any]:
         """What the chat template learns beside the conversation."""
         effort = None if self.reasoning is None else self.reasoning.effort
-        if effort is None:
-            return dict(self.chat_template_kwargs)
-        args: dict[str, Any] = {"enable_thinking": False} if effort == "none" \
-            else {"reasoning_effort": effort}
-        return args | self.chat_template_kwargs
+        return effort_args(effort) | self.chat_template_kwargs
 
     def structured(self) -> Structured | None:
         """What the text must be. Raises `HttpError`."""

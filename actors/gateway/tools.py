@@ -38,7 +38,7 @@ class NamedTool(Struct):
     function: NamedFunction
 
 
-class CalledFunction(Struct, omit_defaults=True):
+class CalledFunction(Struct):
     """In an answer; in a stream's delta the name comes first, then the arguments in parts."""
 
     name: str | UnsetType = UNSET

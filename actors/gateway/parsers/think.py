@@ -8,6 +8,11 @@ from actorium.actors.gateway.parsers.scan import SPACE, held
 OPEN, CLOSE = "<think>", "</think>"
 
 
+def opens_thought(text: str) -> bool:
+    """Whether what follows the beginning of a message is still a thought."""
+    return text.rfind(OPEN) > text.rfind(CLOSE)
+
+
 class Think:
     """See the module. White space at the edges of the reasoning and before the answer is dropped.
     """

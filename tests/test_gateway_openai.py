@@ -1,0 +1,141 @@
+"""Fields of chats and completions over a whole engine: what was asked for is what comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from helpers_gateway import Served, served_to_openai
+
+USER: list[Any] = [{"role": "user", "content": "Tell me a story about a fox."}]
+BEGUN: list[Any] = [*USER, {"role": "assistant", "content": "Once upon a time, a fox"}]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with served_to_openai() as found:
+        yield found
+
+
+def chat(served: Served, **body: Any) -> Any:
+    own = {name: body.pop(name) for name in ("messages", "stream", "logprobs", "n")
+           if name in body}
+    return served.client.chat.completions.create(
+        model="demo", max_tokens=body.pop("max_tokens", 8), temperature=0,
+        **({"messages": USER} | own), extra_body=body)
+
+
+def text(served: Served, prompt: Any = "Once upon a time", **body: Any) -> Any:
+    own = {name: body.pop(name) for name in ("stream", "logprobs", "n", "echo") if name in body}
+    return served.client.completions.create(
+        model="demo", prompt=prompt, max_tokens=body.pop("max_tokens", 8), temperature=0, **own,
+        extra_body={"ignore_eos": True} | body)
+
+
+def test_a_final_message_goes_on(served: Served) -> None:
+    ask: dict[str, Any] = {"messages": BEGUN, "continue_final_message": True, "ignore_eos": True}
+    whole, begun = chat(served, echo=True, **ask), chat(served, **ask)
+    said = begun.choices[0].message.content
+    assert said and whole.choices[0].message.content == BEGUN[1]["content"] + said
+    ids = served.engine.client.tokenize_chat(BEGUN, add_generation_prompt=False,
+                                             continue_final_message=True)
+    assert begun.usage.prompt_tokens == len(ids)
+    stream = chat(served, echo=True, stream=True, **ask)
+    assert "".join(c.choices[0].delta.content or "" for c in stream) == \
+        whole.choices[0].message.content
+
+
+def test_the_prompts_tokens_are_told(served: Served) -> None:
+    want = served.engine.client.tokenize_chat(USER)
+    whole = chat(served, return_token_ids=True)
+    assert whole.prompt_token_ids == want
+    assert len(whole.choices[0].token_ids) == whole.usage.completion_tokens
+    chunks = list(chat(served, return_token_ids=True, stream=True))
+    assert chunks[0].prompt_token_ids == want
+    assert [token for c in chunks for token in getattr(c.choices[0], "token_ids", None) or ()] == \
+        whole.choices[0].token_ids
+    cut = chat(served, return_token_ids=True, truncate_prompt_tokens=4)
+    assert cut.prompt_token_ids == want[-4:] and cut.usage.prompt_tokens == 4
+    assert chat(served, truncate_prompt_tokens=4).usage.prompt_tokens == 4
+
+
+def test_a_template_of_ones_own(served: Served) -> None:
+    found = chat(served, chat_template="{{ messages[0].content }}!", return_token_ids=True)
+    assert found.prompt_token_ids == served.engine.client.tokenize(
+        USER[0]["content"] + "!", add_special_tokens=False)
+
+
+def test_tokens_are_called_by_their_ids(served: Served) -> None:
+    named = chat(served, logprobs=True, top_logprobs=2, return_tokens_as_token_ids=True,
+                 return_token_ids=True).choices[0]
+    assert [one.token for one in named.logprobs.content] == \
+        [f"token_id:{token}" for token in named.token_ids]
+    plain = chat(served, logprobs=True, top_logprobs=2).choices[0]
+    assert [one.bytes for one in plain.logprobs.content] == \
+        [one.bytes for one in named.logprobs.content]
+    found = text(served, logprobs=1, return_tokens_as_token_ids=True, return_token_ids=True)
+    choice = found.choices[0]
+    assert choice.logprobs.tokens == [f"token_id:{token}" for token in choice.token_ids]
+    assert choice.logprobs.text_offset == text(served, logprobs=1).choices[0].logprobs.text_offset
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_echoed_log_probabilities_of_a_stream_are_those_of_the_whole(served: Served, n: int
+                                                                    ) -> None:
+    ask: dict[str, Any] = {"echo": True, "logprobs": 2, "n": n}
+    whole = text(served, **ask)
+    found: list[Any] = [{"text": "", "tokens": [], "token_logprobs": [], "top_logprobs": [],
+                         "text_offset": []} for _ in range(n)]
+    for chunk in text(served, stream=True, **ask):
+        for choice in chunk.choices:
+            mine = found[choice.index]
+            mine["text"] += choice.text
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                mine[name] += getattr(choice.logprobs, name) if choice.logprobs else []
+    for choice in whole.choices:
+        mine = found[choice.index]
+        assert mine["text"] == choice.text
+        assert mine["tokens"] == choice.logprobs.tokens
+        assert mine["text_offset"] == choice.logprobs.text_offset
+        assert mine["token_logprobs"][0] is None is choice.logprobs.token_logprobs[0]
+        assert mine["token_logprobs"][1:] == pytest.approx(
+            choice.logprobs.token_logprobs[1:], abs=1e-3)
+        assert "".join(mine["tokens"]) == choice.text
+
+
+def test_a_prompt_alone_in_a_stream(served: Served) -> None:
+    ask: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 0}
+    [chunk] = text(served, stream=True, **ask)
+    whole = text(served, **ask)
+    assert chunk.choices[0].text == whole.choices[0].text == "Once upon a time"
+    assert chunk.choices[0].logprobs == whole.choices[0].logprobs
+    assert whole.usage.completion_tokens == 0
+
+
+def test_tokens_allowed_and_bad_words(served: Served) -> None:
+    allowed = served.engine.client.tokenize("fox", add_special_tokens=False)
+    found = text(served, allowed_token_ids=allowed, return_token_ids=True)
+    assert set(found.choices[0].token_ids) <= set(allowed)
+    plain = text(served).choices[0].text
+    word = plain.split()[0]
+    assert word not in text(served, bad_words=[word]).choices[0].text.split()
+
+
+def test_schemas_as_other_engines_write_them(served: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+              "additionalProperties": False}
+    for body in ({"response_format": {"type": "json_object", "schema": schema}},
+                 {"json_schema": schema}):
+        found = json.loads(chat(served, max_tokens=60, **body).choices[0].message.content)
+        assert isinstance(found["a"], bool)
+    assert chat(served, grammar='root ::= "yes" | "no"').choices[0].message.content in ("yes", "no")
+
+
+def test_more_choices_than_the_engine_allows(served: Served) -> None:
+    assert len(chat(served, n=64, max_tokens=1).choices) == 64
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(served, n=129)
+    assert caught.value.param == "n"
