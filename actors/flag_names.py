@@ -6,6 +6,8 @@ A setting's chief flag is its field's name with dashes. `ALIASES` and `INVERSES`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 ALIASES: dict[str, tuple[str, ...]] = {
     "model": ("model-path",),
     "max_model_len": ("context-length", "ctx-size"),
@@ -53,13 +55,14 @@ def flag_names(field: str) -> tuple[str, ...]:
     return (field.replace("_", "-"), *ALIASES.get(field, ()))
 
 
-def spellings(field: str, switch: bool) -> list[tuple[str, bool]]:
-    """Every name of a field's flag, with whether it means the opposite.
+def spellings(field: str, switch: bool, names: Sequence[str] = ()) -> list[tuple[str, bool]]:
+    """Every name of a field's flag, with whether it means the opposite. `names`: those that it has
+    besides `flag_names`, as the options of a command may.
 
     >>> dict(spellings("overlap", switch=True))["disable-overlap-schedule"]
     True
     """
-    names = flag_names(field)
+    names = tuple(dict.fromkeys((*flag_names(field), *names)))
     if not switch:
         return [(name, False) for name in names]
     return [*(form for name in names for form in switch_forms(name)),

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from helpers_cli import Cli, cli  # noqa: F401
 
+from actorium.actors.config import ModelConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.actor import where
 from actorium.actors.runtime.rundir import engine_dir
@@ -23,8 +25,10 @@ from actorium.tools.bench.http import Http
 from actorium.tools.bench.run import RequestResult, drive
 from actorium.tools.bench.sse import EventReader
 from actorium.tools.cli import bench_serve
-from actorium.tools.cli.bench_options import ALIASES, ServeOptions, check_serve, renamed
+from actorium.tools.cli.bench_options import ServeOptions, check_serve
 from actorium.tools.cli.bench_target import target_of
+from actorium.tools.cli.flags import parse
+from actorium.tools.cli.help import field_docs
 
 VLLM_FIELDS = {
     "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts",
@@ -241,11 +245,22 @@ def test_messages_do_not_fit_everywhere() -> None:
 # --- flags ---------------------------------------------------------------------------------------
 
 def test_flags_of_both_worlds() -> None:
-    words = ["--warmup-requests", "3", "--extra-body={}", "--disable-ignore-eos", "M", "--dataset",
-             "random", "--random_input", "4", "--", "--tag"]
-    assert renamed(words, ALIASES) == [
-        "--num-warmups", "3", "--extra-request-body={}", "--no-ignore-eos", "M", "--dataset-name",
-        "random", "--random-input-len", "4", "--", "--tag"]
+    found = parse("actorium bench serve [MODEL]", [
+        "--warmup-requests", "3", "--extra-body={}", "--disable-ignore-eos", "--dataset", "random",
+        "--random_input", "4", "--random-seed", "9", "--tag", "x", "--http", "a:1", "--no-stream",
+        "--goodput", "ttft:5", "tpot:6", "--port", "7", "--trust-remote-code"], ServeOptions)
+    options = found.options
+    assert (options.num_warmups, options.extra_request_body, options.seed) == (3, "{}", 9)
+    assert (options.random_input_len, options.label, options.base_url) == (4, "x", "a:1")
+    assert (options.ignore_eos, options.disable_stream) == (False, True)
+    assert "ignore_eos" in found.written and options.goodput == ["ttft:5", "tpot:6"]
+    assert options.port == 7 and found.config.gateway.port != 7
+    assert found.config.model.seed == ModelConfig().seed
+
+
+def test_help_has_a_text_for_every_flag() -> None:
+    fields = {field.name for field in msgspec.structs.fields(ServeOptions)}
+    assert fields <= set(field_docs(ServeOptions))
 
 
 def target(named: bool = False, there: bool = False, **values: Any) -> tuple[Any, ...]:
@@ -342,7 +357,7 @@ def engine_over_http(cli: Cli) -> Iterator[str]:  # noqa: F811
         yield found.url
 
 
-KINDS = ("openai", "openai-chat", "vllm", "sglang-oai")
+KINDS = ("openai", "openai-chat", "vllm", "sglang-oai", "sglang")
 
 
 def test_every_backend_of_a_served_engine(cli: Cli, tmp_path: Path,  # noqa: F811

@@ -4,15 +4,14 @@ them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
 from actorium.actors.errors import BadConfig
 from actorium.tools.bench.arrivals import RampUp
 from actorium.tools.bench.backends import ENDPOINTS, SDK, kind_of
-from actorium.tools.bench.datasets import options as dataset_options
 from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset
 from actorium.tools.bench.figures import GOALS, METRICS, percentile_name
 
@@ -21,28 +20,14 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "pres
             "repetition_penalty")
 
 
-ALIASES = {
-    **dataset_options.ALIASES, "warmup-requests": "num-warmups", "warm-ups": "num-warmups",
-    "http": "base-url", "extra-body": "extra-request-body", "output-details": "save-detailed",
-    "tag": "label", "disable-ignore-eos": "no-ignore-eos",
-}
-"""Other names of the flags -> the names that they have here."""
-
-
-def renamed(argv: Sequence[str], aliases: Mapping[str, str]) -> list[str]:
-    """The words with each flag under the name that it has here."""
-    found: list[str] = []
-    for place, word in enumerate(argv):
-        if word == "--":
-            return found + list(argv[place:])
-        name, equals, value = word.removeprefix("--").partition("=")
-        known = aliases.get(name.replace("_", "-")) if word.startswith("--") else None
-        found.append(f"--{known}{equals}{value}" if known else word)
-    return found
-
-
 class ServeOptions(DatasetOptions, frozen=True, kw_only=True):
     """The load, whom it is for, and where the figures go."""
+
+    ALIASES: ClassVar[dict[str, tuple[str, ...]]] = {
+        **DatasetOptions.ALIASES, "base_url": ("http",), "label": ("tag",),
+        "num_warmups": ("warmup-requests", "warm-ups"), "extra_request_body": ("extra-body",),
+        "save_detailed": ("output-details",)}
+    """Field -> further names of its flag."""
 
     backend: str | None = None
     """actorium (the client, no HTTP) | openai, vllm, sglang-oai, llama.cpp (/v1/completions) |

@@ -22,7 +22,7 @@ from actorium.tools.bench.figures import details, figures
 from actorium.tools.bench.run import RequestResult, drive
 from actorium.tools.bench.speculation import acceptance
 from actorium.tools.bench.table import serving_table
-from actorium.tools.cli.bench_options import ALIASES, ServeOptions, check_serve, renamed
+from actorium.tools.cli.bench_options import ServeOptions, check_serve
 from actorium.tools.cli.bench_session import Session, session_of
 from actorium.tools.cli.bench_target import SELF, Target, answers_models, target_of
 from actorium.tools.cli.engines import own_engine
@@ -36,7 +36,7 @@ PROG = "actorium bench serve [MODEL]"
 
 def run(argv: list[str]) -> int:
     """Entry of the command."""
-    parsed = parse(PROG, renamed(argv, ALIASES), ServeOptions, ABOUT)
+    parsed = parse(PROG, argv, ServeOptions, ABOUT)
     options = parsed.options
     check_serve(options, parsed.written)
     named = "name" in parsed.written and parsed.config.runtime.name != RuntimeConfig().name

@@ -145,10 +145,9 @@ async def _counters(http: Http, headers: str) -> dict[str, float]:
 
 
 def _served_name(parsed: Parsed[ServeOptions]) -> str | None:
-    if "served_model_name" not in parsed.written:
-        return None
-    name = parsed.config.model.served_model_name
-    return name if isinstance(name, str) or name is None else name[0]
+    """--served-model-name, which for a server at a URL is the name to ask it by."""
+    names = parsed.config.model.served_model_name
+    return names[0] if names and "served_model_name" in parsed.written else None
 
 
 def _headers(parsed: Parsed[ServeOptions]) -> str:

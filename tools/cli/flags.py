@@ -64,7 +64,7 @@ class Flag(NamedTuple):
     @property
     def spellings(self) -> list[tuple[str, bool]]:
         """Every word that sets it, and whether that means the opposite."""
-        return spellings(self.dest, self.kind is bool)
+        return spellings(self.dest, self.kind is bool, self.names)
 
 
 class Word(NamedTuple):
@@ -91,7 +91,8 @@ class Parsed(NamedTuple, Generic[Options]):
 
 
 def command_flags(options: type[Struct]) -> list[Flag]:
-    """Every flag of a command with these options; an option hides a setting of the same name."""
+    """Every flag of a command with these options; an option hides a setting of the same name.
+    `ALIASES` of the options' class are further names of its flags, by field."""
     flags = [_option(options, field) for field in msgspec.structs.fields(options)]
     own = {flag.dest for flag in flags}
     sections = {section.name: section.type for section in msgspec.structs.fields(Config)}
@@ -110,7 +111,8 @@ def _option(options: type[Struct], field: msgspec.structs.FieldInfo) -> Flag:
     many = typing.get_origin(kind) is list
     kind = typing.get_args(kind)[0] if many else kind
     default = () if many else field.default
-    return Flag(field.name, kind, optional, many, flag_names(field.name), options, default)
+    names = (*flag_names(field.name), *getattr(options, "ALIASES", {}).get(field.name, ()))
+    return Flag(field.name, kind, optional, many, names, options, default)
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -128,7 +130,9 @@ class _Table:
     """Every name that a command knows."""
 
     def __init__(self, flags: Iterable[Flag]) -> None:
-        self.own = {name: (flag, off) for flag in flags for name, off in flag.spellings}
+        # The command's own options come first, and win.
+        self.own = {name: (flag, off) for flag in reversed(list(flags))
+                    for name, off in flag.spellings}
 
     @functools.cached_property
     def foreign(self) -> dict[str, Foreign]:

@@ -114,7 +114,15 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """The strings under the fields of a class, from its source."""
+    """The strings under the fields of a class and of those that it extends, from their sources."""
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, Struct) and base is not Struct:
+            docs |= _own_docs(base)
+    return docs
+
+
+def _own_docs(kind: type) -> dict[str, str]:
     body = ast.parse(inspect.getsource(kind)).body[0]
     docs: dict[str, str] = {}
     name = ""

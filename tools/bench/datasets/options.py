@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from msgspec import Struct
 
 from actorium.actors.errors import BadConfig
@@ -15,16 +17,14 @@ DEFAULT_REQUESTS = {"demo": 100}
 MANY = 1000
 
 
-ALIASES = {
-    "dataset": "dataset-name", "num-prompt": "num-prompts", "random-input": "random-input-len",
-    "random-output": "random-output-len", "range-ratio": "random-range-ratio",
-    "load-seed": "seed",
-}
-"""Other names of the flags -> the names that they have here."""
-
-
 class DatasetOptions(Struct, frozen=True, kw_only=True):
     """The load: which requests."""
+
+    ALIASES: ClassVar[dict[str, tuple[str, ...]]] = {
+        "dataset_name": ("dataset",), "num_prompts": ("num-prompt",),
+        "random_input_len": ("random-input",), "random_output_len": ("random-output",),
+        "random_range_ratio": ("range-ratio",), "seed": ("load-seed",)}
+    """Field -> further names of its flag."""
 
     dataset_name: str = "random"
     """random | sharegpt | sonnet (verse made here) | custom (JSON lines) | demo (chats on the demo
