@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from helpers_cli import Cli, cli
 
-from actorium.actors.errors import BadConfig
+from actorium.actors.client_requests import Completion, Request
+from actorium.actors.errors import BadConfig, QueueFull
+from actorium.actors.messages import Usage
+from actorium.actors.models import DEMO_MODEL
+from actorium.actors.params import SamplingParams
 from actorium.tools.bench import offline, report, works
+from actorium.tools.bench.datasets.sample import SampleRequest
+from actorium.tools.bench.throughput import Counted, latest_rate, run_batch, throughput
+from actorium.tools.cli import bench_compare
+from actorium.tools.cli.bench_offline import is_batch
 
 __all__ = ["cli"]
 W2 = works.WORKS[1]
@@ -104,3 +114,96 @@ def test_a_terminated_run_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
     assert cli.entries() == []
     assert list(tmp_path.iterdir()) == []
+
+
+# --- with a dataset ------------------------------------------------------------------------------
+
+ROWS = ["Backend", "Successful requests", "Benchmark duration (s)", "Total input tokens",
+        "Total generated tokens", "Last generation throughput (tok/s)",
+        "Request throughput (req/s)", "Input token throughput (tok/s)",
+        "Output token throughput (tok/s)", "Total token throughput (tok/s)"]
+"""SGLang's."""
+
+
+def test_a_dataset_is_asked_for_by_its_flags() -> None:
+    assert is_batch({"num_prompts", "model"}) and is_batch({"skip_warmup"})
+    assert not is_batch({"model", "shape", "runs"})
+    for written, named in (({"num_prompts", "peer"}, "--peer"), ({"seed", "works"}, "--seed")):
+        with pytest.raises(BadConfig, match=named):
+            is_batch(written)
+
+
+def test_throughput_under_sglangs_names() -> None:
+    found = throughput("engine", Counted(2.0, 10, 40, ["x: y"]), 3, None)
+    assert (found["successful_requests"], found["failed_requests"]) == (2, 1)
+    assert (found["input_throughput"], found["output_throughput"]) == (5.0, 20.0)
+    assert (found["total_throughput"], found["request_throughput"]) == (25.0, 1.0)
+    assert found["last_gen_throughput"] == 20.0
+    assert throughput("engine", Counted(2.0), 1, 7.5)["last_gen_throughput"] == 7.5
+
+
+def test_the_latest_rate_is_of_time_with_work() -> None:
+    def at(tokens: float, busy: float, idle: float) -> dict[str, float]:
+        return {"tokens": tokens, "busy_us": busy, "idle_us": idle}
+
+    readings = [at(0, 0, 0), at(10, 1e6, 0), at(10, 1e6, 0), at(40, 1.5e6, 5e5),
+                at(40, 1.5e6, 5e5)]
+    assert latest_rate(readings) == pytest.approx(30.0)
+    assert latest_rate(readings[:1]) is latest_rate([]) is None
+
+
+@pytest.mark.parametrize(("line", "requests", "tokens"), [
+    ("--num-prompts 1 --dataset-name random --random-input-len 256 --random-output-len 256 "
+     "--attention-backend sage_attn --enable-torch-compile --cuda-graph-max-bs 4", 1, (256, 256)),
+    ("--num-prompts 200 --random-input-len 128 --random-output-len 256 --random-range-ratio 0.5",
+     200, None)])
+def test_pasted_lines(cli: Cli, tmp_path: Path, line: str, requests: int,
+                      tokens: tuple[int, int] | None) -> None:
+    """As they stand, but for the model and where the figures go; without a model's arithmetic."""
+    file = tmp_path / "out.jsonl"
+    done = cli.run("bench", "offline", "--model-path", str(DEMO_MODEL), *line.split(),
+                   "--null-worker", "--device", "cpu", "--result-filename", str(file))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert [row.partition(":")[0] for row in lines[1:-1]] == ROWS
+    result = json.loads(file.read_text())
+    assert result["successful_requests"] == requests and result["last_gen_throughput"] > 0
+    found = (result["total_input_tokens"], result["total_output_tokens"])
+    if tokens is not None:
+        assert found == tokens
+    else:  # SGLang's range ratio: 64..128 and 128..256, evenly
+        assert 200 * 90 < found[0] < 200 * 102 and 200 * 180 < found[1] < 200 * 204
+        assert b"SGLang's meaning" in done.stderr
+    assert cli.entries() == []
+
+
+def test_errors_of_requests_are_counted() -> None:
+    class Scripted:
+        def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Any]]:
+            for number, request in enumerate(requests):
+                assert request.params is not None and request.params.max_tokens == number + 1
+                usage = Usage(prompt_tokens=7, completion_tokens=number + 1)
+                yield number, QueueFull("no") if number == 1 else [Completion(
+                    text="", token_ids=[1] * (number + 1), finish_reason="length", usage=usage)]
+
+    samples = [SampleRequest([1], None, number + 1) for number in range(3)]
+    found = run_batch(cast(Any, Scripted()), samples, SamplingParams())
+    assert (found.prompt_tokens, found.tokens, found.errors) == (14, 4, ["queue_full: no"])
+
+
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    one, two, plot = tmp_path / "one.json", tmp_path / "two.jsonl", tmp_path / "both.png"
+    one.write_text(json.dumps({"output_throughput": 100.0, "label": "A"}))
+    two.write_text('{"output_throughput": 50.0}\n{"output_throughput": 200.0}\n')
+    assert bench_compare.run([str(one), "--plot", str(plot), str(two)]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == ["A", "two", "#1", "two", "#2"]
+    assert row.split() == ["output", "tokens/s", "100.0", "50.0", "(0.50x)", "200.0", "(2.00x)"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert bench_compare.run([str(one), str(one), "--label", "old", "new"]) == 0
+    assert capsys.readouterr().out.split()[:2] == ["old", "new"]
+    for argv, named in (([], "FILE"), (["--x", str(one)], "--x"),
+                        ([str(one), "--label", "a", "b"], "--label"), (["/nowhere"], "/nowhere")):
+        with pytest.raises(BadConfig, match=named):
+            bench_compare.run(argv)

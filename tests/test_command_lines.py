@@ -14,7 +14,7 @@ from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.preflight import check_machine
 from actorium.tools.cli import foreign_flags, main
-from actorium.tools.cli.bench import BenchOptions
+from actorium.tools.cli.bench_offline import OfflineOptions
 from actorium.tools.cli.flags import NoOptions, Parsed, command_flags, parse
 from actorium.tools.cli.serve import ServeOptions
 from actorium.tools.cli.translate import foreign_flags_table
@@ -113,7 +113,7 @@ def test_a_pasted_line_sets_what_it_means_and_tells_of_the_rest(
     "--model-path M --num-prompts 200"])
 def test_the_engines_flags_of_a_pasted_benchmark(line: str) -> None:
     argv = [word for word in words(line) if word not in ("--num-prompts", "1", "200")]
-    config = parse("actorium bench offline [MODEL]", argv, BenchOptions).config
+    config = parse("actorium bench offline [MODEL]", argv, OfflineOptions).config
     assert config.model.model == DEMO
     assert config.device.graph_batch_sizes == ("1,2,4" if "--cuda-graph-max-bs" in argv else "auto")
 

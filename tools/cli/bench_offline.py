@@ -1,0 +1,179 @@
+"""`actorium bench offline`: the throughput of a batch, through the client of an engine of its own.
+With a dataset SGLang's benchmark of that name; without one the works of `bench_works`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import msgspec
+
+from actorium.actors.config import Config
+from actorium.actors.errors import BadConfig
+from actorium.actors.params import SamplingParams
+from actorium.tools.bench import offline, report, results
+from actorium.tools.bench.datasets.load import load_dataset
+from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset
+from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, Vocabulary
+from actorium.tools.bench.table import offline_table
+from actorium.tools.bench.throughput import Watch, run_batch, throughput
+from actorium.tools.cli import bench_works
+from actorium.tools.cli.engines import own_engine
+from actorium.tools.cli.flags import Parsed, parse
+
+ABOUT = """Offline throughput through the real engine. With a dataset (--num-prompts,
+--dataset-name, --random-input-len, ...): its requests all at once, with the rows of SGLang's
+offline benchmark. Without: W1, one request, 128 tokens in, 128 out; W2, 32 requests, 128 in, 64
+out; W3, one prompt of 2,048 tokens; greedy, random token-id prompts, end of sequence ignored,
+medians. With --peer both models stay loaded and their runs take turns; the ratio is the median of
+those of runs next to each other, since machines change their speed."""
+PROG = "actorium bench offline [MODEL]"
+WARM_REQUESTS, WARM_INPUT, WARM_OUTPUT = 16, 256, 16
+"""Requests before the clock starts, and their tokens: at most so many."""
+SETTLE = 0.5
+"""Seconds after them."""
+
+
+class OfflineOptions(DatasetOptions, frozen=True, kw_only=True):
+    """What to measure, and where the figures go."""
+
+    backend: str = "engine"
+    """engine: the client of an engine, without HTTP."""
+    ignore_eos: bool = True
+    """Go on past the end of sequence, to the length asked for; demo's answers do not."""
+    extra_request_body: str | None = None
+    """A JSON object: sampling parameters (default: greedy)."""
+    skip_warmup: bool = False
+    """No requests before the clock starts."""
+    result_filename: str | None = None
+    """File that the figures are added to, one JSON object a line, under SGLang's names."""
+    profile: bool = False
+    """Refused: --trace DIR says where the time goes."""
+    shape: str | None = None
+    """Random weights of this shape: S06, TINY, HYB, a config.json (implies --load-format dummy)."""
+    works: str = "W1,W2,W3"
+    """Without a dataset: which of the works."""
+    runs: int = 3
+    """Without a dataset: measured runs of each work."""
+    peer: str | None = None
+    """Without a dataset: transformers: the same work and weights through it, by turns, one asleep
+    while the other runs."""
+    json: str | None = None
+    """File for the figures, and how they came about."""
+    plot: str | None = None
+    """Without a dataset: file (.png, .svg) for a plot."""
+
+
+WORKS = ("works", "runs", "peer", "plot")
+"""Options of the works alone."""
+BATCH = (*(name for name in DatasetOptions.__struct_fields__ if name != "seed"), "backend",
+         "ignore_eos", "extra_request_body", "skip_warmup", "result_filename")
+"""Options of a dataset alone, any of which asks for one."""
+
+
+def run(argv: list[str]) -> int:
+    """Entry of the command."""
+    parsed = parse(PROG, argv, OfflineOptions, ABOUT)
+    options = parsed.options
+    if options.profile:
+        raise BadConfig("--profile: there is no profiler here; --trace DIR tells when the device "
+                        "idled and why", "profile")
+    if options.shape is not None and "model" in parsed.written:
+        raise BadConfig("--shape: cannot be combined with a model", "shape")
+    if not is_batch(parsed.written):
+        return bench_works.run(parsed.config, bench_works.Plan(
+            options.shape, options.works, options.runs, options.peer, options.json, options.plot))
+    sampling = _sampling(options)
+    with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
+        config = _config(parsed, Path(folder))
+        result = _measure(config, options, sampling)
+    print(offline_table(result))
+    if options.result_filename:
+        results.write_result(Path(options.result_filename), result, append=True)
+    if options.json:
+        report.write_json(options.json, {**result, **_setting(config, options)})
+    return 1 if result["failed_requests"] else 0
+
+
+def is_batch(written: Collection[str]) -> bool:
+    """Whether a dataset is measured, by the flags written. Raises `BadConfig` if some are of the
+    works."""
+    batch = [name for name in BATCH if name in written]
+    works = [name for name in WORKS if name in written]
+    if batch and works:
+        raise BadConfig(f"--{works[0].replace('_', '-')}: goes without a dataset, but "
+                        f"--{batch[0].replace('_', '-')} asks for one", works[0])
+    if "seed" in written and not batch:
+        raise BadConfig("--seed: is the load's, and the works' prompts are always the same: name a "
+                        "dataset (--dataset-name random)", "seed")
+    return bool(batch)
+
+
+def _sampling(options: OfflineOptions) -> SamplingParams:
+    """Checked before anything is started. Raises `BadConfig`."""
+    check_dataset(options)
+    if options.backend not in ("engine", "actorium"):
+        raise BadConfig("--backend: must be engine; `actorium bench serve` measures over HTTP, got "
+                        f"{options.backend!r}", "backend")
+    try:
+        given = msgspec.json.decode(options.extra_request_body or "{}", type=dict[str, Any])
+        ignore = options.ignore_eos and options.name != "demo"
+        params = SamplingParams(**{"temperature": 0.0, "ignore_eos": ignore, **given})
+        params.check()
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise BadConfig(f"--extra-request-body: {error}", "extra_request_body") from None
+    return params
+
+
+def _config(parsed: Parsed[OfflineOptions], folder: Path) -> Config:
+    """Token ids need no tokenizer; a shape means random weights."""
+    config, options = parsed.config, parsed.options
+    model = config.model
+    ids = options.name in ("random", "generated-shared-prefix") and options.tokenize_prompt
+    if ids:
+        model = msgspec.structs.replace(model, skip_tokenizer=True)
+    if options.shape is not None:
+        if not ids:
+            raise BadConfig("--shape: goes with random token ids", "shape")
+        path = offline.shape_dir(options.shape, folder)
+        model = msgspec.structs.replace(model, model=str(path), load_format="dummy")
+    return msgspec.structs.replace(config, model=model)
+
+
+def _measure(config: Config, options: OfflineOptions, sampling: SamplingParams) -> dict[str, Any]:
+    style = options.dataset_style or "sglang"
+    model = None if options.shape is not None else config.model.model
+    tokens = Tokens(model, Vocabulary(offline.vocabulary(config)))
+    samples = load_dataset(options, tokens, style, chat=False)
+    if options.random_range_ratio is not None and options.dataset_style is None:
+        print("actorium: --random-range-ratio has SGLang's meaning here, from len x ratio to len "
+              "(--dataset-style vllm: len x (1 -+ ratio))", file=sys.stderr)
+    with own_engine(config) as engine:
+        if not options.skip_warmup:
+            run_batch(engine.client, _warm(samples, tokens, options.seed + 1), sampling)
+            sleep(SETTLE)
+        with Watch(engine.name, config.runtime.run_dir) as watch:
+            counted = run_batch(engine.client, samples, sampling)
+    for reason in sorted(set(counted.errors))[:5]:
+        print(f"actorium: {counted.errors.count(reason)} failed: {reason}", file=sys.stderr)
+    return throughput(options.backend, counted, len(samples), watch.rate)
+
+
+def _warm(samples: list[SampleRequest], tokens: Tokens, seed: int) -> list[SampleRequest]:
+    """Random prompts no longer than the longest one of the run, of another seed."""
+    longest = max(sample.prompt_len for sample in samples)
+    made = DatasetOptions(num_prompts=min(len(samples), WARM_REQUESTS), seed=seed,
+                          random_input_len=min(WARM_INPUT, longest or WARM_INPUT),
+                          random_output_len=min(WARM_OUTPUT,
+                                                max(sample.output_len for sample in samples)))
+    return load_dataset(made, tokens, "vllm", chat=False)
+
+
+def _setting(config: Config, options: OfflineOptions) -> dict[str, Any]:
+    """How the figures came about."""
+    return {"dataset_name": options.name, "num_prompts": options.requests, "seed": options.seed,
+            "machine": bench_works.machine(config), "config": msgspec.to_builtins(config)}
