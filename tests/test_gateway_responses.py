@@ -115,7 +115,7 @@ def test_what_the_engine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     params = request.params
     assert params is not None and (params.max_tokens, params.temperature) == (9, 0.5)
     assert (params.top_k, params.seed) == (3, 4)
-    assert request.template_args == {"enable_thinking": False}
+    assert request.template_args == {"enable_thinking": False, "thinking": False}
 
 
 def test_formats_and_forced_calls(monkeypatch: pytest.MonkeyPatch) -> None:
