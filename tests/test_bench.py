@@ -182,7 +182,7 @@ def test_errors_of_requests_are_counted() -> None:
         def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Any]]:
             for number, request in enumerate(requests):
                 assert request.params is not None and request.params.max_tokens == number + 1
-                usage = Usage(prompt_tokens=7, completion_tokens=number + 1)
+                usage = Usage(prompt_tokens=7, cached_tokens=0, completion_tokens=number + 1)
                 yield number, QueueFull("no") if number == 1 else [Completion(
                     text="", token_ids=[1] * (number + 1), finish_reason="length", usage=usage)]
 
