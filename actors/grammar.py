@@ -8,6 +8,7 @@ the scheduler, which makes the masks.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
+from actorium.actors.schemas import closed
 
 LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000, "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000,
@@ -173,7 +175,7 @@ def grammar_of(wanted: Structured) -> str:
     """As llguidance writes it. Raises `InvalidRequest` where it is none; whether it compiles is
     for `Vocabulary.matcher` to say."""
     if wanted.json_schema is not None:
-        return json_grammar(wanted.json_schema)
+        return json_grammar(wanted.json_schema, wanted.additional_properties)
     if wanted.json_object:
         return json_grammar('{"type": "object"}')
     if wanted.regex is not None:
@@ -183,14 +185,19 @@ def grammar_of(wanted: Structured) -> str:
     return ebnf_grammar(wanted.grammar or "")
 
 
-def json_grammar(schema: str | dict[str, Any]) -> str:
-    """Of JSON texts that a schema describes. Raises `InvalidRequest`."""
+def json_grammar(schema: str, additional_properties: bool = False) -> str:
+    """Of JSON texts that a schema describes; objects that name their properties have no others,
+    unless these may be additional. Raises `InvalidRequest`."""
     from llguidance import LLMatcher
 
     try:
+        if not additional_properties:
+            schema = json.dumps(closed(json.loads(schema)))
         return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": SPACES})
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"structured: no JSON schema: {error}", "structured") from None
+    except RecursionError:
+        raise InvalidRequest("structured: no JSON schema: too deep", "structured") from None
 
 
 def regex_grammar(expression: str) -> str:
@@ -202,8 +209,6 @@ def regex_grammar(expression: str) -> str:
 
 def choice_grammar(choices: Sequence[str]) -> str:
     """Of these texts."""
-    import json
-
     from llguidance import LLMatcher
 
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)

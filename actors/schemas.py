@@ -1,0 +1,148 @@
+"""JSON schemas closed: objects have the properties that they name, and no others.
+
+The standard lets an object have any properties besides those that its schema names; a model that
+samples under such a schema makes some up. So, as in vLLM and SGLang (xgrammar's strict mode) and
+llama.cpp, an object whose schema has `properties` and does not say `additionalProperties` is closed
+here, which the grammar takes to the letter: each property once, in the schema's order.
+
+Several schemas may speak of one object (`allOf`, `anyOf`, `$ref` beside other keywords): there each
+of them is closed but for what the others name, so that together they allow what one schema with all
+those names would. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+Schema: TypeAlias = dict[str, Any]
+Names: TypeAlias = frozenset[str]
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose value maps names to schemas."""
+LISTS = ("prefixItems",)
+PLAIN = ("items", "additionalItems", "contains", "additionalProperties")
+ALL, SOME = ("allOf",), ("anyOf", "oneOf")
+"""Keywords whose schemas speak of the same value, all of them or one of them at a time."""
+SAYS = ("additionalProperties", "unevaluatedProperties")
+NOBODY: Names = frozenset()
+
+
+def closed(schema: Any) -> Any:
+    """A copy of the schema, closed. Raises `RecursionError` where it is too deep."""
+    return _Closing(schema).result()
+
+
+class _Closing:
+    """One schema, and what is added to its definitions."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._copies: dict[tuple[str, Names], str] = {}
+        """(reference, names of others) -> name of the definition."""
+        self._added: Schema = {}
+
+    def result(self) -> Any:
+        made = self._close(self._root, NOBODY)
+        if self._added:
+            made["$defs"] = {**made.get("$defs", {}), **self._added}
+        return made
+
+    def _close(self, schema: Any, others: Names) -> Any:
+        """others: properties that schemas beside this one name of the same value."""
+        if not isinstance(schema, dict):
+            return schema
+        made = dict(schema)
+        for key in PLAIN + LISTS + MAPS:
+            if key in made:
+                made[key] = self._within(key, made[key])
+        for key in (*ALL, *SOME):
+            if isinstance(made.get(key), list):
+                made[key] = [self._close(part, others | self._beside(schema, key, number))
+                             for number, part in enumerate(made[key])]
+        if isinstance(made.get("$ref"), str):
+            made["$ref"] = self._reference(made["$ref"], others | self._beside(schema, "$ref", 0))
+        if isinstance(made.get("properties"), dict) and not any(key in made for key in SAYS):
+            names = (self._names(schema, ()) | others) - made["properties"].keys()
+            made["properties"] = made["properties"] | {name: True for name in sorted(names)}
+            made["additionalProperties"] = False
+        return made
+
+    def _within(self, key: str, value: Any) -> Any:
+        """Schemas of values inside of the one that the keyword speaks of."""
+        if key in MAPS and isinstance(value, dict):
+            return {name: self._close(part, NOBODY) for name, part in value.items()}
+        if isinstance(value, list):
+            return [self._close(part, NOBODY) for part in value]
+        return self._close(value, NOBODY)
+
+    def _reference(self, reference: str, others: Names) -> str:
+        """To what is closed where it stands, or to a copy that lets others' names in."""
+        target = self._target(reference)
+        parts = reference.split("/")
+        in_place = reference == "#" or (len(parts) == 3 and parts[1] in ("$defs", "definitions"))
+        if not isinstance(target, dict) or (in_place and not others):
+            return reference
+        key = reference, others
+        if key not in self._copies:
+            taken = self._root.get("$defs", {}) if isinstance(self._root, dict) else {}
+            name = f"closed-{len(self._copies)}"
+            while name in taken:
+                name += "-"
+            self._copies[key] = name
+            self._added[name] = self._close(target, others)
+        return f"#/$defs/{self._copies[key]}"
+
+    def _target(self, reference: str) -> Any:
+        """What a pointer within the schema leads to; None if it does not."""
+        if reference != "#" and not reference.startswith("#/"):
+            return None
+        found = self._root
+        for part in reference.split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping) and part in found:
+                found = found[part]
+            elif isinstance(found, list) and part.isdigit() and int(part) < len(found):
+                found = found[int(part)]
+            else:
+                return None
+        return found
+
+    # --- who names which properties ---------------------------------------------------------------
+
+    def _beside(self, schema: Schema, key: str, number: int) -> Names:
+        """Names that hold together with those of the `number`-th schema of a keyword."""
+        found = self._own(schema)
+        for other in (*ALL, *SOME):
+            parts = schema.get(other)
+            for at, part in enumerate(parts if isinstance(parts, list) else ()):
+                alternative = other == key and (other in SOME or at == number)
+                if not alternative:
+                    found |= self._names(part, ())
+        if key != "$ref":
+            found |= self._referred(schema, ())
+        return found
+
+    @staticmethod
+    def _own(schema: Schema) -> Names:
+        properties, required = schema.get("properties"), schema.get("required")
+        found = frozenset(properties if isinstance(properties, dict) else ())
+        if isinstance(required, list):
+            found |= frozenset(name for name in required if isinstance(name, str))
+        return found
+
+    def _names(self, schema: Any, seen: tuple[str, ...]) -> Names:
+        """All names of the schema and of those that speak of the same value."""
+        if not isinstance(schema, dict):
+            return NOBODY
+        found = self._own(schema) | self._referred(schema, seen)
+        for key in (*ALL, *SOME):
+            for part in schema[key] if isinstance(schema.get(key), list) else ():
+                found |= self._names(part, seen)
+        return found
+
+    def _referred(self, schema: Schema, seen: tuple[str, ...]) -> Names:
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or reference in seen:
+            return NOBODY
+        return self._names(self._target(reference), (*seen, reference))
