@@ -11,11 +11,11 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from actorium.actors.client_requests import Completion, StreamDelta, joined
 from actorium.actors.errors import ActoriumError, UnknownRequest, from_code
-from actorium.actors.messages import Delta, TokenLogprob
+from actorium.actors.messages import Delta, TokenLogprob, Usage
 
 TOKENIZER, DETOKENIZER = "tokenizer.front", "detokenizer.front"
 WATCHDOG = "watchdog.front"
@@ -45,6 +45,15 @@ class Choice:
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.prompt_told = False
         self.last: Delta | None = None
+
+
+class Progress(NamedTuple):
+    """What has come of a request."""
+
+    usages: list[Usage]
+    """Of each choice; exact once it has ended."""
+    first_at: float
+    """When its first delta came, CLOCK_MONOTONIC seconds; 0 = not yet."""
 
 
 class Due:
@@ -81,6 +90,8 @@ class Pending(Due):
         """A delta has come: the request is in the ledger."""
         self.claim = b""
         """What to send instead of a plain `Resume`: one that adopts."""
+        self.first_at = 0.0
+        """When its first delta came; 0 = not yet."""
         self._must = False
         self._asked = -math.inf
         self.on_done: Callable[[Pending], None] = _ignore
@@ -112,7 +123,17 @@ class Pending(Due):
         """Tokens are missing: a Resume is due, unless one is on its way."""
         self.due = min(self.due, max(now, self._asked + GAP_AGAIN))
 
+    @property
+    def progress(self) -> Progress:
+        """As of now."""
+        prompt = self.prompt_tokens or 0
+        ends = [choice.last.usage if choice.last is not None else None for choice in self.choices]
+        return Progress([usage or Usage(prompt, 0, choice.seen)
+                         for usage, choice in zip(ends, self.choices, strict=True)], self.first_at)
+
     def _heard(self, now: float, new: bool) -> None:
+        if not self.first_at:
+            self.first_at = now
         if new or not self.told:
             self.delay = SILENCE
         self.told = True

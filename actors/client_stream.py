@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from actorium.actors.client_core import TOKENIZER, Pending
+from actorium.actors.client_pending import Progress
 from actorium.actors.client_requests import Request, StreamDelta
 from actorium.actors.messages import Abort
 
@@ -32,6 +33,11 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
     def rid(self) -> str:
         """"" until the request was sent."""
         return "" if self._pending is None else self._pending.rid
+
+    @property
+    def progress(self) -> Progress | None:
+        """None until the request was sent."""
+        return None if self._pending is None else self._pending.progress
 
     @property
     def prompt_tokens(self) -> int | None:

@@ -201,6 +201,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How it writes its reasoning: auto (by its chat template) | none | deepseek_r1 | qwen3."""
     max_body_bytes: int = 4 << 20
     """Largest body of a request."""
+    access_log: bool = True
+    """A line for each HTTP request: status, tokens, times, never what was said."""
     max_connections: int = 4096
     """Connections of one process; more are refused with 503."""
     body_timeout: float = 30.0
@@ -231,6 +233,13 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """ZMQ high-water mark of every socket, in messages."""
     log_level: str = "info"
     """debug | info | warning | error"""
+    log_format: str = "text"
+    """text | json: lines on stderr; files in the run directory are JSON lines anyway."""
+    log_interval: float = 10.0
+    """Seconds between the lines that tell what was running, and how fast; 0 = none."""
+    log_stderr: bool = False
+    """Lines on the work, every `log_interval` seconds and of HTTP requests, go to stderr, too;
+    `actorium serve` always has it so."""
     listen: str | None = None
     """tcp://HOST:PORT: also serve clients of other machines, at PORT and the next two, encrypted,
     and only those whose keys are let in (`actorium keys`); default: this machine's user alone."""

@@ -27,6 +27,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "seed": ("random-seed",),
     "tensor_parallel_size": ("tp", "tp-size"),
     "trace_dir": ("trace",),
+    "access_log": ("uvicorn-access-log", "log-requests"),
     "graph_batch_sizes": ("cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode",
                           "cudagraph-capture-sizes"),
     "graph_token_counts": ("piecewise-cuda-graph-tokens", "cuda-graph-bs-prefill"),

@@ -13,6 +13,10 @@ from collections.abc import Mapping
 MARK = "|"
 """Between a histogram's name and the index of a bucket: "ttft|3", "ttft|sum"."""
 SUM = "sum"
+HTTP_REQUESTS = "http_seconds"
+"""The gateways' histogram; the others are the scheduler's."""
+HTTP_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0,
+                4.5, 5.0, 7.5, 10.0, 30.0, 60.0)
 
 FIRST_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5,
                5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -32,7 +36,7 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
     "decode": WHOLE_REQUEST, "inference": WHOLE_REQUEST, "prompt_tokens": TOKENS,
     "generation_tokens": TOKENS, "most_generation_tokens": TOKENS, "max_tokens": TOKENS,
     "choices": CHOICES, "preemptions": PREEMPTIONS, "prefill_tokens": TOKENS,
-    "step_tokens": STEP_TOKENS, "step": BETWEEN_TOKENS}
+    "step_tokens": STEP_TOKENS, "step": BETWEEN_TOKENS, HTTP_REQUESTS: HTTP_SECONDS}
 """Upper bounds by name, in seconds or tokens; vLLM's, with finer ones below where a small model is
 that fast."""
 

@@ -14,7 +14,6 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -48,6 +47,7 @@ from actorium.actors.roles import (
     roles_of,
     stop_rank,
 )
+from actorium.actors.runtime.announce import announce
 from actorium.actors.runtime.children import Actor, Actors
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
@@ -126,7 +126,7 @@ class Launcher:
             for number, handler in old.items():
                 signal.signal(number, handler)
         if self.failure is not None:
-            _say(self.failure.message)
+            self._say(self.failure.message)
         return self._code
 
     def stop(self) -> None:
@@ -274,7 +274,7 @@ class Launcher:
         if actor is not None and actor not in self._condemned:
             wait = STACKS if self._actors.dump(actor, order.reason) else 0.0
             self._condemned[actor] = time.monotonic() + wait
-            _say(f"{actor.role} (pid {actor.pid}) is killed: {order.reason}")
+            self._say(f"{actor.role} (pid {actor.pid}) is killed: {order.reason}")
 
     def _on_spawn(self, order: Spawn) -> None:
         if not self._revives(order.role):
@@ -282,7 +282,7 @@ class Launcher:
         actor = self._actors.spawn(order.role, order.epoch)
         if actor is None:
             return
-        _say(f"{actor.role} is started again (pid {actor.pid}, epoch {actor.epoch})")
+        self._say(f"{actor.role} is started again (pid {actor.pid}, epoch {actor.epoch})")
         if actor.role == WATCHDOG:
             self._meet_watchdog()
         else:
@@ -321,12 +321,13 @@ class Launcher:
         fatal = self._fatals.get(gone.pid)
         if self._run_dir is not None and self.config.runtime.crash_reports:
             crash.report(self._run_dir.path, gone, fatal.message if fatal is not None else "",
-                         lambda path: _say(f"crash report: {path}"))
+                         lambda path: self._say(f"crash report: {path}"))
 
     def _on_death(self, actor: Actor, gone: Exited) -> None:
         fatal = self._fatals.get(actor.pid)
         why = fatal.message if fatal is not None else ""
-        _say(f"{actor.role} (pid {actor.pid}) {describe_exit(gone.status)}{why and ': ' + why}")
+        self._say(f"{actor.role} (pid {actor.pid}) {describe_exit(gone.status)}"
+                  f"{why and ': ' + why}")
         if self._keeper is not None:
             self._keeper.gone(gone, why)
 
@@ -381,6 +382,10 @@ class Launcher:
             return True
         return not any(self._actors.runs(actor) for actor in group)
 
+    def _say(self, text: str) -> None:
+        """A line for whoever runs the engine."""
+        announce(text, self.config.runtime, LAUNCHER)
+
     def _clean_up(self) -> None:
         self._actors.close()
         for box in (self._inbox, self._keeper):
@@ -393,7 +398,3 @@ class Launcher:
         for fd in (self._wake_r, self._wake_w, self._parent_fd):
             if fd is not None:
                 os.close(fd)
-
-
-def _say(line: str) -> None:
-    print(f"actorium: {line}", file=sys.stderr, flush=True)

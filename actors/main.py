@@ -42,7 +42,7 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
 
     path = Path(run_dir)
     config = configs.load((path / "config.json").read_bytes())
-    logs.set_up(role, epoch, path, config.runtime.log_level)
+    terminal = logs.set_up(role, epoch, path, config.runtime)
     module, function = (target or roles_of(config)[role]).split(":")
 
     def build(ctx: Context) -> Core:
@@ -59,7 +59,9 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
         return core
 
     entropy = int.from_bytes(os.urandom(8), "little") >> 1
-    return run_actor(build, Context(config, path, role, epoch, entropy))
+    code = run_actor(build, Context(config, path, role, epoch, entropy))
+    terminal.finish()
+    return code
 
 
 if __name__ == "__main__":

@@ -98,6 +98,13 @@ class ScriptedStream:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    rid = ""
+
+    @property
+    def progress(self) -> None:
+        """Nothing that is counted."""
+        return None
+
     @property
     def prompt_tokens(self) -> int | None:
         return USAGE.prompt_tokens

@@ -151,6 +151,21 @@ def test_steps_by_how_the_worker_ran_them() -> None:
         not in values(made)
 
 
+def test_http_requests_of_all_gateways_together() -> None:
+    seen = Histogram(histograms.HTTP_REQUESTS)
+    seen.add(0.02)
+    made = facts()
+    for i in range(2):
+        made.wards[f"gateway-{i}"] = born(f"gateway-{i}", 30 + i, 1, 100.0)
+        made.wards[f"gateway-{i}"].gauges = {"http|POST|/v1/completions|2xx": 3.0 + i,
+                                             "http|GET|/metrics|4xx": 1.0, **seen.gauges()}
+    assert value(made, "http_requests_total", method="POST", handler="/v1/completions",
+                 status="2xx") == 7
+    assert value(made, "http_requests_total", method="GET", handler="/metrics", status="4xx") == 2
+    assert value(made, "http_request_duration_highr_seconds_bucket", le="0.025") == 2
+    assert value(made, "http_request_duration_highr_seconds_count") == 2
+
+
 def test_our_own() -> None:
     made = facts({"busy_us": 3e6, "idle_us": 1e6, "cached_pages": 9.0, "preemptions_memory": 2.0})
     made.wards["scheduler"].phase, made.wards["scheduler"].seen = "stepping", 102.0
@@ -208,7 +223,8 @@ def test_names_are_given_once_and_each_has_a_text() -> None:
     assert all(f.about.endswith(".") for f in made)
     gauges = [(row.role, row.gauge) for row in OWN]  # two names of vLLM are of one thing
     assert len(set(gauges)) == len(gauges)
-    assert {source for _, source, _ in HISTOGRAMS} == set(histograms.BOUNDS)
+    assert {source for _, source, _ in HISTOGRAMS} | {histograms.HTTP_REQUESTS} \
+        == set(histograms.BOUNDS)
 
 
 def test_the_dashboard_names_only_metrics_that_are_exported() -> None:

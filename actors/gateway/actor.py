@@ -106,7 +106,7 @@ class GatewayCore:
         if self._server is None or not self._server.started:
             return Health("loading", 0, LOADING_BUDGET, {}, "web server")
         gauges = {"http_requests": float(self._engine.requests),
-                  "http_open": float(self._engine.open)}
+                  "http_open": float(self._engine.open), **self._engine.access.gauges()}
         return Health("draining" if self._draining else "ready", self._engine.requests,
                       SERVING_BUDGET, gauges, f"HTTP at {self._where.url}")
 

@@ -22,6 +22,7 @@ import msgspec
 
 from actorium.actors.client_requests import Request, Stay
 from actorium.actors.errors import Aborted
+from actorium.actors.gateway.access import Tally
 from actorium.actors.gateway.deltas import Deltas
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.joins import Joins
@@ -38,7 +39,7 @@ class Ask:
     def __init__(self, headers: Mapping[bytes, bytes] | None = None, tenant: str = "",
                  path: str = "") -> None:
         """Raises `HttpError` 400 on a header that cannot be meant."""
-        self._from_http = headers is not None
+        self.from_http = headers is not None
         found = headers or {}
         self.tenant, self._path = tenant, path
         self.key = found.get(b"idempotency-key", b"").strip()
@@ -61,6 +62,8 @@ class Ask:
         """Of its requests in the engine."""
         self._aborted = False
         self._digest = ""
+        self.tally = Tally()
+        """What the engine does for it."""
         self._tracked: Tracked | None = None
 
     def _named(self) -> str:
@@ -88,7 +91,7 @@ class Ask:
     def source(self, request: Request, number: int, open_: Callable[[Request], Deltas],
                joins: Joins, grace: float) -> Deltas:
         """The deltas of one of the requests that the route makes of this one, from the first."""
-        if not self._from_http or not self.resumable:
+        if not self.from_http or not self.resumable:
             return open_(self.named(request, number))
         name, rid = self._names(number)
         again = bool(self.key) or self.mark is not None
@@ -99,7 +102,7 @@ class Ask:
     def named(self, request: Request, number: int) -> Request:
         """One of the requests by a name of this one's, so that it can be found. It does not outlive
         its caller."""
-        if not self._from_http:
+        if not self.from_http:
             return request
         stay = Stay(rid=self._names(number)[1], seconds=0.0, adopt=False)
         return msgspec.structs.replace(request, stay=stay)
@@ -130,7 +133,7 @@ class Ask:
     def tracked(self, source: Deltas, choices: int) -> Deltas:
         """What the route streams, all its requests together; from the caller's event on. choices:
         of all of them. Raises `HttpError` 400."""
-        if not self._from_http or not self.resumable:
+        if not self.from_http or not self.resumable:
             return source
         if choices > MAX_CHOICES:
             if self.mark is not None:

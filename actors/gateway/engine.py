@@ -12,6 +12,7 @@ from actorium.actors.client_async import AsyncClient, AsyncDeltaStream
 from actorium.actors.client_requests import Completion, Request
 from actorium.actors.config import Config
 from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.access import AccessLog
 from actorium.actors.gateway.asking import Ask
 from actorium.actors.gateway.deltas import Deltas, Results
 from actorium.actors.gateway.errors import HttpError
@@ -54,6 +55,7 @@ class Engine:
         self.open = 0
         """Requests under way."""
         self.draining = False
+        self.access = AccessLog(self.settings.access_log)
         self.gate = Gate(lambda: self.client.status(STATUS_SECONDS),
                          self.settings.recovery_patience)
         self.joins = Joins()
@@ -102,7 +104,10 @@ class Engine:
                 for number, request in enumerate(requests)]
 
     def _open(self, request: Request) -> AsyncDeltaStream:
-        return AsyncDeltaStream(self.client, request)
+        stream = AsyncDeltaStream(self.client, request)
+        if self.ask.from_http:
+            self.ask.tally.opened(stream)
+        return stream
 
     def run(self, requests: list[Request]) -> Results:
         """Whole answers as they end, as `AsyncClient.run`."""
@@ -135,6 +140,7 @@ class Engine:
                 found[index] = result
         finally:
             await results.aclose()
+        self.ask.tally.completed(found)
         return found
 
     async def close(self) -> None:

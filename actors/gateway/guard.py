@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from time import monotonic
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.access import GONE, Answered
 from actorium.actors.gateway.asking import Ask
 from actorium.actors.gateway.cors import Cors
 from actorium.actors.gateway.disconnect import until_disconnected
@@ -24,6 +26,7 @@ from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.keys import Keys, shown
 from actorium.actors.gateway.routes import Access, Errors, find
+from actorium.actors.runtime.logs import stack_of
 
 LOG = logging.getLogger("actorium.gateway")
 CONNECTIONS = "actorium.connections"
@@ -79,6 +82,7 @@ class Guard:
                       *self._cors.headers(headers)]
         engine.requests += 1
         engine.open += 1
+        began, stayed, ask, tenant = monotonic(), True, None, ""
         try:
             if self._cors.asks(scope["method"], headers):
                 await told.empty()
@@ -98,7 +102,7 @@ class Guard:
                 raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
             if route.generates and ask.mark is None:
                 await engine.gate.enter()
-            await until_disconnected(self._app, scope, receive, told)
+            stayed = await until_disconnected(self._app, scope, receive, told)
         except ActoriumError as error:
             await told.refuse(http_error(error))
         except HttpError as error:
@@ -108,12 +112,16 @@ class Guard:
         except RecursionError:
             await told.refuse(HttpError(400, "body: nested too deeply", code="invalid_json"))
         except Exception as error:
-            LOG.exception("%s %s failed", scope["method"], scope["path"])
+            LOG.error("%s failed: %s", told.request_id, type(error).__name__,
+                      extra={"fields": stack_of(error)})
             await told.refuse(HttpError(500, f"{type(error).__name__}: {error}", None, SERVER,
                                         "internal"))
         finally:
             engine.asks.discard(ask)
             engine.open -= 1
+            engine.access.answered(Answered(
+                scope, route, told.status or GONE, stayed, told.request_id, tenant,
+                None if ask is None else ask.tally, began))
 
 
 class _Told:
@@ -122,13 +130,20 @@ class _Told:
     def __init__(self, send: Send, errors: Errors) -> None:
         self._send, self._errors = send, errors
         self._begun = False
+        self.status = 0
+        """Of the answer; 0 = none has begun."""
         self.extra: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._begun = True
+            self._begun, self.status = True, message["status"]
             message["headers"] = [*message.get("headers", ()), *self.extra]
         await self._send(message)
+
+    @property
+    def request_id(self) -> str:
+        """As the answer names it."""
+        return self.extra[0][1].decode("latin-1")
 
     async def empty(self) -> None:
         """Answer with headers alone."""

@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.asking import Ask
 from actorium.actors.gateway.errors import SERVER, HttpError, http_error
+from actorium.actors.runtime.logs import stack_of
 
 LOG = logging.getLogger("actorium.gateway")
 DONE = b"data: [DONE]\n\n"
@@ -70,7 +71,8 @@ async def _until_error(events: AsyncGenerator[bytes, None], ask: Ask) -> AsyncIt
     except HttpError as error:
         yield event(msgspec.json.encode(error.body()))
     except Exception as error:
-        LOG.exception("a stream failed")
+        LOG.error("%s: its stream failed: %s", ask.name, type(error).__name__,
+                  extra={"fields": stack_of(error)})
         told = HttpError(500, f"{type(error).__name__}: {error}", None, SERVER, "internal")
         yield event(msgspec.json.encode(told.body()))
 

@@ -1,18 +1,48 @@
-"""Logging of an actor: JSON lines to <run_dir>/<role>.log, warnings in plain text to stderr."""
+"""Logging of an actor: JSON lines to <run_dir>/<role>.log, and what people should see to stderr.
+
+The file has everything from `log_level` on and is cut off at `FILE_BYTES`. stderr has warnings, and
+where it is wanted the lines on the work (`OPERATION`), as text or as JSON. Nobody waits for whoever
+reads stderr: a thread writes there, and where it cannot keep up lines are dropped, and counted.
+
+No line may hold a prompt, an output or a key; of an exception in the service of a request only its
+type and where it was raised are told (`stack_of`), since its message may quote any of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
+import os
 import signal
-import sys
+import threading
+import time
+import traceback
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+if TYPE_CHECKING:
+    from actorium.actors.config import RuntimeConfig
+
+OPERATION = frozenset({"actorium.stats", "actorium.access"})
+"""Loggers whose lines are for whoever runs the engine: the interval's and the requests'."""
+FATAL = "actorium.shell"
+"""Its last words: the launcher tells them people."""
+FILE_BYTES = 8 << 20
+"""Of a log, and of the one before it."""
+LINES_HELD = 2000
+"""Lines that wait for stderr to take them."""
+STDERR = 2
+LAST_LINES = 0.5
+"""Seconds that a process which ends waits for its last lines to be taken."""
+
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (Unix seconds), level, role, epoch, logger, message, stack."""
+    """One JSON object a line: time (Unix seconds), level, role, epoch, logger, message, the fields
+    of a record's `fields`, and the stack of an exception."""
 
     def __init__(self, role: str, epoch: int) -> None:
         super().__init__()
@@ -21,24 +51,132 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": round(record.created, 6), "level": record.levelname.lower(), **self._fixed,
                 "logger": record.name, "message": record.getMessage()}
+        line |= {name: value for name, value in getattr(record, "fields", {}).items()
+                 if name not in line}
         if record.exc_info:
             line["stack"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
 
 
-def set_up(role: str, epoch: int, run_dir: Path, level: str) -> None:
-    """Send this process's logging to its file, and its stacks, too, on SIGUSR1."""
-    file = open(run_dir / f"{role}.log", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
-    handler = logging.StreamHandler(file)
-    handler.setFormatter(JsonFormatter(role, epoch))
-    plain = logging.StreamHandler(sys.stderr)
-    plain.setLevel(logging.WARNING)
-    plain.setFormatter(logging.Formatter(f"actorium {role}: %(message)s"))
-    # A stack belongs into the file; people get one line.
-    plain.addFilter(lambda record: not record.exc_info)
+class TextFormatter(logging.Formatter):
+    """Level, time and role, then the message: `INFO 11-22 09:30:00 [watchdog] ...`."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
+        return f"{record.levelname} {at} [{self._role}] {record.getMessage()}"
+
+
+class LogFile(logging.Handler):
+    """A file that is renamed to `<role>.old.log` when it is full. faulthandler writes into it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+        self._left = FILE_BYTES - self._file.tell()
+        faulthandler.register(signal.SIGUSR1, file=self._file, all_threads=True)
+        faulthandler.enable(file=self._file, all_threads=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record).encode("utf-8", "replace") + b"\n"
+        # A full disk is no reason for an actor to die of what it has to say.
+        with contextlib.suppress(OSError):
+            if self._left < len(line):
+                full = self._file
+                self._path.replace(self._path.with_suffix(".old.log"))
+                self._open()
+                full.close()
+            self._left -= len(line)
+            self._file.write(line)
+
+
+class Terminal(logging.Handler):
+    """stderr, written by a thread that is started with the first line."""
+
+    def __init__(self, fd: int = STDERR) -> None:
+        super().__init__()
+        self._fd = fd
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._lines.qsize() >= LINES_HELD:
+            self._dropped += 1
+            return
+        self._lines.put(self.format(record) + "\n")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="stderr", daemon=True)
+            self._thread.start()
+
+    def _write(self) -> None:
+        over = False
+        while not over:
+            lines = [self._lines.get()]
+            with contextlib.suppress(Empty):
+                while len(lines) < 100:
+                    lines.append(self._lines.get_nowait())
+            over = None in lines
+            data = "".join(line for line in lines if line is not None)
+            dropped, self._dropped = self._dropped, 0
+            if dropped:
+                data += f"({dropped} lines were dropped: stderr did not take them)\n"
+            try:
+                _write_all(self._fd, data.encode("utf-8", "replace"))
+            except OSError:
+                return  # nobody reads it any more
+
+    def finish(self, timeout: float = LAST_LINES) -> None:
+        """Write what waits, for so long at the most."""
+        if self._thread is not None:
+            self._lines.put(None)
+            self._thread.join(timeout)
+            self._thread = None
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view):]
+
+
+def set_up(role: str, epoch: int, run_dir: Path, settings: RuntimeConfig) -> Terminal:
+    """Send this process's logging to its file and to stderr, and its stacks to the file, too, on
+    SIGUSR1. The terminal is to be finished before the process ends."""
+    file, terminal = LogFile(run_dir / f"{role}.log"), Terminal()
+    lines = JsonFormatter(role, epoch)
+    file.setFormatter(lines)
+    terminal.setFormatter(lines if settings.log_format == "json" else TextFormatter(role))
+    terminal.addFilter(_Shown(settings.log_stderr))
     root = logging.getLogger()
-    root.handlers[:] = [handler, plain]
-    root.setLevel(level.upper())
-    # The root logger keeps the file open for the life of the process.
-    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
-    faulthandler.enable(file=file, all_threads=True)
+    root.handlers[:] = [file, terminal]
+    root.setLevel(settings.log_level.upper())
+    return terminal
+
+
+class _Shown(logging.Filter):
+    """What goes to stderr."""
+
+    def __init__(self, operation: bool) -> None:
+        """operation: the lines on the work do."""
+        super().__init__()
+        self._operation = operation
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name in OPERATION:
+            return self._operation
+        return record.levelno >= logging.WARNING and record.name != FATAL
+
+
+def stack_of(error: BaseException) -> dict[str, Any]:
+    """The fields of a line about an exception: its type, and where it was raised; not its message,
+    which may quote what a caller has sent."""
+    return {"error": type(error).__name__,
+            "stack": "".join(traceback.format_tb(error.__traceback__))}

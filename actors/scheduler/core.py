@@ -17,6 +17,7 @@ and going on from it), `suspects` and `trials` (who kills the worker).
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
@@ -59,6 +60,7 @@ from actorium.actors.scheduler.speculation import Drafting
 from actorium.actors.scheduler.trials import Trials
 from actorium.actors.speculation import parse_speculative
 
+LOG = logging.getLogger("actorium.scheduler")
 QUARANTINE = Objection(Quarantined.code, "the worker died each time it ran this request alone")
 STEP_BUDGET_S = 60.0
 """Seconds after which a step without progress counts as hung."""
@@ -323,6 +325,7 @@ class SchedulerCore:
                                    msgspec.json.encode({"pages": freed, "kept": kept}))])
 
     def _refuse(self, request: Request, objection: Objection) -> None:
+        LOG.warning("request %s ends: %s", request.submit.rid, objection.code)
         for sequence in list(request.live.values()):
             self._end(sequence, objection.event(sequence.sid))
 

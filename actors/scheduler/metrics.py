@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.histograms import BOUNDS, Histogram
+from actorium.actors.histograms import BOUNDS, HTTP_REQUESTS, Histogram
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepResult
 from actorium.actors.scheduler.books import Books
@@ -46,7 +46,7 @@ class Metrics:
 
     def __init__(self, slots: int) -> None:
         """`slots`: rows of the slot table at the most, the sink included."""
-        self.histograms = {name: Histogram(name) for name in BOUNDS}
+        self.histograms = {name: Histogram(name) for name in BOUNDS if name != HTTP_REQUESTS}
         self.finished: Counter[str] = Counter()
         """Sequences that have ended, by reason."""
         self.rejected: Counter[str] = Counter()
@@ -187,12 +187,17 @@ class Metrics:
 
 
 def memory_gauges(books: Books) -> dict[str, float]:
-    """Pages by state (all groups together), what the cache saved, and preemptions by cause."""
+    """Pages by state (all groups together), tokens that there is room for and that sequences hold,
+    what the cache saved, and preemptions by cause."""
     pools, tree = books.memory.pools, books.memory.tree
+    windows = books.memory.windows
+    whole = pools[windows.index(0) if 0 in windows else 0]  # of the layers that see all tokens
     causes = {f"preemptions_{cause}": books.preemptions[cause]
               for cause in ("memory", "priority", "forced", "worker")}
     return {"free_pages": sum(p.free for p in pools), "used_pages": sum(p.used for p in pools),
             "held_pages": sum(p.held for p in pools), "cached_pages": sum(p.cached for p in pools),
+            "kv_tokens": (whole.free + whole.used) * books.memory.page_size,
+            "kv_tokens_used": whole.held * books.memory.page_size,
             "quarantined_pages": sum(p.quarantined for p in pools),
             "cache_hit_tokens": books.hits, "cache_lookup_tokens": books.looked_up,
             "checkpoints": books.memory.checkpoints.held,

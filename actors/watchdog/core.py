@@ -7,6 +7,7 @@ again and the hung killed, once the engine has been ready; before, a death is it
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from actorium.actors.messages import (
 from actorium.actors.runtime.process import describe_exit
 from actorium.actors.watchdog import probes
 from actorium.actors.watchdog.condition import Condition, Known, judge
+from actorium.actors.watchdog.interval import Interval, Line
 from actorium.actors.watchdog.processes import Sight, sight_of
 from actorium.actors.watchdog.supervisor import Supervisor
 from actorium.actors.watchdog.wards import EXITED, Ward, born
@@ -37,6 +39,7 @@ from actorium.actors.watchdog.wards import EXITED, Ward, born
 if TYPE_CHECKING:
     from actorium.actors.watchdog.metrics import Facts
 
+LOG = logging.getLogger("actorium.stats")
 MAX_WAITERS = 1024
 ROLE = "watchdog"
 LAUNCHER = "launcher"
@@ -74,10 +77,17 @@ class WatchdogCore:
         self._answered = 0
         self._probes: probes.Probes | None = None
         self._config = Config()
+        self._interval = Interval(0.0)
+        self._write: Callable[[Line], None] = _unwritten
 
     def with_probes(self, config: Config, server: probes.Probes | None) -> WatchdogCore:
         """Self, judging by `config` and answering over HTTP by `server`."""
         self._config, self._probes = config, server
+        return self
+
+    def with_lines(self, interval: Interval, write: Callable[[Line], None]) -> WatchdogCore:
+        """Self, which hands the lines on the work to `write`."""
+        self._interval, self._write = interval, write
         return self
 
     def on_start(self, post: Callable[..., None]) -> None:
@@ -188,6 +198,9 @@ class WatchdogCore:
             for client, rid in self._waiters:
                 self._answer(client, rid, now)
             self._waiters.clear()
+        line = self._interval.look(self.wards, now)
+        if line is not None:
+            self._write(line)
         sends, self._sends = self._sends, []
         return sends
 
@@ -221,8 +234,11 @@ class WatchdogCore:
 
     def next_timer(self) -> float | None:
         if self._revives and self.supervisor is not None:
-            return self.supervisor.next_timer()
-        return self._start_due()
+            due: float | None = self.supervisor.next_timer()
+        else:
+            due = self._start_due()
+        line = self._interval.next_timer()
+        return line if due is None else due if line is None else min(due, line)
 
     def _start_due(self) -> float | None:
         waiting = not self._was_ready and self.error is None and not self._draining
@@ -270,4 +286,13 @@ def build(ctx: Context) -> WatchdogCore:
     runtime = ctx.config.runtime
     core = WatchdogCore(runtime.name, ctx.epoch, os.getpid(), runtime.start_timeout,
                         ctx.config.recovery, runtime.heartbeat, ctx.entropy, sight_of)
+    core.with_lines(Interval(runtime.log_interval), _log)
     return core.with_probes(ctx.config, probes.build(ctx))
+
+
+def _log(line: Line) -> None:
+    LOG.info("%s", line.text, extra={"fields": line.fields})
+
+
+def _unwritten(line: Line) -> None:
+    pass

@@ -7,6 +7,7 @@ expects it of a process. Tables say which gauge of whom becomes which metric.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ REASONS = ("stop", "length", "abort", "deadline", "error")
 CAUSES = ("memory", "priority", "forced", "worker")
 MODES = ("full_graph", "piecewise_graph", "eager")
 REJECTED = "rejected_"
+HTTP = f"http{histograms.MARK}"
 DRAFTED = "spec_decode_num_accepted_tokens_pos_"
 MICRO = 1e-6
 
@@ -153,6 +155,7 @@ def families(facts: Facts) -> Iterator[Family]:
     yield from (_row("actorium:", row, facts, {}) for row in OWN)
     for name, source, about in HISTOGRAMS:
         yield _histogram(name, source, about, facts, common if name.startswith("vllm:") else {})
+    yield from _http(facts)
     yield from _engine(facts)
     yield from _actors(facts)
     yield from _memory(facts)
@@ -212,9 +215,32 @@ def _vllm_apart(facts: Facts, common: dict[str, str]) -> Iterator[Family]:
                   [(common | {"position": str(i)}, told[f"{DRAFTED}{i}"]) for i in positions])
 
 
+def _http(facts: Facts) -> Iterator[Family]:
+    """Of all gateways together, by the names of prometheus_fastapi_instrumentator."""
+    gateways = [ward.gauges for role, ward in facts.wards.items() if role.startswith("gateway")]
+    counts: Counter[tuple[str, ...]] = Counter()
+    for gauges in gateways:
+        counts.update({tuple(name.split(histograms.MARK)[1:]): int(n)
+                       for name, n in gauges.items() if name.startswith(HTTP)})
+    yield _family("http_requests", COUNTER, "HTTP requests answered, by route.", [
+        ({"method": method, "handler": handler, "status": status}, float(n))
+        for (method, handler, status), n in sorted(counts.items())])
+    found = [histograms.read(gauges, histograms.HTTP_REQUESTS) for gauges in gateways]
+    if found:
+        columns = [sum(column) for column in zip(*(each for each, _ in found), strict=True)]
+        yield _buckets("http_request_duration_highr_seconds",
+                       "From the head of an HTTP request to the end of its answer.",
+                       histograms.HTTP_REQUESTS, columns, sum(total for _, total in found), {})
+
+
 def _histogram(name: str, source: str, about: str, facts: Facts,
                labels: dict[str, str]) -> Family:
     counts, total = histograms.read(_gauges(facts, SCHEDULER), source)
+    return _buckets(name, about, source, counts, total, labels)
+
+
+def _buckets(name: str, about: str, source: str, counts: list[float], total: float,
+             labels: dict[str, str]) -> Family:
     samples, below = [], 0.0
     for bound, count in zip([*histograms.BOUNDS[source], float("inf")], counts, strict=True):
         below += count

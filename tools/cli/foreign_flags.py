@@ -54,8 +54,8 @@ ACCEPTED = (
           "max-seq-len-to-capture performance-mode"),
     Group("usage tells the cached tokens anyway", "cache-report prompt-tokens-details"),
     Group("tool calls are found anyway (--tool-call-parser)", "auto-tool-choice"),
-    Group("--log-level says what is logged, never prompts",
-          "log-requests log-stats log-outputs log-deltas uvicorn-access-log "
+    Group("--log-level, --log-interval and --access-log say what is logged, never prompts",
+          "log-stats log-outputs log-deltas "
           "request-time-stats-logging logging-iteration-details log-error-stack",
           "log-requests-level log-requests-format max-log-len uvicorn-log-level log-level-http "
           "decode-log-interval log-config-file disable-access-log-for-endpoints",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorium.actors.config import Config
 from actorium.actors.messages import ActorStatus, Status
+from actorium.actors.runtime.announce import PREFIX, announce
 from actorium.tools.cli.status import READY_PHASES, Asker, device_memory
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class StartUp:
         if sys.stderr.isatty():
             self._bar(actor, text)
         elif actor.detail and actor.phase not in READY_PHASES:
-            print(f"actorium: {actor.role} {text}", file=sys.stderr, flush=True)
+            announce(f"{actor.role} {text}", self.config.runtime)
 
     def _bar(self, actor: ActorStatus, text: str) -> None:
         """One bar for an actor that counts something (shards, graphs)."""
@@ -124,7 +125,7 @@ class StartUp:
 def watch(run_dir: Path, show: StartUp, over: threading.Event) -> None:
     """`follow`, then print the report."""
     if follow(run_dir, show, over):
-        print(show.report(), file=sys.stderr, flush=True)
+        announce(show.report().removeprefix(PREFIX), show.config.runtime)
 
 
 def follow(run_dir: Path, show: StartUp, over: threading.Event) -> bool:

@@ -31,13 +31,15 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
 
 
 def configured(parsed: Parsed[ServeOptions]) -> Config:
-    """With HTTP at the usual port, unless it is off or has one of its own."""
+    """With HTTP at the usual port, unless it is off or has one of its own; the lines on the work go
+    to stderr."""
     gateway = parsed.config.gateway
     if not parsed.options.http:
         gateway = msgspec.structs.replace(gateway, port=None)
     elif gateway.port is None:
         gateway = msgspec.structs.replace(gateway, port=PORT)
-    return msgspec.structs.replace(parsed.config, gateway=gateway)
+    runtime = msgspec.structs.replace(parsed.config.runtime, log_stderr=True)
+    return msgspec.structs.replace(parsed.config, gateway=gateway, runtime=runtime)
 
 
 def run(_command: str, argv: list[str]) -> int:

@@ -1,0 +1,116 @@
+"""The line on the work, every so many seconds in which there was some. Pure.
+
+Its words are vLLM's, in their order, so that people and scripts that know its log read this one;
+what that does not have follows. It is made of the heartbeats' gauges: rates are differences of
+counters over the time between the two beats that told them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from actorium.actors.watchdog.wards import Ward
+
+SCHEDULER, WORKER = "scheduler", "worker-0"
+COUNTERS = ("steps", "computed_prompt_tokens", "tokens", "cache_lookup_tokens", "cache_hit_tokens",
+            "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
+            "spec_decode_num_accepted_tokens", "preemptions")
+GRAPHS = ("full_graph", "piecewise_graph", "eager")
+
+
+class Line(NamedTuple):
+    """What is written."""
+
+    text: str
+    fields: dict[str, float]
+
+
+class Sample(NamedTuple):
+    """Counters as a beat has told them."""
+
+    epoch: int
+    seen: float
+    counts: Mapping[str, float]
+
+
+class Interval:
+    """Tells when a line is due, and makes it."""
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: between two lines; 0 = there are none."""
+        self._seconds = seconds
+        self._due: float | None = None
+        self._before: dict[str, Sample] = {}
+
+    def next_timer(self) -> float | None:
+        """When to look; None = never."""
+        return self._due
+
+    def look(self, wards: Mapping[str, Ward], now: float) -> Line | None:
+        """The line that is due at `now`; None if none is, or there was no work."""
+        if not self._seconds or (self._due is not None and now < self._due):
+            return None
+        first, self._due = self._due is None, now + self._seconds
+        scheduler, worker = wards.get(SCHEDULER), wards.get(WORKER)
+        took, done = self._since(scheduler, COUNTERS)
+        modes = self._since(worker, tuple(f"steps_{mode}" for mode in GRAPHS))[1]
+        if first or scheduler is None:
+            return None
+        told = scheduler.gauges
+        if not (done["steps"] or told.get("running") or told.get("waiting")):
+            return None
+        return _line(told, done, modes, took)
+
+    def _since(self, ward: Ward | None, names: tuple[str, ...]
+               ) -> tuple[float, dict[str, float]]:
+        """Seconds between the beats of the last look and of this one, and what was counted."""
+        if ward is None:
+            return 0.0, dict.fromkeys(names, 0.0)
+        counts = {name: ward.gauges.get(name, 0.0) for name in names}
+        before = self._before.get(ward.role)
+        self._before[ward.role] = Sample(ward.epoch, ward.seen, counts)
+        if before is None or before.epoch != ward.epoch:  # it counts from 0 on
+            return self._seconds, counts
+        return ward.seen - before.seen, {name: max(0.0, n - before.counts[name])
+                                         for name, n in counts.items()}
+
+
+def _line(told: Mapping[str, float], done: Mapping[str, float], modes: Mapping[str, float],
+          took: float) -> Line:
+    per_second = 1.0 / took if took > 0 else 0.0
+    used, total = told.get("kv_tokens_used", 0.0), told.get("kv_tokens", 0.0)
+    fields = {
+        "prompt_tokens_per_second": done["computed_prompt_tokens"] * per_second,
+        "generation_tokens_per_second": done["tokens"] * per_second,
+        "running": told.get("running", 0.0), "waiting": told.get("waiting", 0.0),
+        "kv_tokens_used": used, "kv_tokens": total, "kv_usage": used / total if total else 0.0}
+    parts = [f"Avg prompt throughput: {fields['prompt_tokens_per_second']:.1f} tokens/s",
+             f"Avg generation throughput: {fields['generation_tokens_per_second']:.1f} tokens/s",
+             f"Running: {fields['running']:.0f} reqs", f"Waiting: {fields['waiting']:.0f} reqs"]
+    if done["preemptions"]:
+        fields["preemptions"] = done["preemptions"]
+        parts.append(f"Preemptions: {done['preemptions']:.0f}")
+    parts.append(f"KV cache usage: {100 * fields['kv_usage']:.1f}% "
+                 f"({used:.0f}/{total:.0f} tokens)")
+    if done["cache_lookup_tokens"]:
+        fields["prefix_cache_hit_rate"] = done["cache_hit_tokens"] / done["cache_lookup_tokens"]
+        parts.append(f"Prefix cache hit rate: {100 * fields['prefix_cache_hit_rate']:.1f}%")
+    _add_speculation(done, fields, parts)
+    steps = sum(modes.values())
+    if steps > modes["steps_eager"]:
+        fields["graph_share"] = 1 - modes["steps_eager"] / steps
+        parts.append(f"Graphs: {100 * fields['graph_share']:.1f}% of steps")
+    return Line(", ".join(parts), {name: round(value, 4) for name, value in fields.items()})
+
+
+def _add_speculation(done: Mapping[str, float], fields: dict[str, float],
+                     parts: list[str]) -> None:
+    windows, drafted, accepted = (done[f"spec_decode_num_{name}"] for name in
+                                  ("drafts", "draft_tokens", "accepted_tokens"))
+    if not (windows and drafted):
+        return
+    fields["mean_acceptance_length"] = 1 + accepted / windows
+    fields["draft_acceptance_rate"] = accepted / drafted
+    parts += [f"Mean acceptance length: {fields['mean_acceptance_length']:.2f}",
+              f"Avg draft acceptance rate: {100 * fields['draft_acceptance_rate']:.1f}%"]

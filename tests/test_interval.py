@@ -1,0 +1,77 @@
+"""The line on the work: when there is one, and what it says."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from actorium.actors.watchdog.interval import Interval, Line
+from actorium.actors.watchdog.wards import Ward, born
+
+IDLE = {"running": 0.0, "waiting": 0.0, "steps": 0.0, "tokens": 0.0, "kv_tokens": 1000.0}
+
+
+def wards(now: float, epoch: int = 1, **gauges: float) -> dict[str, Ward]:
+    """As heard of at `now`."""
+    found = {role: born(role, 10, epoch, now) for role in ("scheduler", "worker-0")}
+    found["scheduler"].gauges = IDLE | gauges
+    found["worker-0"].gauges = {name: n for name, n in gauges.items() if name.startswith("steps_")}
+    return found
+
+
+def line_after(seconds: float = 10.0, seen: float = 10.0, before: dict[str, float] | None = None,
+               **gauges: Any) -> Line | None:
+    """That at the end of one interval."""
+    made = Interval(seconds)
+    assert made.look(wards(100.0, **(before or {})), 100.0) is None
+    assert made.next_timer() == 100.0 + seconds
+    assert made.look(wards(100.0 + seen / 2, **gauges), 100.0 + seconds / 2) is None
+    return made.look(wards(100.0 + seen, **gauges), 100.0 + seconds)
+
+
+def test_a_line_reads_as_vllms() -> None:
+    line = line_after(running=3.0, waiting=2.0, steps=50.0, tokens=900.0, kv_tokens_used=250.0,
+                      computed_prompt_tokens=1200.0, cache_lookup_tokens=2000.0,
+                      cache_hit_tokens=800.0)
+    assert line is not None and line.text == (
+        "Avg prompt throughput: 120.0 tokens/s, Avg generation throughput: 90.0 tokens/s, "
+        "Running: 3 reqs, Waiting: 2 reqs, KV cache usage: 25.0% (250/1000 tokens), "
+        "Prefix cache hit rate: 40.0%")
+    assert line.fields["generation_tokens_per_second"] == 90
+    vllms = re.compile(r"Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: "
+                       r"([\d.]+) tokens/s, Running: (\d+) reqs, Waiting: (\d+) reqs")
+    assert vllms.search(line.text)
+
+
+def test_what_there_is_beside_it() -> None:
+    line = line_after(steps=50.0, tokens=100.0, preemptions=2.0, spec_decode_num_drafts=40.0,
+                      spec_decode_num_draft_tokens=80.0, spec_decode_num_accepted_tokens=60.0,
+                      steps_full_graph=40.0, steps_piecewise_graph=8.0, steps_eager=2.0)
+    assert line is not None and line.text.endswith(
+        "Waiting: 0 reqs, Preemptions: 2, KV cache usage: 0.0% (0/1000 tokens), "
+        "Mean acceptance length: 2.50, Avg draft acceptance rate: 75.0%, Graphs: 96.0% of steps")
+
+
+def test_no_work_no_line() -> None:
+    assert line_after() is None
+    assert line_after(before={"steps": 9.0, "tokens": 70.0}, steps=9.0, tokens=70.0) is None
+    assert line_after(running=1.0) is not None, "what is stuck is told of"
+    eager = line_after(steps=5.0, steps_eager=5.0)
+    assert eager is not None and "Graphs" not in eager.text
+
+
+def test_rates_are_by_the_time_between_beats() -> None:
+    line = line_after(seen=8.0, before={"steps": 1.0, "tokens": 100.0}, steps=9.0, tokens=180.0)
+    assert line is not None and "Avg generation throughput: 10.0 tokens/s" in line.text
+
+
+def test_a_scheduler_that_was_started_again_counts_from_nothing() -> None:
+    made = Interval(10.0)
+    made.look(wards(100.0, steps=500.0, tokens=9000.0), 100.0)
+    line = made.look(wards(110.0, epoch=2, steps=3.0, tokens=20.0), 110.0)
+    assert line is not None and "Avg generation throughput: 2.0 tokens/s" in line.text
+
+
+def test_none_at_all() -> None:
+    made = Interval(0.0)
+    assert made.look(wards(100.0, steps=3.0), 100.0) is None and made.next_timer() is None
