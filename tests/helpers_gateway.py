@@ -98,8 +98,6 @@ class ScriptedStream:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    rid = ""
-
     @property
     def progress(self) -> None:
         """Nothing that is counted."""

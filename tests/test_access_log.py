@@ -162,17 +162,17 @@ def test_the_interval_is_told_while_there_is_work(seen: Run) -> None:
 
 
 def test_lines_are_text_by_default_and_can_be_off() -> None:
-    with run_dir() as base:
-        with Cli(base).serve("--name", "e", "--port", "0", "--disable-uvicorn-access-log",
-                             "--log-interval", "0.2", *NULL) as process:
-            where = actor.where(Path(base) / "e")
-            assert where is not None
-            log, to = Path(base) / "e" / "watchdog.log", Asker(where.port)
-            body = {"prompt": [5, 6], "max_tokens": 900, "ignore_eos": True}
-            until = time.monotonic() + 20
-            while "Avg generation" not in log.read_text() and time.monotonic() < until:
-                to.ask("one", "/v1/completions", body)
-            text = stopped(process)
+    with run_dir() as base, Cli(base).serve(
+            "--name", "e", "--port", "0", "--disable-uvicorn-access-log", "--log-interval", "0.2",
+            *NULL) as process:
+        where = actor.where(Path(base) / "e")
+        assert where is not None
+        log, to = Path(base) / "e" / "watchdog.log", Asker(where.port)
+        body = {"prompt": [5, 6], "max_tokens": 900, "ignore_eos": True}
+        until = time.monotonic() + 20
+        while "Avg generation" not in log.read_text() and time.monotonic() < until:
+            to.ask("one", "/v1/completions", body)
+        text = stopped(process)
     assert " [watchdog] Avg prompt throughput: " in text and "/v1/completions" not in text
 
 

@@ -36,17 +36,13 @@ class Stream(Protocol):
     @property
     def progress(self) -> Progress | None: ...
 
-    @property
-    def rid(self) -> str: ...
-
 
 class Tally:
     """What the engine did for one HTTP request."""
 
-    __slots__ = ("_rids", "_streams", "_usages")
+    __slots__ = ("_streams", "_usages")
 
     def __init__(self) -> None:
-        self._rids: list[str] = []
         self._streams: list[Stream] = []
         self._usages: list[list[Usage]] = []
 
@@ -58,12 +54,6 @@ class Tally:
         """Whole answers: of each prompt, its choices."""
         self._streams = []
         self._usages = [[one.usage for one in choices] for choices in answers]
-        self._rids = [choices[0].rid for choices in answers if choices]
-
-    @property
-    def rids(self) -> list[str]:
-        """What the engine's actors call its requests."""
-        return [rid for rid in (*self._rids, *(one.rid for one in self._streams)) if rid]
 
     def read(self) -> tuple[Usage | None, float]:
         """Tokens of all prompts and choices together, None if nothing was generated; and when the
@@ -94,7 +84,9 @@ class Answered(NamedTuple):
     """The caller was there to the end."""
     request_id: str
     tenant: str
-    tally: Tally | None
+    tally: Tally
+    rids: Sequence[str]
+    """What the engine's actors call its requests."""
     began: float
     """CLOCK_MONOTONIC seconds."""
 
@@ -137,9 +129,9 @@ def _line(one: Answered, took: float) -> tuple[str, dict[str, Any]]:
              f"{one.status}"]
     if one.tenant:
         fields["tenant"] = one.tenant
-    used, first = one.tally.read() if one.tally is not None else (None, 0.0)
-    if one.tally is not None and (rids := one.tally.rids):
-        fields["rids"] = rids
+    used, first = one.tally.read()
+    if one.rids:
+        fields["rids"] = list(one.rids)
     if used is not None:
         fields |= {"prompt_tokens": used.prompt_tokens, "cached_tokens": used.cached_tokens,
                    "output_tokens": used.completion_tokens}

@@ -58,7 +58,7 @@ class Ask:
         """What its answer is called, after the prefix that tells the kind of the answer."""
         self.labels: list[str] = []
         """What the caller calls its completions, if anything, the first request's first."""
-        self._rids: list[str] = []
+        self.rids: list[str] = []
         """Of its requests in the engine."""
         self._aborted = False
         self._digest = ""
@@ -112,8 +112,8 @@ class Ask:
         if self._aborted:
             raise Aborted("the request was aborted")
         name = f"{self.name}-{number}" if number else self.name
-        self._rids.append(f"{name}.{self._digest}")
-        return name, self._rids[-1]
+        self.rids.append(f"{name}.{self._digest}")
+        return name, self.rids[-1]
 
     def aborting(self, name: str) -> tuple[list[str], list[str]]:
         """What ends when `name` is to end: the caller's names, and those in the engine. Empty name:
@@ -121,13 +121,13 @@ class Ask:
         known = name in (self.name, self.answer_id) or _KIND.sub("", name) == self.answer_id
         if not name or known:
             self._aborted = True
-            return self.labels or [self.answer_id], list(self._rids)
-        each = max(1, len(self.labels) // max(1, len(self._rids)))
+            return self.labels or [self.answer_id], list(self.rids)
+        each = max(1, len(self.labels) // max(1, len(self.rids)))
         found = [i for i, label in enumerate(self.labels)
                  if label == name or label.startswith(f"{name}_")]
         if len(found) == len(self.labels) and found:
             self._aborted = True
-        rids = dict.fromkeys(self._rids[i // each] for i in found if i // each < len(self._rids))
+        rids = dict.fromkeys(self.rids[i // each] for i in found if i // each < len(self.rids))
         return [self.labels[i] for i in found], list(rids)
 
     def tracked(self, source: Deltas, choices: int) -> Deltas:

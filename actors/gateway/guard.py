@@ -82,7 +82,7 @@ class Guard:
                       *self._cors.headers(headers)]
         engine.requests += 1
         engine.open += 1
-        began, stayed, ask, tenant = monotonic(), True, None, ""
+        began, stayed, tenant = monotonic(), True, ""
         try:
             if self._cors.asks(scope["method"], headers):
                 await told.empty()
@@ -121,7 +121,7 @@ class Guard:
             engine.open -= 1
             engine.access.answered(Answered(
                 scope, route, told.status or GONE, stayed, told.request_id, tenant,
-                None if ask is None else ask.tally, began))
+                ask.tally, ask.rids, began))
 
 
 class _Told:
