@@ -207,6 +207,14 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Connections of one process; more are refused with 503."""
     body_timeout: float = 30.0
     """Seconds in which a request's head and body must have come."""
+    responses_store: str | None = None
+    """File in which /v1/responses keeps responses (SQLite, made if it is not there); several
+    gateways share it. Default: memory, and with several gateways nowhere."""
+    responses_max_bytes: int = 64 << 20
+    """Largest store of responses, over all tenants: beyond it the oldest of the tenant that holds
+    most are forgotten. 0 = store none."""
+    responses_max: int = 10_000
+    """The most responses that are stored."""
     resume_grace: float = 30.0
     """Seconds for which a request goes on whose caller has gone: one with an Idempotency-Key, and
     any stream of a gateway that has died; another call takes it up."""

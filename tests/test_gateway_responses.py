@@ -139,13 +139,15 @@ def test_an_answer_cut_short_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> N
     whole, last, events = asyncio.run(both(monkeypatch, "It ra", finish="length"))
     for one in (whole, last):
         assert one.status == "incomplete" and one.output[0].status == "incomplete"
-        assert one.incomplete_details.reason == "max_output_tokens" and one.store is False
+        assert one.incomplete_details.reason == "max_output_tokens" and one.store is True
     assert events[-1].type == "response.incomplete"
 
 
 @pytest.mark.parametrize(("ask", "field"), [
-    ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    ({"background": True}, "background"), ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"), ({"truncation": "auto"}, "truncation"),
+    ({"background": True, "store": False}, "background"),
+    ({"background": True, "extra_body": {"stream": True}}, "background"),
+    ({"conversation": "conv_1"}, "conversation"),
     ({"tools": [{"type": "web_search"}]}, "tools"), ({"input": []}, "input"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},

@@ -100,7 +100,8 @@ class GatewayCore:
 
     @property
     def done(self) -> bool:
-        return self._engine is None or self._engine.open == 0
+        engine = self._engine
+        return engine is None or (engine.open == 0 and not len(engine.jobs))
 
     def health(self) -> Health:
         if self._server is None or not self._server.started:
@@ -119,6 +120,10 @@ def build(ctx: Context) -> GatewayCore:
     wanted = ctx.config.gateway
     if wanted.api_keys_file is not None:
         keys.read(Path(wanted.api_keys_file))
+    if wanted.responses_store is not None:
+        from actorium.actors.gateway.responses_store import ResponseStore
+
+        ResponseStore(wanted.responses_store, 0, 0).close()
     before = where(ctx.run_dir) if ctx.epoch > 1 else None
     port = before.port if before is not None else wanted.port or 0
     try:

@@ -21,6 +21,7 @@ from actorium.actors.gateway.joins import Joins, whole
 from actorium.actors.gateway.model_names import ModelNames
 from actorium.actors.gateway.parsing import Parsing
 from actorium.actors.gateway.pieces import Pieces
+from actorium.actors.gateway.responses_keeping import Jobs, open_store
 from actorium.actors.gateway.streams import Merged
 from actorium.actors.params import SamplingParams
 
@@ -46,6 +47,7 @@ class Engine:
     `close`."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
+        """Raises `BadConfig` on a store of responses that cannot be opened."""
         self.config, self.settings = config, config.gateway
         self.run_dir = run_dir
         self.client = AsyncClient(run_dir)
@@ -59,6 +61,8 @@ class Engine:
         self.gate = Gate(lambda: self.client.status(STATUS_SECONDS),
                          self.settings.recovery_patience)
         self.joins = Joins()
+        self.responses = open_store(self.settings)
+        self.jobs = Jobs()
         self.asks: set[Ask] = set()
         """HTTP requests under way."""
         self.ask = Ask()

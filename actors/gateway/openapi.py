@@ -15,7 +15,7 @@ from actorium.actors.gateway.chat_body import ChatBody, ChatCompletion
 from actorium.actors.gateway.completion_body import CompletionBody, TextCompletion
 from actorium.actors.gateway.guard import Reply
 from actorium.actors.gateway.messages_body import CountBody, MessagesBody
-from actorium.actors.gateway.responses_body import ResponsesBody
+from actorium.actors.gateway.responses_body import InputBody, ResponsesBody
 from actorium.actors.gateway.routes import PARAMETER, ROUTES, Access, Errors, Route
 from actorium.actors.gateway.sglang import AbortBody
 from actorium.actors.gateway.sglang_body import GenerateBody, Unsupported
@@ -68,6 +68,11 @@ OPERATIONS: dict[str, Operation] = {
     "chat": Operation("Complete a conversation", ChatBody, ChatCompletion, True),
     "completions": Operation("Complete texts", CompletionBody, TextCompletion, True),
     "responses": Operation("Make a response", ResponsesBody, streams=True),
+    "input_tokens": Operation("Tokens of a response's prompt", InputBody),
+    "response": Operation("A stored response"),
+    "delete_response": Operation("Forget a stored response"),
+    "cancel_response": Operation("End a response that goes on in the background"),
+    "input_items": Operation("The input of a stored response"),
     "messages": Operation("Complete a conversation, as Anthropic's API does", MessagesBody,
                           streams=True),
     "count_tokens": Operation("Tokens of a conversation", CountBody),
@@ -130,7 +135,8 @@ def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> 
     words = re.sub(r"\W+", "_", PARAMETER.sub(r"\1", path)).strip("_")
     made: dict[str, Any] = {
         "summary": one.summary if path == route.paths[0] else f"As {route.paths[0]}",
-        "operationId": words if method == route.methods[0] else f"{words}_{method.lower()}",
+        "operationId": words if method == route.methods[0] != "DELETE" else
+        f"{words}_{method.lower()}",
         "responses": {"200": {"description": "The answer", "content": content}}}
     if body is not None and method in ("POST", "PUT"):
         made["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}

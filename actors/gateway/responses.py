@@ -15,12 +15,15 @@ from actorium.actors.client_requests import Completion, Request, StreamDelta
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.answers import Running
+from actorium.actors.gateway.asking import Ask
 from actorium.actors.gateway.engine import Engine, Facts
-from actorium.actors.gateway.errors import HttpError, http_error
+from actorium.actors.gateway.errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.fields import request_for, sampling
 from actorium.actors.gateway.guard import Reply, caller, engine_of
 from actorium.actors.gateway.message import Reader
+from actorium.actors.gateway.responses_body import Item as InputItem
 from actorium.actors.gateway.responses_body import ResponsesBody
+from actorium.actors.gateway.responses_keeping import OFF, Keeping, context_of, fail
 from actorium.actors.gateway.responses_output import Event, Item, Output, Status
 from actorium.actors.gateway.sse import EventStream
 from actorium.actors.gateway.streams import together
@@ -53,9 +56,9 @@ class Response(Struct, kw_only=True):
     model: str
     output: list[Item] = []
     parallel_tool_calls: bool = True
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     reasoning: dict[str, str | None] = {}
-    store: Literal[False] = False
+    store: bool = False
     temperature: float | None = None
     text: dict[str, Any] = {}
     tool_choice: Any = "auto"
@@ -73,28 +76,46 @@ async def responses(http: HttpRequest) -> HttpResponse | EventStream:
     body = await bodies.read(http, ResponsesBody)
     body.check()
     await engine.serves(body.model)
-    one = Responding(engine, await engine.facts(), body, caller(http).request_id)
-    request = one.request(caller(http).tenant)
+    who, store = caller(http), engine.responses
+    if body.background and store is None:
+        raise HttpError(400, f"background: {OFF}", "background")
+    context = await context_of(store, who.tenant, body.previous_response_id)
+    if body.background:
+        engine = engine.asked(Ask({}, who.tenant, http.url.path))
+    one = Responding(engine, await engine.facts(), body, who.request_id,
+                     msgspec.json.decode(context, type=list[InputItem]), who.tenant)
     if body.alternatives() is not None:
         await engine.pieces.ready()
+    if store is not None and body.store:
+        one.keeping = Keeping(store, who.tenant, context, body, one.name)
+    if body.background:
+        return Reply(await one.begin())
     if body.stream:
-        return EventStream(one.events(request), last=b"")
-    return Reply(_encode(await one.whole(request)))
+        return EventStream(one.events(), last=b"")
+    return Reply(_encode(await one.whole()))
 
 
 class Responding:
-    """One request under way."""
+    """One request under way. Implements `responses_keeping.Work`."""
 
-    def __init__(self, engine: Engine, facts: Facts, body: ResponsesBody, request_id: str) -> None:
-        """Raises `HttpError` on tools that do not fit together."""
+    keeping: Keeping | None = None
+    """Where the response is kept."""
+
+    def __init__(self, engine: Engine, facts: Facts, body: ResponsesBody, request_id: str,
+                 context: list[InputItem], tenant: str) -> None:
+        """context: the items before the request's own. Raises `HttpError` on what does not fit
+        together."""
         self._engine, self._facts, self._body = engine, facts, body
         self._tools = body.choice()
-        name = answers.name_of(body.request_id, request_id)
+        self._tenant = tenant
+        self.name = name = answers.name_of(body.request_id, request_id)
         self._output = Output(name)
         self._reader = self._new_reader()
         self._number = 0
-        self._response = Response(
-            id=f"resp_{name}", created_at=int(time()),
+        self._request = self._asked(context)
+        self.response = Response(
+            id=f"resp_{name}", created_at=int(time()), background=body.background,
+            previous_response_id=body.previous_response_id,
             instructions=body.instructions, max_output_tokens=body.max_output_tokens,
             metadata=body.metadata or {}, model=facts.model,
             parallel_tool_calls=body.parallel, temperature=body.temperature, top_p=body.top_p,
@@ -110,24 +131,47 @@ class Responding:
                                               body.template_args())
         return Reader(machine, True, MAX_TOOLS if body.parallel else 1)
 
-    def request(self, tenant: str) -> Request:
+    def _asked(self, context: list[InputItem]) -> Request:
         """What the engine is asked. Raises `HttpError`."""
         body = self._body
         structured = self._tools.structured(body.structured())
         most = body.max_output_tokens
         params = sampling(body, body.alternatives(), structured=structured,
                           max_tokens=body.max_tokens if most is None else most)
-        return request_for(body, params, tenant, messages=body.turns(),
+        return request_for(body, params, self._tenant, messages=list(body.turns(context)),
                            template_args=body.template_args(), tools=self._tools.shown)
 
     # --- all at once ---
 
-    async def whole(self, request: Request) -> Response:
+    async def whole(self) -> Response:
         """The answer. Raises `ActoriumError`."""
-        [choices] = await self._engine.complete([request])
+        self.response.store = self.keeping is not None
+        await self.run()
+        await self._keep()
+        return self.response
+
+    async def run(self) -> None:
+        """Until there is a response. Raises `ActoriumError`."""
+        [choices] = await self._engine.complete([self._request])
         self._take(choices[0])
         self._finish(choices[0], answers.usage(answers.last_counts(choices)))
-        return self._response
+
+    async def begin(self) -> bytes:
+        """Have it go on without the caller, who is told how it begins. Raises `HttpError`."""
+        assert self.keeping is not None
+        self.response.status, self.response.store = "queued", True
+        if not await self.keeping.put(self.response):
+            raise HttpError(503, "background: the response cannot be stored", "background", SERVER)
+        told, engine = _encode(self.response), self._engine
+        engine.ask.answer_id = self.name
+        engine.asks.add(engine.ask)
+        engine.jobs.start(self._tenant, self, self.keeping,
+                          lambda: engine.asks.discard(engine.ask))
+        return told
+
+    async def _keep(self) -> None:
+        if self.keeping is not None:
+            self.response.store = await self.keeping.put(self.response)
 
     def _take(self, one: Completion | StreamDelta) -> list[Event]:
         told = answers.chat_logprobs(one.logprobs, self._engine.pieces)
@@ -141,12 +185,14 @@ class Responding:
         out = self._output.close(status)
         self._end(status, used)
         if not whole:
-            self._response.incomplete_details = {"reason": "max_output_tokens"}
+            aborted = one.finish_reason == "abort"
+            self.response.incomplete_details = {
+                "reason": "aborted" if aborted else "max_output_tokens"}
         return [*out, self._told(f"response.{status}")]
 
     def _end(self, status: Status, used: answers.Usage) -> None:
-        self._response.status, self._response.output = status, self._output.items
-        self._response.usage = ResponseUsage(
+        self.response.status, self.response.output = status, self._output.items
+        self.response.usage = ResponseUsage(
             input_tokens=used.prompt_tokens,
             input_tokens_details={"cache_write_tokens": 0} | used.prompt_tokens_details,
             output_tokens=used.completion_tokens, output_tokens_details={"reasoning_tokens": 0},
@@ -154,9 +200,10 @@ class Responding:
 
     # --- as it comes ---
 
-    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """The events of the stream. An error after the first one is an event as well."""
-        async with self._engine.stream(request) as deltas:
+        self.response.store = self.keeping is not None
+        async with self._engine.stream(self._request) as deltas:
             counts, begun = Running(), False
             try:
                 async for several in together(deltas):
@@ -168,22 +215,26 @@ class Responding:
                         out += self._take(one)
                         if one.finish_reason is not None:
                             out += self._finish(one, counts.usage())
+                    if self.response.status != "in_progress":
+                        await self._keep()  # before its caller hears of the end, and asks for it
                     if out:
                         yield self._written(out)
             except ActoriumError as error:
                 if not begun:
                     raise
-                yield self._written(self._failed(http_error(error), counts))
+                out = self._failed(http_error(error), counts)
+                await self._keep()
+                yield self._written(out)
 
     def _failed(self, error: HttpError, counts: Running) -> list[Event]:
         out = self._output.close("incomplete")
         self._end("failed", counts.usage())
-        self._response.error = {"code": "server_error", "message": error.message}
+        fail(self.response, error)
         return [*out, self._told("response.failed")]
 
     def _told(self, kind: str) -> Event:
         # Encoded now: the response goes on changing.
-        return Event(type=kind, response=msgspec.Raw(_encode(self._response)))
+        return Event(type=kind, response=msgspec.Raw(_encode(self.response)))
 
     def _written(self, events: Iterable[Event]) -> bytes:
         out = []

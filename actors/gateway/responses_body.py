@@ -1,7 +1,4 @@
-"""The body of `/v1/responses`: what is asked, as a conversation and tools.
-
-Nothing is stored here: a request brings its whole conversation.
-"""
+"""The body of `/v1/responses`: what is asked, as a conversation and tools."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from actorium.actors.client_requests import Request
 from actorium.actors.gateway.chat_body import ROLES, Part, text_of
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.fields import SamplingFields, check_turns, effort_args
@@ -24,6 +22,7 @@ class Item(Struct, kw_only=True):
     """One thing of the input: a message, or what an earlier answer held."""
 
     type: str = "message"
+    id: str | None = None
     role: str | None = None
     content: str | list[Part] | None = None
     call_id: str | None = None
@@ -61,36 +60,105 @@ class ReasoningOptions(Struct, kw_only=True):
     summary: str | None = None
 
 
-class ResponsesBody(SamplingFields, kw_only=True):
-    """A response's request."""
+class InputBody(SamplingFields, kw_only=True):
+    """What a response's prompt is made of; alone, the body of `/v1/responses/input_tokens`."""
 
-    input: str | list[Item]
+    input: str | list[Item] | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[str] | None = None
-    top_logprobs: int | None = None
-    metadata: dict[str, str] | None = None
     previous_response_id: str | None = None
+    """The stored response that this input follows."""
     conversation: Any = None
-    background: bool | None = None
-    store: bool | None = None
-    """Taken and not done: the answer says so."""
+    prompt: Any = None
+    truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
     def check(self) -> None:
         """Raise `HttpError` on what is not offered."""
-        if self.previous_response_id is not None:
-            raise HttpError(400, "previous_response_id: responses are not stored here; send the "
-                            "whole conversation as input", "previous_response_id")
-        if self.conversation is not None:
-            raise HttpError(400, "conversation: conversations are not stored here", "conversation")
-        if self.background:
-            raise HttpError(400, "background: not supported", "background")
+        for name, instead in (("conversation", "previous_response_id goes on with one"),
+                              ("prompt", "there are no stored prompts")):
+            if getattr(self, name) is not None:
+                raise HttpError(400, f"{name}: not supported; {instead}", name)
+        if self.truncation == "auto":
+            raise HttpError(400, "truncation: not supported; leave items out of the input",
+                            "truncation")
+
+    def template_args(self) -> dict[str, Any]:
+        """What the chat template learns beside the conversation."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return effort_args(effort) | self.chat_template_kwargs
+
+    def choice(self) -> Choice:
+        """The tools, as chats have them. Raises `HttpError`."""
+        tools = []
+        for i, one in enumerate(self.tools or ()):
+            if one.type != "function" or not one.name:
+                raise HttpError(400, f"tools[{i}]: only functions with a name are taken, got "
+                                f"{one.type[:40]!r}", "tools")
+            tools.append(Tool("function", Function(one.name, one.description, one.parameters,
+                                                   one.strict)))
+        wanted = self.tool_choice
+        if wanted == "auto" and not tools:
+            wanted = None  # many clients always send it
+        if isinstance(wanted, NamedChoice):
+            if wanted.type != "function" or not wanted.name:
+                raise HttpError(400, "tool_choice: only functions can be named, got "
+                                f"{wanted.type[:40]!r}", "tool_choice")
+            return Choice(tools or None, NamedTool("function", NamedFunction(wanted.name)),
+                          self.parallel)
+        return Choice(tools or None, wanted, self.parallel)
+
+    @property
+    def parallel(self) -> bool:
+        """Several calls may be made at once."""
+        return self.parallel_tool_calls is not False
+
+    def turns(self, context: list[Item]) -> list[ChatMessage]:
+        """The conversation: the items before it, and its own. Raises `HttpError` naming the item.
+        """
+        items = self.input if isinstance(self.input, list) else \
+            [Item(role="user", content=self.input)] if self.input else []
+        check_turns([*context, *items], "input")
+        turns = Turns()
+        if self.instructions:
+            turns.say("system", self.instructions)
+        for i, item in enumerate(context):
+            turns.add(item, f"previous_response_id: item {i}")
+        for i, item in enumerate(items):
+            turns.add(item, f"input[{i}]")
+        return turns.found
+
+    def prompted(self, context: list[Item]) -> Request:
+        """A request with the prompt alone. Raises `HttpError`."""
+        return Request(messages=list(self.turns(context)), tools=self.choice().shown,
+                       template_args=self.template_args())
+
+
+class ResponsesBody(InputBody, kw_only=True):
+    """A response's request."""
+
+    input: str | list[Item]
+    max_output_tokens: int | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, str] | None = None
+    background: bool = False
+    """Answer at once; the response is asked for later."""
+    store: bool = True
+    """Keep the response, to be asked for or gone on with. The answer says whether it is kept."""
+
+    def check(self) -> None:
+        """Raise `HttpError` on what is not offered."""
+        super().check()
+        if self.background and self.stream:
+            raise HttpError(400, "background: not together with stream; ask for the response by "
+                            "its id", "background")
+        if self.background and not self.store:
+            raise HttpError(400, "background: only with store=true", "background")
         if (self.n or 1) != 1:
             raise HttpError(400, "n: a response has one choice", "n")
         if self.prompt_logprobs is not None:
@@ -101,11 +169,6 @@ class ResponsesBody(SamplingFields, kw_only=True):
         if LOGPROBS in (self.include or ()) or self.top_logprobs:
             return self.top_logprobs or 0
         return None
-
-    def template_args(self) -> dict[str, Any]:
-        """What the chat template learns beside the conversation."""
-        effort = None if self.reasoning is None else self.reasoning.effort
-        return effort_args(effort) | self.chat_template_kwargs
 
     def structured(self) -> Structured | None:
         """What the text must be. Raises `HttpError`."""
@@ -122,41 +185,6 @@ class ResponsesBody(SamplingFields, kw_only=True):
         if found is not None and structured_of(self) is not None:
             raise HttpError(400, "text.format: not together with another format", "text")
         return found or structured_of(self)
-
-    def choice(self) -> Choice:
-        """The tools, as chats have them. Raises `HttpError`."""
-        tools = []
-        for i, one in enumerate(self.tools or ()):
-            if one.type != "function" or not one.name:
-                raise HttpError(400, f"tools[{i}]: only functions with a name are taken, got "
-                                f"{one.type[:40]!r}", "tools")
-            tools.append(Tool("function", Function(one.name, one.description, one.parameters,
-                                                   one.strict)))
-        wanted = self.tool_choice
-        if isinstance(wanted, NamedChoice):
-            if wanted.type != "function" or not wanted.name:
-                raise HttpError(400, "tool_choice: only functions can be named, got "
-                                f"{wanted.type[:40]!r}", "tool_choice")
-            return Choice(tools or None, NamedTool("function", NamedFunction(wanted.name)),
-                          self.parallel)
-        return Choice(tools or None, wanted, self.parallel)
-
-    @property
-    def parallel(self) -> bool:
-        """Several calls may be made at once."""
-        return self.parallel_tool_calls is not False
-
-    def turns(self) -> list[ChatMessage]:
-        """The conversation. Raises `HttpError` naming the item."""
-        items = self.input if isinstance(self.input, list) else \
-            [Item(role="user", content=self.input)]
-        check_turns(items, "input")
-        turns = Turns()
-        if self.instructions:
-            turns.say("system", self.instructions)
-        for i, item in enumerate(items):
-            turns.add(item, f"input[{i}]")
-        return turns.found
 
 
 class Turns:

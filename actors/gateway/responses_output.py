@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from actorium.actors.gateway.chat_body import ContentLogprob
 from actorium.actors.gateway.parsers.pieces import CallArguments, CallBegin, Piece, Reasoning, Text
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputText(Struct, kw_only=True):
