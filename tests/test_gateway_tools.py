@@ -10,6 +10,7 @@ import openai
 import pytest
 from helpers_gateway import Scripted, scripted_client
 
+from actorium.actors.gateway.message import Reader
 from actorium.actors.gateway.parsing import Opening, Parsing
 
 HERMES = "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
@@ -201,3 +202,36 @@ def test_large_arguments_of_a_template_are_not_kept() -> None:
     assert len(parsing._inside) == 2
     parsing.machine(None, None, True, {str(number): number for number in range(100_000)})
     assert max(map(len, parsing._inside)) < 1000
+
+
+@pytest.mark.parametrize(("texts", "ids", "want"), [
+    ([("hm", [5, 6]), ("</think>", [9]), ("yes", [7, 8])], [9], 2),  # the mark is a token
+    ([("hm</thi", [5, 6, 3]), ("nk>yes", [4, 7])], [3, 4], 2),  # it is two, in two deltas
+    ([("hmmm</think>", [5, 6]), ("four", [7, 8])], [9], 1),  # it is none: 4 of 16 characters
+    ([("hm", [5, 6]), ("m", [7])], [9], 3),  # nothing but thoughts
+    ([("<|x|>", [1])], [], 0)])  # no model that reasons
+def test_tokens_of_reasoning_are_counted(texts: list[tuple[str, list[int]]], ids: list[int],
+                                         want: int) -> None:
+    parsing = Parsing("none", "deepseek_r1", "")
+    streamed, whole = (Reader(parsing.machine(None, None, True, {}), True, 1, ids)
+                       for _ in range(2))
+    for i, (text, tokens) in enumerate(texts):
+        streamed.read(text, i == len(texts) - 1, tokens)
+    whole.read("".join(text for text, _ in texts), True,
+               [one for _, tokens in texts for one in tokens])
+    assert streamed.reasoning_tokens == whole.reasoning_tokens == want
+
+
+def test_usage_tells_the_tokens_of_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = scripted_client(monkeypatch, Scripted(["hm" * 20 + "</think>x"] * 2,
+                                                   template=QWEN35))
+
+    async def ask() -> tuple[Any, Any]:
+        ask: dict[str, Any] = {"model": "demo", "messages": USER, "n": 2}
+        whole = await client.chat.completions.create(**ask)
+        stream = await client.chat.completions.create(
+            stream=True, stream_options={"include_usage": True}, **ask)
+        return whole.usage, [chunk async for chunk in stream][-1].usage
+
+    for usage in asyncio.run(ask()):
+        assert usage.completion_tokens_details.reasoning_tokens > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from time import time
 from typing import Any
 
@@ -103,7 +103,8 @@ class Chat:
         machine = self._facts.parsing.machine(
             tools.schemas, tools.forced, body.separate_reasoning, body.template_args(),
             None if body.opens_turn else opens_thought(body.last_text()))
-        return Reader(machine, body.include_reasoning, MAX_TOOLS if body.parallel else 1)
+        return Reader(machine, body.include_reasoning, MAX_TOOLS if body.parallel else 1,
+                      self._facts.thought_end)
 
     def _reason(self, reader: Reader, name: str | None) -> str | None:
         found = reader.reason(answers.reason(name))
@@ -114,16 +115,23 @@ class Chat:
     async def whole(self, request: Request) -> ChatCompletion:
         """The answer. Raises `ActoriumError`."""
         [choices] = await self._engine.complete([request])
+        readers = [self.reader() for _ in choices]
         return ChatCompletion(
             id=self._id, created=self._created, model=self._facts.model,
-            choices=[self._choice(one) for one in choices],
-            usage=answers.usage(answers.last_counts(choices)),
+            choices=[self._choice(*one) for one in zip(choices, readers, strict=True)],
+            usage=self._with_reasoning(answers.usage(answers.last_counts(choices)), readers),
             prompt_logprobs=answers.prompt_logprobs(choices, self._engine.pieces),
             prompt_token_ids=self._prompt_ids)
 
-    def _choice(self, one: Completion) -> Choice:
-        reader = self.reader()
-        said = message(reader.read(one.text, last=True))
+    def _with_reasoning(self, usage: Usage, readers: Iterable[Reader]) -> Usage:
+        """The same, and how much of the completion is reasoning."""
+        if self._facts.thought_end:
+            usage.completion_tokens_details["reasoning_tokens"] = sum(
+                reader.reasoning_tokens for reader in readers)
+        return usage
+
+    def _choice(self, one: Completion, reader: Reader) -> Choice:
+        said = message(reader.read(one.text, last=True, ids=one.token_ids))
         said.role = self._body.answer_role()
         if self._echoed:
             said.content = self._echoed + (said.content or "")
@@ -150,7 +158,8 @@ class Chat:
                 yield b"".join([one for delta in several
                                 for one in self._events(delta, readers, counts)])
         if self._body.include_usage:
-            yield event(_encode(self._chunk([], counts.usage())))
+            yield event(_encode(self._chunk([], self._with_reasoning(counts.usage(),
+                                                                     readers.values()))))
 
     def _events(self, one: StreamDelta, readers: dict[int, Reader],
                 counts: Running) -> Iterator[bytes]:
@@ -169,7 +178,7 @@ class Chat:
 
     def _choices(self, one: StreamDelta, reader: Reader) -> list[ChunkChoice]:
         """What a delta of the engine comes to: nothing, or an event or more."""
-        pieces = reader.read(one.text, last=one.finish_reason is not None)
+        pieces = reader.read(one.text, one.finish_reason is not None, one.token_ids)
         out = [ChunkChoice(index=one.index, delta=self._delta(piece)) for piece in pieces]
         counted = one.token_ids and (self._body.return_token_ids or self._body.continuous_usage)
         if not out and (one.finish_reason or one.logprobs or counted):

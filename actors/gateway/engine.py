@@ -19,7 +19,8 @@ from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.gate import Gate
 from actorium.actors.gateway.joins import Joins, whole
 from actorium.actors.gateway.model_names import ModelNames
-from actorium.actors.gateway.parsing import Parsing
+from actorium.actors.gateway.parsers.think import CLOSE
+from actorium.actors.gateway.parsing import NONE, Parsing
 from actorium.actors.gateway.pieces import Pieces
 from actorium.actors.gateway.responses_keeping import Jobs, open_store
 from actorium.actors.gateway.streams import Merged
@@ -40,6 +41,8 @@ class Facts:
                                info.get("chat_template"))
         self.model: str = info["model"]
         self.max_model_len: int = info["max_model_len"]
+        self.thought_end: list[int] = []
+        """Token ids of the mark that ends reasoning; none where the model does not reason."""
 
 
 class Engine:
@@ -82,7 +85,10 @@ class Engine:
             async with self._asking:
                 if not self._facts:
                     info = await self.client.server_info(timeout=30.0)
-                    self._facts.append(Facts(info, self.config))
+                    facts = Facts(info, self.config)
+                    if facts.parsing.reasoning != NONE and not self.config.model.skip_tokenizer:
+                        facts.thought_end = await self.client.tokenize(CLOSE, False)
+                    self._facts.append(facts)
         return self._facts[0]
 
     async def serves(self, model: str | None) -> str:
