@@ -6,6 +6,7 @@ of the other actors.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -169,6 +170,7 @@ class Compute:
     def _open(self) -> tuple[Runner, Meter | None, Prefault]:
         start = perf_counter()
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
+        from actorium.actors.runtime.worker_info import write_info
         from actorium.gpu.device import open_device
         from actorium.gpu.prefault import Prefault
 
@@ -182,6 +184,8 @@ class Compute:
         opened.ready.load_seconds["allocate"] += perf_counter() - start
         gc.freeze()  # torch's objects live to the end: not worth a collector's look
         self.memory = opened.footprint.gauges()
+        with contextlib.suppress(OSError):  # a report alone: a full disk keeps nobody from serving
+            write_info(self._ctx.run_dir, self._ctx.role, opened.info)
         self._ready = opened.ready
         self.results.append(opened.ready)
         self._say("ready", opened.ready.device)

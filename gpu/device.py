@@ -18,6 +18,7 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
 from actorium.actors.models import resolve
 from actorium.actors.params import Resolved
+from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.actors.speculation import parse_acceptance, parse_speculative
 from actorium.gpu.capture import Capturer, CudaCapturer
 from actorium.gpu.graphs import DecodeGraphs, why_eager
@@ -35,6 +36,7 @@ from actorium.gpu.segments import SegmentGraphs
 from actorium.gpu.shape import DTYPES, ModelShape, read_json
 from actorium.gpu.staging import transport
 from actorium.gpu.states import StatePool
+from actorium.gpu.summary import summarize
 from actorium.gpu.tables import Tables
 
 LOG = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class Opened(NamedTuple):
     footprint: Footprint
     meter: Meter | None
     """Of a CPU: it goes on with the steps of requests."""
+    info: WorkerInfo
 
 
 def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float]) -> Opened:
@@ -77,14 +80,14 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     weights = taken(device) - before
     start = perf_counter()
     say("warming", "allocating")
-    runner, footprint = _allocate(config, model, device)
+    runner, footprint, plan = _allocate(config, model, device)
     footprint.measured |= {"weights": weights, **held_bytes(runner)}
     seconds["allocate"] = perf_counter() - start
     start = perf_counter()
     say("warming", "first steps")
     meter = _warm_up(config, runner, footprint)
     seconds["warm up"] = perf_counter() - start
-    _capture(config, runner, footprint, say, seconds)
+    graphs = _capture(config, runner, footprint, say, seconds)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     ready = Ready(
         epoch=epoch, page_size=runner.tables.page_size,
@@ -95,7 +98,8 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
         checkpoints=runner.states.checkpoints if runner.states else 0,
         recurrent=runner.states is not None, load_seconds=seconds,
         drafts=runner.tables.drafts.most)
-    return Opened(runner, ready, footprint, meter)
+    info = summarize(config, model, runner, plan, footprint, graphs, ready.device)
+    return Opened(runner, ready, footprint, meter, info)
 
 
 def pick_device(config: DeviceConfig) -> torch.device:
@@ -165,8 +169,10 @@ def _warm_up(config: Config, runner: Runner, footprint: Footprint) -> Meter | No
     return meter
 
 
-def _allocate(config: Config, model: Model, device: torch.device) -> tuple[Runner, Footprint]:
-    """A runner with what the memory plan gives it, and what the plan and CUDA say of its bytes."""
+def _allocate(config: Config, model: Model, device: torch.device
+              ) -> tuple[Runner, Footprint, MemoryPlan]:
+    """A runner with what the memory plan gives it, what the plan and CUDA say of its bytes, and the
+    plan."""
     shape = model.shape
     size, dtype = config.memory.page_size, kv_dtype(config, shape)
     slots = config.scheduler.max_num_seqs + 1
@@ -195,7 +201,8 @@ def _allocate(config: Config, model: Model, device: torch.device) -> tuple[Runne
     pages = [pool.pages for pool in plan.pools]
     runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
     runner.draft_with(make_draft_pool(shape, pages[-1], size, dtype, device))
-    return runner, Footprint(planned_bytes(plan, graphs), {"workspace": workspace}, step)
+    footprint = Footprint(planned_bytes(plan, graphs), {"workspace": workspace}, step)
+    return runner, footprint, plan
 
 
 def plan_caches(config: Config, budget: int, name: str, drafts: bool = True,
@@ -277,11 +284,11 @@ def _unsaid(phase: str, detail: str) -> None:
 
 
 def _capture(config: Config, runner: Runner, footprint: Footprint, say: Say,
-             seconds: dict[str, float]) -> None:
+             seconds: dict[str, float]) -> Graphs:
     """Capture the runner's graphs, now that its pages are there."""
     graphs = _graphs(config, runner)
     if not any(graphs):
-        return
+        return graphs
     device, start = runner.moves.device, perf_counter()
     before = _free_bytes(device)
     decodes, segments = _to_capture(runner, graphs, CudaCapturer(device))
@@ -291,6 +298,7 @@ def _capture(config: Config, runner: Runner, footprint: Footprint, say: Say,
     footprint.measured["graphs"] = before - _free_bytes(device)
     runner.graphs, runner.segments = decodes, segments
     seconds["graphs"] = perf_counter() - start
+    return graphs
 
 
 def _free_bytes(device: torch.device) -> int:

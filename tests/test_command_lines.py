@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import IO
 
 import pytest
 from helpers_cli import Cli, cli, one_line
@@ -209,6 +210,8 @@ def test_what_cannot_be_is_refused_in_one_line(
     (["--sampling-defaults", "openai"], "model.generation_config", "vllm"),
     (["--generation-config", "vllm"], "model.generation_config", "vllm"),
     (["--no-async-scheduling"], "scheduler.overlap", False),
+    (["--disable-log-stats"], "runtime.log_interval", 0.0),
+    (["--disable-log-requests"], "gateway.access_log", False),
     (["-m", DEMO], "model.model", DEMO),
     (["-c", "512"], "model.max_model_len", 512),
     (["-np", "4", "--alias", "x"], "scheduler.max_num_seqs", 4),
@@ -237,7 +240,7 @@ def test_every_form_of_a_switch(form: str) -> None:
     assert serve("--" + form.format("radix-cache")).config.memory.prefix_cache is not off
     assert serve("--" + form.format("cuda-graph")).config.device.enforce_eager is off
     assert serve("--" + form.format("enforce-eager")).config.device.enforce_eager is not off
-    assert len(serve("--" + form.format("log-stats")).notes) == 1
+    assert len(serve("--" + form.format("cache-report")).notes) == 1
 
 
 def test_flags_of_one_reason_share_a_line() -> None:
@@ -277,11 +280,26 @@ def test_the_tables_are_clean() -> None:
     assert {"trust-remote-code", "swap-space"} <= set(foreign) - own
 
 
+def until(stream: IO[bytes], text: bytes) -> bytes:
+    """The lines up to the one with `text`."""
+    found = b""
+    while text not in found:
+        line = stream.readline()
+        assert line, found
+        found += line
+    return found
+
+
 def test_the_longest_line_starts_an_engine(cli: Cli) -> None:
     argv = words(VLLM, tp=1, length=512)
     with cli.serve(*argv, "--port", "0", "--kv-cache-bytes", "64m") as process:
         notes = process.report.decode()  # type: ignore[attr-defined]
         assert "--language-model-only changes nothing here: text alone is served" in notes
-        assert any(row["role"] == "worker-0" for row in cli.actors())
+        assert process.stderr is not None
+        block = until(process.stderr, b"HTTP at ")
+        told = {line[2:14].strip(): line for line in block.decode().splitlines()}
+        assert "full-length requests at once (512 tokens each)" in told["KV cache"]
+        assert told["parsers"].endswith("tool calls: qwen3_coder; reasoning: qwen3")
+        assert {"weights", "states", "graphs", "kernels", "chat", "sampling"} <= set(told)
         assert cli.run("stop").returncode == 0
         assert process.wait(20) == 0

@@ -26,7 +26,6 @@ from actorium.gpu.device import Opened, open_device
 from actorium.gpu.measure import Footprint, Meter, profile, resident, size_of
 from actorium.gpu.plan.beside import Step
 from actorium.gpu.pools import zeros
-from actorium.tools.cli.progress import StartUp
 from actorium.tools.cli.status import device_memory
 
 __all__ = ["cli"]
@@ -167,9 +166,6 @@ def test_gauges_become_names() -> None:
                                      "of 2,048 tokens, 16 rows")
     assert "workspace" not in device_memory({**GAUGES, "workspace_tokens": 0.0})
     assert device_memory({"steps": 3.0}) == ""
-    shown = StartUp(Config(), quiet=True)
-    shown.show(Status("r", True, None, actors))
-    assert shown.report().splitlines()[-1].strip() == device_memory(GAUGES)
 
 
 def test_an_engine_shows_them(cli: Cli, path: Path) -> None:

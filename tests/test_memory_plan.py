@@ -59,6 +59,28 @@ def test_the_27b_shape_holds_what_arithmetic_allows(
     assert plan.limited_by == "memory"
 
 
+@pytest.mark.parametrize("longest", [1000, 4096, 30_000, 262_144])
+@pytest.mark.parametrize("windows", [False, True])
+def test_requests_of_full_length_fit_at_once_and_one_more_does_not(
+        longest: int, windows: bool) -> None:
+    shape = read(DATA / "config.json").split(2)
+    own = tuple(512 * (i % 4 > 0) for i in range(len(shape.windows))) if windows \
+        else shape.windows
+    plan = make_plan(replace(shape, max_model_len=longest, windows=own), Demand(**K), GPU)
+    at_once, table = plan.full_length, -(-longest // plan.demand.page_size)
+    assert 1 <= at_once <= 32
+
+    def fits(requests: int) -> bool:
+        chunk = -(-plan.demand.chunk // plan.demand.page_size)
+        return all(requests * table < pool.pages if not pool.window
+                   else requests * (512 // plan.demand.page_size + 2) + chunk < pool.pages
+                   for pool in plan.pools)
+
+    assert fits(at_once) and (at_once == 32 or not fits(at_once + 1))
+    if longest == 1000:
+        assert at_once == 32, "no more than run at once"
+
+
 def test_checkpoints_have_a_share_and_a_price() -> None:
     plan = big()
     taken = plan.checkpoints * plan.state.checkpoint

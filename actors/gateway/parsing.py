@@ -30,8 +30,8 @@ class Parsing:
     def __init__(self, tool_parser: str, reasoning_parser: str, template: str | None) -> None:
         """The parsers: names, auto (by the template) or none; template: its source."""
         self._template = template or ""
-        self.tools = _tools(self._template) if tool_parser == AUTO else tool_parser
-        self.reasoning = _reasoning(self._template) if reasoning_parser == AUTO \
+        self.tools = detect_tool_parser(self._template) if tool_parser == AUTO else tool_parser
+        self.reasoning = detect_reasoning_parser(self._template) if reasoning_parser == AUTO \
             else reasoning_parser
         self._always_inside = reasoning_parser == "deepseek_r1"
         self._opening = _opening(self._template)
@@ -111,9 +111,11 @@ def _is_switch(name: str, value: Any) -> bool:
                                 or (isinstance(value, str) and len(value) <= 64))
 
 
-def _tools(template: str) -> str:
+def detect_tool_parser(template: str) -> str:
+    """The name of the parser for the calls that a chat template writes."""
     return next((name for mark, name in _MARKS if mark in template), NONE)
 
 
-def _reasoning(template: str) -> str:
+def detect_reasoning_parser(template: str) -> str:
+    """The name of the parser for the thoughts that a chat template writes."""
     return "qwen3" if CLOSE in template or OPEN in template else NONE

@@ -19,7 +19,7 @@ MAX_IPC_PATH = 107
 """sun_path less its terminator."""
 LONGEST_SOCKET = "detokenizer.front"
 OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json", "probes.sock",
-                       "gateway.json"})
+                       "gateway.json", "worker-0.json"})
 NEW = ".new"
 """Behind the name of a file that is being written."""
 OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".docket", NEW)

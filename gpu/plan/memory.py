@@ -6,6 +6,7 @@ Pure: the same object is printed by `actorium plan` and allocated by the worker.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -201,6 +202,13 @@ class MemoryPlan:
         if self.lead.window:
             return self.shape.max_model_len
         return min(self.page_tokens, self.shape.max_model_len)
+
+    @property
+    def full_length(self) -> int:
+        """Sequences of max_model_len tokens that can be held at once, `max_num_seqs` at most."""
+        size = sizes(self.shape, self.demand)
+        return bisect_left(range(1, self.demand.max_num_seqs + 1), True, key=lambda n: any(
+            size._replace(sequences=n).all(pool.window) >= pool.pages for pool in self.pools))
 
     @property
     def arithmetic_limit(self) -> int:

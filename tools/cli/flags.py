@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -22,6 +21,7 @@ from actorium.actors import settings
 from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.flag_names import SHORT, flag_names, spellings
+from actorium.actors.runtime.announce import announce
 from actorium.tools.cli.foreign_flags import VALUES
 from actorium.tools.cli.translate import (
     LIST,
@@ -267,7 +267,7 @@ def parse(prog: str, argv: Sequence[str], options: type[Options], about: str = "
             check(config)
     notes += translation.notes
     for note in notes:
-        print(f"actorium: {note}", file=sys.stderr)
+        announce(note, config.runtime)
     return Parsed(options(**own), config, written, notes)
 
 

@@ -55,8 +55,8 @@ ACCEPTED = (
     Group("usage tells the cached tokens anyway", "cache-report prompt-tokens-details"),
     Group("tool calls are found anyway (--tool-call-parser)", "auto-tool-choice"),
     Group("--log-level, --log-interval and --access-log say what is logged, never prompts",
-          "log-stats log-outputs log-deltas "
-          "request-time-stats-logging logging-iteration-details log-error-stack",
+          "log-outputs log-deltas request-time-stats-logging logging-iteration-details "
+          "log-error-stack",
           "log-requests-level log-requests-format max-log-len uvicorn-log-level log-level-http "
           "decode-log-interval log-config-file disable-access-log-for-endpoints",
           "log-requests-target uvicorn-access-log-exclude-prefixes"),

@@ -6,13 +6,15 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actorium.actors.config import Config
 from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.announce import PREFIX, announce
-from actorium.tools.cli.status import READY_PHASES, Asker, device_memory
+from actorium.tools.cli import start_report
+from actorium.tools.cli.status import READY_PHASES, Asker
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -39,8 +41,6 @@ class StartUp:
         """Role -> seconds from the start of this process to its readiness."""
         self.spans: dict[str, list[tuple[str, float]]] = {}
         """Role -> (what it was doing, since when), in seconds from the start of this process."""
-        self.memory = ""
-        """What the worker says of its bytes, measured and planned."""
         self.probes = ""
         """Where the watchdog answers probes, if it does."""
         self.http = ""
@@ -62,7 +62,6 @@ class StartUp:
             spans = self.spans.setdefault(actor.role, [])
             if not spans or spans[-1][0] != doing:
                 spans.append((doing, now))
-            self.memory = device_memory(actor.gauges) or self.memory
             if actor.role == "watchdog":
                 self.probes = actor.detail
             if actor.role.startswith("gateway") and actor.phase in READY_PHASES:
@@ -105,14 +104,13 @@ class StartUp:
             self._bars.stop()
             self._bars = None
 
-    def report(self) -> str:
-        """Who took how long, from the start of the command."""
+    def report(self, facts: Sequence[str] = ()) -> str:
+        """Who took how long, from the start of the command; facts: lines about what is served."""
         lines = [f"actorium: engine {self.name!r} serves {self.model}; ready after:"]
         for role, seconds in sorted(self.ready_at.items(), key=lambda item: item[1]):
             phases = ", ".join(f"{doing} {took:.2f}" for doing, took in self.phases(role))
             lines.append(f"  {role:<12} {seconds:6.2f} s" + (f"  ({phases})" if phases else ""))
-        lines += [f"  {line}" for line in (self.memory, self.probes, self.resumed, self.http)
-                  if line]
+        lines += [f"  {line}" for line in (*facts, self.probes, self.resumed, self.http) if line]
         return "\n".join(lines)
 
     def phases(self, role: str) -> list[tuple[str, float]]:
@@ -125,7 +123,8 @@ class StartUp:
 def watch(run_dir: Path, show: StartUp, over: threading.Event) -> None:
     """`follow`, then print the report."""
     if follow(run_dir, show, over):
-        announce(show.report().removeprefix(PREFIX), show.config.runtime)
+        facts = start_report.lines(show.config, *start_report.look_up(run_dir))
+        announce(show.report(facts).removeprefix(PREFIX), show.config.runtime)
 
 
 def follow(run_dir: Path, show: StartUp, over: threading.Event) -> bool:

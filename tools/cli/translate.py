@@ -80,6 +80,7 @@ _MEANT = {
         (SWITCH, "piecewise-cuda-graph prefill-cuda-graph")),
     "generation": ((VALUE, "sampling-defaults preferred-sampling-params"),),
     "priority": ((SWITCH, "priority-scheduling"),),
+    "logs": ((SWITCH, "log-stats"),),
     "logprobs": ((VALUE, "max-logprobs"),),
     "checkpoint": ((VALUE, "quantization tokenizer tokenizer-path"),),
 }
@@ -295,6 +296,12 @@ def _priority(words: list[ForeignWord], result: Translation) -> None:
         result.set("schedule_policy", "priority", words[-1].origin)
 
 
+def _logs(words: list[ForeignWord], result: Translation) -> None:
+    """No lines on the work: no interval between them."""
+    if words[-1].off:
+        result.set("log_interval", 0.0, words[-1].origin)
+
+
 def _logprobs(words: list[ForeignWord], result: Translation) -> None:
     number = _number(words[-1])
     if number > MAX_LOGPROBS:
@@ -326,5 +333,5 @@ def _same_quantization(wanted: str, origin: str) -> Callable[[Config], None]:
 
 _FAMILIES: dict[str, Callable[[list[ForeignWord], Translation], None]] = {
     "accepted": _accept, "speculation": _speculation, "graphs": _graphs,
-    "generation": _generation, "priority": _priority, "logprobs": _logprobs,
+    "generation": _generation, "priority": _priority, "logs": _logs, "logprobs": _logprobs,
     "checkpoint": _checkpoint}

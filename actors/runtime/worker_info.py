@@ -1,0 +1,60 @@
+"""What a worker has made of its device, as it stands in the run directory for people to be told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+
+class WorkerInfo(Struct, frozen=True, kw_only=True):
+    """Written when the worker is ready."""
+
+    device: str
+    """cpu, or cuda and the device's name."""
+    dtype: str
+    """Of weights and activations."""
+    weights_bytes: int
+    kv_dtype: str
+    kv_bytes: int
+    """Of all pages."""
+    kv_tokens: int
+    """Tokens when every page is full."""
+    max_model_len: int
+    full_length: int
+    """Requests of `max_model_len` tokens that can be held at once, `max_num_seqs` at most."""
+    max_num_seqs: int
+    state_bytes: int = 0
+    """Recurrent states, checkpoints included."""
+    checkpoints: int = 0
+    graphs: str = ""
+    """Sizes of what is captured; empty = nothing is."""
+    no_graphs: str = ""
+    """Why not."""
+    kernels: str = ""
+    """Of products, norms and the like."""
+    attention: str = ""
+    drafts: int = 0
+    """Most a step."""
+
+
+def _file(run_dir: Path, role: str) -> Path:
+    return run_dir / f"{role}.json"
+
+
+def write_info(run_dir: Path, role: str, info: WorkerInfo) -> None:
+    """Put it there at once, for whoever reads."""
+    file = _file(run_dir, role)
+    temporary = file.with_name(f"{file.name}.{role}.log")
+    temporary.write_bytes(msgspec.json.encode(info))
+    os.replace(temporary, file)
+
+
+def read_info(run_dir: Path, role: str) -> WorkerInfo | None:
+    """What the worker wrote; None = nothing."""
+    try:
+        return msgspec.json.decode(_file(run_dir, role).read_bytes(), type=WorkerInfo)
+    except (OSError, msgspec.MsgspecError):
+        return None
