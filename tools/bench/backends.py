@@ -85,7 +85,7 @@ def sdk_stream(client: AsyncClient, asking: Asking) -> Stream:
             total += len(delta.token_ids)
             usage = delta.usage
             yield Chunk(delta.text, bool(delta.token_ids), total,
-                        usage.prompt_tokens if usage else 0)
+                        usage.prompt_tokens if usage else 0, usage.cached_tokens if usage else 0)
 
     return stream
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from actorium.tools.cli.flags import Parsed
 
 EXACT = ("random", "sonnet", "generated-shared-prefix")
 """Datasets whose answers go on to the length asked for, unless told otherwise."""
+GENERATED = ("random", "generated-shared-prefix")
+"""Datasets of random tokens."""
 ANY_VOCABULARY = 1000
 """Ids below this are in every vocabulary: random prompts for a model that is not here."""
 SETTLE = 1.0
@@ -90,6 +93,9 @@ async def _server(parsed: Parsed[ServeOptions], target: Target) -> AsyncIterator
         model = config.model.model if "model" in parsed.written else next(iter(listed), None)
         tokens = _local_tokens([options.tokenizer] if options.tokenizer is not None
                                else [model, *listed.values()])
+        if tokens.tokenizer is None and options.name in GENERATED:
+            print(f"actorium: no tokenizer of {model or 'the model'} is on this machine: random "
+                  f"ids are below {ANY_VOCABULARY}", file=sys.stderr)
 
         async def read() -> dict[str, float]:
             return await _counters(http, headers)
