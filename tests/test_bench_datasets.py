@@ -15,7 +15,7 @@ from actorium.tools.bench.arrivals import RampUp, arrivals
 from actorium.tools.bench.datasets.files import filter_of
 from actorium.tools.bench.datasets.generated import length_range
 from actorium.tools.bench.datasets.load import load_dataset
-from actorium.tools.bench.datasets.options import DatasetOptions
+from actorium.tools.bench.datasets.options import DatasetOptions, unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, Vocabulary
 
 WITH = Tokens("", Vocabulary(1 << 20))
@@ -203,6 +203,18 @@ def test_demo_chats() -> None:
 def test_bad_options(values: dict[str, Any], named: str) -> None:
     with pytest.raises(BadConfig, match=named):
         load(**values)
+
+
+def test_flags_of_other_datasets_are_named() -> None:
+    def named(dataset: str, *fields: str) -> list[str]:
+        return unused(DatasetOptions(dataset_name=dataset),
+                      {field: f"--{field}" for field in fields})
+
+    assert named("random", "random_input_len", "input_len", "output_len", "seed", "model") == []
+    assert named("sonnet", "random_input_len", "sonnet_input_len", "oversample", "input_len") == [
+        "--random_input_len", "--oversample"]
+    assert named("sharegpt", "dataset_style", "input_len", "gsp_ordered", "dataset_path") == [
+        "--input_len", "--gsp_ordered"]
 
 
 def test_arrivals_have_the_rate_and_the_burstiness() -> None:

@@ -17,7 +17,7 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.params import SamplingParams
 from actorium.tools.bench import offline, report, results
 from actorium.tools.bench.datasets.load import load_dataset
-from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset
+from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset, tell_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, Vocabulary
 from actorium.tools.bench.table import offline_table
 from actorium.tools.bench.throughput import Watch, run_batch, throughput
@@ -88,6 +88,7 @@ def run(argv: list[str]) -> int:
         return bench_works.run(parsed.config, bench_works.Plan(
             options.shape, options.works, options.runs, options.peer, options.json, options.plot))
     sampling = _sampling(options)
+    tell_unused(options, parsed.written)
     with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
         config = _config(parsed, Path(folder))
         result = _measure(config, options, sampling)
@@ -149,7 +150,8 @@ def _measure(config: Config, options: OfflineOptions, sampling: SamplingParams) 
     model = None if options.shape is not None else config.model.model
     tokens = Tokens(model, Vocabulary(offline.vocabulary(config)))
     samples = load_dataset(options, tokens, style, chat=False)
-    if options.random_range_ratio is not None and options.dataset_style is None:
+    if (options.name == "random" and options.random_range_ratio is not None
+            and options.dataset_style is None):
         print("actorium: --random-range-ratio has SGLang's meaning here, from len x ratio to len "
               "(--dataset-style vllm: len x (1 -+ ratio))", file=sys.stderr)
     with own_engine(config) as engine:

@@ -17,6 +17,7 @@ from actorium.tools.bench import offline, report, results
 from actorium.tools.bench.arrivals import arrivals
 from actorium.tools.bench.backends import CHAT, SDK, kind_of
 from actorium.tools.bench.datasets.load import load_dataset
+from actorium.tools.bench.datasets.options import tell_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens
 from actorium.tools.bench.figures import details, figures
 from actorium.tools.bench.run import RequestResult, drive
@@ -39,6 +40,7 @@ def run(argv: list[str]) -> int:
     parsed = parse(PROG, argv, ServeOptions, ABOUT)
     options = parsed.options
     check_serve(options, parsed.written)
+    tell_unused(options, parsed.written)
     named = "name" in parsed.written and parsed.config.runtime.name != RuntimeConfig().name
     target = target_of(options, parsed.written, named, answers_models)
     if target.note:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import ClassVar
 
 from msgspec import Struct
@@ -132,3 +134,27 @@ def check_dataset(options: DatasetOptions) -> None:
     if not 0 <= options.gsp_range_ratio <= 1:
         raise BadConfig("--gsp-range-ratio: must be from 0 to 1, got "
                         f"{options.gsp_range_ratio}", "gsp_range_ratio")
+
+
+_USED_BY = {"random_": ("random",), "sharegpt_": ("sharegpt",), "custom_": ("custom",),
+            "sonnet_": ("sonnet",), "gsp_": ("generated-shared-prefix",),
+            "input_len": ("random", "sonnet"), "dataset_style": ("random", "sharegpt"),
+            "disable_shuffle": WITH_FILE, "oversample": WITH_FILE,
+            "tokenize_prompt": ("random", "generated-shared-prefix")}
+"""Beginning of a field -> the datasets that it is for."""
+
+
+def unused(options: DatasetOptions, written: Mapping[str, str]) -> list[str]:
+    """The flags, as they were written, that the chosen dataset has no use for. written: field ->
+    flag."""
+    return [flag for field, flag in written.items() if field in options.__struct_fields__
+            and any(field.startswith(part) and options.name not in names
+                    for part, names in _USED_BY.items())]
+
+
+def tell_unused(options: DatasetOptions, written: Mapping[str, str]) -> None:
+    """One line on stderr, if there are any."""
+    found = unused(options, written)
+    if found:
+        print(f"actorium: {', '.join(found)} {'changes' if len(found) == 1 else 'change'} nothing "
+              f"with --dataset-name {options.name}", file=sys.stderr)
