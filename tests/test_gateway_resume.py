@@ -150,7 +150,8 @@ def test_a_stream_of_several_prompts_goes_on(served: Served) -> None:
 
 
 def test_a_stream_of_too_many_choices_has_no_ids_and_does_not_go_on(served: Served) -> None:
-    many = SEVERAL | {"prompt": ["a"] * (MAX_CHOICES // 2 + 1), "max_tokens": 1}
+    many = SEVERAL | {"prompt": ["a"] * (MAX_CHOICES // 2 + 1), "max_tokens": 1,
+                      "stream_options": {"include_usage": True}}
     with open_(served, many, "/v1/completions") as answer:
         whole = read(answer)
     assert len(whole) > MAX_CHOICES and {one.id for one in whole} == {""}

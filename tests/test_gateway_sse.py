@@ -65,3 +65,12 @@ def test_events_have_ids_for_who_wants_to_resume(
     assert done == "data: [DONE]"
     assert all(one.startswith("id: ") and "\ndata: {" in one for one in events)
     assert len({one.splitlines()[0] for one in events}) == len(events)
+
+
+def test_what_cannot_be_taken_up_is_not_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = scripted_app(monkeypatch, Scripted(["a"]))
+    many = TEXT | {"prompt": ["a"] * 65}
+    raw = stream(app, "/v1/completions", many, Idempotency_Key="k")
+    assert len(parsed(raw)) >= 65
+    with pytest.raises(AssertionError, match="resumable"):
+        stream(app, "/v1/completions", many | {"stream_options": {"resumable": True}})

@@ -136,10 +136,11 @@ class Ask:
         if not self.from_http or not self.resumable:
             return source
         if choices > MAX_CHOICES:
-            if self.mark is not None:
-                raise HttpError(400, f"Last-Event-ID: only streams of at most {MAX_CHOICES} "
-                                "choices go on", "Last-Event-ID")
-            return source
+            if self.mark is None and self.key:
+                return source  # it is joined, or told once more from its start
+            field = "stream_options.resumable" if self.mark is None else "Last-Event-ID"
+            raise HttpError(400, f"{field}: only streams of at most {MAX_CHOICES} choices go on",
+                            field.partition(".")[0])
         self._tracked = Tracked(source, f"{self.name}.{self._digest}", self.mark)
         return self._tracked
 
