@@ -7,13 +7,14 @@ model: `--model smollm2` or `--model demo` picks one. A file's `models` mark nar
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,30 +25,47 @@ BUILD = HERE.parents[1] / "build"
 MODELS = {"demo": "", "smollm2": str(BUILD / "models" / "smollm2")}
 CLIENTS = ("anthropic", "guidellm", "instructor", "langchain_openai", "litellm", "lm_eval",
            "openai", "schemathesis")
+KEY = "conformance-key"
 START_SECONDS, STOP_SECONDS = 120.0, 60.0
 
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """One engine of a model, for all files."""
-    name: str = request.param
+    with serving(request.param) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def strict_server() -> Iterator[Server]:
+    """The packaged model as a careful operator starts it, with vLLM's names of the flags."""
+    with serving("demo", "--served-model-name", "first", "second", "--strict-model-name",
+                 "--api-key", KEY, "--max-num-seqs", "1", "--max-num-queued-reqs", "1",
+                 "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+                 "--reasoning-parser", "qwen3", "--max-model-len", "1k", key=KEY) as served:
+        yield served
+
+
+@contextmanager
+def serving(name: str, *flags: str, key: str | None = None) -> Iterator[Server]:
+    """An engine that `actorium serve` started; it must stop by itself, too."""
     path = MODELS[name]
     if path and not Path(path, "config.json").exists():
         pytest.fail(f"{path}: no model there; tests/conformance/setup.sh makes it")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    engine = f"conformance-{name}-{os.getpid()}"
-    log = BUILD / f"conformance-{name}.log"
+    engine = f"conformance-{name}-{port}"
+    log = BUILD / f"{engine}.log"
     log.parent.mkdir(exist_ok=True)
     with log.open("w") as told:
         process = subprocess.Popen(
             [sys.executable, "-m", "actorium.tools.cli", "serve", *([path] if path else []),
-             "--port", str(port), "--name", engine], stdout=told, stderr=told)
+             "--port", str(port), "--name", engine, *flags], stdout=told, stderr=told)
+    served = Server(name, "", path, f"http://127.0.0.1:{port}", engine, key)
     try:
-        served = Server(name, "", path, f"http://127.0.0.1:{port}", engine)
         _wait(served, process, log)
-        yield Server(name, served.get("/v1/models").ok()["data"][0]["id"], path, served.url, engine)
+        yield replace(served, model=served.get("/v1/models").ok()["data"][0]["id"])
         assert process.poll() is None, f"the engine ended in the middle: see {log}"
     finally:
         process.send_signal(signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import Any
 
@@ -64,6 +65,27 @@ def test_text_completions(server: Server) -> None:
     assert found.choices[0].text == want
 
 
-def test_errors(server: Server) -> None:
+@pytest.mark.parametrize("kind", ["openai", "hosted_vllm"])
+def test_errors(server: Server, kind: str) -> None:
     with pytest.raises(litellm.BadRequestError, match="temperature"):
-        litellm.completion(**ask(server, temperature=-1))
+        litellm.completion(**ask(server, kind, temperature=-1))
+    with pytest.raises(litellm.NotFoundError):
+        litellm.completion(**ask(server, kind, model=f"{kind}/no-such-model"))
+
+
+@pytest.mark.parametrize("kind", ["openai", "hosted_vllm", "anthropic"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_context_that_is_too_long(server: Server, kind: str, streamed: bool) -> None:
+    """By the error's words litellm tells it from others; callers fall back on longer models."""
+    with pytest.raises(litellm.ContextWindowExceededError):
+        list(litellm.completion(**ask(server, kind, stream=streamed, messages=[
+            {"role": "user", "content": "word " * 30_000}])))
+
+
+@pytest.mark.parametrize("kind", ["openai", "hosted_vllm"])
+def test_a_schema(server: Server, kind: str) -> None:
+    schema = {"type": "object", "properties": {"happy": {"type": "boolean"}},
+              "required": ["happy"], "additionalProperties": False}
+    found = litellm.completion(**ask(server, kind, max_tokens=40, response_format={
+        "type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}))
+    assert set(json.loads(found.choices[0].message.content)) == {"happy"}

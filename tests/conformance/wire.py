@@ -75,6 +75,8 @@ class Server:
     url: str
     engine: str
     """The engine's name, for the SDK."""
+    key: str | None = None
+    """What callers show."""
 
     @property
     def trained(self) -> bool:
@@ -104,6 +106,8 @@ class Server:
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
             given = {"content-type": "application/json"} if data is not None else {}
+            if self.key is not None:
+                given["authorization"] = f"Bearer {self.key}"
             link.request(method, path, data, given | (headers or {}))
             found = link.getresponse()
             told = {name.lower(): value for name, value in found.getheaders()}
