@@ -67,11 +67,12 @@ chaos: $(VENV)/.ready-test
 		|| { tail -n 5 build/chaos.log; false; }
 
 # Cases, real clients, benchmarks and generated requests, on a trained model and on the packaged
-# one, with environments of their own; then the tests with the openai package once more, with the
-# older one that is there. docs/conformance.md says more.
+# one, with environments of their own; the openai package in both of its versions.
+# docs/conformance.md says more.
 conformance: $(VENV)/.ready-test
 	VENV=$(VENV) bash tests/conformance/setup.sh
 	build/clients/bin/python -m pytest tests/conformance -m conformance $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
 	build/clients/bin/python -m pytest tests/test_gateway.py tests/test_gateway_faces.py
 
 lint: $(VENV)/.ready-test

@@ -154,8 +154,8 @@ def test_the_order_of_events(server: Server) -> None:
 def test_a_forced_tool(server: Server, choice: Json) -> None:
     found = say(server, tools=[WEATHER], tool_choice=choice, max_tokens=200)
     uses = [one for one in found["content"] if one["type"] == "tool_use"]
-    assert found["stop_reason"] == "tool_use" and uses
-    for use in uses:
+    assert uses and found["stop_reason"] in ("tool_use", "max_tokens")
+    for use in uses[:1] if found["stop_reason"] == "max_tokens" else uses:
         assert use["id"] and use["name"] == "get_weather"
         assert use["input"]["city"] in ("Paris", "Oslo")
 
@@ -182,7 +182,8 @@ def test_counting(server: Server) -> None:
     body = message()
     del body["max_tokens"], body["temperature"]
     found = server.post(count, body).ok()
-    assert found == {"input_tokens": say(server)["usage"]["input_tokens"]}
+    used = say(server)["usage"]
+    assert found == {"input_tokens": used["input_tokens"] + used["cache_read_input_tokens"]}
     more = server.post(count, body | {"system": "You are a helpful assistant."}).ok()
     assert more["input_tokens"] != found["input_tokens"]
     assert server.post(count, body | {"tools": [WEATHER]}).ok()["input_tokens"] > 0

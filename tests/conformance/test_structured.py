@@ -243,7 +243,7 @@ def test_tags_that_a_trigger_begins(server: Server, way: str) -> None:
 def test_several_choices(server: Server, name: str, n: int) -> None:
     more = {"json": {"response_format": wrapped(PERSON)},
             "regex": {"structured_outputs": {"regex": ADDRESS}}}[name]
-    found = server.chat("An example.", n=n, temperature=1.0, seed=4, max_tokens=100, **more)
+    found = server.chat("An example.", n=n, temperature=1.0, seed=4, max_tokens=160, **more)
     for one in found["choices"]:
         text = one["message"]["content"]
         if name == "json":
@@ -265,7 +265,7 @@ def test_many_at_once(server: Server, count: int) -> None:
     kinds: list[tuple[Json, str]] = list(BY_NAME.values())[:2] + [
         (AS_JSON["guided_json"], "json"), ({}, ".*"), ({"guided_choice": LANGUAGES}, r"\S+")]
     asks = [kinds[i % len(kinds)] for i in range(count)]
-    answers = server.together([(CHAT, chat("An example.", max_tokens=48, seed=i, temperature=0.8,
+    answers = server.together([(CHAT, chat("An example.", max_tokens=120, seed=i, temperature=0.8,
                                            **more)) for i, (more, _) in enumerate(asks)])
     for answer, (_, pattern) in zip(answers, asks, strict=True):
         found = answer.ok()["choices"][0]

@@ -109,7 +109,7 @@ def test_none_leaves_tools_alone(server: Server) -> None:
     assert found["message"]["content"] and not found["message"].get("tool_calls")
 
 
-@pytest.mark.parametrize("choice", ["auto", "none", None])
+@pytest.mark.parametrize("choice", ["none", None])
 def test_a_choice_without_tools(server: Server, choice: str | None) -> None:
     assert server.chat(tool_choice=choice, max_tokens=2)["choices"]
 
