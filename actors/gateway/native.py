@@ -89,3 +89,14 @@ async def health(http: HttpRequest) -> Response:
     if engine.draining or not status.ready:
         raise HttpError(503, status.error or "not ready", None, SERVER, "unavailable")
     return Reply(_encode({"ready": True}))
+
+
+async def is_scaling(http: HttpRequest) -> Response:
+    """`/is_scaling_elastic_ep`: never."""
+    return Reply(_encode({"is_scaling_elastic_ep": False}))
+
+
+async def scale(http: HttpRequest) -> Response:
+    """`/scale_elastic_ep`. Raises `HttpError` 501."""
+    raise HttpError(501, "elastic expert parallelism is not supported: an engine keeps the "
+                    "devices that it was started with", None, SERVER, "not_implemented")

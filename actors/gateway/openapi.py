@@ -14,6 +14,8 @@ from actorium import __version__
 from actorium.actors.gateway.chat_body import ChatBody, ChatCompletion
 from actorium.actors.gateway.completion_body import CompletionBody, TextCompletion
 from actorium.actors.gateway.guard import Reply
+from actorium.actors.gateway.inference import InferenceAnswer, InferenceBody
+from actorium.actors.gateway.invocations import InvocationBody
 from actorium.actors.gateway.messages_body import CountBody, MessagesBody
 from actorium.actors.gateway.responses_body import InputBody, ResponsesBody
 from actorium.actors.gateway.routes import PARAMETER, ROUTES, Access, Errors, Route
@@ -67,6 +69,11 @@ class Operation(NamedTuple):
 OPERATIONS: dict[str, Operation] = {
     "chat": Operation("Complete a conversation", ChatBody, ChatCompletion, True),
     "completions": Operation("Complete texts", CompletionBody, TextCompletion, True),
+    "render_chat": Operation("The prompt that a conversation becomes", ChatBody),
+    "render_completion": Operation("The prompts of texts", CompletionBody, list[dict[str, Any]]),
+    "inference": Operation("Complete token ids by token ids", InferenceBody, InferenceAnswer,
+                           True),
+    "invocations": Operation("Any of the bodies that ask for a completion", InvocationBody),
     "responses": Operation("Make a response", ResponsesBody, streams=True),
     "input_tokens": Operation("Tokens of a response's prompt", InputBody),
     "response": Operation("A stored response"),
@@ -85,6 +92,8 @@ OPERATIONS: dict[str, Operation] = {
     "flush_cache": Operation("Forget cached prefixes"),
     "model_info": Operation("What the model is"),
     "server_info": Operation("Configuration and gauges"),
+    "is_scaling": Operation("Whether devices are being added or taken away"),
+    "scale": Operation("Not supported"),
     "version": Operation("The version"),
     "health": Operation("Whether a request that came now would be served"),
     "openapi": Operation("This"),
