@@ -22,7 +22,7 @@ from actorium.actors.messages import (
     FromTokenizerFront,
     FromWatchdogFront,
 )
-from actorium.actors.runtime import rundir
+from actorium.actors.runtime import private, rundir
 
 LINGER_MS = 200
 """How long closing may take to get the last aborts out."""
@@ -53,7 +53,15 @@ def locate(target: str | os.PathLike[str], run_dir: str | None,
 
 
 def check_alive(directory: Place) -> None:
-    """Raise `EngineUnavailable` unless a launcher holds the run directory."""
+    """Raise `EngineUnavailable` unless a launcher of this user (or root's) holds the run
+    directory."""
+    if isinstance(directory, Path):
+        try:
+            private.check_directory(directory, keep_links=rundir.OWN_LEVELS)
+        except private.UnsafePath as error:
+            raise EngineUnavailable(f"the run directory is not safe: {error}", "name") from None
+        except OSError:
+            pass  # there is none
     if isinstance(directory, Path) and not rundir.is_running(directory):
         raise EngineUnavailable(f"no engine {directory.name!r} is running "
                                 f"(looked in {directory.parent})", "name")
@@ -87,6 +95,11 @@ class Link:
         return made
 
     def _connect(self, front: str) -> list[int]:
+        if isinstance(self.directory, Path):
+            try:
+                private.check_socket(self.directory / front)
+            except private.UnsafePath as error:
+                raise EngineUnavailable(f"the engine is not this user's: {error}") from None
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, self.identity)
         socket.setsockopt(zmq.LINGER, LINGER_MS)

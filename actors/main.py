@@ -37,11 +37,11 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
     from actorium.actors import config as configs
     from actorium.actors.core import Context, Core
     from actorium.actors.roles import roles_of
-    from actorium.actors.runtime import logs
+    from actorium.actors.runtime import logs, private
     from actorium.actors.runtime.shell import run_actor
 
     path = Path(run_dir)
-    config = configs.load((path / "config.json").read_bytes())
+    config = configs.load(private.read_file(path / "config.json"))
     terminal = logs.set_up(role, epoch, path, config.runtime)
     module, function = (target or roles_of(config)[role]).split(":")
 

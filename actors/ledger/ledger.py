@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from actorium.actors.errors import EngineUnavailable
+from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.ledger.records import META, History, Meta, record
 from actorium.actors.ledger.segments import LedgerFull, Record, Writer, pack, read_all, segments
+from actorium.actors.runtime import private
 
 LOG = logging.getLogger("actorium.ledger")
 SEGMENT_BYTES = 16 << 20
@@ -66,7 +67,8 @@ class Ledger:
 
     def __init__(self, directory: Path, model: str = "", sync: bool = False,
                  segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Raises `EngineUnavailable` if another process writes it, `LedgerFull` and `OSError`."""
+        """Raises `EngineUnavailable` if another process writes it, `BadConfig` if another user
+        could, `LedgerFull` and `OSError`."""
         self.directory = directory
         self._boot, self._model = boot_id(), model
         self._sync = sync
@@ -74,8 +76,11 @@ class Ledger:
         self._alive = 0
         self._compaction: Compaction | None = None
         self._waiting: list[Record] = []
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            private.check_directory(directory, make=True, keep_links=1)
+            self._lock = private.open_file(directory / "lock", os.O_RDWR | os.O_CREAT)
+        except private.UnsafePath as error:
+            raise BadConfig(f"ledger_dir: {error}", "recovery.ledger_dir") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from actorium.actors.runtime import private
+
 MAGIC = b"actorium ledger\x01"
 HEAD = struct.Struct("<IIB")
 CRC_OF_KIND = [zlib.crc32(bytes((kind,))) for kind in range(256)]
@@ -86,9 +88,11 @@ def read_all(directory: Path) -> tuple[list[Record], list[Torn]]:
     records: list[Record] = []
     torn: list[Torn] = []
     for path in segments(directory):
-        data = path.read_bytes()
         try:
+            data = private.read_file(path)
             found, end = unpack(data)
+        except private.UnsafePath as error:
+            raise ValueError(str(error)) from None
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         records += found

@@ -39,6 +39,7 @@ from time import monotonic
 from traceback import format_tb
 
 from actorium.actors.errors import Quarantined
+from actorium.actors.runtime import private
 
 LOG = logging.getLogger("actorium.docket")
 SUFFIX = ".docket"
@@ -259,14 +260,13 @@ def open_docket(run_dir: Path, role: str, budget: float) -> Docket:
     nothing."""
     actor = role.partition("-")[0]
     try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(run_dir / f"{role}{SUFFIX}", flags, 0o600)
+        fd = private.open_file(run_dir / f"{role}{SUFFIX}", os.O_RDWR | os.O_CREAT)
         try:
             os.posix_fallocate(fd, 0, SIZE)  # a page that the disk lacks would be a SIGBUS
             return Docket(mmap.mmap(fd, SIZE), budget, actor)
         finally:
             os.close(fd)
-    except OSError as error:
+    except (OSError, private.UnsafePath) as error:
         LOG.warning("no docket: %s", error)
         return Docket(None, budget, actor)
 
@@ -274,8 +274,8 @@ def open_docket(run_dir: Path, role: str, budget: float) -> Docket:
 def mark_hung(run_dir: Path, role: str) -> None:
     """The role's process is about to be killed, since it does not get on."""
     try:
-        fd = os.open(run_dir / f"{role}{SUFFIX}", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
+        fd = private.open_file(run_dir / f"{role}{SUFFIX}", os.O_WRONLY)
+    except (OSError, private.UnsafePath):
         return
     try:
         os.pwrite(fd, _HUNG.pack(monotonic()), 0)

@@ -22,6 +22,7 @@ import msgspec
 
 from actorium.actors.core import Context, Core, Send
 from actorium.actors.messages import StepPlan, StepResult, TokenBatch
+from actorium.actors.runtime import private
 
 PLAN, RESULT, TAKEN, LAUNCH, DEVICE, HARVEST, TOLD, TEXT = range(1, 9)
 KINDS = {PLAN: "plan", RESULT: "result", TAKEN: "taken", LAUNCH: "launch", DEVICE: "device",
@@ -82,7 +83,7 @@ class Events:
         head = msgspec.json.encode(label)
         self._base, self._records = _HEADER.size + len(head), records
         size = self._base + records * _RECORD.size
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = private.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             os.ftruncate(fd, size)
             self._map = mmap.mmap(fd, size)

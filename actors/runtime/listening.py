@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from actorium.actors.runtime import private
+
 
 class Where(msgspec.Struct, frozen=True):
     """An address, as it stands in the run directory."""
@@ -31,7 +33,9 @@ def read(file: Path) -> Where | None:
 def write(file: Path, where: Where, writer: str) -> None:
     """Say it there, at once for whoever reads; `writer` is the role that does."""
     temporary = file.with_name(f"{file.name}.{writer}.log")
-    temporary.write_bytes(msgspec.json.encode(where))
+    fd = private.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    with open(fd, "wb") as opened:
+        opened.write(msgspec.json.encode(where))
     os.replace(temporary, file)
 
 

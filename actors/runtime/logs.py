@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from actorium.actors.runtime import private
+
 if TYPE_CHECKING:
     from actorium.actors.config import RuntimeConfig
 
@@ -79,7 +81,8 @@ class LogFile(logging.Handler):
         self._open()
 
     def _open(self) -> None:
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+        fd = private.open_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._file = open(fd, "ab", buffering=0)  # noqa: SIM115
         self._left = FILE_BYTES - self._file.tell()
         faulthandler.register(signal.SIGUSR1, file=self._file, all_threads=True)
         faulthandler.enable(file=self._file, all_threads=True)

@@ -1,7 +1,8 @@
 """The run directory of an engine: its sockets, its lock, its configuration.
 
-Mode 0700 and a flock, because a second bind to an ipc path silently steals it. Only the standard
-library is imported: the client uses this, too.
+Mode 0700 and a flock, because a second bind to an ipc path silently steals it; and nobody else can
+have made it or any directory above it (`private`). Only the standard library is imported: the
+client uses this, too.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
 import time
 from pathlib import Path
 
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
+from actorium.actors.runtime import private
+from actorium.actors.runtime.private import UnsafePath
 
 MAX_IPC_PATH = 107
 """sun_path less its terminator."""
@@ -27,6 +29,9 @@ LEDGER = "ledger"
 """Directory of the ledger, where no other was chosen."""
 LOCK_TRIES = 6
 LOCK_PAUSE = 0.005
+OWN_LEVELS = 2
+"""The last directories of a run directory's path, the engine's and the one of all engines, which
+are no symbolic links."""
 
 
 def base_dir(run_dir: str | None = None) -> Path:
@@ -36,9 +41,17 @@ def base_dir(run_dir: str | None = None) -> Path:
     if env := os.environ.get("ACTORIUM_RUN_DIR"):
         return Path(env)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK):
+    if runtime and _is_own(runtime):
         return Path(runtime) / "actorium"
     return Path(f"/tmp/actorium-{os.getuid()}")
+
+
+def _is_own(directory: str) -> bool:
+    """Of another user it is what `sudo` has left in the environment."""
+    try:
+        return os.stat(directory).st_uid == os.getuid() and os.access(directory, os.W_OK)
+    except OSError:
+        return False
 
 
 def engine_dir(name: str, run_dir: str | None = None) -> Path:
@@ -52,24 +65,20 @@ def address(directory: Path, socket: str) -> str:
 
 
 def is_running(directory: Path) -> bool:
-    """True while a launcher holds the directory's lock."""
+    """True while a launcher of this user (or root's) holds the directory's lock."""
     try:
-        fd = os.open(directory / "lock", os.O_RDWR)
-    except OSError:
+        private.check_directory(directory, keep_links=OWN_LEVELS)
+        fd = private.open_file(directory / "lock", os.O_RDWR)
+    except (OSError, UnsafePath):
         return False
     try:
         # Shared: whoever else looks at the same time is no engine.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _trusted(os.fstat(fd).st_uid)
+        return True
     finally:
         os.close(fd)
     return False
-
-
-def _trusted(owner: int) -> bool:
-    """Only this user's engines, or root's, count; root sees everybody's."""
-    return owner in (os.getuid(), 0) or os.getuid() == 0
 
 
 def running_engines(run_dir: str | None = None) -> list[str]:
@@ -104,29 +113,30 @@ class RunDir:
 
     def _make(self) -> None:
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            info, parent = self.path.stat(), self.path.parent.stat()
+            private.check_directory(self.path, make=True, keep_links=OWN_LEVELS)
             foreign = sorted(e.name for e in self.path.iterdir() if not _is_ours(e))
+            if not foreign:
+                self.path.chmod(0o700)
         except OSError as error:
             raise BadConfig(f"run_dir: cannot make {self.path}: {error.strerror}",
                             "runtime.run_dir") from None
-        if info.st_uid != os.getuid():
-            raise BadConfig(f"run_dir: {self.path} belongs to another user", "runtime.run_dir")
-        open_to_all = parent.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
-        if open_to_all or not _trusted(parent.st_uid):
-            raise BadConfig(f"run_dir: others could replace what is in {self.path.parent}",
-                            "runtime.run_dir")
+        except UnsafePath as error:
+            raise BadConfig(f"run_dir: {error}", "runtime.run_dir") from None
         if foreign:
             raise BadConfig(f"run_dir: {self.path} holds {foreign[0]!r}, which is no engine's file",
                             "runtime.run_dir")
-        self.path.chmod(0o700)
 
     def _take(self, name: str) -> int:
         """The locked lock file. Tries for a moment: `is_running` holds a lock while it looks."""
         try:
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = private.open_file(self.path / "lock", os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise BadConfig(f"run_dir: {self.path}/lock: {error.strerror}",
+                            "runtime.run_dir") from None
+        except UnsafePath as error:
+            raise BadConfig(f"run_dir: {error}", "runtime.run_dir") from None
         for left in reversed(range(LOCK_TRIES)):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,7 +186,7 @@ def write_private(path: Path, data: bytes) -> None:
     """(Over)write a file that nobody else may read, whatever the umask; at once, since clients tell
     engines apart by when it was written."""
     new = path.with_name(path.name + NEW)
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    fd = private.open_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with open(fd, "wb") as file:
         file.write(data)
     new.replace(path)
