@@ -106,7 +106,11 @@ def shown_default(flag: Flag) -> str:
     if flag.kind is bool:
         return "on" if flag.default else "off"
     empty: tuple[Any, ...] = (None, (), {}, "")
-    return "none" if flag.default in empty else str(flag.default)
+    if flag.default in empty:
+        return "none"
+    if flag.kind is int and flag.default and flag.default % (1 << 20) == 0:
+        return f"{flag.default >> 20}m"
+    return str(flag.default)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
