@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
 from actorium.actors.schemas import closed
+from actorium.actors.structural_tags import lark_of
 
 LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000, "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000,
@@ -182,6 +183,8 @@ def grammar_of(wanted: Structured) -> str:
         return regex_grammar(wanted.regex)
     if wanted.choice is not None:
         return choice_grammar(wanted.choice)
+    if wanted.structural_tag is not None:
+        return tag_grammar(wanted.structural_tag)
     return ebnf_grammar(wanted.grammar or "")
 
 
@@ -213,6 +216,13 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return LLMatcher.grammar_from_lark(f"start: {quoted}")
+
+
+def tag_grammar(description: str) -> str:
+    """Of texts with tagged parts (`structural_tags`). Raises `InvalidRequest`."""
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_lark(lark_of(description, SPACES))
 
 
 def ebnf_grammar(text: str) -> str:

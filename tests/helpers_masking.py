@@ -40,6 +40,16 @@ def follows(grammar: str, tokens: list[int], ended: bool) -> bool:
     return not ended or (tokens[-1] == EOS and matcher.over)
 
 
+def says(grammar: str, text: str) -> bool:
+    """Whether the grammar allows the text, spelt letter by letter, and an end behind it."""
+    words = vocabulary()
+    matcher = words.matcher(grammar)
+    for char in text:
+        if matcher.over or not matcher.take(words._tokens.tokenize_str(char)):
+            return False
+    return bool(matcher.inner.is_accepting())
+
+
 class MaskedRing(Ring):
     """`Ring`, whose scheduler can read grammars."""
 

@@ -3,6 +3,7 @@ on overlap, preemption, drafts, or the death of an actor."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from helpers_prefix import engine
 
 from actorium import Engine, SamplingParams
 from actorium.actors.client import Completion, Request
+from actorium.actors.params import Structured
 
 PLAIN: dict[str, Any] = {"dtype": "float32", "speculative": "off", "max_num_seqs": 16}
 """In float32 a recomputed token is the same one."""
@@ -21,6 +23,8 @@ PROMPT = "Once upon a time"
 ALLOWED = [*range(300, 360), 2]
 WORDS = ["there", "a lazy", "cheerful", "One morning", ","]
 NAMED = [300, 11, 1900, 42]
+TAGS = {"triggers": ["there"], "structures": [
+    {"begin": "there", "end": ".", "schema": {"enum": ["lived", "was"]}}]}
 
 
 def requests() -> list[Request]:
@@ -30,6 +34,7 @@ def requests() -> list[Request]:
             {"allowed_token_ids": ALLOWED}, {"bad_words": WORDS},
             {"logprob_token_ids": NAMED},
             {"stop_regex": [r"[a-z]+ (shark|named)", "zzz", r"\. [A-Z]"], "stop": "and"},
+            {"structured": Structured(structural_tag=json.dumps(TAGS)), "bad_words": ["dog"]},
             {"allowed_token_ids": ALLOWED[:20], "min_tokens": 9, "logit_bias": {301: 2.0}}]):
         for temperature, n in ((0.0, 1), (1.0, 3)):
             made.append(Request(prompt=PROMPT, params=SamplingParams(
@@ -82,6 +87,9 @@ def test_they_hold(plain: Engine, alone: list[list[Completion]]) -> None:
             if params.stop_regex:
                 found = re.search(r"[a-z]+ (shark|named)|\. [A-Z]|and", done.text)
                 assert found is None and done.stop_reason in (None, "and", *params.stop_regex)
+            if params.structured:
+                assert re.search(r'there *\s*"(lived|was)"\s*\.', done.text) or \
+                    "there" not in done.text, done.text
     assert "stop" in {c.finish_reason for c in alone[6]} and alone[6][0].stop_reason is not None
     free = plain.client.generate(PROMPT, SamplingParams(temperature=0, max_tokens=40))
     assert free.token_ids != alone[0][0].token_ids

@@ -1,0 +1,266 @@
+"""Structural tags (xgrammar's, as SGLang and vLLM take them): tagged parts amid free text.
+
+A description in JSON becomes a grammar in Lark's syntax, with llguidance's lazy lexemes for text
+that ends where a trigger or a fixed text begins, and its `%json` for schemas. The grammar is built
+from the end: each part is translated given what follows on it, since free text must know that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.schemas import closed
+
+MAX_PARTS = 2000
+"""Of a description."""
+TEXT = r"/(?s:.*)/"
+Node = dict[str, Any]
+
+
+class Then(NamedTuple):
+    """What follows: an expression of the grammar."""
+
+    expression: str
+    leads: list[tuple[str, str]] | None = None
+    """(fixed text that it begins with, what follows on that), of each alternative; None where it
+    does not begin with fixed texts."""
+    last: bool = False
+    """It is the end."""
+
+
+END = Then('""', None, True)
+
+
+def lark_of(text: str, whitespace: str) -> str:
+    """The grammar. whitespace: expression of what may stand between the parts of a JSON text.
+    Raises `InvalidRequest` naming the part that it cannot translate."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _wrong("structural_tag", f"no JSON: {error}") from None
+    try:
+        return _Translation(whitespace).grammar(given)
+    except RecursionError:
+        raise _wrong("structural_tag", "too deep") from None
+
+
+class _Translation:
+    """Rules of one grammar, as they are made."""
+
+    def __init__(self, whitespace: str) -> None:
+        self._whitespace = whitespace
+        self._rules: list[str] = []
+        self._parts = 0
+        self._kinds: dict[str, Callable[[Node, str, Then], Then]] = {
+            "const_string": self._const, "json_schema": self._schema, "regex": self._regex,
+            "any_text": self._text, "sequence": self._sequence, "or": self._either,
+            "tag": self._tag, "triggered_tags": self._triggered,
+            "tags_with_separator": self._separated}
+
+    def grammar(self, given: Any) -> str:
+        if isinstance(given, dict) and "structures" in given:
+            start = self._part(_old_form(given), "structural_tag", END)
+        elif isinstance(given, dict) and given.get("type") == "structural_tag":
+            _known(given, "structural_tag", ("type", "format"))
+            start = self._part(given.get("format"), "structural_tag.format", END)
+        else:
+            raise _wrong("structural_tag", "must be {\"structures\": ..., \"triggers\": ...} or "
+                         "{\"type\": \"structural_tag\", \"format\": ...}")
+        return "\n".join(["%llguidance {}", f"start: {start.expression}", *self._rules, ""])
+
+    def _rule(self, expression: str, lazy: bool = False) -> str:
+        """Its name."""
+        name = f"part_{len(self._rules)}"
+        self._rules.append(f"{name}{'[lazy]' if lazy else ''}: {expression}")
+        return name
+
+    def _part(self, node: Any, where: str, then: Then) -> Then:
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise _wrong("structural_tag", f"more than {MAX_PARTS} parts")
+        kind = node.get("type") if isinstance(node, dict) else None
+        if not isinstance(kind, str) or kind not in self._kinds:
+            known = ", ".join(self._kinds)
+            raise _wrong(where, f"type must be one of {known}, got {json.dumps(kind)}")
+        return self._kinds[kind](node, where, then)
+
+    # --- kinds of parts ---------------------------------------------------------------------------
+
+    def _fixed(self, text: str, then: Then) -> Then:
+        if not text:
+            return then
+        return Then(f"{_quoted(text)} {then.expression}", [(text, then.expression)])
+
+    def _const(self, node: Node, where: str, then: Then) -> Then:
+        _known(node, where, ("type", "value"))
+        return self._fixed(_string(node, where, "value"), then)
+
+    def _schema(self, node: Node, where: str, then: Then) -> Then:
+        _known(node, where, ("type", "json_schema", "style"))
+        if node.get("style", "json") != "json":
+            raise _wrong(f"{where}.style", f"{node['style']!r} is not supported")
+        return self._json(node.get("json_schema"), f"{where}.json_schema", then)
+
+    def _json(self, schema: Any, where: str, then: Then) -> Then:
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise _wrong(where, "must be a JSON schema")
+        own = closed(schema) | {"x-guidance": {"whitespace_pattern": self._whitespace}}
+        return Then(f"{self._rule(f'%json {json.dumps(own)}')} {then.expression}")
+
+    def _regex(self, node: Node, where: str, then: Then) -> Then:
+        _known(node, where, ("type", "pattern"))
+        pattern = _string(node, where, "pattern").replace("/", r"\/").replace("\n", r"\n")
+        return Then(f"/{pattern}/ {then.expression}")
+
+    def _text(self, node: Node, where: str, then: Then) -> Then:
+        _known(node, where, ("type", "excludes"))
+        if node.get("excludes"):
+            raise _wrong(f"{where}.excludes", "is not supported")
+        return self._until(then, where)
+
+    def _until(self, then: Then, where: str) -> Then:
+        """Any text, up to where what follows begins."""
+        if then.last:
+            return Then(self._rule(TEXT))
+        if not then.leads:
+            raise _wrong(where, "any_text must be the last part, or fixed text must follow on it")
+        choices = [f"{self._rule(f'{TEXT} {_quoted(text)}', lazy=True)} {rest}"
+                   for text, rest in then.leads]
+        return Then(self._rule(" | ".join(choices)))
+
+    def _sequence(self, node: Node, where: str, then: Then) -> Then:
+        _known(node, where, ("type", "elements"))
+        elements = _list(node, where, "elements")
+        for number in reversed(range(len(elements))):
+            then = self._part(elements[number], f"{where}.elements[{number}]", then)
+        return then
+
+    def _either(self, node: Node, where: str, then: Then) -> Then:
+        _known(node, where, ("type", "elements"))
+        then = self._named(then)
+        return self._one_of([self._part(part, f"{where}.elements[{number}]", then)
+                             for number, part in enumerate(_list(node, where, "elements"))])
+
+    def _one_of(self, choices: Sequence[Then]) -> Then:
+        leads: list[tuple[str, str]] | None = []
+        for choice in choices:
+            leads = None if leads is None or choice.leads is None else leads + choice.leads
+        return Then(self._rule(" | ".join(choice.expression for choice in choices)), leads)
+
+    def _named(self, then: Then) -> Then:
+        """The same behind a rule, so that what several parts share is written once."""
+        if then.last or " " not in then.expression:
+            return then
+        leads = then.leads and [(text, self._rule(rest) if " " in rest else rest)
+                                for text, rest in then.leads]
+        return Then(self._rule(then.expression), leads)
+
+    def _tag(self, node: Node, where: str, then: Then, begun: str = "") -> Then:
+        """begun: what of its beginning has been said."""
+        _known(node, where, ("type", "begin", "content", "end"))
+        begin, ends = _string(node, where, "begin"), node.get("end")
+        texts = ends if isinstance(ends, list) else [ends]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise _wrong(f"{where}.end", "must be a string, or a list of strings")
+        then = self._named(then)
+        ended = [self._fixed(str(text), then) for text in texts]
+        after = ended[0] if len(ended) == 1 else self._one_of(ended)
+        content = self._part(node.get("content"), f"{where}.content", after)
+        return self._fixed(begin.removeprefix(begun), content)
+
+    def _triggered(self, node: Node, where: str, then: Then) -> Then:
+        """Text, in which a trigger begins one of the tags."""
+        _known(node, where, ("type", "triggers", "tags", "at_least_one", "stop_after_first",
+                             "excludes"))
+        if node.get("excludes"):
+            raise _wrong(f"{where}.excludes", "is not supported")
+        triggers = _list(node, where, "triggers")
+        if not all(isinstance(trigger, str) and trigger for trigger in triggers):
+            raise _wrong(f"{where}.triggers", "must be strings, none of them empty")
+        then, again = self._named(then), f"part_{len(self._rules)}"
+        self._rules.append("")  # what follows on a tag: more text, or the end
+        place = len(self._rules) - 1
+        after = then if node.get("stop_after_first") else Then(again)
+        tags: dict[str, list[str]] = {trigger: [] for trigger in triggers}
+        for number, tag in enumerate(_list(node, where, "tags")):
+            at = f"{where}.tags[{number}]"
+            trigger = _trigger_of(tag, triggers, at)
+            tags[trigger].append(self._tag(tag, at, after, begun=trigger).expression)
+        begins = [f"{self._rule(f'{TEXT} {_quoted(trigger)}', lazy=True)} "
+                  f"({' | '.join(found)})" for trigger, found in tags.items() if found]
+        stops = self._until(then, where).expression
+        self._rules[place] = f"{again}: {' | '.join([*begins, stops])}"
+        if node.get("at_least_one"):
+            return Then(self._rule(" | ".join(begins)))
+        return Then(again)
+
+    def _separated(self, node: Node, where: str, then: Then) -> Then:
+        """Tags with a fixed text between them."""
+        _known(node, where, ("type", "tags", "separator", "at_least_one", "stop_after_first"))
+        then, more = self._named(then), f"part_{len(self._rules)}"
+        self._rules.append("")
+        place = len(self._rules) - 1
+        tags = self._one_of([self._tag(tag, f"{where}.tags[{number}]", Then(more))
+                             for number, tag in enumerate(_list(node, where, "tags"))])
+        go_on = self._fixed(_string(node, where, "separator"), tags).expression
+        choices = [then.expression] if node.get("stop_after_first") else [go_on, then.expression]
+        self._rules[place] = f"{more}: {' | '.join(choices)}"
+        return tags if node.get("at_least_one") else self._one_of([tags, then])
+
+
+def _old_form(given: Node) -> Node:
+    """`structures` and `triggers` as tags."""
+    _known(given, "structural_tag", ("type", "structures", "triggers"))
+    tags = []
+    for number, part in enumerate(_list(given, "structural_tag", "structures")):
+        where = f"structural_tag.structures[{number}]"
+        if not isinstance(part, dict):
+            raise _wrong(where, "must be an object")
+        _known(part, where, ("begin", "schema", "end"))
+        tags.append({"type": "tag", "begin": part.get("begin"), "end": part.get("end"),
+                     "content": {"type": "json_schema", "json_schema": part.get("schema")}})
+    return {"type": "triggered_tags", "triggers": given.get("triggers"), "tags": tags}
+
+
+def _trigger_of(tag: Any, triggers: Sequence[str], where: str) -> str:
+    if not isinstance(tag, dict):
+        raise _wrong(where, "must be a tag")
+    begin = _string(tag, where, "begin")
+    found = [trigger for trigger in triggers if begin.startswith(trigger)]
+    if len(found) != 1:
+        raise _wrong(f"{where}.begin", f"must begin with one of the triggers, {begin!r} begins "
+                     f"with {len(found)}")
+    return found[0]
+
+
+def _known(node: Node, where: str, keys: Sequence[str]) -> None:
+    for key in node:
+        if key not in keys:
+            raise _wrong(f"{where}.{key}", "is not supported")
+
+
+def _string(node: Node, where: str, key: str) -> str:
+    value = node.get(key)
+    if not isinstance(value, str):
+        raise _wrong(f"{where}.{key}", "must be a string")
+    return value
+
+
+def _list(node: Node, where: str, key: str) -> list[Any]:
+    value = node.get(key)
+    if not isinstance(value, list) or not value:
+        raise _wrong(f"{where}.{key}", "must be a list, not empty")
+    return value
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _wrong(where: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"structured: {where}: {why}", "structured")
