@@ -13,7 +13,7 @@ import pytest
 from actorium.actors.client_requests import Request
 from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.messages import TokenLogprob, Usage
-from actorium.actors.params import SamplingParams
+from actorium.actors.params import SamplingParams, Structured
 from actorium.tools import jsonl
 from actorium.tools.jsonl import BadLine, Job, parse_line, parse_lines, run_batch
 
@@ -44,7 +44,14 @@ BAD = [
     (b'{"prompt": "a", "max_tokens": true}', "max_tokens: Expected int | null, got bool"),
     (b'{"prompt": "a", "max_tokens": 0}', "max_tokens: must be between 1"),
     (b'{"prompt": "a", "temperature": -0.1}', "temperature: must be between"),
-    (b'{"prompt": "a", "n": 9}', "n: must be between 1 and 8, got 9"),
+    (b'{"prompt": "a", "n": 1025}', "n: must be between 1 and 1024, got 1025"),
+    (b'{"prompt": "a", "truncate_prompt_tokens": "3"}', "truncate_prompt_tokens: Expected int"),
+    (b'{"messages": [], "add_generation_prompt": 1}', "add_generation_prompt: Expected bool"),
+    (b'{"prompt": "a", "cache_salt": 1}', "cache_salt: Expected str"),
+    (b'{"prompt": "a", "allowed_token_ids": []}', "allowed_token_ids: 1 to"),
+    (b'{"prompt": "a", "structured": {"regexp": "x"}}', "structured: Object contains unknown"),
+    (b'{"prompt": "a", "structured": {}}', "structured: exactly one of"),
+    (b'{"prompt": "a", "bad_words": "x"}', "bad_words: Expected array"),
     (b'{"prompt": "a", "stop": 3}', "stop: Expected"),
     (b'{"prompt": "a", "logit_bias": {"x": 1}}', "logit_bias: Expected int, got str"),
     (b'{"prompt": "a", "logit_bias": {"1": 101}}', "logit_bias: must be between"),
@@ -92,6 +99,19 @@ def test_tenant_and_priority_of_a_line() -> None:
     turns = [{"role": "user", "content": "hi"}]
     job = parse_line(0, json.dumps({"messages": turns, "tenant": ""}).encode(), {})
     assert job.request() == Request(messages=turns, params=SamplingParams(), tenant="")
+
+
+def test_how_the_prompt_of_a_line_is_made() -> None:
+    options = {"chat_template": "{{ messages }}", "add_generation_prompt": False,
+               "continue_final_message": True, "truncate_prompt_tokens": -1, "cache_salt": "s"}
+    line = {"messages": [{"role": "user", "content": "x"}], **options, "bad_words": ["y"],
+            "structured": {"regex": "a"}}
+    job = parse_line(0, json.dumps(line).encode(), {})
+    request = job.request()
+    assert {name: getattr(request, name) for name in options} == options
+    assert request.params == SamplingParams(bad_words=["y"], structured=Structured(regex="a"))
+    plain = parse_line(0, b'{"prompt": "x", "cache_salt": null}', {}).request()
+    assert plain == Request(prompt="x", params=SamplingParams())
 
 
 def test_logprobs_as_openai_asks_for_them() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers_prefix import engine
 
-from actorium import Engine, SamplingParams
+from actorium import Engine, InvalidRequest, SamplingParams
 from actorium.actors.client import Completion, Request
 from actorium.actors.params import Structured
 
@@ -81,13 +81,14 @@ def test_they_hold(plain: Engine, alone: list[list[Completion]]) -> None:
         for done in choices:
             if params.allowed_token_ids:
                 assert set(done.token_ids) <= set(params.allowed_token_ids)
-            if params.bad_words:
+            if params.bad_words == WORDS:
                 assert not any(done.token_ids[at:at + len(word)] == word for word in words
                                for at in range(len(done.token_ids)))
             if params.stop_regex:
                 found = re.search(r"[a-z]+ (shark|named)|\. [A-Z]|and", done.text)
                 assert found is None and done.stop_reason in (None, "and", *params.stop_regex)
             if params.structured:
+                assert "dog" not in done.text
                 assert re.search(r'there *\s*"(lived|was)"\s*\.', done.text) or \
                     "there" not in done.text, done.text
     assert "stop" in {c.finish_reason for c in alone[6]} and alone[6][0].stop_reason is not None
@@ -157,3 +158,51 @@ def test_a_cache_salt_keeps_prefixes_apart(plain: Engine) -> None:
     assert cached("b") == 0 and cached(None) == 0 and cached("a", "other") == 0
     assert cached("") == 96, "no salt is the empty one"
     assert cached("a") == cached("b") == cached("a", "other") == 96
+
+
+def test_many_choices_take_turns_at_the_slots(plain: Engine) -> None:
+    params = SamplingParams(n=128, seed=3, temperature=1.0, max_tokens=6)
+    choices = plain.client.generate(PROMPT, params)
+    assert [choice.index for choice in choices] == list(range(128))
+    assert all(choice.finish_reason in ("stop", "length") for choice in choices)
+    few = plain.client.generate(PROMPT, SamplingParams(n=3, seed=3, temperature=1.0, max_tokens=6))
+    assert [c.token_ids for c in few] == [c.token_ids for c in choices[:3]]
+    seen = {delta.index for delta in plain.client.stream(PROMPT, params) if delta.finish_reason}
+    assert seen == set(range(128))
+    with pytest.raises(InvalidRequest, match="n: 129 choices; the engine allows 128") as refused:
+        plain.client.generate(PROMPT, SamplingParams(n=129))
+    assert refused.value.param == "n"
+
+
+def test_a_stream_brings_the_prompts_logprobs_with_its_first_delta(plain: Engine) -> None:
+    params = SamplingParams(max_tokens=5, n=2, seed=1, prompt_logprobs=2)
+    whole = plain.client.generate(PROMPT, params)
+    firsts: dict[int, Any] = {}
+    for delta in plain.client.stream(PROMPT, params):
+        if delta.token_ids and delta.index not in firsts:
+            firsts[delta.index] = delta.prompt_logprobs
+        else:
+            assert delta.prompt_logprobs is None
+    assert [firsts[0], firsts[1]] == [choice.prompt_logprobs for choice in whole]
+    assert firsts[0][0] is None and len(firsts[0][1].top) == 2
+
+
+def test_how_a_prompt_is_made(plain: Engine) -> None:
+    """Rendered as it is generated from."""
+    turns = [{"role": "user", "content": "Tell me a story."},
+             {"role": "assistant", "content": "Once upon a"}]
+    client = plain.client
+    for options in ({}, {"add_generation_prompt": False, "continue_final_message": True},
+                    {"chat_template": "{% for m in messages %}{{ m.content }}|{% endfor %}"}):
+        ids = client.tokenize_chat(turns, **options)
+        params = SamplingParams(max_tokens=4, temperature=0)
+        said = client.chat(turns, params, **options)
+        assert said.usage.prompt_tokens == len(ids)
+        assert said.token_ids == client.generate(ids, params).token_ids
+        cut = client.chat(turns, params, truncate_prompt_tokens=5, **options)
+        assert cut.usage.prompt_tokens == 5
+        assert cut.token_ids == client.generate(ids[-5:], params).token_ids
+        assert client.generate(ids, params, truncate_prompt_tokens=5).token_ids == cut.token_ids
+    with pytest.raises(InvalidRequest, match="not with add_generation_prompt") as refused:
+        client.chat(turns, continue_final_message=True)
+    assert refused.value.param == "continue_final_message"

@@ -195,6 +195,19 @@ def test_choices_have_their_own_seeds_and_opens() -> None:
     assert alone.heard[1].tokens == choices[0].tokens
 
 
+def test_many_choices_take_turns_at_few_slots_and_pages() -> None:
+    """They need not fit at once: 128 of them with 16 slots, and pages for 6."""
+    ring = Ring(config(seqs=16, pool_tokens=320, queued=1))
+    rid = ring.submit(20, max_tokens=12, n=128, seed=42)
+    ring.run()
+    choices = ring.of(rid)
+    assert [h.opened.index for h in choices] == list(range(128))
+    assert all(len(h.tokens) == 12 and h.reason == "length" for h in choices)
+    assert len({tuple(h.tokens) for h in choices}) == 128
+    assert max(len(ints(p.decode)) for p in ring.sent) <= 16
+    assert_whole(ring)
+
+
 def test_choice_seeds_are_distinct_and_63_bits() -> None:
     assert choice_seed(7, 0) == 7
     seeds = {choice_seed(seed, i) for seed in (0, 1, 2**63 - 1) for i in range(64)}

@@ -1,7 +1,8 @@
 """Batches in JSON lines: one request a line in, one record a line out, in input order.
 
 In: `prompt`, `prompt_token_ids` or `messages`, any field of `SamplingParams` (or OpenAI's
-`logprobs: true` + `top_logprobs`, `max_completion_tokens`), `tenant` and `priority`. Out:
+`logprobs: true` + `top_logprobs`, `max_completion_tokens`), `tenant`, `priority`, and how the
+prompt is made (`OPTIONS`). Out:
 `index` (the line's number from 0), `text`, `token_ids`, `finish_reason`, `prompt_tokens`,
 `cached_tokens`, `completion_tokens` (with speculation also `draft_tokens`
 and `accepted_tokens`), `logprobs` if asked; for n > 1 a list `choices` of such
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import msgspec
@@ -26,7 +27,13 @@ from actorium.actors.params import SamplingParams
 MAX_LINE_BYTES = 32 << 20
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 ORDER = ("tenant", "priority")
-_PARAMS = frozenset(SamplingParams.__struct_fields__)
+OPTIONS = ("chat_template", "add_generation_prompt", "continue_final_message",
+           "truncate_prompt_tokens", "cache_salt")
+"""Fields of `Request` by these names."""
+_OPTION_TYPES = {field.name: field.type for field in msgspec.structs.fields(Request)
+                 if field.name in OPTIONS}
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
+_PARAMS = frozenset(_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +47,14 @@ class Job:
     messages: list[dict[str, str]] | None = None
     tenant: str | None = None
     priority: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of `OPTIONS`, those that are given."""
 
     def request(self) -> Request:
         """The job as the client takes it."""
         prompt = self.text if self.tokens is None else self.tokens
         return Request(prompt=prompt, messages=self.messages, params=self.params,
-                       tenant=self.tenant, priority=self.priority)
+                       tenant=self.tenant, priority=self.priority, **self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +101,24 @@ def parse_line(index: int, line: bytes, defaults: dict[str, Any]) -> Job:
         raise ValueError(f"one of {', '.join(PROMPTS)} is needed, got {found}")
     inputs = {name: body.pop(name, None) for name in PROMPTS}
     tenant, priority = _order(body)
+    options = _options(body)
     return Job(index, params(body, defaults), _text(inputs["prompt"]),
                _tokens(inputs["prompt_token_ids"]), _messages(inputs["messages"]),
-               tenant, priority)
+               tenant, priority, options)
+
+
+def _options(body: dict[str, Any]) -> dict[str, Any]:
+    """Take `OPTIONS` out of a line; null = not said."""
+    found = {}
+    for name in OPTIONS:
+        value = body.pop(name, None)
+        if value is None:
+            continue
+        try:
+            found[name] = msgspec.convert(value, _OPTION_TYPES[name])
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name}: {_reason(error)}") from None
+    return found
 
 
 def _order(body: dict[str, Any]) -> tuple[str | None, int]:
@@ -158,14 +182,10 @@ def params(body: dict[str, Any], defaults: dict[str, Any] | None = None) -> Samp
     if unknown:
         from actorium.actors.settings import suggestion
 
-        hint = suggestion(unknown[0], (*_PARAMS, *PROMPTS, *ORDER))
+        hint = suggestion(unknown[0], (*_PARAMS, *PROMPTS, *ORDER, *OPTIONS))
         raise ValueError(f"{unknown[0]}: no such field{hint}")
     merged = {**(defaults or {}), **body}
-    for name, value in merged.items():
-        _check_type(name, value)
-    if isinstance(bias := merged.get("logit_bias"), dict):
-        merged["logit_bias"] = {int(token): float(weight) for token, weight in bias.items()}
-    result = SamplingParams(**merged)
+    result = SamplingParams(**{name: _converted(name, value) for name, value in merged.items()})
     result.check()
     return result
 
@@ -185,11 +205,10 @@ def _from_openai(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _check_type(name: str, value: Any) -> None:
-    """Raise `ValueError` naming the field when `value` is not of its type."""
-    kinds = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
+def _converted(name: str, value: Any) -> Any:
+    """`value` as the field has it. Raises `ValueError` naming the field."""
     try:
-        msgspec.convert(value, kinds[name], str_keys=True)
+        return msgspec.convert(value, _TYPES[name], str_keys=True)
     except msgspec.ValidationError as error:
         raise ValueError(f"{name}: {_reason(error)}") from None
 
@@ -216,7 +235,7 @@ def _choice(params: SamplingParams, completion: Any) -> dict[str, Any]:
     }
     if usage.draft_tokens:
         fields |= {"draft_tokens": usage.draft_tokens, "accepted_tokens": usage.accepted_tokens}
-    if params.logprobs is not None:
+    if params.logprobs is not None or params.logprob_token_ids is not None:
         fields["logprobs"] = _logprobs(completion.logprobs)
     if params.prompt_logprobs is not None:
         fields["prompt_logprobs"] = _logprobs(completion.prompt_logprobs)

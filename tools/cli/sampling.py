@@ -36,7 +36,7 @@ class SamplingOptions(Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     """Divides the logits of tokens that have appeared, prompt included; 1 = off."""
     n: int = 1
-    """Choices for each prompt, 1..8."""
+    """Choices for each prompt, up to the engine's --max-n."""
     stop: list[str] = []
     """End when one of these strings appears."""
     stop_token_ids: list[int] = []
