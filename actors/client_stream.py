@@ -87,6 +87,8 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
     async def _start(self) -> Pending:
         client = self._client
         await client._ready()
+        if self._pending is not None:  # who also waits for it has sent it meanwhile
+            return self._pending
         pending, frame = client._core.submit(self._request, monotonic(), streaming=True)
         pending.notify = self._news.set
         self._pending = pending

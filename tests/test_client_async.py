@@ -13,6 +13,9 @@ import uvloop
 from helpers_text import FakeEngine, byte_level, write_model
 
 from actorium.actors.client import AsyncClient, Request
+from actorium.actors.client_core import ClientCore
+from actorium.actors.client_requests import Stay
+from actorium.actors.client_stream import AsyncDeltaStream
 from actorium.actors.errors import EngineUnavailable, InvalidRequest, UnknownRequest
 from actorium.actors.params import SamplingParams
 
@@ -158,3 +161,34 @@ def test_a_dying_engine_fails_every_task(engine: FakeEngine) -> None:
         await client.close()
 
     run(asyncio.new_event_loop, main())
+
+
+def test_two_who_wait_for_a_stream_send_it_once() -> None:
+    """A shared stream is read by a task, while its caller asks for the tokens of the prompt."""
+    sent: list[bytes] = []
+
+    class Slow:
+        """A client that is not connected yet."""
+
+        def __init__(self) -> None:
+            self._core = ClientCore("c")
+
+        async def _ready(self) -> None:
+            await asyncio.sleep(0)
+
+        def _send(self, front: str, frame: bytes) -> None:
+            sent.append(frame)
+
+        def _abort(self, aborts: list[Any]) -> None:
+            """Nobody is there."""
+
+    async def run() -> None:
+        stay = Stay(rid="k.1", seconds=1.0)
+        stream = AsyncDeltaStream(Slow(), Request(prompt=[1], stay=stay))  # type: ignore[arg-type]
+        waiting = [asyncio.ensure_future(stream.accepted()), asyncio.ensure_future(anext(stream))]
+        await asyncio.sleep(0.01)
+        assert len(sent) == 1 and not any(one.done() for one in waiting)
+        for one in waiting:
+            one.cancel()
+
+    asyncio.run(run())
