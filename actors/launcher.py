@@ -42,6 +42,7 @@ from actorium.actors.preflight import check_machine
 from actorium.actors.roles import (
     LAUNCHER,
     WATCHDOG,
+    hears_of_drain,
     missing_packages,
     refuses,
     roles_of,
@@ -360,7 +361,7 @@ class Launcher:
         """Close the door, then SIGTERM along the ring, each group when the one before is gone."""
         until = time.monotonic() + self.config.runtime.drain_timeout
         for actor in self._actors.running.values():
-            if self.failure is None and refuses(actor.role):
+            if self.failure is None and hears_of_drain(actor.role):
                 send_signal(actor.pid, DRAIN_SIGNAL)
         for rank in sorted({stop_rank(role) for role in self.roles}):
             self._rank = rank

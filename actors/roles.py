@@ -22,6 +22,9 @@ GATEWAY = "actorium.actors.gateway.actor:build"
 NULL_WORKER = "actorium.actors.scheduler.null_worker:build"
 REFUSING = ("tokenizer", "gateway")
 """Roles (by prefix) that refuse new work, with an answer, while the others drain."""
+DRAINING = (*REFUSING, "detokenizer")
+"""Roles (by prefix) that hear at once that the engine stops; the others when it is their turn. The
+detokenizer gives up clients that are gone."""
 STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer"), ("gateway",), ("watchdog",))
 """How an engine drains: each group (of role prefixes) stops when the groups before it have."""
 
@@ -39,6 +42,11 @@ def roles_of(config: Config) -> dict[str, str]:
 def refuses(role: str) -> bool:
     """Whether the role refuses new work while the others drain."""
     return role.split("-")[0] in REFUSING
+
+
+def hears_of_drain(role: str) -> bool:
+    """Whether the role is told as soon as the engine is to stop."""
+    return role.split("-")[0] in DRAINING
 
 
 def stop_rank(role: str) -> int:

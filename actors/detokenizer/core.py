@@ -161,7 +161,7 @@ class DetokenizerCore:
     def _look_after(self, readers: Readers, now: float) -> None:
         """Give up who is away for too long or far behind; knock at the others."""
         for client in readers.overdue(now):
-            self._give_up(client, now - readers.away[client].since)
+            self._give_up(client, math.inf if self._draining else now - readers.away[client].since)
         if readers.slow:
             behind: Counter[bytes] = Counter()
             for seq in self._dirty.values():
@@ -178,7 +178,10 @@ class DetokenizerCore:
         return 0.0 if self._detokenizer is None else self._readers.next_timer()
 
     def drain(self, now: float) -> None:
-        """Go on until the live sequences have ended."""
+        """Go on until the live sequences have ended; those of clients that are gone end soon, also
+        those that linger: nobody may come for them any more."""
+        if not self._draining:
+            self._readers.hurry(now)
         self._draining = True
 
     @property

@@ -19,6 +19,8 @@ RETURN = 0.5
 """Seconds in which a client whose connection broke may come back before it is given up."""
 RECONNECT = 5.0
 """The same for clients that this incarnation has never reached."""
+RETURN_HURRIED, RECONNECT_HURRIED = 0.1, 1.0
+"""The same while the engine stops."""
 KNOCK = 0.1
 """Seconds between two tries to reach a client."""
 REMEMBERED = 4096
@@ -28,9 +30,11 @@ REMEMBERED = 4096
 class Away:
     """A client that cannot be told anything now."""
 
-    __slots__ = ("since", "until", "knock_at", "knocked")
+    __slots__ = ("since", "until", "knock_at", "knocked", "fresh")
 
-    def __init__(self, until: float, now: float) -> None:
+    def __init__(self, until: float, now: float, fresh: bool = False) -> None:
+        self.fresh = fresh
+        """Never reached by this incarnation."""
         self.since = self.knock_at = now
         self.until = until
         self.knocked = False
@@ -47,6 +51,17 @@ class Readers:
         """Clients that have not read what was sent: wait until they have."""
         self._told: set[bytes] = set()
         self._listen_at = math.inf
+        self._hurried = False
+
+    def hurry(self, now: float) -> None:
+        """The engine stops: knock at everybody, and do not wait long for those who are away."""
+        self._hurried = True
+        self._listen_at = now
+        self._told.clear()
+        for away in self.away.values():
+            away.until = min(away.until, now + (
+                RECONNECT_HURRIED if away.fresh else RETURN_HURRIED))
+            away.knock_at = min(away.knock_at, now)
 
     @property
     def all_open(self) -> bool:
@@ -60,7 +75,8 @@ class Readers:
     def meet(self, client: bytes, now: float) -> None:
         """A sequence of this client was opened."""
         if client not in self._here and client not in self.away:
-            self.away[client] = Away(now + RECONNECT, now)
+            patience = RECONNECT_HURRIED if self._hurried else RECONNECT
+            self.away[client] = Away(now + patience, now, fresh=True)
 
     def here(self, client: bytes) -> None:
         """The client has spoken, or a knock has reached it."""
@@ -73,7 +89,8 @@ class Readers:
         """What was sent did not reach the client; there is more for it."""
         self._here.pop(client, None)
         self.slow.discard(client)
-        away = self.away.setdefault(client, Away(now + RETURN, now))
+        patience = RETURN_HURRIED if self._hurried else RETURN
+        away = self.away.setdefault(client, Away(now + patience, now))
         away.knocked, away.knock_at = False, now + KNOCK
 
     def forget(self, client: bytes) -> None:

@@ -93,10 +93,11 @@ class GatewayCore:
         return None
 
     def drain(self, now: float) -> None:
-        """Refuse new requests, finish what is under way."""
+        """Refuse new requests, finish what is under way for those who are there."""
         self._draining = True
         if self._engine is not None:
             self._engine.draining = True
+            self._engine.joins.drain()
 
     @property
     def done(self) -> bool:

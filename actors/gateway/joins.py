@@ -21,13 +21,20 @@ class Joins:
 
     def __init__(self) -> None:
         self._shared: dict[str, Shared] = {}
+        self._draining = False
+
+    def drain(self) -> None:
+        """The engine stops: nobody is waited for who has gone."""
+        self._draining = True
+        for shared in list(self._shared.values()):
+            shared.hurry()
 
     def join(self, name: str, rid: str, open_: Callable[[], Deltas], grace: float) -> Reader:
         """Read what goes by that name, which `open_` begins if nothing does. Raises `HttpError` 422
         if that was asked for something else."""
         shared = self._shared.get(name)
         if shared is None:
-            shared = self._shared[name] = Shared(rid, open_(), grace,
+            shared = self._shared[name] = Shared(rid, open_(), 0.0 if self._draining else grace,
                                                  lambda: self._over(name, shared))
         if shared.rid != rid:
             raise HttpError(422, "Idempotency-Key: in use with another path or body",
@@ -75,6 +82,13 @@ class Shared:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def hurry(self) -> None:
+        """End as soon as nobody reads it."""
+        self._grace = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._task.cancel()
 
     def leave(self, reader: Reader) -> None:
         """He does not any more; the last one's going ends it after a while."""
