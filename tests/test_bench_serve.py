@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from helpers_cli import Cli, cli  # noqa: F401
 from actorium.actors.config import ModelConfig
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.gateway.actor import where
+from actorium.actors.models import DEMO_MODEL
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.bench.backends import CHAT, COMPLETIONS, GENERATE
 from actorium.tools.bench.http import Http
@@ -211,6 +213,26 @@ def engine_over_http(cli: Cli) -> Iterator[str]:  # noqa: F811
         yield found.url
 
 
+def talks(folder: Path) -> Path:
+    """A ShareGPT file."""
+    path = folder / "talks.json"
+    path.write_text(json.dumps([{"conversations": [
+        {"from": "human", "value": f"What comes after the number {n}, and why?"},
+        {"from": "gpt", "value": f"After {n} comes {n + 1}, by counting on."}]}
+        for n in range(40)]))
+    return path
+
+
+def test_as_many_connections_as_may_be() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))
+        bench_serve._raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 KINDS = ("openai", "openai-chat", "vllm", "sglang-oai", "sglang")
 
 
@@ -229,6 +251,12 @@ def test_every_backend_of_a_served_engine(cli: Cli, tmp_path: Path,  # noqa: F81
             assert set(result) >= VLLM_FIELDS | DETAILED and result["backend"] == kind
             assert all(result["generated_texts"]) and result["errors"] == [""] * 6
             assert result["total_output_tokens_retokenized"] > 0
+        path = tmp_path / "pasted.json"
+        line = (f"--backend vllm --model {DEMO_MODEL} --served-model-name demo --endpoint "
+                f"/v1/completions --dataset-name sharegpt --dataset-path {talks(tmp_path)} "
+                f"--num-warmups 10 --num-prompts 100 --seed 42 --base-url {url} --json {path}")
+        assert bench_serve.run(line.split()) == 0
+        assert json.loads(path.read_text())["completed"] == 100
         path = tmp_path / "sdk.json"
         assert bench_serve.run(["--name", "measured", "--num-prompts", "6", "--input-len", "9",
                                 "--output-len", "8", "--json", str(path), "--flush-cache"]) == 0

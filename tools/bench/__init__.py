@@ -1,1 +1,1 @@
-"""Offline throughput, beside a peer when asked (`actorium bench offline`)."""
+"""Benchmarks: serving under load, of any server; throughput of a batch; runs compared."""

@@ -21,8 +21,8 @@ COMMANDS = {
     "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),
     "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),
     "eval": ("evaluate", "demo [MODEL]: exact match on the demo tasks"),
-    "bench": ("bench", "offline [MODEL]: throughput, beside transformers if asked; "
-              "serve [MODEL]: latency under load"),
+    "bench": ("bench", "serve | offline | compare: latency under load, throughput of a batch, runs "
+              "side by side"),
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
     "keys": ("keys", "server | client | authorise | revoke | list: who may connect over tcp"),
     "replay": ("replay", "FILE: play a flight recording of the scheduler once more"),

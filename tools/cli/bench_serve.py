@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import sys
 import tempfile
 from datetime import datetime
@@ -45,6 +47,7 @@ def run(argv: list[str]) -> int:
     target = target_of(options, parsed.written, named, answers_models)
     if target.note:
         print(f"actorium: {target.note}", file=sys.stderr)
+    _raise_file_limit()
     if not target.own:
         return _report(asyncio.run(_run(parsed, target)), options)
     with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
@@ -54,6 +57,14 @@ def run(argv: list[str]) -> int:
             mine = parsed._replace(config=msgspec.structs.replace(config, runtime=runtime))
             result = asyncio.run(_run(mine, target))
     return _report(result, options)
+
+
+def _raise_file_limit() -> None:
+    """Let this process, and an engine that it starts, have as many connections as they may: the
+    usual limit of 1,024 open files is less than a load's requests at once."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _config(parsed: Parsed[ServeOptions], target: Target, folder: Path) -> Config:
