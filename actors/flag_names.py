@@ -31,6 +31,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "graph_batch_sizes": ("cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode",
                           "cudagraph-capture-sizes"),
     "graph_token_counts": ("piecewise-cuda-graph-tokens", "cuda-graph-bs-prefill"),
+    "gateways": ("api-server-count",),
+    "drain_timeout": ("shutdown-timeout",),
     "admin_key": ("admin-api-key",),
     "cors_origins": ("allowed-origins",),
 }

@@ -212,6 +212,8 @@ def test_what_cannot_be_is_refused_in_one_line(
     (["--no-async-scheduling"], "scheduler.overlap", False),
     (["--disable-log-stats"], "runtime.log_interval", 0.0),
     (["--disable-log-requests"], "gateway.access_log", False),
+    (["--api-server-count", "3"], "gateway.gateways", 3),
+    (["--shutdown-timeout", "5"], "runtime.drain_timeout", 5.0),
     (["-m", DEMO], "model.model", DEMO),
     (["-c", "512"], "model.max_model_len", 512),
     (["-np", "4", "--alias", "x"], "scheduler.max_num_seqs", 4),

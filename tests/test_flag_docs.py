@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from actorium.tools.cli.serve import ServeOptions
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "cli.md"
 HELP_SECONDS = 0.5
+"""Of a processor: others may use the machine as well."""
 
 
 def test_the_tables_are_those_of_the_configuration() -> None:
@@ -67,9 +68,10 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
             "print(sorted({'torch', 'rich', 'numpy', 'jinja2', 'argparse'} & set(sys.modules)))")
     seconds = []
     for _ in range(3):
-        began = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-        seconds.append(time.monotonic() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert done.stdout.decode().splitlines()[-1] == "[]"
     assert min(seconds) < HELP_SECONDS
 

@@ -29,18 +29,19 @@ ACCEPTED = (
     Group("attention and other kernels are chosen by --kernels",
           "flashinfer-autotune flashinfer-mla-disable-ragged triton-attention-reduce-in-fp32 "
           "cascade-attn shared-experts-fusion fused-qk-norm-rope fp32-lm-head tf32-matmul "
-          "flashinfer-cutlass-moe-fp4-allgather",
+          "flashinfer-cutlass-moe-fp4-allgather flashinfer flashinfer-sampling flashinfer-mla mla "
+          "nan-detection",
           "attention-backend prefill-attention-backend decode-attention-backend attention-config "
           "linear-attn-backend linear-attn-prefill-backend linear-attn-decode-backend "
           "mamba-backend gdn-prefill-backend sampling-backend moe-backend moe-runner-backend "
           "linear-backend fp8-gemm-backend fp8-gemm-runner-backend fp4-gemm-backend "
           "bf16-gemm-backend kernel-config nsa-prefill-backend nsa-decode-backend "
-          "speculative-attention-mode speculative-draft-attention-backend flash-attn "
+          "dsa-prefill-backend dsa-decode-backend speculative-attention-mode flash-attn "
           "triton-attention-num-kv-splits speculative-moe-runner-backend"),
     Group("text alone is served, no images and no audio",
           "language-model-only language-only mm-embeds skip-mm-profiling chunked-mm-input "
           "fast-image-processor keep-mm-feature-on-device mm-enable-dp-encoder "
-          "interleave-mm-strings",
+          "interleave-mm-strings multimodal",
           "mm-attention-backend mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-kwargs "
           "mm-processor-cache-gb mm-processor-cache-type limit-mm-per-prompt "
           "limit-mm-data-per-request media-io-kwargs allowed-local-media-path video-pruning-rate "
@@ -54,11 +55,13 @@ ACCEPTED = (
           "max-seq-len-to-capture performance-mode"),
     Group("usage tells the cached tokens anyway", "cache-report prompt-tokens-details"),
     Group("tool calls are found anyway (--tool-call-parser)", "auto-tool-choice"),
+    Group("reasoning is found anyway (--reasoning-parser)", "reasoning"),
+    Group("a request's own template is taken anyway", "trust-request-chat-template"),
     Group("--log-level, --log-interval and --access-log say what is logged, never prompts",
           "log-outputs log-deltas request-time-stats-logging logging-iteration-details "
-          "log-error-stack",
+          "log-error-stack show-time-cost",
           "log-requests-level log-requests-format max-log-len uvicorn-log-level log-level-http "
-          "decode-log-interval log-config-file disable-access-log-for-endpoints",
+          "decode-log-interval log-config-file logging-config disable-access-log-for-endpoints",
           "log-requests-target uvicorn-access-log-exclude-prefixes"),
     Group("/metrics and /load are served anyway",
           "metrics metrics-for-all-schedulers mfu-metrics kv-cache-metrics cudagraph-metrics "
@@ -73,7 +76,8 @@ ACCEPTED = (
     Group("nothing is fetched: models are directories, or lie in the HF cache",
           valued="download-dir hf-token"),
     Group("safetensors are read in one way",
-          "use-tqdm-on-load weight-loader-disable-mmap weight-loader-prefetch-checkpoints "
+          "multithread-load use-tqdm-on-load weight-loader-disable-mmap "
+          "weight-loader-prefetch-checkpoints "
           "weight-loader-drop-cache-after-load mmap mlock delete-ckpt-after-loading",
           "model-loader-extra-config safetensors-load-strategy max-parallel-loading-workers "
           "weight-loader-prefetch-num-threads pt-load-map-location config-format model-impl "
@@ -86,7 +90,8 @@ ACCEPTED = (
           "mamba-track-interval num-lookahead-slots num-gpu-blocks-override"),
     Group("what is preempted is computed again, or found in the prefix cache; nothing is swapped",
           "hierarchical-cache hicache lmcache",
-          "swap-space preemption-mode hicache-ratio hicache-size hicache-write-policy "
+          "lmcache-config-file hicache-storage-backend-extra-config swap-space preemption-mode "
+          "hicache-ratio hicache-size hicache-write-policy "
           "hicache-io-backend hicache-mem-layout hicache-storage-backend "
           "hicache-storage-prefetch-policy retraction-policy"),
     Group("prefixes are compared token by token", "chunked-prefix-cache",
@@ -100,17 +105,23 @@ ACCEPTED = (
           "max-prefill-tokens prefill-max-requests long-prefill-token-threshold "
           "max-num-partial-prefills max-long-partial-prefills num-continuous-decode-steps "
           "num-scheduler-steps scheduler-recv-interval batch-size ubatch-size"),
+    Group("actors are processes, linked in one way",
+          "frontend-multiprocessing async-output-proc v2-block-manager use-v2-block-manager "
+          "shm-tensor-arena"),
     Group("each step's tokens are sent at once", "incremental-streaming-output stream-output",
           "stream-interval"),
     Group("an engine runs on one device",
-          "custom-all-reduce p2p-check symm-mem torch-symm-mem nccl-nvls mscclpp "
+          "ep-moe deepep-moe engine-use-ray worker-use-ray numa-bind custom-all-reduce p2p-check "
+          "symm-mem torch-symm-mem nccl-nvls mscclpp "
           "ray-workers-use-nsight expert-parallel eplb dp-attention dp-lm-head "
           "flashinfer-allreduce-fusion two-batch-overlap single-batch-overlap dbo use-ray "
           "nccl-for-dp-synchronization data-parallel-hybrid-lb data-parallel-external-lb",
           "distributed-executor-backend nccl-port dist-init-addr nccl-init-addr dist-timeout "
           "master-addr master-port all2all-backend moe-a2a-backend deepep-mode load-balance-method "
           "data-parallel-backend data-parallel-address data-parallel-rpc-port gpu-id-step "
-          "eplb-config moe-dense-tp-size distributed-timeout-seconds dcp-comm-backend worker-cls",
+          "init-expert-location ep-num-redundant-experts ep-dispatch-algorithm eplb-algorithm "
+          "deepep-config elastic-ep-backend eplb-config moe-dense-tp-size "
+          "distributed-timeout-seconds dcp-comm-backend worker-cls",
           "numa-node numa-bind-nodes"),
     Group("--silence says when an actor counts as hung",
           valued="watchdog-timeout soft-watchdog-timeout engine-iteration-timeout-s"),
@@ -134,6 +145,12 @@ ACCEPTED = (
           "tokenizer-batch-encode dynamic-batch-tokenizer tokenizer-batch-decode",
           "tokenizer-worker-num detokenizer-worker-num renderer-num-workers tokenizer-pool-size "
           "tokenizer-backend"),
+    Group("drafts are made by the model's own MTP layer, as the model is run",
+          "multi-layer-eagle",
+          "speculative-draft-attention-backend speculative-draft-model-quantization "
+          "speculative-draft-load-format speculative-draft-kv-cache-dtype "
+          "speculative-draft-model-revision speculative-draft-tensor-parallel-size "
+          "speculative-moe-a2a-backend speculative-disable-by-batch-size"),
     Group("the same seed gives the same tokens in any batch",
           "deterministic-inference speculative-use-rejection-sampling",
           "speculative-accept-threshold-single speculative-accept-threshold-acc"),
@@ -195,6 +212,10 @@ REFUSED = (
           valued="default-chat-template-kwargs"),
     Group("too long a prompt is refused (truncate_prompt_tokens of a request cuts it)",
           "auto-truncate"),
+    Group("weights are served as the checkpoint has them", "quantize-and-serve",
+          "torchao-config modelopt-quant quantization-config rl-quant-profile"),
+    Group("the grammar of a JSON schema decides about white space",
+          valued="constrained-json-whitespace-pattern"),
     Group("the assistant answers", unless="assistant", valued="response-role"),
     Group("the template called default is used", unless="default", valued="hf-chat-template-name"),
     Group("/v1/completions takes prompts as they are", valued="completion-template"),
