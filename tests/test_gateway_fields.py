@@ -74,6 +74,15 @@ def test_parameters_of_sampling(monkeypatch: pytest.MonkeyPatch, path: str) -> N
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(("body", "want"), [
+    ({"n_predict": 7}, 7), ({"n_predict": -1}, None), ({"n_predict": 7, "max_tokens": 3}, 3)])
+def test_names_of_llama_server(monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any],
+                               want: int | None) -> None:
+    params = asked(monkeypatch, path, repeat_penalty=1.5, **body).params
+    assert params is not None and (params.max_tokens, params.repetition_penalty) == (want, 1.5)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_parameters_of_the_request(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     request = asked(monkeypatch, path, truncate_prompt_tokens=5, cache_salt="s", priority=2)
     assert (request.truncate_prompt_tokens, request.cache_salt, request.priority) == (5, "s", 2)

@@ -139,3 +139,30 @@ def test_more_choices_than_the_engine_allows(served: Served) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         chat(served, n=129)
     assert caught.value.param == "n"
+
+
+def test_an_expression_ends_a_completion(served: Served) -> None:
+    plain = text(served, max_tokens=40).choices[0].text
+    found = text(served, max_tokens=40, stop_regex="[aeiou]").choices[0]
+    assert found.finish_reason == "stop" and plain.startswith(found.text)
+    assert not set(found.text) & set("aeiou")
+
+
+def test_log_probabilities_of_named_tokens(served: Served) -> None:
+    found = chat(served, logprob_token_ids=[5, 9], return_tokens_as_token_ids=True)
+    for one in found.choices[0].logprobs.content:
+        assert {"token_id:5", "token_id:9"} <= {top.token for top in one.top_logprobs}
+
+
+def test_tagged_parts_follow_their_schema(served: Served) -> None:
+    tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "as said"}}
+    assert chat(served, response_format=tag, max_tokens=60).choices[0].message.content == "as said"
+
+
+def test_objects_are_closed_unless_they_are_to_be_open(served: Served) -> None:
+    schema = {"type": "object", "properties": {}, "minProperties": 1}
+    with pytest.raises(openai.BadRequestError):
+        chat(served, json_schema=schema)
+    found = chat(served, json_schema=schema, max_tokens=200, logit_bias=None,
+                 structured_outputs={"additional_properties": True})
+    assert found.choices[0].finish_reason in ("stop", "length")

@@ -83,7 +83,7 @@ class Chat:
         most = body.max_completion_tokens
         structured = self._tools.structured(structured_of(body))
         params = sampling(body, body.alternatives(), structured=structured,
-                          max_tokens=body.max_tokens if most is None else most)
+                          max_tokens=body.limit if most is None else most)
         prompt: dict[str, Any] = {
             "messages": body.turns(), "template_args": body.template_args(),
             "tools": self._tools.shown, "chat_template": body.chat_template,

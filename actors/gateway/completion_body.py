@@ -53,9 +53,11 @@ class CompletionBody(SamplingFields, kw_only=True):
         return self.return_token_ids or self.return_prompt_token_ids
 
     @property
-    def most(self) -> int:
-        """Tokens of each completion at the most."""
-        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+    def most(self) -> int | None:
+        """Tokens of each completion at the most; None = to the end of the context."""
+        if self.max_tokens is None and self.n_predict is None:
+            return DEFAULT_MAX_TOKENS
+        return self.limit
 
     def check(self) -> None:
         """Raise `HttpError` on what is not offered."""

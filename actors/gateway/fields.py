@@ -36,6 +36,8 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     max_tokens: int | None = None
+    n_predict: int | None = None
+    """llama-server's name of the same; -1 = to the end of the context."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -43,6 +45,8 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    """llama-server's name of the same."""
     logit_bias: dict[str, float] | None = None
     min_tokens: int | None = None
     best_of: int | None = None
@@ -69,6 +73,13 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     timeout: float | None = None
     user: str | None = None
     request_id: str | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of a completion at the most, as far as that was said."""
+        if self.max_tokens is not None or self.n_predict is None or self.n_predict == -1:
+            return self.max_tokens
+        return self.n_predict
 
     @property
     def include_usage(self) -> bool:
@@ -108,11 +119,12 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
     if fields.best_of is not None and fields.best_of != (fields.n or 1):
         raise HttpError(400, "best_of: must equal n", "best_of")
     given: dict[str, Any] = {
-        "max_tokens": fields.max_tokens, "min_tokens": fields.min_tokens,
+        "max_tokens": fields.limit, "min_tokens": fields.min_tokens,
         "presence_penalty": fields.presence_penalty, "frequency_penalty": fields.frequency_penalty,
         "n": fields.n, "temperature": fields.temperature, "top_p": fields.top_p,
         "top_k": fields.top_k, "min_p": fields.min_p,
-        "repetition_penalty": fields.repetition_penalty, "stop_token_ids": fields.stop_token_ids,
+        "repetition_penalty": fields.repeat_penalty if fields.repetition_penalty is None
+        else fields.repetition_penalty, "stop_token_ids": fields.stop_token_ids,
         "prompt_logprobs": fields.prompt_logprobs, "bad_words": fields.bad_words or None,
         "stop_regex": fields.stop_regex or None, "allowed_token_ids": fields.allowed_token_ids,
         "logprob_token_ids": fields.logprob_token_ids, **more}
