@@ -28,13 +28,21 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False}
 """Nearly always some 0.1 s for the worst mask; compiling may take longer than anyone can wait,
 which the tokenizer finds out in a process of its own."""
-KEPT = 256
-"""Compiled grammars kept for requests to come."""
+KEPT_BYTES = 64 << 20
+"""Of compiled grammars that are kept for requests to come: some 300 schemas of usual size."""
+COMPILED_BYTES, COMPILED_FACTOR = 160 << 10, 150
+"""What a compiled grammar takes: so much, and so many bytes for each of its text, as measured for
+schemas of 1 to 58 kB with a vocabulary of 49,152."""
 LARGE = 16_384
 """Tokens of a vocabulary whose masks are worth being shared among threads."""
 THREADS = 8
 """At the most."""
 U32 = NDArray[np.uint32]
+
+
+def memory_of(grammar: str) -> int:
+    """Bytes that it takes when it is compiled, about."""
+    return COMPILED_BYTES + COMPILED_FACTOR * len(grammar)
 
 
 class Vocabulary:
@@ -48,13 +56,16 @@ class Vocabulary:
         self.size, self.words = size, -(-size // 32)
         self._tokens = LLTokenizer(str(tokenizer), n_vocab=size, eos_token=list(eos))
         self._kept: dict[str, Any] = {}
+        """Compiled grammars, or why there is none; the least recently used first."""
+        self.kept_bytes = 0
+        """Of all of them, as `memory_of` counts."""
         self._threads: Any = None
 
     def matcher(self, grammar: str) -> Matcher:
         """At the start of the grammar. Raises `InvalidRequest` if it does not compile."""
         if grammar not in self._kept:
             self.keep(grammar, self.compile(grammar))
-        compiled = self._kept[grammar]
+        compiled = self._kept[grammar] = self._kept.pop(grammar)
         if isinstance(compiled, InvalidRequest):
             raise InvalidRequest(compiled.message, compiled.param)
         return Matcher(compiled.deep_copy(), self)
@@ -72,10 +83,14 @@ class Vocabulary:
             return error
 
     def keep(self, grammar: str, compiled: Any) -> None:
-        """Remember it, for a while."""
+        """Remember it, until `KEPT_BYTES` are taken by others used since."""
+        if self._kept.pop(grammar, None) is None:
+            self.kept_bytes += memory_of(grammar)
         self._kept[grammar] = compiled
-        if len(self._kept) > KEPT:
-            del self._kept[next(iter(self._kept))]
+        while self.kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            self.kept_bytes -= memory_of(oldest)
 
     def masks(self, wanted: Sequence[tuple[Matcher, Sequence[int]]]) -> list[list[U32]]:
         """`Matcher.masks` of each matcher and its drafts, side by side where that is worth it."""

@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import actorium
+from actorium.actors import grammar
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.grammar import Matcher, Vocabulary, grammar_of
 from actorium.actors.params import SamplingParams, Structured
@@ -158,3 +159,19 @@ def test_an_engine_without_tokenizer_or_end_has_none() -> None:
                        (ModelFacts(SIZE, 4096, (), {}, True), "end-of-sequence")):
         with pytest.raises(InvalidRequest, match=why):
             Grammars(MODEL, facts).grammar(Structured(regex="a"))
+
+
+def test_compiled_grammars_are_kept_by_bytes_and_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = Vocabulary(MODEL / "tokenizer.json", SIZE, [EOS])
+    texts = [grammar_of(Structured(regex=f"[a-z]{{{n},{n + 5}}}")) for n in range(1, 30)]
+    monkeypatch.setattr(grammar, "KEPT_BYTES", 6 * grammar.memory_of(texts[0]))
+    for text in texts:
+        words.matcher(texts[0])
+        words.matcher(text)
+        assert 0 < words.kept_bytes <= grammar.KEPT_BYTES
+    assert words.knows(texts[0]) and words.knows(texts[-1]) and not words.knows(texts[1])
+    large = grammar_of(Structured(json_schema=json.dumps({"enum": [str(n) for n in range(3000)]})))
+    words.matcher(large)
+    assert words.knows(large), "one is always kept"
+    words.matcher(texts[1])
+    assert not words.knows(large) and words.kept_bytes == grammar.memory_of(texts[1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -26,18 +27,24 @@ from actorium.actors.ledger.records import (
     record,
 )
 from actorium.actors.ledger.segments import Record
-from actorium.actors.messages import Open, TokenBatch
+from actorium.actors.messages import Open, RowLogprobs, TokenBatch
 from actorium.actors.scheduler.adoption import Lingering
 from actorium.actors.scheduler.pages import Ints
 from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
 from actorium.actors.scheduler.slots import SlotTable
 
 RETAINED_REQUESTS = 4096
-RETAINED_TOKENS = 4 << 20
-"""Of all requests that are kept after their end, prompts included: 16 MiB."""
+RETAINED_BYTES = 32 << 20
+"""Of all requests that are kept after their end, as `weight` counts them."""
+REQUEST_BYTES, CHOICE_BYTES, LOGPROBS_BYTES = 2048, 768, 384
+"""What Python's objects take beside the columns that they hold: of a request, of a choice, of a row
+of logprobs."""
+UNPACKED = 8
+"""Bytes that a byte of msgpack comes to as Python's objects."""
 TOLD_AT_ONCE = 32
 """Requests that are over, told to a new detokenizer at one wake: what lives goes first."""
 Key = tuple[bytes, str]
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Past(NamedTuple):
@@ -55,15 +62,16 @@ class Retained:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._kept: OrderedDict[Key, tuple[float, Request]] = OrderedDict()
-        self._tokens = 0
+        self._kept: OrderedDict[Key, tuple[float, Request, int]] = OrderedDict()
+        self.bytes = 0
+        """Of all of them, as `weight` counts."""
         self.lingering = Lingering()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for _, request in self._kept.values())
+        return (request for _, request, _ in self._kept.values())
 
     def keep(self, request: Request, now: float) -> None:
         """From now on, instead of an older one of the same key. A request that lingered and was
@@ -73,10 +81,11 @@ class Retained:
                 choice.finish is not None and choice.finish.finish_reason == "abort"
                 for choice in request.choices):
             return
-        self._kept[request.key] = now + self._seconds, request
-        self._tokens += weight(request)
+        size = weight(request)
+        self._kept[request.key] = now + self._seconds, request, size
+        self.bytes += size
         self.lingering.add(request)
-        while len(self._kept) > RETAINED_REQUESTS or self._tokens > RETAINED_TOKENS:
+        while len(self._kept) > RETAINED_REQUESTS or self.bytes > RETAINED_BYTES:
             self.drop(next(iter(self._kept)))
 
     def get(self, key: Key) -> Request | None:
@@ -87,7 +96,7 @@ class Retained:
         """Unknown ones are ignored."""
         kept = self._kept.pop(key, None)
         if kept is not None:
-            self._tokens -= weight(kept[1])
+            self.bytes -= kept[2]
             self.lingering.drop(kept[1])
 
     def expire(self, now: float) -> None:
@@ -205,14 +214,43 @@ def drafts_at(sequence: Sequence, table: SlotTable) -> tuple[int, int]:
 
 
 def weight(request: Request) -> int:
-    """Tokens that are kept of a request that is over."""
-    return len(request.prompt) + sum(len(choice.emitted) for choice in request.choices)
+    """Bytes that are kept of a request that is over, nearly."""
+    submit = request.submit
+    size = REQUEST_BYTES + len(submit.prompt) + len(submit.grammar)
+    size += UNPACKED * len(_encode((submit.params, submit.text, submit.rules)))
+    for choice in request.choices:
+        size += CHOICE_BYTES + choice.emitted.nbytes
+        for row in (*choice.logprobs, *choice.prompt_logprobs):
+            size += LOGPROBS_BYTES + sum(map(len, _columns(row)))
+    return size
 
 
 def _slim(request: Request) -> None:
-    """Drop what only a living request needs."""
+    """Drop what only a living request needs, and join what came in pieces."""
     for choice in request.choices:
         choice.key = choice.match = choice.started = None
+        choice.logprobs = joined_rows(choice.logprobs)
+        choice.prompt_logprobs = joined_rows(choice.prompt_logprobs)
+
+
+def joined_rows(rows: list[RowLogprobs]) -> list[RowLogprobs]:
+    """The same logprobs of consecutive tokens in as few rows as may be: one, unless the number of
+    alternatives changes."""
+    found: list[RowLogprobs] = []
+    for _, group in groupby(rows, key=_alternatives):
+        several = list(group)
+        chosen, ranks, ids, values = (b"".join(column) for column in
+                                      zip(*map(_columns, several), strict=True))
+        found.append(RowLogprobs(several[0].row, several[0].start, chosen, ranks, ids, values))
+    return found
+
+
+def _columns(row: RowLogprobs) -> tuple[bytes, bytes, bytes, bytes]:
+    return row.chosen, row.ranks, row.top_ids, row.top_logprobs
+
+
+def _alternatives(row: RowLogprobs) -> int:
+    return len(row.top_ids) // len(row.chosen) if row.chosen else 0
 
 
 def _said(sequence: Sequence, table: SlotTable) -> Said:

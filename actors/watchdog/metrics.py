@@ -110,6 +110,7 @@ OWN = (
         "Tokens of theirs that had been emitted before."),
     Row("retained_requests", GAUGE, "retained",
         "Finished requests kept for clients that lost their stream."),
+    Row("retained_bytes", GAUGE, "retained_bytes", "Bytes that they take."),
     Row("suspects", GAUGE, "suspects", "Sequences suspected of killing the worker."),
     Row("quarantined_requests", COUNTER, "quarantined", "Requests convicted of it."),
     Row("ledger_bytes", GAUGE, "ledger_bytes", "Size of the ledger's files."),
