@@ -590,6 +590,9 @@ class Open(Message):
     """Of `emitted`: drafts verified, and those accepted."""
     accepted_tokens: Count = 0
     linger: Linger = 0.0
+    prompt_before: Count = 0
+    """Tokens of a long prompt that come before those of `prompt`: a request of many choices tells
+    of each."""
 
 
 class TokenBatch(Message):

@@ -361,3 +361,11 @@ def test_256_sequences_a_step(core: DetokenizerCore) -> None:
         core.on_wake(0.0)
         times.append(perf_counter() - begin)
     assert median(times) / 256 < 30e-6
+
+
+def test_a_prompt_that_is_told_in_part_counts_whole(core: DetokenizerCore) -> None:
+    core.on_message(Open(1, "r", 0, A, i4(list(b"hi")), TextParams(), prompt_before=998,
+                         emitted=i4(list(b"!")), end=SequenceEvent(1, "stop")), 0.0)
+    (delta,) = [delta for send in core.on_wake(0.0) if isinstance(send.message, TextBatch)
+                for delta in send.message.deltas]
+    assert delta.usage is not None and delta.usage.prompt_tokens == 1000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, config, ints
 
-from actorium.actors.scheduler.requests import choice_seed
+from actorium.actors.scheduler.requests import PROMPT_TOLD, choice_seed
 from actorium.actors.scheduler.slots import within
 
 Tokens = dict[tuple[str, int], list[int]]
@@ -206,6 +206,17 @@ def test_many_choices_take_turns_at_few_slots_and_pages() -> None:
     assert len({tuple(h.tokens) for h in choices}) == 128
     assert max(len(ints(p.decode)) for p in ring.sent) <= 16
     assert_whole(ring)
+
+
+def test_each_choice_is_opened_with_the_end_of_a_long_prompt() -> None:
+    ring = Ring(config(pool_tokens=8192))
+    prompt = list(range(PROMPT_TOLD + 300))
+    for params, told in (({}, PROMPT_TOLD), ({"prompt_logprobs": 0}, len(prompt))):
+        rid = ring.submit(prompt, max_tokens=2, n=2, **params)
+        ring.run()
+        for heard in ring.of(rid):
+            assert list(ints(heard.opened.prompt)) == prompt[-told:]
+            assert heard.opened.prompt_before == len(prompt) - told
 
 
 def test_choice_seeds_are_distinct_and_63_bits() -> None:

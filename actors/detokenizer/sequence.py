@@ -39,7 +39,7 @@ class Sequence:
         self.client = message.client
         self.linger = message.linger
         """Seconds for which it outlives its client."""
-        self.prompt_tokens = len(message.prompt) // 4
+        self.prompt_tokens = message.prompt_before + len(message.prompt) // 4
         self.cached = 0
         self.seen = 0
         """Tokens taken so far."""

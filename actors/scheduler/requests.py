@@ -14,6 +14,9 @@ from actorium.actors.scheduler.nodes import Node
 from actorium.actors.scheduler.pages import NO_PAGES, Ints
 from actorium.actors.scheduler.radix import Match, PrefixKey
 
+PROMPT_TOLD = 1024
+"""Tokens at the end of a prompt that the detokenizer is told for each choice; all where it has to
+tell of their log-probabilities."""
 _MASK = 2**64 - 1
 
 
@@ -147,6 +150,10 @@ def open_request(submit: Submit, first_sid: int) -> Request:
 def opening(sequence: Sequence, epoch: int) -> Open:
     """What the detokenizer must know of a sequence before its tokens. epoch: the scheduler's."""
     submit = sequence.request.submit
+    told = submit.prompt
+    if submit.params.prompt_logprobs < 0:
+        told = told[-4 * PROMPT_TOLD:]
     return Open(sid=sequence.sid, rid=submit.rid, index=sequence.index, client=submit.client,
-                prompt=submit.prompt, text=submit.text, logprobs=submit.params.logprobs,
-                epoch=epoch, linger=submit.linger)
+                prompt=told, text=submit.text, logprobs=submit.params.logprobs,
+                epoch=epoch, linger=submit.linger,
+                prompt_before=(len(submit.prompt) - len(told)) // 4)
