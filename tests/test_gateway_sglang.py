@@ -128,6 +128,15 @@ def test_logprobs(served: Served, http: httpx.Client, start: int) -> None:
         assert len(rows) == 3 and rows[0] == row  # greedy: the likeliest was taken
 
 
+def test_logprobs_of_named_tokens(http: httpx.Client) -> None:
+    meta = generate(http, text=PROMPT, sampling_params=GREEDY, return_logprob=True,
+                    token_ids_logprob=[5, 9])["meta_info"]
+    rows = meta["output_token_ids_logprobs"]
+    assert len(rows) == 8 and all([row[1] for row in each] == [5, 9] for each in rows)
+    assert all(row[0] < 0 for each in rows for row in each)
+    assert meta["input_token_ids_logprobs"] == [] and "output_top_logprobs" not in meta
+
+
 def test_only_the_prompts_logprobs(served: Served, http: httpx.Client) -> None:
     ids = served.engine.client.tokenize(PROMPT)
     told = generate(http, input_ids=[ids, ids[:4]], return_logprob=True, logprob_start_len=0,
@@ -152,6 +161,14 @@ def test_stops_say_what_matched(http: httpx.Client) -> None:
     token = whole["output_ids"][3]
     told = generate(http, text=PROMPT, sampling_params=GREEDY | {"stop_token_ids": [token]})
     assert told["meta_info"]["finish_reason"] == {"type": "stop", "matched": token}
+
+
+def test_an_expression_that_ends_the_text(http: httpx.Client) -> None:
+    whole = generate(http, text=PROMPT, sampling_params=GREEDY | {"max_new_tokens": 30})
+    told = generate(http, text=PROMPT, sampling_params=GREEDY | {
+        "max_new_tokens": 30, "stop_regex": "[aeiou]{2}"})
+    assert told["meta_info"]["finish_reason"]["type"] == "stop"
+    assert whole["text"].startswith(told["text"]) and len(told["text"]) < len(whole["text"])
 
 
 def test_formats(http: httpx.Client) -> None:
@@ -192,6 +209,8 @@ def test_without_a_limit_there_are_128_tokens_or_what_fits(http: httpx.Client) -
     ({"return_logprob": True, "logprob_start_len": 99}, "logprob_start_len"),
     ({"return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
     ({"token_ids_logprob": [1]}, "token_ids_logprob"),
+    ({"token_ids_logprob": [1], "return_logprob": True, "logprob_start_len": 0},
+     "token_ids_logprob"),
     ({"rid": ["a", "b"]}, "rid"), ({"text": ["a", "b"], "rid": ["a", "a"]}, "rid")])
 def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], word: str) -> None:
     for stream in (False, True):

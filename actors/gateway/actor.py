@@ -72,11 +72,15 @@ class GatewayCore:
             config.load()
             self._server = uvicorn.Server(config)
             self._server.lifespan = config.lifespan_class(config)
-            # Not `Server.serve`: its main loop wakes ten times a second and takes the signals.
-            self._serving = asyncio.get_running_loop().create_task(
-                self._server.startup(sockets=[self._sock]))
+            self._serving = asyncio.get_running_loop().create_task(self._start())
 
         post(serve)
+
+    async def _start(self) -> None:
+        if self._ctx.config.gateway.gateways > 1:
+            await self._engine.peers.listen()
+        # Not `Server.serve`: its main loop wakes ten times a second and takes the signals.
+        await self._server.startup(sockets=[self._sock])
 
     # --- Core ---
 

@@ -21,6 +21,7 @@ from actorium.actors.gateway.joins import Joins, whole
 from actorium.actors.gateway.model_names import ModelNames
 from actorium.actors.gateway.parsers.think import CLOSE
 from actorium.actors.gateway.parsing import NONE, Parsing
+from actorium.actors.gateway.peers import Peers
 from actorium.actors.gateway.pieces import Pieces
 from actorium.actors.gateway.responses_keeping import Jobs, open_store
 from actorium.actors.gateway.streams import Merged
@@ -64,6 +65,7 @@ class Engine:
         self.gate = Gate(lambda: self.client.status(STATUS_SECONDS),
                          self.settings.recovery_patience)
         self.joins = Joins()
+        self.peers = Peers(run_dir, self._abort_here)
         self.responses = open_store(self.settings)
         self.jobs = Jobs()
         self.asks: set[Ask] = set()
@@ -127,8 +129,11 @@ class Engine:
                                 for number, request in enumerate(requests)])
 
     async def abort(self, name: str, tenant: str | None) -> list[str]:
-        """End the requests of this process that go by a name, "" = all, of a tenant, None = of
-        anybody. Returns what their callers call them."""
+        """End the requests that go by a name, "" = all, of a tenant, None = of anybody, at any
+        gateway of the engine. Returns what their callers call them."""
+        return await self._abort_here(name, tenant) + await self.peers.abort(name, tenant)
+
+    async def _abort_here(self, name: str, tenant: str | None) -> list[str]:
         ended: list[str] = []
         for ask in self.asks - {self.ask}:
             if tenant is None or ask.tenant == tenant:

@@ -59,7 +59,7 @@ async def generate(http: HttpRequest) -> Response | EventStream:
 
 
 async def abort(http: HttpRequest) -> Response:
-    """`/abort_request`: of this gateway's requests."""
+    """`/abort_request`: of this engine's HTTP requests."""
     engine, body = engine_of(http), await bodies.read(http, AbortBody)
     if not body.rid and not body.abort_all:
         raise HttpError(400, "rid: is required, or abort_all", "rid")

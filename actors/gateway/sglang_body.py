@@ -232,6 +232,9 @@ class Telling(NamedTuple):
         if self.ids and self.top:
             raise HttpError(400, "token_ids_logprob: not together with top_logprobs_num",
                             "token_ids_logprob")
+        if self.ids and self.start >= 0:
+            raise HttpError(400, "token_ids_logprob: of the completion alone; not together with "
+                            "logprob_start_len", "token_ids_logprob")
         return self
 
     def params(self) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""Orders that concern requests of any gateway of an engine: each listens at a socket of its own in
+the run directory, and whoever is told to abort something tells the others.
+
+The directory is its user's alone. A socket whose gateway has died is passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+LOG = logging.getLogger("actorium.gateway")
+SECONDS = 2.0
+"""How long another gateway may take to answer."""
+MAX_ORDER = 1 << 16
+
+
+class AbortOrder(Struct):
+    """To end the requests that go by a name."""
+
+    name: str
+    """"" = all."""
+    tenant: str | None
+    """None = anybody's."""
+
+
+_decode = msgspec.json.Decoder(AbortOrder).decode
+_decode_names = msgspec.json.Decoder(list[str]).decode
+
+
+class Peers:
+    """Of one gateway."""
+
+    def __init__(self, run_dir: Path, abort: Callable[[str, str | None], Awaitable[list[str]]]
+                 ) -> None:
+        """abort: ends requests of this gateway, and returns their names."""
+        self._run_dir, self._abort = run_dir, abort
+        self._own = run_dir / f"gateway-peer-{os.getpid()}-{id(self):x}.sock"
+        self._server: asyncio.Server | None = None
+
+    async def listen(self) -> None:
+        """From now on do what others order. Raises `OSError`."""
+        self._server = await asyncio.start_unix_server(self._serve, str(self._own),
+                                                       limit=MAX_ORDER)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._own.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(SECONDS):
+                order = _decode(await reader.readline())
+                ended = await self._abort(order.name, order.tenant)
+                writer.write(msgspec.json.encode(ended) + b"\n")
+                await writer.drain()
+        except (OSError, TimeoutError, ValueError) as error:
+            LOG.warning("an order of another gateway was not understood: %s", error)
+        finally:
+            writer.close()
+
+    async def abort(self, name: str, tenant: str | None) -> list[str]:
+        """End requests of the other gateways. Returns their names."""
+        order = msgspec.json.encode(AbortOrder(name, tenant)) + b"\n"
+        others = [path for path in self._run_dir.glob("gateway-peer-*.sock") if path != self._own]
+        found = await asyncio.gather(*(_ask(path, order) for path in others))
+        return [label for labels in found for label in labels]
+
+
+async def _ask(path: Path, order: bytes) -> list[str]:
+    try:
+        async with asyncio.timeout(SECONDS):
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            try:
+                writer.write(order)
+                return _decode_names(await reader.read())
+            finally:
+                writer.close()
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)  # its gateway has died
+    except (OSError, TimeoutError, ValueError) as error:
+        LOG.warning("a gateway did not answer an order: %s: %s", path.name, error)
+    return []

@@ -1,0 +1,85 @@
+"""An order to abort reaches the requests of every gateway of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import httpx2 as httpx
+from helpers_served import serving
+
+from actorium.actors.gateway.peers import Peers
+
+
+def test_all_gateways_are_told(tmp_path: Path) -> None:
+    told: list[tuple[str, str, str | None]] = []
+
+    def peers(own: str) -> Peers:
+        async def abort(name: str, tenant: str | None) -> list[str]:
+            told.append((own, name, tenant))
+            return [f"{own}-{name}"]
+
+        return Peers(tmp_path, abort)
+
+    async def run() -> None:
+        first, second, third = (peers(name) for name in "abc")
+        for one in (first, second, third):
+            await one.listen()
+        assert sorted(await first.abort("x", "t")) == ["b-x", "c-x"]
+        assert sorted(told) == [("b", "x", "t"), ("c", "x", "t")]
+        third.close()
+        assert await second.abort("", None) == ["a-"]
+        first.close(), second.close()
+
+    asyncio.run(run())
+
+
+def test_a_gateway_that_died_or_says_nothing_is_passed_over(tmp_path: Path) -> None:
+    async def abort(name: str, tenant: str | None) -> list[str]:
+        return []
+
+    async def run() -> None:
+        dead = socket.socket(socket.AF_UNIX)
+        dead.bind(str(tmp_path / "gateway-peer-1.sock"))
+        dead.close()
+        one, other = Peers(tmp_path, abort), Peers(tmp_path, abort)
+        await one.listen()
+        assert await other.abort("x", None) == []
+        assert not (tmp_path / "gateway-peer-1.sock").exists()
+        reader, writer = await asyncio.open_unix_connection(
+            str(next(tmp_path.glob("gateway-peer-*.sock"))))
+        writer.write(b"nonsense\n")
+        assert await reader.read() == b""  # and it goes on
+        writer.close()
+        assert await other.abort("x", None) == []
+        one.close()
+
+    asyncio.run(run())
+
+
+def test_with_several_gateways_of_an_engine() -> None:
+    body = {"text": "Once", "rid": "long",
+            "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True}}
+
+    async def run(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as one:
+            calls = [asyncio.ensure_future(one.post("/generate", json=body | {"rid": f"r{i}"}))
+                     for i in range(6)]
+            found: list[str] = []
+            late = asyncio.get_running_loop().time() + 30
+            while len(found) < 6:
+                assert asyncio.get_running_loop().time() < late
+                await asyncio.sleep(0.2)
+                async with httpx.AsyncClient(base_url=url, timeout=60) as other:
+                    ended = (await other.post("/abort_request", json={"abort_all": True})).json()
+                found += ended["aborted"]
+            kinds = {(await call).json()["meta_info"]["finish_reason"]["type"]
+                     for call in calls}
+        assert set(found) == {f"r{i}" for i in range(6)} and kinds == {"abort"}
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with serving(port, gateways=2, max_num_seqs=8) as served:
+        asyncio.run(run(served.url))
