@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from actorium.actors.runtime.process import die_with_parent
+from actorium.actors.runtime.process import die_with_parent, raise_file_limit
 
 RECORDED = "scheduler"
 USAGE = "usage: python -m actorium.actors.main ROLE RUN_DIR EPOCH PARENT_PID [MODULE:FUNCTION]"
@@ -27,6 +27,7 @@ def main(argv: list[str]) -> int:
     # Ctrl-C reaches the launcher, which decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o077)
+    raise_file_limit()
     return _run(role, run_dir, int(epoch), argv[4] if len(argv) == 5 else None)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -222,15 +221,6 @@ def talks(folder: Path) -> Path:
         for n in range(40)]))
     return path
 
-
-def test_as_many_connections_as_may_be() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))
-        bench_serve._raise_file_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 KINDS = ("openai", "openai-chat", "vllm", "sglang-oai", "sglang")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import resource
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -206,3 +208,22 @@ def test_a_wrong_file_of_keys_is_told_without_them(tmp_path: Path, text: str, wh
     with pytest.raises(BadConfig, match=what) as caught:
         keys.read(tmp_path / "keys")
     assert "key-x" not in str(caught.value) and caught.value.param == "gateway.api_keys_file"
+
+
+def test_more_callers_than_the_usual_number_of_open_files() -> None:
+    """The engine raises the soft limit that it is started with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1024:
+        pytest.skip("the system allows no 1,024 open files")
+    few, idle = 256, list[socket.socket]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        with serving(device="cpu", null_worker=True) as found:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            idle += [socket.create_connection((found.host, found.port)) for _ in range(2 * few)]
+            body = {"prompt": [1, 2, 3], "max_tokens": 3}
+            assert ask(found, "/v1/completions", body, key="").status == 200
+            for one in idle:
+                one.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

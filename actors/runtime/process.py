@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import sys
@@ -36,6 +37,14 @@ def die_with_parent(parent_pid: int) -> None:
         raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
     if os.getppid() != parent_pid:
         os._exit(EXIT_ORPHAN)
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many files, and so connections, as the system allows it: the usual
+    soft limit of 1,024 is less than a gateway's callers at once."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def python(module: str, *args: str) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
 import sys
 import tempfile
 from datetime import datetime
@@ -15,6 +13,7 @@ import msgspec
 
 from actorium.actors.config import Config, RuntimeConfig
 from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.actors.runtime.process import raise_file_limit
 from actorium.tools.bench import offline, report, results
 from actorium.tools.bench.arrivals import arrivals
 from actorium.tools.bench.backends import CHAT, SDK, kind_of
@@ -47,7 +46,7 @@ def run(argv: list[str]) -> int:
     target = target_of(options, parsed.written, named, answers_models)
     if target.note:
         print(f"actorium: {target.note}", file=sys.stderr)
-    _raise_file_limit()
+    raise_file_limit()
     if not target.own:
         return _report(asyncio.run(_run(parsed, target)), options)
     with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
@@ -57,14 +56,6 @@ def run(argv: list[str]) -> int:
             mine = parsed._replace(config=msgspec.structs.replace(config, runtime=runtime))
             result = asyncio.run(_run(mine, target))
     return _report(result, options)
-
-
-def _raise_file_limit() -> None:
-    """Let this process, and an engine that it starts, have as many connections as they may: the
-    usual limit of 1,024 open files is less than a load's requests at once."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _config(parsed: Parsed[ServeOptions], target: Target, folder: Path) -> Config:
