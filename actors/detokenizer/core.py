@@ -12,17 +12,17 @@ some were missed, `Hello` again. What an older scheduler says after a newer one 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from actorium.actors import models
 from actorium.actors.core import CLIENT, Context, Health, Send
 from actorium.actors.detokenizer.departed import Departed, error_delta, unknown
-from actorium.actors.detokenizer.incremental import Detokenizer, NoTexts, make
+from actorium.actors.detokenizer.incremental import Detokenizer, load
 from actorium.actors.detokenizer.readers import Readers
-from actorium.actors.detokenizer.sequence import Sequence
-from actorium.actors.errors import Aborted
+from actorium.actors.detokenizer.refusals import Refusals
+from actorium.actors.detokenizer.sequence import Sequence, count_drafts, request_name
+from actorium.actors.errors import Aborted, Quarantined
 from actorium.actors.messages import (
     Answer,
     Attach,
@@ -41,14 +41,12 @@ from actorium.actors.messages import (
     TokenBatch,
     Unknown,
 )
-from actorium.actors.tokenizer.model import load_tokenizer
+from actorium.actors.runtime.docket import NOBODY, Docket, open_docket
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 30.0
 ASK_AGAIN = 0.5
 """Seconds until the scheduler is asked once more for what was missed."""
-MERGED = 1 << 17
-"""Tokens (and entries of logprobs) that are merged for one slow client before it is given up."""
 NO_EVENT: dict[int, SequenceEvent] = {}
 
 
@@ -58,8 +56,10 @@ class DetokenizerCore:
     inbox: Any = ToDetokenizer
     front: Any = ToDetokenizerFront
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, docket: Docket | None = None) -> None:
         self._ctx = ctx
+        self.docket = docket or Docket(actor="detokenizer")
+        self._refusals = Refusals(self.docket)
         self._detokenizer: Detokenizer | None = None
         self._announced = False
         self._early: list[Any] = []
@@ -88,7 +88,7 @@ class DetokenizerCore:
         elif isinstance(message, TokenBatch):
             self._batch(message, now)
         elif isinstance(message, Open):
-            self._open(message, self._detokenizer, now)
+            self._take_open(message, self._detokenizer, now)
         else:
             self._unknown(message)
 
@@ -130,7 +130,7 @@ class DetokenizerCore:
             self._announced = True
             return [self._hello()]
         if self._detokenizer is None:
-            self._load()
+            self._detokenizer = load(self._ctx.config.model)
             for message in self._early:
                 self.on_message(message, now)
             self._early = []
@@ -139,22 +139,30 @@ class DetokenizerCore:
             self._out.append(Send(CLIENT, TextBatch([]), client))
         if not readers.all_open:
             self._look_after(readers, now)
+        news = self._news(readers) if self._dirty else []
         out, self._out = self._out, []
-        if self._dirty:
-            out.extend(self._news(readers))
-        return out
+        return out + news
 
     def _news(self, readers: Readers) -> list[Send]:
         """A TextBatch for each client with news that can be told now."""
         by_client: dict[bytes, list[Delta]] = {}
         waiting: dict[int, Sequence] = {}
         everybody = readers.all_open
+        broken: list[tuple[Sequence, BaseException]] = []
+        self.docket.put(NOBODY)
         for sid, seq in self._dirty.items():
             if everybody or not readers.shut(seq.client):
-                by_client.setdefault(seq.client, []).append(seq.delta())
+                self.docket.turn_to(seq.name)
+                try:
+                    by_client.setdefault(seq.client, []).append(seq.delta())
+                except BaseException as error:
+                    broken.append((seq, error))
             else:
                 waiting[sid] = seq
+        self.docket.clear()
         self._dirty = waiting
+        for seq, error in broken:
+            self._quarantine(seq, error)
         readers.told(by_client)
         return [Send(CLIENT, TextBatch(news), client) for client, news in by_client.items()]
 
@@ -162,14 +170,8 @@ class DetokenizerCore:
         """Give up who is away for too long or far behind; knock at the others."""
         for client in readers.overdue(now):
             self._give_up(client, math.inf if self._draining else now - readers.away[client].since)
-        if readers.slow:
-            behind: Counter[bytes] = Counter()
-            for seq in self._dirty.values():
-                if seq.client in readers.slow:
-                    behind[seq.client] += seq.weight
-            for client, weight in behind.items():
-                if weight > MERGED:
-                    self._give_up(client)
+        for client in readers.far_behind(self._dirty.values()) if readers.slow else ():
+            self._give_up(client)
         for client in readers.knocks(now):
             self._out.append(Send(CLIENT, TextBatch([]), client))
 
@@ -203,14 +205,6 @@ class DetokenizerCore:
 
     # --- work ---------------------------------------------------------------------------------
 
-    def _load(self) -> None:
-        config = self._ctx.config.model
-        if config.skip_tokenizer:
-            self._detokenizer = NoTexts()
-            return
-        path = models.resolve(config.model)
-        self._detokenizer = make(load_tokenizer(path), path / "tokenizer.json")
-
     def _hello(self) -> Send:
         return Send("scheduler", Hello(self._ctx.role, self._ctx.epoch))
 
@@ -218,6 +212,45 @@ class DetokenizerCore:
         """True for what an older scheduler says after a newer one."""
         self._fence = max(self._fence, epoch)
         return epoch < self._fence
+
+    def _take_open(self, message: Open, detokenizer: Detokenizer, now: float) -> None:
+        """`_open` it, unless its request has been quarantined, or is by that."""
+        if (known := self._refusals.of(message)) is not None:
+            self._end_request(message.client, message.rid, known)
+            return
+        self.docket.put(request_name(message))
+        try:
+            self._open(message, detokenizer, now)
+        except BaseException as error:
+            self._quarantine(message, error)
+        self.docket.clear()
+
+    def _try(self, seq: Sequence, work: Callable[..., None], *args: Any) -> None:
+        """Work on one sequence of several."""
+        self.docket.turn_to(seq.name)
+        try:
+            work(*args)
+        except BaseException as error:
+            self._quarantine(seq, error)
+
+    def _quarantine(self, one: Sequence | Open, error: BaseException) -> None:
+        """Work on a sequence has raised: its request ends, and nothing else."""
+        self._end_request(one.client, one.rid, self._refusals.add(one, error))
+
+    def _end_request(self, client: bytes, rid: str, error: Quarantined) -> None:
+        """End all its sequences, here and in the scheduler. Its client is told, or will be when it
+        asks."""
+        self._drop(client, rid)
+        self._out.append(Send("scheduler", Cancel(rid, client)))
+        if not self._readers.shut(client):
+            delta = error_delta(rid, error.code, error.message)
+            self._out.append(Send(CLIENT, TextBatch([delta]), client))
+
+    def _drop(self, client: bytes, rid: str) -> None:
+        for sid in list(self._clients.get(client, ())):
+            if (seq := self._live[sid]).rid == rid:
+                self._dirty.pop(sid, None)
+                self._close(seq)
 
     def _open(self, message: Open, detokenizer: Detokenizer, now: float) -> None:
         """A sequence, new or told once more. Its client gets a delta at once, which may be empty:
@@ -274,11 +307,7 @@ class DetokenizerCore:
 
     def _unknown(self, message: Unknown) -> None:
         """The scheduler knows nothing of a request: what is left of it here is void."""
-        for sid in list(self._clients.get(message.client, ())):
-            seq = self._live[sid]
-            if seq.rid == message.rid:
-                self._dirty.pop(sid, None)
-                self._close(seq)
+        self._drop(message.client, message.rid)
         if not self._readers.shut(message.client):  # else it will ask again
             self._out.append(Send(CLIENT, TextBatch([unknown(message)]), message.client))
 
@@ -293,10 +322,11 @@ class DetokenizerCore:
         events = {e.sid: e for e in message.events} if message.events else NO_EVENT
         live, dirty = self._live, self._dirty
         if message.drafts:
-            self._verified(message, sids, starts)
+            count_drafts(live, message, sids, starts)
+        self.docket.put(NOBODY)
         for event in message.events:
             if (seq := live.get(event.sid)) is not None:
-                seq.note(event)
+                self._try(seq, seq.note, event)
         missed, at = False, 0
         for sid, start, count in zip(sids, starts, message.counts, strict=True):
             end = at + count
@@ -306,7 +336,8 @@ class DetokenizerCore:
                     missed, seq.gap_end = True, start + count
                 else:
                     dirty[sid] = seq
-                    self._row(seq, tokens[at:end], seq.seen - start, events.get(sid))
+                    self._try(seq, self._row, seq, tokens[at:end], seq.seen - start,
+                              events.get(sid))
             at = end
         self._tokens += at
         if missed and now >= self._asked + ASK_AGAIN:
@@ -314,18 +345,8 @@ class DetokenizerCore:
             self._out.append(self._hello())
         for event in message.events:
             if (seq := live.get(event.sid)) is not None and seq.seen >= seq.gap_end:
-                self._finish(seq, event)
-
-    def _verified(self, message: TokenBatch, sids: list[int], starts: list[int]) -> None:
-        """Count drafts and those accepted: a stop string ends a sequence here, before the scheduler
-        can tell. What the scheduler tells at an end replaces these counts."""
-        first = message.firsts
-        rows = zip(sids[first:], starts[first:], message.counts[first:], strict=True)
-        for sid, start, count in rows:
-            seq = self._live.get(sid)
-            if seq is not None and seq.seen == start:
-                seq.drafted += message.drafts
-                seq.accepted += count - 1
+                self._try(seq, self._finish, seq, event)
+        self.docket.clear()
 
     def _row(self, seq: Sequence, tokens: list[int], skip: int,
              event: SequenceEvent | None) -> None:
@@ -346,7 +367,7 @@ class DetokenizerCore:
             seq.drop_logprobs(beyond)
             seq.accepted = max(seq.accepted - beyond, 0)
             self._out.append(Send("scheduler", Stop(seq.sid, seq.seen)))
-            self._close(seq)
+            self._end(seq)
 
     def _finish(self, seq: Sequence, event: SequenceEvent) -> None:
         if event.finish_reason is None and event.error_code is None:
@@ -357,7 +378,13 @@ class DetokenizerCore:
         reason = "error" if error else event.finish_reason or "error"
         seq.end(reason, event.stop_token, error)
         self._dirty[seq.sid] = seq
+        self._end(seq)
+
+    def _end(self, seq: Sequence) -> None:
+        """It has got to its end."""
         self._close(seq)
+        if seq.error is None and not self.docket.quiet:
+            self.docket.finished(seq.name)
 
     def _give_up(self, client: bytes, away: float = math.inf) -> None:
         """Cancel what a client has here, but what lingers, if it is only away; it is told when it
@@ -399,4 +426,5 @@ class DetokenizerCore:
 
 def build(ctx: Context) -> DetokenizerCore:
     """The core of the role "detokenizer"."""
-    return DetokenizerCore(ctx)
+    budget = ctx.config.recovery.request_budget
+    return DetokenizerCore(ctx, open_docket(ctx.run_dir, ctx.role, budget))

@@ -26,6 +26,10 @@ from typing import Any, Protocol
 import msgspec
 from tokenizers import Tokenizer
 
+from actorium.actors import models
+from actorium.actors.config import ModelConfig
+from actorium.actors.tokenizer.model import load_tokenizer
+
 _utf8 = codecs.utf_8_decode
 _BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 CONTEXT = 8
@@ -72,6 +76,14 @@ def make(tokenizer: Tokenizer, file: Path) -> Detokenizer:
         if pattern and strip.get("stop") == 0 and strip.get("content") == " ":
             return Fallback(tokenizer, pattern, steps[0].get("content", ""), strip.get("start", 0))
     return Windows(tokenizer)
+
+
+def load(config: ModelConfig) -> Detokenizer:
+    """That of the configured model. Raises `BadModel`."""
+    if config.skip_tokenizer:
+        return NoTexts()
+    path = models.resolve(config.model)
+    return make(load_tokenizer(path), path / "tokenizer.json")
 
 
 def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:

@@ -11,7 +11,10 @@ told nothing for a while is knocked at as well. Whoever is merely busy just find
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable
+
+from actorium.actors.detokenizer.sequence import Sequence
 
 LISTEN = 0.2
 """Seconds between two looks at who has requests and was told nothing since the last one."""
@@ -23,6 +26,8 @@ RETURN_HURRIED, RECONNECT_HURRIED = 0.1, 1.0
 """The same while the engine stops."""
 KNOCK = 0.1
 """Seconds between two tries to reach a client."""
+MERGED = 1 << 17
+"""Tokens (and entries of logprobs) that are merged for one slow client before it is given up."""
 REMEMBERED = 4096
 """Clients kept as reached; the oldest are knocked at anew."""
 
@@ -71,6 +76,14 @@ class Readers:
     def shut(self, client: bytes) -> bool:
         """Nothing may be sent to the client now."""
         return client in self.away or client in self.slow
+
+    def far_behind(self, waiting: Iterable[Sequence]) -> list[bytes]:
+        """Slow clients for whom too much waits to be told."""
+        behind: Counter[bytes] = Counter()
+        for seq in waiting:
+            if seq.client in self.slow:
+                behind[seq.client] += seq.weight
+        return [client for client, weight in behind.items() if weight > MERGED]
 
     def meet(self, client: bytes, now: float) -> None:
         """A sequence of this client was opened."""

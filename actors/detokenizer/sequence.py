@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from actorium.actors.detokenizer.expressions import ExpressionFinder
@@ -14,10 +15,12 @@ from actorium.actors.messages import (
     Rejected,
     RowLogprobs,
     SequenceEvent,
+    TokenBatch,
     TokenLogprob,
     Usage,
 )
 from actorium.actors.params import TextParams
+from actorium.actors.runtime.docket import name_of
 
 FINISHED_BY_STOP = "stop"
 Key = tuple[bytes, str, int]
@@ -27,8 +30,8 @@ Key = tuple[bytes, str, int]
 class Sequence:
     """A live sequence. Tokens go in by `take`, deltas come out of `delta`."""
 
-    __slots__ = ("sid", "rid", "index", "client", "linger", "prompt_tokens", "cached", "seen",
-                 "gap_end", "drafted", "accepted", "finish_reason", "stop_reason", "error",
+    __slots__ = ("sid", "rid", "index", "client", "linger", "name", "prompt_tokens", "cached",
+                 "seen", "gap_end", "drafted", "accepted", "finish_reason", "stop_reason", "error",
                  "_prompt", "_stream", "_stops", "_min_tokens", "_include_stop", "_text",
                  "_tokens", "_start", "_logprobs", "_prompt_logprobs", "_prompt_told")
 
@@ -38,6 +41,8 @@ class Sequence:
         self.index = message.index
         self.client = message.client
         self.linger = message.linger
+        self.name = request_name(message)
+        """Of its request, on the docket."""
         """Seconds for which it outlives its client."""
         self.prompt_tokens = message.prompt_before + len(message.prompt) // 4
         self.cached = 0
@@ -197,3 +202,21 @@ def expand(row: RowLogprobs, tokens: Seq[int]) -> list[TokenLogprob]:
     return [TokenLogprob(tokens[i], chosen[i], ranks[i],
                          list(zip(ids[i * k:i * k + k], values[i * k:i * k + k], strict=True)))
             for i in range(count)]
+
+
+def count_drafts(live: Mapping[int, Sequence], batch: TokenBatch, sids: Seq[int],
+                 starts: Seq[int]) -> None:
+    """Count a batch's drafts and those accepted: a stop string ends a sequence here, before the
+    scheduler can tell. What the scheduler tells at an end replaces these counts."""
+    first = batch.firsts
+    rows = zip(sids[first:], starts[first:], batch.counts[first:], strict=True)
+    for sid, start, count in rows:
+        seq = live.get(sid)
+        if seq is not None and seq.seen == start:
+            seq.drafted += batch.drafts
+            seq.accepted += count - 1
+
+
+def request_name(message: Open) -> bytes:
+    """Of a sequence's request, on the docket."""
+    return name_of(message.client, message.rid.encode())

@@ -33,7 +33,7 @@ class Job(Generic[T]):
             self._found.append(self._work())
         except ActoriumError as error:
             self._error = error
-        except BaseException as error:  # of one request; a panic of Rust code is no Exception
+        except BaseException as error:
             self._error = self._docket.failed(error)
         self.done = True
 

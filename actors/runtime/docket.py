@@ -150,7 +150,10 @@ class Docket:
 
     def failed(self, error: BaseException, rid: str = "") -> Quarantined:
         """A request has raised: what its client is to be told. The actor lives on. Neither that nor
-        the log has the exception's text, which may hold a prompt."""
+        the log has the exception's text, which may hold a prompt. Raises the error itself if it
+        ends the process. (Panics of Rust code do not, though they are no Exception.)"""
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+            raise error
         self.failures += 1
         self._write_counts()
         LOG.error("request %s is quarantined: %s\n%s", rid or "of a thread", type(error).__name__,
@@ -229,7 +232,8 @@ class Docket:
 
     def _names(self, place: int) -> list[bytes]:
         count, at = self._buffer[self._counts[place]], self._at[place]
-        return [bytes(self._buffer[at + NAME * i:at + NAME * (i + 1)]) for i in range(count)]
+        names = (bytes(self._buffer[at + NAME * i:at + NAME * (i + 1)]) for i in range(count))
+        return [name for name in names if name != NOBODY]
 
     def _allowed(self, place: int) -> float:
         return self.budget * ASIDE if place else self.budget

@@ -186,9 +186,7 @@ class TokenizerCore:
                 self._handle(entry)
         except ActoriumError as error:
             self._reject(client, message.rid, error)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic of Rust code is no Exception
+        except BaseException as error:
             self._reject(client, message.rid, docket.failed(error, message.rid))
         docket.clear()
         if not docket.quiet and not any(parked.name == name for parked in self._parked):

@@ -1,0 +1,36 @@
+"""Requests whose text is not made any more, since making it has failed or killed the actor."""
+
+from __future__ import annotations
+
+from actorium.actors.detokenizer.sequence import Sequence, request_name
+from actorium.actors.errors import Quarantined
+from actorium.actors.messages import Open
+from actorium.actors.runtime.docket import Docket
+
+KEPT = 1024
+
+
+class Refusals:
+    """Of one incarnation: those that have raised, and those that the docket says."""
+
+    def __init__(self, docket: Docket) -> None:
+        self._docket = docket
+        self._kept: dict[bytes, Quarantined] = {}
+
+    def of(self, message: Open) -> Quarantined | None:
+        """What the client of this sequence is to be told instead of its text, if anything."""
+        name = request_name(message)
+        if name not in self._kept and self._docket.convicted(name):
+            self._keep(name, self._docket.refusal(message.rid))
+        return self._kept.get(name)
+
+    def add(self, one: Sequence | Open, error: BaseException) -> Quarantined:
+        """Work on it has raised that; what its client is to be told."""
+        told = self._docket.failed(error, one.rid)
+        self._keep(one.name if isinstance(one, Sequence) else request_name(one), told)
+        return told
+
+    def _keep(self, name: bytes, error: Quarantined) -> None:
+        self._kept[name] = error
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
