@@ -19,6 +19,7 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import keys
 from actorium.actors.messages import Message
 from actorium.actors.runtime import listening
+from actorium.actors.runtime.docket import open_docket
 from actorium.actors.runtime.listening import Where
 
 FILE = "gateway.json"
@@ -44,6 +45,7 @@ class GatewayCore:
 
     def __init__(self, ctx: Context, sock: socket.socket) -> None:
         self._ctx, self._sock = ctx, sock
+        self.docket = open_docket(ctx.run_dir, ctx.role, ctx.config.recovery.request_budget)
         self._where = Where(*sock.getsockname()[:2])
         self._engine: Any = None
         self._server: Any = None
@@ -62,7 +64,7 @@ class GatewayCore:
         from actorium.actors.gateway.server import protocol
 
         def serve() -> None:
-            self._engine = engine = Engine(self._ctx.config, self._ctx.run_dir)
+            self._engine = engine = Engine(self._ctx.config, self._ctx.run_dir, self.docket)
             engine.draining = self._draining
             settings = self._ctx.config.gateway
             config = uvicorn.Config(

@@ -24,9 +24,10 @@ from actorium.actors.client_requests import Request, Stay
 from actorium.actors.errors import Aborted
 from actorium.actors.gateway.access import Tally
 from actorium.actors.gateway.deltas import Deltas
-from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.errors import HttpError, http_error
 from actorium.actors.gateway.joins import Joins
 from actorium.actors.gateway.replay import MAX_CHOICES, Mark, Tracked, parse
+from actorium.actors.runtime.docket import NAME, Docket
 
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 _KIND = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
@@ -37,8 +38,11 @@ class Ask:
     """One HTTP request. Without headers it is one of the gateway's own."""
 
     def __init__(self, headers: Mapping[bytes, bytes] | None = None, tenant: str = "",
-                 path: str = "") -> None:
+                 path: str = "", docket: Docket | None = None) -> None:
         """Raises `HttpError` 400 on a header that cannot be meant."""
+        self.docket = docket or Docket(actor="gateway")
+        self.on_docket = b""
+        """Its name there, once the body has come: what the same caller asks again has the same."""
         self.from_http = headers is not None
         found = headers or {}
         self.tenant, self._path = tenant, path
@@ -81,12 +85,27 @@ class Ask:
 
     def body(self, body: bytes) -> None:
         """What is asked: a request may be taken up only by who asks the same. Raises `HttpError`
-        400."""
+        400, and 500 where this has killed the gateway before."""
         asked = b"\0".join((self.tenant.encode(), self._path.encode(), body))
-        self._digest = hashlib.sha256(asked).hexdigest()[:16]
+        digest = hashlib.sha256(asked)
+        self._digest = digest.hexdigest()[:16]
         if self.mark is not None and self.mark.rid.partition(".")[2] != self._digest:
             raise HttpError(400, "Last-Event-ID: of a request with another path, body or key",
                             "Last-Event-ID")
+        name = digest.digest()[:NAME]
+        if self.docket.convicted(name):
+            raise http_error(self.docket.refusal(self.answer_id))
+        self.on_docket = name
+        self.docket.put(name)
+
+    def failed(self, error: BaseException) -> HttpError:
+        """The gateway has failed on it: what the caller is to be told."""
+        return http_error(self.docket.failed(error, self.answer_id))
+
+    def finished(self) -> None:
+        """It has been answered."""
+        if self.on_docket and not self.docket.quiet:
+            self.docket.finished(self.on_docket)
 
     def source(self, request: Request, number: int, open_: Callable[[Request], Deltas],
                joins: Joins, grace: float) -> Deltas:

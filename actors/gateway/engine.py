@@ -26,6 +26,7 @@ from actorium.actors.gateway.pieces import Pieces
 from actorium.actors.gateway.responses_keeping import Jobs, open_store
 from actorium.actors.gateway.streams import Merged
 from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.docket import Docket
 
 STATUS_SECONDS = 1.0
 """How long new requests wait for the watchdog to say that all is well."""
@@ -50,8 +51,9 @@ class Engine:
     """One for a gateway's process; `asked` gives each HTTP request its own view of it. Closed by
     `close`."""
 
-    def __init__(self, config: Config, run_dir: Path) -> None:
+    def __init__(self, config: Config, run_dir: Path, docket: Docket | None = None) -> None:
         """Raises `BadConfig` on a store of responses that cannot be opened."""
+        self.docket = docket or Docket(actor="gateway")
         self.config, self.settings = config, config.gateway
         self.run_dir = run_dir
         self.client = AsyncClient(run_dir)
@@ -70,7 +72,7 @@ class Engine:
         self.jobs = Jobs()
         self.asks: set[Ask] = set()
         """HTTP requests under way."""
-        self.ask = Ask()
+        self.ask = Ask(docket=self.docket)
         self._facts: list[Facts] = []
         self._asking = asyncio.Lock()
 

@@ -5,7 +5,7 @@ Every path needs a key (where there are any) but the probes and the page.
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
 import re
 from time import monotonic
@@ -26,9 +26,8 @@ from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.keys import Keys, shown
 from actorium.actors.gateway.routes import Access, Errors, find
-from actorium.actors.runtime.logs import stack_of
+from actorium.actors.gateway.stretches import in_stretches
 
-LOG = logging.getLogger("actorium.gateway")
 CONNECTIONS = "actorium.connections"
 """In a scope: how many connections this process has."""
 MAX_URL, MAX_HEADERS = 8 << 10, 64 << 10
@@ -74,7 +73,8 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        engine, route, ask = self._engine, find(scope["path"]), Ask()
+        engine, route = self._engine, find(scope["path"])
+        ask = Ask(docket=engine.docket)
         told = _Told(send, route.errors)
         headers = dict(scope["headers"])
         given = _request_id(headers.get(b"x-request-id", b""))
@@ -92,7 +92,7 @@ class Guard:
                 raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
             key = shown(headers)
             tenant = self._keys.check(scope["path"], key)
-            ask = Ask(headers, tenant, scope["path"])
+            ask = Ask(headers, tenant, scope["path"], engine.docket)
             told.extra[0] = b"x-request-id", (given or ask.name).encode()
             ask.answer_id = ask.name if ask.key else given or ask.name
             engine.asks.add(ask)
@@ -102,20 +102,24 @@ class Guard:
                 raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
             if route.generates and ask.mark is None:
                 await engine.gate.enter()
-            stayed = await until_disconnected(self._app, scope, receive, told)
+            stayed = await until_disconnected(in_stretches(self._app, ask), scope, receive,
+                                              told)
+            if stayed:
+                ask.finished()
         except ActoriumError as error:
+            ask.finished()
             await told.refuse(http_error(error))
         except HttpError as error:
+            ask.finished()
             await told.refuse(error)
         except HTTPException as error:
             await told.refuse(_refusal(scope, error))
         except RecursionError:
             await told.refuse(HttpError(400, "body: nested too deeply", code="invalid_json"))
-        except Exception as error:
-            LOG.error("%s failed: %s", told.request_id, type(error).__name__,
-                      extra={"fields": stack_of(error)})
-            await told.refuse(HttpError(500, f"{type(error).__name__}: {error}", None, SERVER,
-                                        "internal"))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            await told.refuse(ask.failed(error))
         finally:
             engine.asks.discard(ask)
             engine.open -= 1

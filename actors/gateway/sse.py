@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import msgspec
@@ -10,10 +10,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.asking import Ask
-from actorium.actors.gateway.errors import SERVER, HttpError, http_error
-from actorium.actors.runtime.logs import stack_of
+from actorium.actors.gateway.errors import HttpError, http_error
 
-LOG = logging.getLogger("actorium.gateway")
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no")]
@@ -70,11 +68,10 @@ async def _until_error(events: AsyncGenerator[bytes, None], ask: Ask) -> AsyncIt
         yield event(msgspec.json.encode(http_error(error).body()))
     except HttpError as error:
         yield event(msgspec.json.encode(error.body()))
-    except Exception as error:
-        LOG.error("%s: its stream failed: %s", ask.name, type(error).__name__,
-                  extra={"fields": stack_of(error)})
-        told = HttpError(500, f"{type(error).__name__}: {error}", None, SERVER, "internal")
-        yield event(msgspec.json.encode(told.body()))
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        yield event(msgspec.json.encode(ask.failed(error).body()))
 
 
 def _part(body: bytes) -> Message:
