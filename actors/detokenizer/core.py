@@ -161,8 +161,8 @@ class DetokenizerCore:
                 waiting[sid] = seq
         self.docket.clear()
         self._dirty = waiting
-        for seq, error in broken:
-            self._quarantine(seq, error)
+        for seq, raised in broken:
+            self._quarantine(seq, raised)
         readers.told(by_client)
         return [Send(CLIENT, TextBatch(news), client) for client, news in by_client.items()]
 

@@ -165,8 +165,8 @@ class Recorder:
         try:
             for events, now, sends in turns:
                 self._tape.add(self._turn(events, now, sends))
-        except OSError as error:
-            LOG.warning("the flight recorder stops: %s", error)
+        except Exception as error:  # whatever it is, nobody's request is to suffer for it
+            LOG.warning("the flight recorder stops: %s", type(error).__name__)
             self._tape.close()
             self._tape = None
 

@@ -56,6 +56,9 @@ BROKEN = 32
 ASIDE = 9.0
 """By how much longer a thread may take, for which nobody waits, than the loop."""
 NOBODY = bytes(NAME)
+ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Not the failure of a request, but somebody's wish. All others are failures: a panic of Rust code
+is a BaseException and no Exception."""
 BUSY = "busy with one request"
 """The detail of a heartbeat that tells of an overdue one."""
 
@@ -151,8 +154,8 @@ class Docket:
     def failed(self, error: BaseException, rid: str = "") -> Quarantined:
         """A request has raised: what its client is to be told. The actor lives on. Neither that nor
         the log has the exception's text, which may hold a prompt. Raises the error itself if it
-        ends the process. (Panics of Rust code do not, though they are no Exception.)"""
-        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        is one of `ENDS`."""
+        if isinstance(error, ENDS):
             raise error
         self.failures += 1
         self._write_counts()

@@ -12,6 +12,7 @@ import numpy as np
 from actorium.actors.config import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.adoption import Lingering
+from actorium.actors.scheduler.faults import Faults, request_name
 from actorium.actors.scheduler.memory import Memory
 from actorium.actors.scheduler.pages import NO_PAGES, BooksError, Ints
 from actorium.actors.scheduler.policy import CLIP, Reserve, Running, choose_victim
@@ -48,6 +49,8 @@ class Books:
         self.looked_up = self.hits = 0
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
         self.reserve = Reserve()
+        self.faults = Faults()
+        """Work on single requests, and those on which it has failed."""
         self.remembers = False
         """Sequences keep the logprobs that were told of them."""
         self.most_waiting = config.max_num_queued_reqs
@@ -93,6 +96,7 @@ class Books:
         """A living request is another client's from now on."""
         del self.requests[request.key]
         request.submit = msgspec.structs.replace(request.submit, client=client)
+        request.name = request_name(*request.key)
         self.requests[request.key] = request
 
     def end(self, sequence: Sequence) -> None:
@@ -121,6 +125,15 @@ class Books:
         sequence.preemptions += 1
         self.queue.push(sequence, ran=True)
         self.preemptions[cause] += 1
+
+    def unseat(self, sequence: Sequence) -> None:
+        """It has got a slot that no plan will tell the worker of: it waits again."""
+        try:
+            self.preempt(sequence, "forced")
+        except BaseException:
+            self.faults.docket.convict(sequence.request.name)
+            raise
+        self.released.pop()
 
     def _vacate(self, sequence: Sequence) -> None:
         slot, computed = sequence.slot, sequence.computed

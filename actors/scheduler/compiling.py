@@ -17,6 +17,8 @@ from actorium.actors.core import Core, Health, Send
 from actorium.actors.errors import ActoriumError
 from actorium.actors.messages import Cancel, Submit, ToScheduler
 from actorium.actors.runtime.aside import Aside, Job
+from actorium.actors.runtime.docket import Docket
+from actorium.actors.scheduler.faults import grammar_name
 from actorium.actors.scheduler.masking import Masking, Prepared
 
 Post = Callable[..., None]
@@ -36,7 +38,8 @@ class Compiling:
 
     def __init__(self, core: Core, masking: Masking) -> None:
         self._core, self._masking = core, masking
-        self._aside = Aside()
+        self._docket: Docket = getattr(core, "docket", None) or Docket(actor="scheduler")
+        self._aside = Aside(self._docket)
         self._post: Post | None = None
         self._jobs: dict[str, Job[Prepared]] = {}
         """By grammar."""
@@ -61,8 +64,11 @@ class Compiling:
         grammar, masking, post = submit.grammar, self._masking, self._post
         if not grammar or post is None or masking.knows(grammar):
             return False
+        if self._docket.convictions and self._docket.convicted(grammar_name(grammar)):
+            return False  # the core says so
         if grammar not in self._jobs:
-            self._jobs[grammar] = self._aside.do(partial(masking.prepare, grammar), post)
+            self._jobs[grammar] = self._aside.do(partial(masking.prepare, grammar), post,
+                                                 grammar_name(grammar))
         self._waiting.append(submit)
         return True
 
@@ -74,6 +80,7 @@ class Compiling:
     def _take_in(self, now: float) -> None:
         for grammar in [grammar for grammar, job in self._jobs.items() if job.done]:
             job = self._jobs.pop(grammar)
+            self._docket.finished(grammar_name(grammar))
             with suppress(ActoriumError):  # of a vocabulary that is not there: so the core will say
                 self._masking.learned(grammar, job.result())
         waiting, self._waiting = self._waiting, []

@@ -33,6 +33,7 @@ from actorium.actors.messages import (
     Cancel,
     Flush,
     Hello,
+    Open,
     Ready,
     Recall,
     Reply,
@@ -44,9 +45,12 @@ from actorium.actors.messages import (
     TokenBatch,
     ToScheduler,
 )
+from actorium.actors.params import TextParams
 from actorium.actors.runtime.commit import open_ledger
+from actorium.actors.runtime.docket import Docket, open_docket
 from actorium.actors.scheduler.audit import Auditor
 from actorium.actors.scheduler.books import Books
+from actorium.actors.scheduler.faults import Faults
 from actorium.actors.scheduler.limits import Objection, longest, misfit, objection_to
 from actorium.actors.scheduler.masking import Load, Masking, no_vocabulary, vocabulary
 from actorium.actors.scheduler.metrics import Metrics, memory_gauges
@@ -73,11 +77,13 @@ class SchedulerCore:
     front = None
 
     def __init__(self, context: Context, past: Past | None = None,
-                 load: Load = no_vocabulary) -> None:
+                 load: Load = no_vocabulary, docket: Docket | None = None) -> None:
         self._config = context.config.scheduler
         self._start_budget = context.config.runtime.start_timeout
         self._epoch = context.epoch
         self.books = Books(self._config, context.config.memory)
+        self.books.faults = self._faults = Faults(docket)
+        self.docket = self._faults.docket
         self._auditor = Auditor(self.books, context.config.memory)
         self._planner = Planner(self.books, context.epoch, self._config.max_num_batched_tokens,
                                 self._config.force_preempt_every)
@@ -123,7 +129,8 @@ class SchedulerCore:
         elif isinstance(message, Flush):
             self._on_flush(message)
         elif isinstance(message, Recall):
-            self._outgoing.tell_one(self.books, message, now)
+            with self._faults.about(message.client, message.rid):
+                self._outgoing.tell_one(self.books, message, now)
         elif isinstance(message, Hello):
             self._outgoing.tell_all(self.books, now)
 
@@ -134,11 +141,32 @@ class SchedulerCore:
         """End what is overdue, send as many plans as may be on their way, tell the news."""
         for request in self._deadlines.expired(now):
             self._end_request(request, "deadline")
+        self._settle()
         if self._trials.on:
             self._trials.hold()
         if self.masking and self._unresolved:
             for masks in self.masking.follow(self.books, self._unresolved[0], self._epoch):
                 self._outgoing.order(masks)
+        self._plan(now)
+        while self._faults and self._settle():  # others may have their places
+            self._plan(now)
+        for request, objection in self.masking.stuck():
+            self._refuse(request, objection)
+        if events := self._outgoing.events:
+            self._metrics.ended(events, now)
+            self._outgoing.tell_batch(self._batch(events))
+            self._outgoing.events = []
+        notice = self._auditor.look(self._step, bool(self._unresolved))
+        if notice is not None:
+            self._notice = notice
+            self._fit_all()
+        if self.books.over:
+            self._faults.over(self.books.over)
+            self._chronicle.over(self.books.over, now)
+        return self._outgoing.take(self.books.table)
+
+    def _plan(self, now: float) -> None:
+        """As many plans as may be on their way."""
         depth = 0 if self._worker is None or self._outgoing.full else self._depth
         while len(self._unresolved) < depth:
             made = self._planner.plan(self._step + 1, tuple(self._unresolved))
@@ -153,19 +181,22 @@ class SchedulerCore:
             if plan.admit:
                 seated = self.books.table.sequences
                 self._metrics.admitted([seated[admit.slot] for admit in plan.admit], now)
-        for request, objection in self.masking.stuck():
-            self._refuse(request, objection)
-        if events := self._outgoing.events:
-            self._metrics.ended(events, now)
-            self._outgoing.tell_batch(self._batch(events))
-            self._outgoing.events = []
-        notice = self._auditor.look(self._step, bool(self._unresolved))
-        if notice is not None:
-            self._notice = notice
-            self._fit_all()
-        if self.books.over:
-            self._chronicle.over(self.books.over, now)
-        return self._outgoing.take(self.books.table)
+
+    def _settle(self) -> bool:
+        """End the requests on which work has failed; True if there were any."""
+        return self._faults.settle(self.books, self._quarantine, self._deny)
+
+    def _quarantine(self, request: Request, why: Quarantined) -> None:
+        self._refuse(request, Objection(why.code, why.message))
+
+    def _deny(self, key: tuple[bytes, str], why: Quarantined) -> None:
+        """Refuse what is not in the books, and cannot be opened as others are."""
+        sid, (client, rid) = self.next_sid, key
+        self.next_sid += 1
+        event = Objection(why.code, why.message).event(sid)
+        self._metrics.rejected[why.code] += 1
+        self._outgoing.refuse([Open(sid, rid, 0, client, b"", TextParams(), epoch=self._epoch),
+                               self._batch([event])])
 
     def next_timer(self) -> float | None:
         """The earliest deadline, or at once where more is to be told."""
@@ -227,8 +258,12 @@ class SchedulerCore:
         live = self.books.requests.values()
         self._outgoing.tell_all(self.books, past.now)
         for request in list(live):
-            if (objection := self.masking.enlist(request)) is not None:
-                self._refuse(request, objection)
+            if (why := self._faults.verdict(*request.key)) is not None:
+                self._quarantine(request, why)
+                continue
+            with self._faults.of(request):
+                if (objection := self.masking.enlist(request)) is not None:
+                    self._refuse(request, objection)
         if live:
             tokens = self._metrics.resumed(self.books.sequences.values())
             self._notice = (f"resumed {len(live)} unfinished requests from the ledger, with "
@@ -268,6 +303,14 @@ class SchedulerCore:
         if ((submit.client, submit.rid) in self.books.requests
                 or self._outgoing.knows(self.books, submit, now)):
             return
+        why = self._faults.verdict(submit.client, submit.rid, submit.grammar)
+        if why is not None:
+            self._deny((submit.client, submit.rid), why)
+            return
+        with self._faults.about(submit.client, submit.rid):
+            self._take_on(submit, now)
+
+    def _take_on(self, submit: Submit, now: float) -> None:
         request = open_request(submit, self.next_sid)
         self.next_sid += submit.n
         closed = "the engine is stopping" if self._draining else self._outgoing.full
@@ -276,10 +319,11 @@ class SchedulerCore:
         if objection is not None:
             self._turn_away(request, objection, now)
             return
-        self._chronicle.admitted(request)
-        self._outgoing.tell(opening(choice, self._epoch) for choice in request.choices)
+        openings = [opening(choice, self._epoch) for choice in request.choices]
         self.books.enlist(request)
         self._deadlines.add(request, len(self.books.requests))
+        self._chronicle.admitted(request)
+        self._outgoing.tell(openings)
         if self._worker is not None:
             self._cap(request, self._worker)
         self._sums["prompt_tokens"] += len(request.prompt)
@@ -303,11 +347,12 @@ class SchedulerCore:
     def _fit_all(self) -> None:
         if self._worker is not None:
             for request in list(self.books.requests.values()):
-                objection = misfit(request, self._worker, self.books.memory)
-                if objection is None:
-                    self._cap(request, self._worker)
-                else:
-                    self._refuse(request, objection)
+                with self._faults.of(request):
+                    objection = misfit(request, self._worker, self.books.memory)
+                    if objection is None:
+                        self._cap(request, self._worker)
+                    else:
+                        self._refuse(request, objection)
 
     def _on_cancel(self, cancel: Cancel) -> None:
         request = self.books.requests.get((cancel.client, cancel.rid))
@@ -318,7 +363,8 @@ class SchedulerCore:
         """A stop string ended the sequence after `stop.tokens` tokens: later ones do not count."""
         sequence = self.books.sequences.get(stop.sid)
         if sequence is not None:
-            self._end(sequence, SequenceEvent(sid=stop.sid, finish_reason="stop"))
+            with self._faults.of(sequence.request):
+                self._end(sequence, SequenceEvent(sid=stop.sid, finish_reason="stop"))
 
     def _on_flush(self, flush: Flush) -> None:
         freed, kept = self.books.memory.flush()
@@ -331,8 +377,9 @@ class SchedulerCore:
             self._end(sequence, objection.event(sequence.sid))
 
     def _end_request(self, request: Request, reason: str) -> None:
-        for sequence in list(request.live.values()):
-            self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason=reason))
+        with self._faults.of(request):
+            for sequence in list(request.live.values()):
+                self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason=reason))
 
     def _end(self, sequence: Sequence, event: SequenceEvent) -> None:
         self.books.end(sequence)
@@ -399,8 +446,10 @@ def build(context: Context) -> SchedulerCore:
     With a ledger it goes on from there. Raises `BadConfig` and `EngineUnavailable` if that cannot
     be."""
     ledger, load = open_ledger(context), vocabulary(context)
+    docket = open_docket(context.run_dir, context.role, context.config.recovery.request_budget)
     if ledger is None:
-        return SchedulerCore(context, load=load)
-    core = SchedulerCore(context, Past(ledger.history, ledger.same_boot, monotonic()), load)
+        return SchedulerCore(context, None, load, docket)
+    past = Past(ledger.history, ledger.same_boot, monotonic())
+    core = SchedulerCore(context, past, load, docket)
     core.ledger = ledger
     return core

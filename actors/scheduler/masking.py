@@ -20,6 +20,7 @@ import numpy as np
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
+from actorium.actors.runtime.docket import ENDS, Docket
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.guides import Guide, filter_of
 from actorium.actors.scheduler.limits import Objection
@@ -219,6 +220,7 @@ class Masking:
 
     def _masks(self, books: Books, record: PlanRecord) -> list[RowMask]:
         """Of the plan's rows, all plans before it being answered."""
+        docket = books.faults.docket
         wanted: list[tuple[Guide, Sequence[int]]] = []
         whose: list[tuple[Choice, int]] = []
         sids, slots = record.sids.tolist(), record.slots.tolist()
@@ -226,7 +228,13 @@ class Masking:
             guide, sequence = self._guides.get(sid), books.sequences.get(sid)
             if guide is None or sequence is None:
                 continue
-            if not guide.take(emitted_of(sequence, books.table, guide.consumed).tolist()):
+            docket.put(sequence.request.name)
+            try:
+                allowed = guide.take(emitted_of(sequence, books.table, guide.consumed).tolist())
+            except BaseException as error:
+                self._fail(sequence, docket, error)
+                continue
+            if not allowed:
                 self.stick(books, [sid], _why(guide))
                 continue
             window = record.window if row >= record.firsts else 1
@@ -234,14 +242,47 @@ class Masking:
             wanted.append((guide, drafts))
             whose.append((sequence, slot))
         masks: list[RowMask] = []
-        for (guide, _), (sequence, slot), rows in zip(wanted, whose, self._rows(wanted),
-                                                      strict=True):
+        found = self._rows_apart(wanted, [sequence for sequence, _ in whose], docket)
+        docket.clear()
+        for (guide, _), (sequence, slot), rows in zip(wanted, whose, found, strict=True):
+            if rows is None:
+                continue
             if guide.error:
                 self.stick(books, [sequence.sid], _why(guide))
             else:
                 masks += [RowMask(slot, place, bits.tobytes()) for place, bits in enumerate(rows)]
         self.made += len(masks)
         return masks
+
+    def _rows_apart(self, wanted: Sequence[tuple[Guide, Sequence[int]]],
+                    whose: Sequence[Choice], docket: Docket) -> Sequence[list[Any] | None]:
+        """The masks of each guide's rows; None of one that fails. All together, unless that fails,
+        or one of them is suspected of a death: then each by itself."""
+        if not wanted:
+            return ()
+        names = [sequence.request.name for sequence in whose]
+        if docket.quiet or not any(map(docket.suspected, names)):
+            docket.put_all(names)
+            try:
+                return self._rows(wanted)
+            except ENDS:
+                raise
+            except BaseException:  # of one of them: which one is found out below
+                pass
+        found: list[list[Any] | None] = []
+        for one, sequence in zip(wanted, whose, strict=True):
+            docket.put(sequence.request.name)
+            try:
+                found += self._rows([one])
+            except BaseException as error:
+                self._fail(sequence, docket, error)
+                found.append(None)
+        return found
+
+    def _fail(self, sequence: Choice, docket: Docket, error: BaseException) -> None:
+        """Its request is to be ended."""
+        told = docket.failed(error, sequence.request.submit.rid)
+        self._stuck[sequence.sid] = sequence.request, Objection(told.code, told.message)
 
     def _rows(self, wanted: Sequence[tuple[Guide, Sequence[int]]]) -> list[list[Any]]:
         """The masks of each guide's rows: of all grammars side by side, then narrowed."""

@@ -68,7 +68,10 @@ class Outgoing:
     def tell_all(self, books: Books, now: float) -> None:
         """Everything, for a detokenizer that is new or has missed something."""
         self._chronicle.over(books.over, now)
-        self.tell(self._chronicle.tell_all(books.requests.values(), books.table))
+        self._chronicle.tell_retained()
+        for request in list(books.requests.values()):
+            with books.faults.of(request):
+                self.tell(list(self._chronicle.openings(request, books.table)))
 
     def tell_one(self, books: Books, recall: Recall, now: float) -> None:
         """What its client asks for: all of a request, or that it is not known."""

@@ -71,7 +71,8 @@ class Planner:
             while draft.budget > 0 and (admit := self._admit(unresolved)):
                 draft.admits.append(admit)
                 self._extend(draft, books.extending[-1])
-            if draft.extends or draft.admits or len(rows.slots) or not books.extending:
+            if (draft.extends or draft.admits or len(rows.slots) or not books.extending
+                    or books.faults):
                 break
             # Prompts hold each other's pages: only the windows of a very small pool get here.
             self._make_room()
@@ -170,7 +171,18 @@ class Planner:
             self._books.preempt(victim, "forced")
 
     def _extend(self, draft: Draft, sequence: Sequence) -> None:
-        """Plan the sequence's next chunk, as far as budget and pages go."""
+        """Plan the sequence's next chunk, as far as budget and pages go. Where that fails it is
+        as if it had not been tried."""
+        computed, planned = sequence.computed, len(draft.extends)
+        with self._books.faults.of(sequence.request):
+            self._extend_one(draft, sequence)
+            return
+        sequence.computed = computed
+        for _, chunk in draft.extends[planned:]:
+            draft.budget += chunk
+        del draft.extends[planned:]
+
+    def _extend_one(self, draft: Draft, sequence: Sequence) -> None:
         books = self._books
         table, memory, slot = books.table, books.memory, sequence.slot
         chunk = min(sequence.total - sequence.computed, draft.budget)
@@ -212,9 +224,13 @@ class Planner:
 
     def _admit(self, unresolved: tuple[PlanRecord, ...]) -> Admit | None:
         head = self._next(unresolved)
-        if head is None or not self._books.fits(head):
+        if head is None:
             return None
-        return self._books.admit(head)
+        with self._books.faults.of(head.request):
+            return self._books.admit(head) if self._books.fits(head) else None
+        if head.slot:
+            self._books.unseat(head)
+        return None
 
     def _make_way(self, unresolved: tuple[PlanRecord, ...]) -> None:
         """Under the priority policy: preempt lower ones until the highest that waits fits in.

@@ -164,11 +164,9 @@ class Chronicle:
         requests.clear()
         self.retained.expire(now)
 
-    def tell_all(self, requests: Iterable[Request], table: SlotTable) -> Iterator[Open]:
-        """For a new detokenizer: what lives, now; what is over follows by `tell_some`."""
+    def tell_retained(self) -> None:
+        """To a new detokenizer: what is over follows on what lives, by `tell_some`."""
         self._to_tell = deque(self.retained)
-        for request in requests:
-            yield from self.openings(request, table)
 
     def tell_some(self, table: SlotTable) -> list[Open]:
         """A few of the requests that are over and have to be told again."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from actorium.actors.messages import Open, RowLogprobs, SequenceEvent, Submit
 from actorium.actors.params import Resolved
+from actorium.actors.scheduler.faults import request_name
 from actorium.actors.scheduler.memory import Lock
 from actorium.actors.scheduler.nodes import Node
 from actorium.actors.scheduler.pages import NO_PAGES, Ints
@@ -118,6 +119,8 @@ class Request:
     prompt: Ints
     params: Resolved
     """Of the submit, with max_tokens capped to what can be held."""
+    name: bytes = b""
+    """On the docket."""
     live: dict[int, Sequence] = field(default_factory=dict)
     """By sid."""
     choices: list[Sequence] = field(default_factory=list)
@@ -139,7 +142,7 @@ class Request:
 def open_request(submit: Submit, first_sid: int) -> Request:
     """The request of a Submit, with its `n` sequences numbered from `first_sid`."""
     prompt = np.frombuffer(submit.prompt, np.int32, count=len(submit.prompt) // 4)
-    request = Request(submit, prompt, submit.params)
+    request = Request(submit, prompt, submit.params, request_name(submit.client, submit.rid))
     for index in range(submit.n):
         sid = first_sid + index
         request.live[sid] = Sequence(sid, request, index, choice_seed(submit.seed, index))

@@ -192,10 +192,13 @@ def _events(books: Books, record: PlanRecord, rows: Rows, result: StepResult,
                 books.sequences[sid].logprobs.append(logprobs)
     for logprobs in result.prompt_logprobs:
         sequence = books.sequences.get(record.extends[logprobs.row])
-        if sequence is not None and (fresh := _untold(sequence, logprobs)) is not None:
-            news.setdefault(sequence.sid, {})["prompt_logprobs"] = fresh
-            if books.remembers:
-                sequence.prompt_logprobs.append(fresh)
+        if sequence is None:
+            continue
+        with books.faults.of(sequence.request):
+            if (fresh := _untold(sequence, logprobs)) is not None:
+                news.setdefault(sequence.sid, {})["prompt_logprobs"] = fresh
+                if books.remembers:
+                    sequence.prompt_logprobs.append(fresh)
     ended = _finish(books, record, rows, known, news) if finished else []
     events = {sid: SequenceEvent(sid=sid, **fields) for sid, fields in news.items()}
     for sequence in ended:
@@ -215,9 +218,10 @@ def _finish(books: Books, record: PlanRecord, rows: Rows, known: NDArray[np.bool
         if code == 1:
             fields["stop_token"] = int(rows.tokens[ends[row] - 1])
         sequence = books.sequences[sid]
-        books.end(sequence)
-        fields |= drafts_of(sequence)
-        ended.append(sequence)
+        with books.faults.of(sequence.request):
+            books.end(sequence)
+            fields |= drafts_of(sequence)
+            ended.append(sequence)
     return ended
 
 

@@ -1,0 +1,111 @@
+"""Requests that the scheduler fails on: each ends by itself, and what it held is given back.
+
+What is done for one request is done within `of(request)`, or `about` it where there is none (yet).
+Meanwhile it stands on the docket. An exception is kept there and does not go on: its request is
+ended in the same wake, and the books are audited. Should they not balance, or the request not come
+off them, the scheduler ends after all, with a conviction: the next one goes on from the ledger, and
+ends that request first.
+
+A `BooksError` is of no request: the state that all share is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from actorium.actors.errors import Quarantined
+from actorium.actors.runtime.docket import Docket, name_of
+from actorium.actors.scheduler.pages import BooksError
+
+if TYPE_CHECKING:
+    from actorium.actors.scheduler.books import Books
+    from actorium.actors.scheduler.requests import Request
+
+Key = tuple[bytes, str]
+"""(client, rid)"""
+
+
+def request_name(client: bytes, rid: str) -> bytes:
+    """On the docket."""
+    return name_of(client, rid.encode())
+
+
+def grammar_name(grammar: str) -> bytes:
+    """Of one that is compiled on a thread, for whoever asks for it."""
+    return name_of(b"grammar", grammar.encode())
+
+
+class Faults:
+    """As a context manager: work on one request. Not to be nested."""
+
+    def __init__(self, docket: Docket | None = None) -> None:
+        self.docket = docket or Docket(actor="scheduler")
+        self._found: dict[Key, Quarantined] = {}
+        self._key: Key = (b"", "")
+
+    def __bool__(self) -> bool:
+        """There are requests to be ended."""
+        return bool(self._found)
+
+    def of(self, request: Request) -> Faults:
+        """What follows is done for this request."""
+        self._key = request.key
+        self.docket.put(request.name)
+        return self
+
+    def about(self, client: bytes, rid: str) -> Faults:
+        """What follows is done for a request of this name."""
+        self._key = client, rid
+        self.docket.put(request_name(client, rid))
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> bool:
+        if error is None:
+            self.docket.clear()
+            return False
+        if isinstance(error, BooksError):
+            return False
+        self._found.setdefault(self._key, self.docket.failed(error, self._key[1]))
+        self.docket.clear()
+        return True
+
+    def verdict(self, client: bytes, rid: str, grammar: str = "") -> Quarantined | None:
+        """Why a request is not to be worked on: a scheduler before this one has died of it, or of
+        its grammar."""
+        docket = self.docket
+        if docket.convictions and (
+                docket.convicted(request_name(client, rid))
+                or grammar and docket.convicted(grammar_name(grammar))):
+            return docket.refusal(rid)
+        return None
+
+    def settle(self, books: Books, end: Callable[[Request, Quarantined], None],
+               deny: Callable[[Key, Quarantined], None]) -> bool:
+        """End what has failed since the last call, by `end` what is in the books, by `deny` what is
+        not; False = nothing has. Raises what ending it raises, and `BooksError`."""
+        found, self._found = self._found, {}
+        for key, why in found.items():
+            request = books.requests.get(key)
+            if request is None:
+                deny(key, why)
+                continue
+            try:
+                end(request, why)
+                books.audit()
+            except BaseException:
+                self.docket.convict(request.name)
+                raise
+        return bool(found)
+
+    def over(self, requests: list[Request]) -> None:
+        """These have ended: who did so in peace is under no suspicion any more."""
+        if self.docket.quiet:
+            return
+        for request in requests:
+            if all(c.finish is None or c.finish.error_code is None for c in request.choices):
+                self.docket.finished(request.name)

@@ -1,0 +1,353 @@
+"""Requests that the scheduler fails on, or dies of: each ends by itself, and the books balance."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from helpers_masking import GRAMMARS, MaskedRing, vocabulary
+from helpers_scheduler import CLIENT, Ring, column, config, expected
+
+from actorium.actors.config import RecoveryConfig
+from actorium.actors.core import LEDGER, Context
+from actorium.actors.ledger.records import META, History, Meta, record
+from actorium.actors.messages import Cancel, Hello, Recall, Submit
+from actorium.actors.params import Resolved, TextParams
+from actorium.actors.runtime.docket import SIZE, Docket
+from actorium.actors.scheduler import core as core_module
+from actorium.actors.scheduler import recovery
+from actorium.actors.scheduler.books import Books
+from actorium.actors.scheduler.compiling import Compiling
+from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.scheduler.faults import grammar_name, request_name
+from actorium.actors.scheduler.guides import Guide
+from actorium.actors.scheduler.masking import Masking
+from actorium.actors.scheduler.pages import BooksError
+from actorium.actors.scheduler.recovery import Past
+
+POISON = 499
+"""A prompt that begins with this token is the one to fail on."""
+
+
+class Killed(KeyboardInterrupt):
+    """The process ends here."""
+
+
+class Panic(BaseException):
+    """As Rust code raises it."""
+
+
+def is_poison(one: Any) -> bool:
+    """Of a sequence, a request or a Submit."""
+    request = getattr(one, "request", one)
+    submit = getattr(request, "submit", request)
+    return bool(submit.prompt[:4] == column([POISON]))
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, error: BaseException,
+          late: bool = False, whose: Callable[..., bool] | None = None) -> None:
+    """The method fails on the poison: at once, or `late`, when it has done its work."""
+    usual = getattr(owner, method)
+
+    def planted(*args: Any, **more: Any) -> Any:
+        bad = whose(*args) if whose is not None else any(
+            is_poison(arg) for arg in args if hasattr(arg, "request") or hasattr(arg, "submit")
+            or isinstance(arg, Submit))
+        if bad and not late:
+            raise error
+        made = usual(*args, **more)
+        if bad:
+            raise error
+        return made
+
+    monkeypatch.setattr(owner, method, planted)
+
+
+def poisoned(ring: Ring, innocents: int = 5, **more: Any) -> tuple[str, list[str]]:
+    """A poison among others, that would run for a while; everything to its end."""
+    rids = [ring.submit([1, 2, 3, 4, number] * 5, max_tokens=20 + number)
+            for number in range(innocents)]
+    bad = ring.submit([POISON, 1, 2] * 8, max_tokens=30, **more)
+    rids.append(ring.submit([1, 2, 3, 4, 99] * 5, max_tokens=9))
+    ring.run()
+    return bad, rids
+
+
+def assert_only(ring: Ring, bad: str, rids: list[str]) -> None:
+    """The poison was told `quarantined`, the others all there is."""
+    told = ring.of(bad)
+    assert told and all(heard.error_code == "quarantined" for heard in told)
+    for rid in rids:
+        for heard in ring.of(rid):
+            assert (heard.tokens, heard.reason) == expected(heard)
+    ring.assert_at_rest()
+
+
+PLACES = [
+    (Books, "admit", False), (Books, "admit", True), (Books, "fits", False),
+    (Books, "extended", False), (Books, "extended", True), (Books, "enlist", False),
+    (core_module, "open_request", False), (core_module, "objection_to", False),
+    (core_module, "opening", False),
+]
+
+
+@pytest.mark.parametrize(("owner", "method", "late"), PLACES,
+                         ids=[f"{m}{'-late' * late}" for _, m, late in PLACES])
+@pytest.mark.parametrize("error", [ValueError("xyzzy"), Panic("xyzzy")],
+                         ids=lambda e: type(e).__name__)
+def test_an_exception_ends_its_request(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str,
+                                       late: bool, error: BaseException,
+                                       caplog: pytest.LogCaptureFixture) -> None:
+    ring = Ring(config(chunk=16, seqs=4))
+    with monkeypatch.context() as planted:
+        plant(planted, owner, method, error, late)
+        assert_only(ring, *poisoned(ring))
+    assert "xyzzy" not in caplog.text and ring.scheduler.docket.failures == 1
+    rid = ring.submit([5, 6, 7], max_tokens=4)
+    ring.run()
+    assert ring.of(rid)[0].reason == "length"
+
+
+def test_of_several_choices_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(config(chunk=16, seqs=4))
+    plant(monkeypatch, Books, "extended", ValueError())
+    bad, rids = poisoned(ring, n=3)
+    assert len(ring.of(bad)) == 3
+    assert_only(ring, bad, rids)
+
+
+def test_the_rest_is_planned_in_the_same_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(config())
+    plant(monkeypatch, Books, "admit", ValueError())
+    bad = ring.submit([POISON], max_tokens=4)
+    good = ring.submit([1], max_tokens=4)
+    ring.wake()
+    assert ring.of(bad)[0].error_code == "quarantined" and ring.plans
+    ring.run()
+    assert ring.of(good)[0].reason == "length"
+
+
+def test_a_request_that_does_not_come_off_the_books_ends_the_scheduler(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all share may be broken: the next one goes on from the ledger, and ends it first."""
+    ring = Ring(config())
+    ring.submit([1, 2, 3], max_tokens=40)
+    bad = ring.submit([POISON, 2, 3], max_tokens=40)
+    for _ in range(6):
+        ring.wake()
+        ring.work()
+        ring.deliver()
+    plant(monkeypatch, Books, "end", ValueError())
+    ring.tell(Cancel(bad, CLIENT))
+    with pytest.raises(ValueError):
+        ring.wake()
+    assert ring.scheduler.docket.convicted(request_name(CLIENT, bad))
+
+
+def test_what_is_of_no_request_ends_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(config())
+    plant(monkeypatch, Books, "admit", BooksError("page 7 is free twice"))
+    ring.submit([POISON], max_tokens=4)
+    with pytest.raises(BooksError):
+        ring.wake()
+    assert ring.scheduler.docket.failures == 0
+
+
+def test_telling_all_to_a_detokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(config())
+    good, bad = ring.submit([1, 2], max_tokens=30), ring.submit([POISON], max_tokens=30)
+    for _ in range(4):
+        ring.wake()
+        ring.work()
+        ring.deliver()
+    with monkeypatch.context() as planted:
+        plant(planted, recovery, "drafts_at", ValueError(), whose=lambda seq, _: is_poison(seq))
+        known = dict(ring.heard)
+        ring.heard.clear()
+        ring.tell(Hello("detokenizer", 2))
+        ring.heard |= {sid: heard for sid, heard in known.items() if is_poison(heard.submit)}
+        ring.wake()
+    assert ring.of(bad)[0].error_code == "quarantined"
+    assert good in {heard.opened.rid for heard in ring.heard.values()}
+    assert not ring.scheduler.books.requests.get((CLIENT, bad))
+
+
+def test_an_unknown_request_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(config())
+    ring.submits["r9"] = ring.submits[ring.submit([1])]
+
+    def planted(*_: Any) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(ring.scheduler._outgoing, "tell_one", planted)
+    ring.tell(Recall("r9", CLIENT))
+    ring.run()
+    assert ring.of("r9")[0].error_code == "quarantined"
+
+
+# --- masks ---------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("method", ["take", "masks"])
+@pytest.mark.parametrize("error", [ValueError(), Panic()], ids=lambda e: type(e).__name__)
+def test_masks_of_many_at_once(monkeypatch: pytest.MonkeyPatch, method: str,
+                               error: BaseException) -> None:
+    """One of several grammars fails in the middle: by itself, and in the batch of all."""
+    ring = MaskedRing(config())
+    grammar = GRAMMARS[1]
+    rids = [ring.structured(grammar, max_tokens=12, n=2) for _ in range(3)]
+    bad_matchers: list[Any] = []
+    usual = Masking.enlist
+
+    def enlist(masking: Masking, request: Any) -> Any:
+        made = usual(masking, request)
+        if request.submit.rid == "g3":
+            bad_matchers.extend(masking._guides[sid] for sid in request.live)
+        return made
+
+    monkeypatch.setattr(Masking, "enlist", enlist)
+    bad = ring.structured(grammar, max_tokens=12)
+    name = "take" if method == "take" else "rows"
+    usual_work, calls = getattr(Guide, name), [0]
+
+    def work(guide: Any, *args: Any) -> Any:
+        if guide in bad_matchers:
+            calls[0] += 1
+            if calls[0] > 3:
+                raise error
+        return usual_work(guide, *args)
+
+    monkeypatch.setattr(Guide, name, work)
+    ring.run()
+    assert [heard.error_code for heard in ring.of(bad)] == ["quarantined"]
+    for rid in rids:
+        assert all(heard.reason in ("stop", "length") for heard in ring.of(rid))
+    ring.assert_at_rest()
+
+
+def test_suspects_have_their_masks_made_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = MaskedRing(config())
+    rids = [ring.structured(GRAMMARS[0], max_tokens=20) for _ in range(3)]
+    ring.scheduler.docket.put_all([request_name(CLIENT, rid) for rid in rids[:2]])
+    docket = Docket(ring.scheduler.docket._buffer)
+    ring.scheduler.books.faults.docket = docket
+    batches: list[int] = []
+    usual = Masking._rows
+    monkeypatch.setattr(Masking, "_rows", lambda masking, wanted: (
+        batches.append(len(wanted)), usual(masking, wanted))[1])
+    ring.run()
+    assert batches and set(batches) == {1}
+    assert docket.quiet, "all have got to their ends"
+
+
+def test_a_grammar_that_kills_is_refused_to_everybody() -> None:
+    ring = MaskedRing(config())
+    ring.scheduler.docket.convict(grammar_name(GRAMMARS[0]))
+    core = Compiling(ring.scheduler, ring.scheduler.masking)
+    core.on_start(lambda: None)
+    ring.scheduler = core  # type: ignore[assignment]
+    bad, good = ring.structured(GRAMMARS[0]), ring.structured(GRAMMARS[1])
+    until_known(core)
+    ring.run()
+    assert ring.of(bad)[0].error_code == "quarantined"
+    assert ring.of(good)[0].reason in ("stop", "length")
+
+
+def until_known(core: Compiling) -> None:
+    for job in core._jobs.values():
+        while not job.done:
+            pass
+
+
+# --- deaths --------------------------------------------------------------------------------------
+
+class Lives:
+    """Incarnations of a scheduler that die of a request, each from the ledger of those before."""
+
+    def __init__(self) -> None:
+        self.settings = msgspec.structs.replace(config(), recovery=RecoveryConfig(restart=True))
+        self.buffer, self.epoch, self.deaths = bytearray(SIZE), 0, 0
+        self.ledger = [record(META, Meta("boot", ""))]
+        self.told: list[Any] = []
+        self.start()
+
+    def start(self) -> None:
+        self.epoch += 1
+        context = Context(self.settings, Path("/nowhere"), "scheduler", self.epoch, 0)
+        past = Past(History().read(self.ledger), True, 100.0)
+        self.ring = Ring(config(), start=False)
+        self.ring.scheduler = SchedulerCore(context, past, vocabulary, Docket(self.buffer))
+
+    def live(self, *submits: Submit) -> None:
+        """Send these (again), with a fresh worker; until it dies or all is done."""
+        ring = self.ring
+        usual = ring.scheduler.on_wake
+
+        def on_wake(now: float) -> list[Any]:
+            sends = usual(now)
+            self.ledger += [send.message for send in sends if send.to == LEDGER]
+            self.told += [send.message for send in sends if send.to == "detokenizer"]
+            return [send for send in sends if send.to.startswith("worker")]
+
+        ring.scheduler.on_wake = on_wake  # type: ignore[method-assign]
+        try:
+            for submit in submits:
+                ring.tell(submit)
+            ring.start()
+            for _ in range(400):
+                if not ring.deliver() and not ring.work():
+                    break
+        except Killed:
+            self.deaths += 1
+            self.start()
+
+    def ends(self) -> dict[str, list[str]]:
+        """Reasons or codes by rid."""
+        rids = {m.sid: m.rid for m in self.told if type(m).__name__ == "Open"}
+        found: dict[str, list[str]] = {}
+        for message in self.told:
+            for event in getattr(message, "events", ()):
+                if event.finish_reason:
+                    found.setdefault(rids[event.sid], []).append(
+                        event.error_code or event.finish_reason)
+        return found
+
+
+def submit(rid: str, first: int) -> Submit:
+    return Submit(rid=rid, client=CLIENT, prompt=column([first, 2, 3]), n=1,
+                  params=Resolved(max_tokens=8), text=TextParams(), seed=1)
+
+
+@pytest.mark.parametrize("method", ["admit", "extended", "end", "enlist"])
+def test_a_death_is_found_by_the_second_one(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    lives = Lives()
+    everybody = [submit("a", 1), submit("p", POISON), submit("b", 3)]
+    with monkeypatch.context() as planted:
+        plant(planted, Books, method, Killed(),
+              whose=lambda _, one, *__: is_poison(one) and not _refused(one))
+        for _ in range(4):
+            lives.live(*everybody)
+            if "p" in lives.ends():
+                break
+    assert lives.deaths == 2
+    assert lives.ends()["p"][-1] == "quarantined"
+    assert {rid: lives.ends()[rid][-1] for rid in "ab"} == {"a": "length", "b": "length"}
+    before = lives.deaths
+    lives.start()  # once more from the ledger: it is over there, too
+    lives.buffer[:] = bytes(SIZE)
+    lives.start()
+    lives.live()
+    assert lives.deaths == before and not lives.ring.scheduler.books.requests
+
+
+def _refused(one: Any) -> bool:
+    """The end that a refusal is, which cannot be what kills."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_refuse":
+            return True
+        frame = frame.f_back
+    return False
