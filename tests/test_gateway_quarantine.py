@@ -88,12 +88,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, where: str, failure: BaseException) -
 
         monkeypatch.setattr(bodies, "decode", decode)
     else:
-        read = Reader.read
-
-        def planted(reader: Reader, text: str, last: bool) -> Any:
+        def planted(*_: Any, **__: Any) -> Any:
             raise failure
 
-        monkeypatch.setattr(Reader, "read", planted if where == "read" else read)
+        monkeypatch.setattr(Reader, where, planted)
 
 
 @pytest.mark.parametrize("failure", [ValueError("xyzzy"), MemoryError(), Panic("xyzzy")],

@@ -36,7 +36,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
-from traceback import format_tb
 
 from actorium.actors.errors import Quarantined
 from actorium.actors.runtime import private
@@ -159,8 +158,10 @@ class Docket:
             raise error
         self.failures += 1
         self._write_counts()
-        LOG.error("request %s is quarantined: %s\n%s", rid or "of a thread", type(error).__name__,
-                  "".join(format_tb(error.__traceback__)))
+        from actorium.actors.runtime.logs import stack_of
+
+        LOG.error("request %s is quarantined: %s", rid or "of a thread", type(error).__name__,
+                  extra={"fields": stack_of(error)})
         return Quarantined(f"the {self._actor} failed on this request ({type(error).__name__}); it "
                            "is not tried again")
 
