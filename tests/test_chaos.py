@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actorium.actors.models import DEMO_MODEL
-from actorium.tools.chaos import crowd, fuzz, model, poison, probes, reboot, soak, stops
+from actorium.tools.chaos import crowd, fuzz, model, poison, probes, quarantine, reboot, soak, stops
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
 from actorium.tools.chaos.gaps import Gaps, quantile
 from actorium.tools.chaos.kills import chaos, kills
@@ -89,6 +89,15 @@ def test_poison_is_found_and_nobody_else_suffers() -> None:
     row = poison.poison(seed=1, requests=40, poisoned=2, latest=60.0)
     sound(row)
     assert (row["quarantined"], row["complete"]) == (2, 38)
+
+
+@pytest.mark.parametrize("actor", quarantine.ACTORS)
+def test_no_request_kills(actor: str) -> None:
+    """One that kills, one that raises, one that hangs."""
+    row = quarantine.quarantine(actor, seed=1, requests=40, poisoned=5, latest=60.0)
+    sound(row)
+    assert (row["quarantined"], row["complete"]) == (5, 35)
+    assert row["deaths"] == 5 and all(row["modes"].values())
 
 
 def test_bad_frames_kill_nobody() -> None:

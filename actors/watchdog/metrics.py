@@ -295,6 +295,8 @@ def _actors(facts: Facts) -> Iterator[Family]:
                [max(0.0, facts.now - w.seen) for w in wards])
     yield _family("actorium:actor_phase", GAUGE, "The phase it is in.",
                   [({"role": w.role, "phase": w.phase}, 1.0) for w in wards])
+    yield each("actor_quarantined_requests", "Requests that it failed on, or died of.",
+               [w.gauges.get("docket_quarantined", 0.0) for w in wards], COUNTER)
     known = sorted(facts.processes.items())
     yield _family("actorium:process_cpu_seconds", COUNTER, "CPU time of its process.",
                   [({"role": role}, p.cpu_seconds) for role, p in known])

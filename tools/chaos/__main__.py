@@ -39,6 +39,14 @@ def _poison(seed: int) -> dict[str, Any]:
     return poison(seed, requests=500, poisoned=20, latest=300.0)
 
 
+def _quarantine(actor: str) -> Row:
+    def row(seed: int) -> dict[str, Any]:
+        from actorium.tools.chaos.quarantine import quarantine
+
+        return quarantine(actor, seed, requests=500, poisoned=20, latest=300.0)
+    return row
+
+
 def _crowd(seed: int) -> dict[str, Any]:
     from actorium.tools.chaos.crowd import crowd
 
@@ -108,6 +116,8 @@ def _teeth(seed: int) -> dict[str, Any]:
 
 ROWS: dict[str, Row] = {
     **{f"kills-{part + 1}": _kills(part) for part in range(PARTS)}, "poison": _poison,
+    **{f"poison-{actor}": _quarantine(actor)
+       for actor in ("tokenizer", "scheduler", "detokenizer", "gateway")},
     "crowd": _crowd, "fuzz": _fuzz, "stops": _stops, "orphans": _orphans, "reboot": _reboot,
     "soak": _soak, "model": _model, "probes": _probes, "starved": _starved, "teeth": _teeth}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -16,18 +17,20 @@ AT_ONCE = 64
 QUARANTINED = "quarantined"
 
 
-async def _drive(made: Rig, traffic: Traffic, requests: int, poisoned: int, maker: Maker,
-                 token: int) -> dict[str, Any]:
-    bad = set(random.Random(poisoned).sample(range(requests), poisoned))
+async def drive(made: Rig, traffic: Traffic, requests: int, maker: Maker,
+                tokens: Sequence[int]) -> dict[str, Any]:
+    """So many requests, `AT_ONCE` at a time; some have one of these tokens in their prompts, and
+    are to end with `quarantined`, the others to be complete."""
+    places = random.Random(requests).sample(range(requests), len(tokens))
+    bad = dict(zip(places, tokens, strict=True))
     gate = asyncio.Semaphore(AT_ONCE)
     codes: dict[bool, list[str]] = {True: [], False: []}
 
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         async def one(number: int) -> None:
             async with gate:
-                is_bad = number in bad
-                code = await traffic.one(client, maker.make(token if is_bad else None))
-                codes[is_bad].append(code or "complete")
+                code = await traffic.one(client, maker.make(bad.get(number)))
+                codes[number in bad].append(code or "complete")
         await asyncio.gather(*(one(number) for number in range(requests)))
     return {"quarantined": codes[True].count(QUARANTINED),
             "complete": codes[False].count("complete"),
@@ -43,7 +46,7 @@ def poison(seed: int, requests: int, poisoned: int, latest: float) -> dict[str, 
     maker = Maker(seed, (10, 40), prompt=60)
     traffic, began = Traffic(maker, latest=latest), monotonic()
     with rig(SHORT_WORKER) as made:
-        row = asyncio.run(_drive(made, traffic, requests, poisoned, maker, POISON))
+        row = asyncio.run(drive(made, traffic, requests, maker, [POISON] * poisoned))
         deaths = actors(made.run_dir)["worker-0"].epoch - 1
     wrong = traffic.tally.wrong + row.pop("wrong") + made.left
     return {"requests": requests, "poisoned": poisoned, **row, "deaths": deaths,

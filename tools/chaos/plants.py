@@ -1,0 +1,108 @@
+"""Actors that fail on some requests, in the middle of working on them: by an exception, by hanging,
+or by being killed, as the kernel kills who takes too much memory.
+
+What fails is planted where each actor works on one request; everything around it is the actor's
+own. A prompt asks for it by one of the tokens in `POISONS`, which no other prompt has.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from array import array
+from collections.abc import Callable, Collection
+from typing import Any
+
+from actorium.actors.core import Context, Core
+
+
+def _raise() -> None:
+    raise ValueError("planted")
+
+
+def _hang() -> None:
+    while True:
+        pass
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+EXCEPTION, HANG, KILL = 510, 509, 508
+POISONS: dict[int, Callable[[], None]] = {EXCEPTION: _raise, HANG: _hang, KILL: _kill}
+BEGUN = 3
+"""Tokens that have become text before the detokenizer fails: in the middle of a stream."""
+
+
+def fail(tokens: Collection[int]) -> None:
+    """As the poison among the tokens has it; without any, nothing happens."""
+    for token, how in POISONS.items():
+        if token in tokens:
+            how()
+
+
+def tokenizer(ctx: Context) -> Core:
+    """One that fails when it has found a request's prompt."""
+    from actorium.actors.tokenizer.core import build
+    from actorium.actors.tokenizer.prompts import Prompts
+
+    usual = Prompts._ids
+
+    def ids(prompts: Prompts, message: Any, render: Any) -> array[int]:
+        found = usual(prompts, message, render)
+        fail(found)
+        return found
+
+    Prompts._ids = ids  # type: ignore[method-assign]
+    return build(ctx)
+
+
+def detokenizer(ctx: Context) -> Core:
+    """One that fails on a sequence that has begun."""
+    from actorium.actors.detokenizer.core import build
+    from actorium.actors.detokenizer.sequence import Sequence
+
+    usual = Sequence.take
+
+    def take(seq: Sequence, tokens: Any, stop_token: int | None = None) -> bool:
+        if seq.seen + len(tokens) > BEGUN:
+            fail(array("i", seq._prompt))
+        return usual(seq, tokens, stop_token)
+
+    Sequence.take = take  # type: ignore[method-assign]
+    return build(ctx)
+
+
+def scheduler(ctx: Context) -> Core:
+    """One that fails as it gives a sequence a slot."""
+    from actorium.actors.scheduler.books import Books
+    from actorium.actors.scheduler.core import build
+
+    usual = Books.admit
+
+    def admit(books: Books, sequence: Any) -> Any:
+        made = usual(books, sequence)
+        fail(sequence.request.prompt.tolist())
+        return made
+
+    Books.admit = admit  # type: ignore[method-assign]
+    return build(ctx)
+
+
+def gateway(ctx: Context) -> Core:
+    """One that fails when it has read a body."""
+    from actorium.actors.gateway import bodies
+    from actorium.actors.gateway.actor import build
+
+    usual = bodies.decode
+
+    def decode(body: bytes, kind: type[Any]) -> Any:
+        found = usual(body, kind)
+        prompt = getattr(found, "prompt", None)
+        if isinstance(prompt, list):
+            fail(prompt)
+        return found
+
+    bodies.decode = decode
+    return build(ctx)

@@ -1,0 +1,120 @@
+"""The rows of quarantine: requests that make an actor fail, among others that must not suffer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from actorium.actors.client import AsyncClient
+from actorium.actors.errors import EngineUnavailable
+from actorium.actors.gateway.actor import where
+from actorium.tools.bench.http import Http
+from actorium.tools.chaos import plants
+from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.poison import AT_ONCE, QUARANTINED, drive
+from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
+from actorium.tools.chaos.streams import Maker, Traffic, Want
+
+ACTORS = ("tokenizer", "scheduler", "detokenizer", "gateway")
+SHARES = (plants.KILL, plants.EXCEPTION, plants.KILL, plants.HANG, plants.EXCEPTION)
+"""Two fifths kill, two fifths raise, one fifth hangs."""
+BUDGET = 2.0
+"""Seconds after which a request hangs."""
+AGAIN = 0.2
+"""Seconds until a caller of HTTP tries again."""
+
+
+def quarantine(actor: str, seed: int, requests: int, poisoned: int, latest: float
+               ) -> dict[str, Any]:
+    """`poisoned` of the requests make the actor fail: they alone end with `quarantined`, and the
+    engine goes on with the restarts that it allows by default. latest: seconds that a request may
+    take."""
+    role = "gateway-0" if actor == "gateway" else actor
+    modes = [SHARES[i % len(SHARES)] for i in range(poisoned)]
+    maker, began = Maker(seed, (10, 40), prompt=60), monotonic()
+    traffic = Traffic(maker, latest=latest)
+    more = {"port": 0} if actor == "gateway" else {}
+    with rig(SHORT_WORKER, {role: f"{plants.__name__}:{actor}"}, max_restarts=5,
+             request_budget=BUDGET, **more) as made:
+        if actor == "gateway":
+            row = asyncio.run(_over_http(made, maker, requests, modes, latest))
+        else:
+            row = asyncio.run(drive(made, traffic, requests, maker, modes))
+        wrong = traffic.tally.wrong + row.pop("wrong") + asyncio.run(_afterwards(made, maker))
+        deaths = actors(made.run_dir)[role].epoch - 1
+    expected = 2 * modes.count(plants.KILL) + modes.count(plants.HANG)
+    if deaths > expected:
+        wrong.append(f"{deaths} deaths, {expected} at the most were to be expected")
+    return {"requests": requests, "poisoned": poisoned, **row, "deaths": deaths,
+            "modes": {name: modes.count(getattr(plants, name.upper()))
+                      for name in ("kill", "exception", "hang")},
+            "seconds": round(monotonic() - began, 1), "wrong": wrong + made.left}
+
+
+async def _afterwards(made: Rig, maker: Maker) -> list[str]:
+    """The engine is alive, and holds nothing."""
+    traffic = Traffic(maker)
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        code = await traffic.one(client, maker.make())
+    wrong = traffic.tally.wrong + ([] if code is None else [f"a request at the end: {code}"])
+    until, told = monotonic() + 5.0, made.gauges()
+    while monotonic() < until and (told.get("running", 1) or told.get("held_pages", 1)):
+        await asyncio.sleep(0.1)
+        told = made.gauges()
+    return wrong + [f"at the end {name} is {told.get(name)}" for name in
+                    ("running", "waiting", "held_pages", "quarantined_pages") if told.get(name)]
+
+
+# --- over HTTP -----------------------------------------------------------------------------------
+
+async def _over_http(made: Rig, maker: Maker, requests: int, modes: list[int], latest: float
+                     ) -> dict[str, Any]:
+    """Callers who send the same body again when their connection breaks."""
+    found = where(made.run_dir)
+    assert found is not None
+    http, gate = Http(found.url), asyncio.Semaphore(AT_ONCE)
+    bad = dict(zip(random.Random(requests).sample(range(requests), len(modes)), modes,
+                   strict=True))
+    ends: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+
+    async def one(number: int) -> None:
+        async with gate:
+            want = maker.make(bad.get(number))
+            ends[number in bad][await _post(http, want, latest)] += 1
+
+    await asyncio.gather(*(one(number) for number in range(requests)))
+    http.close()
+    wrong = [f"{count} poisoned requests: {end}" for end, count in ends[True].items()
+             if end != QUARANTINED]
+    wrong += [f"{count} innocent requests: {end}" for end, count in ends[False].items()
+              if end != "complete"]
+    return {"quarantined": ends[True][QUARANTINED], "complete": ends[False]["complete"],
+            "wrong": wrong}
+
+
+async def _post(http: Http, want: Want, latest: float) -> str:
+    """How it ends: "complete", "quarantined", or what was wrong."""
+    params = want.params
+    body = {"prompt": want.prompt, "max_tokens": params.max_tokens, "seed": params.seed,
+            "n": params.n, "ignore_eos": True, "return_token_ids": True}
+    until, last = monotonic() + latest, ""
+    while monotonic() < until:
+        try:
+            async for answer in http.events("/v1/completions", body):
+                choices = msgspec.json.decode(answer)["choices"]
+                right = all(choice["token_ids"] == want._expected[choice["index"]]
+                            for choice in choices)
+                return "complete" if right and len(choices) == params.n else "other tokens"
+        except EngineUnavailable as error:
+            last = error.message
+            if QUARANTINED in last:
+                return QUARANTINED
+            if last[:3].isdecimal() and not last.startswith("503"):
+                return last
+        await asyncio.sleep(AGAIN)
+    return f"no answer: {last}"
