@@ -189,6 +189,16 @@ def test_an_unknown_request_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
     assert ring.of("r9")[0].error_code == "quarantined"
 
 
+def test_what_is_over_and_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(msgspec.structs.replace(config(), recovery=RecoveryConfig(ledger=False)))
+    plant(monkeypatch, recovery, "_slim", ValueError(), whose=is_poison)
+    bad, good = ring.submit([POISON], max_tokens=3), ring.submit([1], max_tokens=3)
+    ring.run()
+    assert [ring.of(rid)[0].reason for rid in (bad, good)] == ["length", "length"]
+    retained = ring.scheduler._chronicle.retained
+    assert [request.submit.rid for request in retained] == [good]
+
+
 # --- masks ---------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("method", ["take", "masks"])

@@ -99,6 +99,7 @@ class SchedulerCore:
         self.ledger: Ledger | None = None  # for the shell
         self._chronicle = Chronicle(context.config.recovery, context.epoch)
         self.books.remembers = self._chronicle.remembers
+        self._chronicle.docket = self.docket
         self.books.on_over = self._metrics.over
         self._outgoing = Outgoing(self._chronicle)
         self._outgoing.order(Reset(self._epoch))

@@ -7,7 +7,7 @@ Pure. What is written down goes out as `Send(LEDGER, record)` before the news th
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from actorium.actors.ledger.records import (
 )
 from actorium.actors.ledger.segments import Record
 from actorium.actors.messages import Open, RowLogprobs, TokenBatch
+from actorium.actors.runtime.docket import Docket
 from actorium.actors.scheduler.adoption import Lingering
 from actorium.actors.scheduler.pages import Ints
 from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
@@ -109,6 +110,7 @@ class Chronicle:
     """Records for the ledger, and what was told, for whoever has to hear it again."""
 
     def __init__(self, recovery: RecoveryConfig, epoch: int) -> None:
+        self.docket = Docket(actor="scheduler")
         self.retained = Retained(recovery.retain)
         self.remembers = recovers(recovery)
         """Requests are kept after their end, and logprobs with their tokens."""
@@ -159,10 +161,19 @@ class Chronicle:
         """These requests have ended; they are taken out of the list."""
         if requests and self.remembers:
             for request in requests:
-                _slim(request)
-                self.retained.keep(request, now)
+                self._keep(request, now)
         requests.clear()
         self.retained.expire(now)
+
+    def _keep(self, request: Request, now: float) -> None:
+        """Where that fails it is forgotten: it is over."""
+        self.docket.put(request.name)
+        try:
+            _slim(request)
+            self.retained.keep(request, now)
+        except BaseException as error:
+            self.docket.failed(error, request.submit.rid)
+        self.docket.clear()
 
     def tell_retained(self) -> None:
         """To a new detokenizer: what is over follows on what lives, by `tell_some`."""

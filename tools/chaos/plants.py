@@ -54,7 +54,7 @@ def tokenizer(ctx: Context) -> Core:
         fail(found)
         return found
 
-    Prompts._ids = ids  # type: ignore[method-assign]
+    Prompts._ids = ids  # type: ignore[method-assign, assignment]
     return build(ctx)
 
 
@@ -70,7 +70,7 @@ def detokenizer(ctx: Context) -> Core:
             fail(array("i", seq._prompt))
         return usual(seq, tokens, stop_token)
 
-    Sequence.take = take  # type: ignore[method-assign]
+    Sequence.take = take  # type: ignore[method-assign, assignment]
     return build(ctx)
 
 
@@ -86,7 +86,7 @@ def scheduler(ctx: Context) -> Core:
         fail(sequence.request.prompt.tolist())
         return made
 
-    Books.admit = admit  # type: ignore[method-assign]
+    Books.admit = admit  # type: ignore[method-assign, assignment]
     return build(ctx)
 
 
