@@ -94,3 +94,19 @@ def test_every_refusal_of_messages_is_in_anthropics_shape(status: int, kind: str
 def test_other_routes_keep_openais_shape() -> None:
     told = ask("POST", "/v1/chat/completions", {"messages": []}).json()
     assert set(told) == {"error"} and told["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [
+    ("GET", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET, HEAD"),
+    ("DELETE", "/v1/models/a/b", "GET, HEAD"), ("DELETE", "/generate", "POST, PUT"),
+    ("PUT", "/v1/responses/resp_1", "DELETE, GET, HEAD"), ("GET", "/v1/messages", "POST"),
+    ("PUT", "/flush_cache", "GET, HEAD, POST")])
+def test_a_wrong_method_is_told_the_right_ones(method: str, path: str, allowed: str) -> None:
+    answer = ask(method, path)
+    assert (answer.status_code, answer.headers.get("allow")) == (405, allowed)
+
+
+def test_what_is_allowed_is_answered() -> None:
+    assert "allow" not in ask("GET", "/nowhere").headers
+    for path in ("/v1/models", "/version", "/v1/responses/resp_1"):
+        assert ask("HEAD", path).status_code != 405

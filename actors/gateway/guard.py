@@ -25,7 +25,7 @@ from actorium.actors.gateway.disconnect import until_disconnected
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.keys import Keys, shown
-from actorium.actors.gateway.routes import Access, Errors, find
+from actorium.actors.gateway.routes import Access, Errors, allowed_methods, find
 from actorium.actors.gateway.stretches import in_stretches
 
 CONNECTIONS = "actorium.connections"
@@ -113,6 +113,9 @@ class Guard:
             ask.finished()
             await told.refuse(error)
         except HTTPException as error:
+            if error.status_code == 405:
+                allowed = ", ".join(allowed_methods(scope["path"]))
+                told.extra.append((b"allow", allowed.encode()))
             await told.refuse(_refusal(scope, error))
         except RecursionError:
             await told.refuse(HttpError(400, "body: nested too deeply", code="invalid_json"))

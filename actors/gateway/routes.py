@@ -118,3 +118,12 @@ def find(path: str) -> Route:
         if pattern.fullmatch(path):
             return route
     return _UNKNOWN._replace(errors=Errors.ANTHROPIC) if path.startswith(_ANTHROPIC) else _UNKNOWN
+
+
+def allowed_methods(path: str) -> tuple[str, ...]:
+    """The methods that a path answers, sorted; HEAD wherever GET is. Empty for an unknown path."""
+    routes = [route for pattern, route in _PATTERNS if pattern.fullmatch(path)]
+    if path in _EXACT:
+        routes.append(_EXACT[path])
+    found = {method for route in routes for method in route.methods}
+    return tuple(sorted(found | {"HEAD"} if "GET" in found else found))
