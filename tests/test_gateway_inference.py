@@ -48,6 +48,7 @@ def test_rendered_texts_are_a_list(served: Served, http: httpx.Client) -> None:
     assert [one["token_ids"] for one in made] == \
         [served.engine.client.tokenize(text) for text in ("Once", "A fox")]
     assert len({one["request_id"] for one in made}) == 2
+    assert all(one["request_id"].startswith("cmpl-") for one in made)
     [cut] = post(http, "/v1/completions/render", {"prompt": [[5, 6, 7]], "max_tokens": 3,
                                                   "truncate_prompt_tokens": 2})
     assert cut["token_ids"] == [6, 7]
@@ -57,6 +58,8 @@ def test_what_does_not_fit_is_not_rendered(http: httpx.Client) -> None:
     answer = http.post("/v1/completions/render", json={"prompt": "fox " * 9000})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
+    answer = http.post("/v1/chat/completions/render", json=CHAT | {"temperature": -1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
 
 
 def test_streamed_token_ids(http: httpx.Client) -> None:
@@ -82,7 +85,7 @@ def test_streamed_token_ids(http: httpx.Client) -> None:
     ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
     ({"sampling_params": {"use_beam_search": True}}, "sampling_params.use_beam_search"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"token_ids": [10**9]}, "prompt: token id")])
+    ({"token_ids": [10**9]}, "token_ids: token id")])
 def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], word: str) -> None:
     answer = http.post("/inference/v1/generate",
                        json={"token_ids": [5], "sampling_params": {}} | change)

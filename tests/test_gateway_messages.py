@@ -124,6 +124,19 @@ def test_what_the_engine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert params.stop == ["END"] and params.structured is not None
 
 
+@pytest.mark.parametrize(("last", "goes_on"), [
+    ({"role": "user", "content": "Hi"}, False), ({"role": "assistant", "content": "It"}, True),
+    ({"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "weather"}]},
+     False)])
+def test_an_answer_goes_on_from_its_beginning(monkeypatch: pytest.MonkeyPatch,
+                                              last: dict[str, Any], goes_on: bool) -> None:
+    script = Scripted([" rains."], template=HERMES)
+    asyncio.run(post(monkeypatch, script, ASK | {"messages": [*ASK["messages"], last]}))
+    request = script.asked[0]
+    assert request.continue_final_message is goes_on
+    assert request.add_generation_prompt is not goes_on
+
+
 def test_an_answer_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = asyncio.run(post(monkeypatch, Scripted(["It ra"], finish="length"), ASK))
     assert answer.json()["stop_reason"] == "max_tokens"
@@ -143,6 +156,7 @@ def test_the_key_may_come_in_anthropics_header(monkeypatch: pytest.MonkeyPatch,
     ({"max_tokens": None}, "max_tokens"), ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
+    ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"n": 2}, "n")])
 def test_refusals_are_told_in_anthropics_words(monkeypatch: pytest.MonkeyPatch,
                                                change: dict[str, Any], word: str) -> None:

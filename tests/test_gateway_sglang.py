@@ -211,6 +211,7 @@ def test_without_a_limit_there_are_128_tokens_or_what_fits(http: httpx.Client) -
     ({"token_ids_logprob": [1]}, "token_ids_logprob"),
     ({"token_ids_logprob": [1], "return_logprob": True, "logprob_start_len": 0},
      "token_ids_logprob"),
+    ({"text": None, "input_ids": [10**9]}, "input_ids: token id"),
     ({"rid": ["a", "b"]}, "rid"), ({"text": ["a", "b"], "rid": ["a", "a"]}, "rid")])
 def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], word: str) -> None:
     for stream in (False, True):

@@ -57,6 +57,14 @@ def test_the_tokens_of_a_conversation(served: Served, http: httpx.Client) -> Non
     assert own["tokens"] == client.tokenize("Hi!", add_special_tokens=False)
 
 
+def test_special_tokens_around_what_the_template_writes(served: Served, http: httpx.Client) -> None:
+    client = served.engine.client
+    told = post(http, "/tokenize", messages=TURNS[:1], add_special_tokens=True)["tokens"]
+    added = len(client.tokenize("a")) - len(client.tokenize("a", False))
+    inner = client.tokenize_chat(TURNS[:1])
+    assert len(told) == len(inner) + added and " ".join(map(str, inner)) in " ".join(map(str, told))
+
+
 def test_a_final_message_that_goes_on(served: Served, http: httpx.Client) -> None:
     told = post(http, "/tokenize", messages=TURNS, continue_final_message=True)
     assert served.engine.client.detokenize(told["tokens"]).endswith("I am")
@@ -82,13 +90,12 @@ def test_back_to_texts(served: Served, http: httpx.Client) -> None:
 @pytest.mark.parametrize(("path", "body", "word"), [
     ("/tokenize", {}, "prompt"), ("/tokenize", {"prompt": "a", "content": "b"}, "prompt"),
     ("/tokenize", {"messages": []}, "messages"),
-    ("/tokenize", {"messages": TURNS, "add_special_tokens": True}, "add_special_tokens"),
     ("/tokenize", {"messages": TURNS, "continue_final_message": True,
                    "add_generation_prompt": True}, "continue_final_message"),
     ("/tokenize", {"prompt": ["a"] * 257}, "prompt"),
     ("/tokenize", {"messages": TURNS, "chat_template": "{% if"}, "chat_template"),
     ("/detokenize", {"tokens": [1, [2]]}, "tokens"),
-    ("/detokenize", {"tokens": [-1]}, "token")])
+    ("/detokenize", {"tokens": [-1]}, "tokens: ")])
 def test_refusals_name_the_field(http: httpx.Client, path: str, body: dict[str, Any],
                                  word: str) -> None:
     answer = http.post(path, json=body)

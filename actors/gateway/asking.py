@@ -60,6 +60,8 @@ class Ask:
         """Of the request, and of its answer: a stream keeps its id when it goes on."""
         self.answer_id = self.name
         """What its answer is called, after the prefix that tells the kind of the answer."""
+        self.fields: dict[str, str] = {}
+        """What its body calls fields of the engine's, where it has other names, for errors."""
         self.labels: list[str] = []
         """What the caller calls its completions, if anything, the first request's first."""
         self.rids: list[str] = []

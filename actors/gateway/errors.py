@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from actorium.actors.errors import (
@@ -69,9 +70,16 @@ class HttpError(Exception):
         return told if request_id is None else told | {"request_id": request_id}
 
 
-def http_error(error: ActoriumError) -> HttpError:
-    """How an error of the engine is told over HTTP."""
+def http_error(error: ActoriumError, fields: Mapping[str, str] | None = None) -> HttpError:
+    """How an error of the engine is told over HTTP. fields: what the caller's body calls those of
+    the engine's, where it has other names."""
+    message, param = error.message, error.param
+    theirs = (fields or {}).get(param or "")
+    if theirs is not None:
+        if message.startswith(f"{param}:"):
+            message = theirs + message[len(param or ""):]
+        param = theirs
     for kind, status, name, code in _KINDS:
         if isinstance(error, kind):
-            return HttpError(status, error.message, error.param, name, code)
-    return HttpError(500, error.message, error.param, SERVER, "internal")
+            return HttpError(status, message, param, name, code)
+    return HttpError(500, message, param, SERVER, "internal")

@@ -108,7 +108,7 @@ class Guard:
                 ask.finished()
         except ActoriumError as error:
             ask.finished()
-            await told.refuse(http_error(error))
+            await told.refuse(http_error(error, ask.fields))
         except HttpError as error:
             ask.finished()
             await told.refuse(error)

@@ -11,7 +11,7 @@ from msgspec import Struct, to_builtins
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.client_requests import Completion, Request, StreamDelta
+from actorium.actors.client_requests import Completion, Request, StreamDelta, check_params
 from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.answers import Running
 from actorium.actors.gateway.chat import Chat
@@ -95,7 +95,8 @@ async def render_chat(http: HttpRequest) -> Response:
     who = caller(http)
     chat = Chat(engine, await engine.facts(), body, who.request_id)
     request = await chat.request(who.tenant)
-    return Reply(_encode(await _rendered(engine, body, request, who.request_id)))
+    name = f"chatcmpl-{answers.name_of(body.request_id, who.request_id)}"
+    return Reply(_encode(await _rendered(engine, body, request, name)))
 
 
 async def render_completion(http: HttpRequest) -> Response:
@@ -106,14 +107,15 @@ async def render_completion(http: HttpRequest) -> Response:
     who = caller(http)
     text = Text(engine, await engine.facts(), body, who.request_id)
     requests = await text.requests(who.tenant)
-    return Reply(_encode([await _rendered(engine, body, request, f"{who.request_id}-{number}")
+    name = f"cmpl-{answers.name_of(body.request_id, who.request_id)}"
+    return Reply(_encode([await _rendered(engine, body, request, f"{name}-{number}")
                           for number, request in enumerate(requests)]))
 
 
 async def _rendered(engine: Engine, body: SamplingFields, request: Request,
                     name: str) -> dict[str, Any]:
     """What would be run, and its text. Raises `HttpError`, `ActoriumError`."""
-    facts, params = await engine.facts(), request.params or SamplingParams()
+    facts, params = await engine.facts(), check_params(request.params or SamplingParams())
     ids = body.truncated(await prompt_ids(engine.client, request), facts.max_model_len,
                          params.max_tokens)
     check_ids(ids, facts.max_model_len, "messages" if request.messages else "prompt")
@@ -132,7 +134,7 @@ async def generate(http: HttpRequest) -> Response | EventStream:
     await engine.serves(body.model)
     who, params = caller(http), body.sampling_params.params()
     name = answers.name_of(body.request_id, who.request_id)
-    engine.ask.answer_id = name
+    engine.ask.answer_id, engine.ask.fields = name, {"prompt": "token_ids"}
     if params.logprobs is not None or params.prompt_logprobs is not None:
         await engine.pieces.ready()
     request = Request(prompt=body.token_ids, params=params, tenant=who.tenant,

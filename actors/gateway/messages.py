@@ -20,8 +20,9 @@ from actorium.actors.gateway.fields import request_for, sampling
 from actorium.actors.gateway.formats import structured_of
 from actorium.actors.gateway.guard import Reply, caller, engine_of
 from actorium.actors.gateway.message import TOOL_CALLS, Reader
-from actorium.actors.gateway.messages_body import CountBody, MessagesBody
+from actorium.actors.gateway.messages_body import CountBody, MessagesBody, prefill
 from actorium.actors.gateway.messages_output import Block, Blocks, Delta, Event
+from actorium.actors.gateway.parsers.think import opens_thought
 from actorium.actors.gateway.sse import EventStream
 from actorium.actors.gateway.streams import together
 from actorium.actors.gateway.tools import MAX_TOOLS
@@ -64,8 +65,11 @@ async def count_tokens(http: HttpRequest) -> Response:
     """`/v1/messages/count_tokens`: of the prompt that the body becomes."""
     engine, body = engine_of(http), await bodies.read(http, CountBody)
     await engine.serves(body.model)
-    ids = await engine.client.tokenize_chat(body.turns(), body.template_args(),
-                                            body.choice().shown, timeout=30.0)
+    turns = body.turns()
+    goes_on = prefill(turns) is not None
+    ids = await engine.client.tokenize_chat(
+        turns, body.template_args(), body.choice().shown, timeout=30.0,
+        add_generation_prompt=not goes_on, continue_final_message=goes_on)
     return Reply(_encode({"input_tokens": len(ids)}))
 
 
@@ -79,8 +83,11 @@ class Answer:
         self._id = f"msg_{name}"
         self._tools = body.choice()
         self._blocks = Blocks(name)
-        machine = facts.parsing.machine(self._tools.schemas, self._tools.forced, True,
-                                        body.template_args())
+        self._turns = body.turns()
+        self._prefill = prefill(self._turns)
+        machine = facts.parsing.machine(
+            self._tools.schemas, self._tools.forced, True, body.template_args(),
+            None if self._prefill is None else opens_thought(self._prefill))
         self._reader = Reader(machine, body.thinks, MAX_TOOLS if body.parallel else 1)
 
     def request(self, tenant: str) -> Request:
@@ -88,8 +95,10 @@ class Answer:
         body = self._body
         structured = self._tools.structured(structured_of(body))
         params = sampling(body, None, structured=structured)
-        return request_for(body, params, tenant, messages=body.turns(),
-                           template_args=body.template_args(), tools=self._tools.shown)
+        goes_on = self._prefill is not None
+        return request_for(body, params, tenant, messages=self._turns,
+                           template_args=body.template_args(), tools=self._tools.shown,
+                           add_generation_prompt=not goes_on, continue_final_message=goes_on)
 
     # --- all at once ---
 

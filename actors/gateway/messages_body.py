@@ -81,6 +81,8 @@ class CountBody(SamplingFields, kw_only=True):
         for i, one in enumerate(self.tools or ()):
             if one.type not in (None, "custom"):
                 raise HttpError(400, f"tools[{i}]: {one.type[:40]!r} is not run here", "tools")
+            if one.input_schema is None:
+                raise HttpError(400, f"tools[{i}].input_schema: is required", "tools")
             tools.append(Tool("function", Function(one.name, one.description, one.input_schema)))
         wanted = self.tool_choice
         if wanted is None or wanted.type == "auto":
@@ -100,6 +102,13 @@ class CountBody(SamplingFields, kw_only=True):
         for i, turn in enumerate(self.messages):
             found += _turns(turn, f"messages[{i}].content", names)
         return found
+
+
+def prefill(turns: list[ChatMessage]) -> str | None:
+    """The beginning of the answer, which goes on in it: the words of a last turn that is the
+    assistant's. None if there is none."""
+    last = turns[-1]
+    return last.content or None if last.role == "assistant" and not last.tool_calls else None
 
 
 class MessagesBody(CountBody, kw_only=True):

@@ -77,6 +77,8 @@ async def responses(http: HttpRequest) -> HttpResponse | EventStream:
     body.check()
     await engine.serves(body.model)
     who, store = caller(http), engine.responses
+    engine.ask.fields = {"max_tokens": "max_output_tokens", "prompt": "input",
+                         "messages": "input"}
     if body.background and store is None:
         raise HttpError(400, f"background: {OFF}", "background")
     context = await context_of(store, who.tenant, body.previous_response_id)

@@ -53,6 +53,7 @@ async def generate(http: HttpRequest) -> Response | EventStream:
     one = Generating(engine, body, (await engine.facts()).max_model_len, started, who.request_id)
     requests = await one.requests(who.tenant)
     engine.ask.labels = one.names
+    engine.ask.fields = {"prompt": "text" if body.input_ids is None else "input_ids"}
     if body.stream:
         return EventStream(one.events(requests))
     return Reply(_encode(await one.whole(requests)))

@@ -65,7 +65,7 @@ async def _until_error(events: AsyncGenerator[bytes, None], ask: Ask) -> AsyncIt
         async for one in events:
             yield ask.label(one)
     except ActoriumError as error:
-        yield event(msgspec.json.encode(http_error(error).body()))
+        yield event(msgspec.json.encode(http_error(error, ask.fields).body()))
     except HttpError as error:
         yield event(msgspec.json.encode(error.body()))
     except (asyncio.CancelledError, GeneratorExit):

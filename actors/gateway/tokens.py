@@ -31,7 +31,7 @@ class TokenizeBody(Struct, kw_only=True):
     prompt: str | list[str] | None = None
     """A list gives lists of tokens and of counts."""
     add_special_tokens: bool | None = None
-    """Of a prompt, by default yes; messages have those that their template writes."""
+    """By default those of a prompt are, and those of messages are what their template writes."""
     return_token_strs: bool = False
     """Also tell how the vocabulary writes each token."""
     messages: list[Turn] | None = None
@@ -54,9 +54,6 @@ class TokenizeBody(Struct, kw_only=True):
         if len(given) != 1:
             raise HttpError(400, "prompt: exactly one of prompt, messages and content is needed",
                             "prompt")
-        if self.messages is not None and self.add_special_tokens:
-            raise HttpError(400, "add_special_tokens: not with messages, whose template writes "
-                            "them", "add_special_tokens")
         if self.add_generation_prompt and self.continue_final_message:
             raise HttpError(400, "continue_final_message: not together with add_generation_prompt",
                             "continue_final_message")
@@ -114,6 +111,9 @@ async def tokenize(http: HttpRequest) -> Response:
     await engine.serves(body.model)
     if body.messages is not None:
         columns = [await prompt_ids(engine.client, body.chat())]
+        if body.add_special_tokens:
+            before, after = await _special(engine.client)
+            columns = [[*before, *columns[0], *after]]
     else:
         columns = [await engine.client.tokenize(text, body.special) for text in body.texts()]
     if body.with_pieces or body.return_token_strs:
@@ -122,6 +122,14 @@ async def tokenize(http: HttpRequest) -> Response:
         return Reply(_encode({"tokens": _pieces(columns[0], engine.pieces)
                               if body.with_pieces else columns[0]}))
     return Reply(_encode(await _answer(engine, body, columns)))
+
+
+async def _special(client: AsyncClient) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and behind a text."""
+    bare = await client.tokenize("a", False)
+    full = await client.tokenize("a", True)
+    at = next((i for i in range(len(full)) if full[i:i + len(bare)] == bare), len(full))
+    return full[:at], full[at + len(bare):]
 
 
 async def _answer(engine: Engine, body: TokenizeBody, columns: list[list[int]]) -> dict[str, Any]:
@@ -152,6 +160,7 @@ async def detokenize(http: HttpRequest) -> Response:
     """`/detokenize`: the text under each of the three projects' names."""
     engine, body = engine_of(http), await bodies.read(http, DetokenizeBody)
     await engine.serves(body.model)
+    engine.ask.fields = {"token_ids": "tokens"}
     kinds = {isinstance(one, list) for one in body.tokens}
     if len(kinds) > 1:
         raise HttpError(400, "tokens: token ids and lists of them are mixed", "tokens")
