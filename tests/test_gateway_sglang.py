@@ -279,11 +279,12 @@ def test_one_of_several_is_aborted_alone(served: Served, http: httpx.Client) -> 
 def test_an_openai_request_is_aborted_by_its_id(served: Served, http: httpx.Client) -> None:
     body = {"prompt": PROMPT, "max_tokens": 1800, "ignore_eos": True}
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(lambda: http.post("/v1/completions", json=body,
-                                             headers={"x-request-id": "plain"}))
-        until(lambda: running(served) > 0)
-        assert http.post("/abort_request", json={"rid": "cmpl-plain"}).json()["aborted"]
-        assert call.result().status_code == 409
+        for more, headers in (({}, {"x-request-id": "plain"}), ({"request_id": "plain"}, {})):
+            call = pool.submit(http.post, "/v1/completions", json=body | more, headers=headers)
+            until(lambda: running(served) > 0)
+            assert http.post("/abort_request", json={"rid": "cmpl-plain"}).json()["aborted"]
+            assert call.result().status_code == 409
+            until(lambda: running(served) == 0)
 
 
 def test_info_and_flush(served: Served, http: httpx.Client) -> None:

@@ -214,6 +214,25 @@ def test_a_response_in_the_background() -> None:
     asyncio.run(work())
 
 
+def test_a_fault_in_the_background_ends_that_response_alone(monkeypatch: pytest.MonkeyPatch
+                                                             ) -> None:
+    async def work() -> None:
+        engine = gateway(Scripted(["It rains."]))
+        client = client_of(engine)
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError("a prompt's words")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("actorium.actors.gateway.responses.Responding._take", broken)
+            made = await client.responses.create(model="demo", input="Hi", background=True)
+            found = await until(client, made.id, "failed")
+        assert found.error is not None and "words" not in found.error.message
+        assert (await client.responses.create(model="demo", input="Hi")).output_text
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("file", [False, True])
 @pytest.mark.parametrize("how", ["cancel", "delete"])
 def test_the_background_is_left_when_it_is_cancelled(how: str, file: bool, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ async def read(request: Request, kind: type[Body]) -> Body:
     body = decode(await raw(request), kind)
     if getattr(body, "resumable", False):
         request.app.ask.resumable = True
+    if (name := getattr(body, "request_id", None)) is not None:
+        request.app.ask.answer_id = name
     return body
 
 

@@ -83,7 +83,7 @@ async def responses(http: HttpRequest) -> HttpResponse | EventStream:
         raise HttpError(400, f"background: {OFF}", "background")
     context = await context_of(store, who.tenant, body.previous_response_id)
     if body.background:
-        engine = engine.asked(Ask({}, who.tenant, http.url.path))
+        engine = engine.asked(Ask({}, who.tenant, http.url.path, engine.docket))
     one = Responding(engine, await engine.facts(), body, who.request_id,
                      msgspec.json.decode(context, type=list[InputItem]), who.tenant)
     if body.alternatives() is not None:
@@ -157,6 +157,10 @@ class Responding:
         [choices] = await self._engine.complete([self._request])
         self._take(choices[0])
         self._finish(choices[0], answers.usage(answers.last_counts(choices)))
+
+    def failed(self, error: BaseException) -> HttpError:
+        """As the gateway tells it."""
+        return self._engine.ask.failed(error)
 
     async def begin(self) -> bytes:
         """Have it go on without the caller, who is told how it begins. Raises `HttpError`."""

@@ -34,6 +34,9 @@ class Work(Protocol):
     async def run(self) -> None:
         """To its end. Raises `ActoriumError`, `HttpError`."""
 
+    def failed(self, error: BaseException) -> HttpError:
+        """What is told of an exception that is neither."""
+
 
 def open_store(settings: GatewayConfig) -> ResponseStore | None:
     """None where nothing is stored. Raises `BadConfig`."""
@@ -162,8 +165,7 @@ class Jobs:
             fail(response, HttpError(503, "the engine has stopped", None, SERVER))
             raise
         except Exception as error:
-            LOG.exception("response %s failed", response.id)
-            fail(response, HttpError(500, f"{type(error).__name__}: {error}", None, SERVER))
+            fail(response, work.failed(error))
         finally:
             await keeping.update(response)
 
