@@ -52,6 +52,9 @@ def test_events_are_data_alone(monkeypatch: pytest.MonkeyPatch, path: str, body:
                 "content") or ""
     assert said == ["Two words.", "and\n\nmore"]
     assert (chunks[-1]["choices"] == []) is usage
+    options = {"include_usage": usage, "continuous_usage_stats": True}
+    counted = parsed(stream(app, path, body | {"n": 2, "stream_options": options}))
+    assert {chunk.get("usage") is not None for chunk in counted} == {usage}
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)

@@ -88,8 +88,9 @@ class SamplingFields(UnsupportedFields, kw_only=True):
 
     @property
     def continuous_usage(self) -> bool:
-        """Each chunk has it."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+        """Each chunk has it. It says how usage comes, not whether it does."""
+        return self.include_usage and self.stream_options is not None \
+            and self.stream_options.continuous_usage_stats
 
     @property
     def resumable(self) -> bool:
