@@ -226,7 +226,7 @@ def test_a_function_may_be_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(monkeypatch, CHAT, functions=[FUNCTION], function_call="none").tools == []
     assert refused(monkeypatch, CHAT, functions=[FUNCTION], tools=[]) == "functions"
     assert refused(monkeypatch, CHAT, functions=[FUNCTION],
-                   function_call={"name": "x"}) == "tool_choice"
+                   function_call={"name": "x"}) == "function_call"
 
 
 def test_a_continued_thought_is_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,3 +249,26 @@ def test_fields_that_clients_read(monkeypatch: pytest.MonkeyPatch) -> None:
     _, answer = post(monkeypatch, Scripted(["a"]), TEXT, {})
     assert "system_fingerprint" in answer and answer["object"] == "text_completion"
     assert refused(monkeypatch, TEXT, suffix="x") == "suffix"
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    (CHAT, {"reasoning_effort": "extreme"}, "reasoning_effort"),
+    (CHAT, {"cache_salt": ""}, "cache_salt"), (TEXT, {"cache_salt": ""}, "cache_salt"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (TEXT, {"logprobs": 21}, "logprobs"), (TEXT, {"truncation_side": "up"}, "truncation_side")])
+def test_wrong_values_are_named(monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any],
+                                param: str) -> None:
+    assert refused(monkeypatch, path, **body) == param
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_prompt_may_lose_its_end(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    request = asked(monkeypatch, path, truncate_prompt_tokens=2, truncation_side="right")
+    assert request.prompt == Scripted.prompt_ids[:2]
+    assert asked(monkeypatch, path, truncate_prompt_tokens=2,
+                 truncation_side="left").truncate_prompt_tokens == 2
+
+
+def test_named_tokens_come_instead_of_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = asked(monkeypatch, CHAT, logprobs=True, top_logprobs=3, logprob_token_ids=[4]).params
+    assert params is not None and (params.logprobs, params.logprob_token_ids) == (0, [4])

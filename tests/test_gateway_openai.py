@@ -166,3 +166,10 @@ def test_objects_are_closed_unless_they_are_to_be_open(served: Served) -> None:
     found = chat(served, json_schema=schema, max_tokens=200, logit_bias=None,
                  structured_outputs={"additional_properties": True})
     assert found.choices[0].finish_reason in ("stop", "length")
+
+
+def test_documents_go_to_the_template(served: Served) -> None:
+    template = "{% for one in documents %}{{ one.text }} {% endfor %}!"
+    found = chat(served, chat_template=template, documents=[{"text": "a"}, {"text": "b"}],
+                 return_token_ids=True)
+    assert found.prompt_token_ids == served.engine.client.tokenize("a b !", False)

@@ -90,12 +90,13 @@ class Chat:
             "add_generation_prompt": body.opens_turn,
             "continue_final_message": body.continue_final_message}
         asked = request_for(body, params, tenant, **prompt)
-        if not body.wants_prompt_ids:
+        if not (body.wants_prompt_ids or body.cuts_right):
             return asked
         ids = await self._engine.client.tokenize_chat(**prompt)
         # The very tokens that are told are run.
-        self._prompt_ids = body.truncated(ids, self._facts.max_model_len, params.max_tokens)
-        return request_for(body, params, tenant, prompt=self._prompt_ids)
+        ids = body.truncated(ids, self._facts.max_model_len, params.max_tokens)
+        self._prompt_ids = ids if body.wants_prompt_ids else None
+        return request_for(body, params, tenant, prompt=ids)
 
     def reader(self) -> Reader:
         """For the text of one choice."""

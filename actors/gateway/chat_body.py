@@ -68,7 +68,8 @@ class ChatBody(SamplingFields, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     documents: list[dict[str, Any]] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = \
+        None
     add_generation_prompt: bool | None = None
     """Default: unless the final message is continued."""
     continue_final_message: bool = False
@@ -115,6 +116,7 @@ class ChatBody(SamplingFields, kw_only=True):
 
     @property
     def wants_prompt_ids(self) -> bool:
+        """The answer tells the prompt's tokens."""
         return self.return_token_ids or self.return_prompt_token_ids
 
     def template_args(self) -> dict[str, Any]:
@@ -152,7 +154,14 @@ class ChatBody(SamplingFields, kw_only=True):
             wanted = NamedTool("function", self.function_call)
         elif self.function_call is not None:
             wanted = self.function_call
-        return ToolChoice(tools, wanted, self.parallel)
+        try:
+            return ToolChoice(tools, wanted, self.parallel)
+        except HttpError as error:
+            older = {"tools": "functions", "tool_choice": "function_call"}.get(error.param or "")
+            if not self.legacy or older is None:
+                raise
+            text = error.message.removeprefix(f"{error.param}: ")
+            raise HttpError(400, f"{older}: {text}", older) from None
 
     @property
     def parallel(self) -> bool:
@@ -165,7 +174,8 @@ class ChatBody(SamplingFields, kw_only=True):
             if self.top_logprobs:
                 raise HttpError(400, "top_logprobs: only with logprobs=true", "top_logprobs")
             return None
-        return self.top_logprobs or 0
+        # Tokens that are named come instead of the likeliest.
+        return 0 if self.logprob_token_ids is not None else self.top_logprobs or 0
 
 
 def _calls(turn: Turn) -> list[ToolCall]:

@@ -46,10 +46,11 @@ class CompletionBody(SamplingFields, kw_only=True):
 
     def alternatives(self) -> int | None:
         """Alternatives told of each token; None = no log-probabilities."""
-        return 0 if self.logprobs is None and self.logprob_token_ids is not None else self.logprobs
+        return 0 if self.logprob_token_ids is not None else self.logprobs
 
     @property
     def wants_prompt_ids(self) -> bool:
+        """The answer tells the prompts' tokens."""
         return self.return_token_ids or self.return_prompt_token_ids
 
     @property

@@ -80,7 +80,8 @@ class Text:
 
     async def _look_up_prompts(self) -> None:
         body, client = self._body, self._engine.client
-        wants_ids = body.wants_prompt_ids or (body.echo and body.logprobs is not None)
+        wants_ids = (body.wants_prompt_ids or body.cuts_right
+                     or (body.echo and body.logprobs is not None))
         for prompt in self._prompts:
             if wants_ids or not body.add_special_tokens:
                 ids = prompt if isinstance(prompt, list) \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -60,6 +60,8 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     bad_words: list[str] | None = None
     logprob_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    """Where the prompt loses tokens; default: left."""
     cache_salt: str | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -73,6 +75,11 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     timeout: float | None = None
     user: str | None = None
     request_id: str | None = None
+
+    @property
+    def alternatives_field(self) -> str:
+        """What says how many alternatives are told of each token."""
+        return "top_logprobs" if "top_logprobs" in self.__struct_fields__ else "logprobs"
 
     @property
     def limit(self) -> int | None:
@@ -103,7 +110,13 @@ class SamplingFields(UnsupportedFields, kw_only=True):
         keep = self.truncate_prompt_tokens
         if keep is None or not -1 <= keep <= max_model_len or keep == 0:
             return ids  # the engine says what is wrong
-        return ids[-(keep if keep > 0 else max(1, max_model_len - (max_tokens or 1))):]
+        size = keep if keep > 0 else max(1, max_model_len - (max_tokens or 1))
+        return ids[:size] if self.cuts_right else ids[-size:]
+
+    @property
+    def cuts_right(self) -> bool:
+        """The prompt's first tokens are kept, which the engine itself does not do."""
+        return self.truncation_side == "right" and self.truncate_prompt_tokens is not None
 
 
 def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> SamplingParams:
@@ -115,8 +128,10 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
     if fields.stream_options is not None and not fields.stream:
         raise HttpError(400, "stream_options: only with stream=true", "stream_options")
     if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
-        raise HttpError(400, f"logprobs: must be between 0 and {MAX_LOGPROBS}, got {logprobs}",
-                        "logprobs")
+        name = fields.alternatives_field
+        raise HttpError(400, f"{name}: must be between 0 and {MAX_LOGPROBS}, got {logprobs}", name)
+    if fields.cache_salt == "":
+        raise HttpError(400, "cache_salt: must not be empty", "cache_salt")
     if fields.best_of is not None and fields.best_of != (fields.n or 1):
         raise HttpError(400, "best_of: must equal n", "best_of")
     given: dict[str, Any] = {

@@ -33,7 +33,7 @@ _MARK = "\ue0a7\ue0d3\ue0a7 "
 Of private characters, and a space at the end, which shows whether the template strips turns."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token",
             "mask_token")
-_RESERVED = {"messages", "tools", "documents", "raise_exception", "strftime_now", _TICK, *_SPECIAL}
+_RESERVED = {"messages", "tools", "raise_exception", "strftime_now", _TICK, *_SPECIAL}
 
 
 class Ending(Struct, frozen=True, array_like=True):
