@@ -16,7 +16,7 @@ help:
 	@echo "make test-oldest, make test-newest  what touches requests, with the ends of the dependencies' ranges"
 	@echo "make lock       constraints.txt anew: the versions that set-up installs"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests"
-	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 15 minutes"
+	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 20 minutes"
 	@echo "make conformance  the HTTP face as others try it: their tests' cases, clients and benchmarks"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      offline throughput beside transformers, and start-up times"

@@ -21,7 +21,7 @@ from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
 from actorium.tools.chaos.streams import Maker, Traffic, Want
 
 ACTORS = ("tokenizer", "scheduler", "detokenizer", "gateway")
-SHARES = (plants.KILL, plants.EXCEPTION, plants.KILL, plants.HANG, plants.EXCEPTION)
+SHARES = (plants.KILL, plants.EXCEPTION, plants.HANG, plants.KILL, plants.EXCEPTION)
 """Two fifths kill, two fifths raise, one fifth hangs."""
 BUDGET = 2.0
 """Seconds after which a request hangs."""
