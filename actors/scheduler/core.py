@@ -142,15 +142,17 @@ class SchedulerCore:
         """End what is overdue, send as many plans as may be on their way, tell the news."""
         for request in self._deadlines.expired(now):
             self._end_request(request, "deadline")
-        self._settle()
+        if self._faults.found:
+            self._settle()
         if self._trials.on:
             self._trials.hold()
         if self.masking and self._unresolved:
             for masks in self.masking.follow(self.books, self._unresolved[0], self._epoch):
                 self._outgoing.order(masks)
         self._plan(now)
-        while self._faults and self._settle():  # others may have their places
-            self._plan(now)
+        while self._faults.found:
+            self._settle()
+            self._plan(now)  # others may have their places
         for request, objection in self.masking.stuck():
             self._refuse(request, objection)
         if events := self._outgoing.events:
@@ -183,9 +185,9 @@ class SchedulerCore:
                 seated = self.books.table.sequences
                 self._metrics.admitted([seated[admit.slot] for admit in plan.admit], now)
 
-    def _settle(self) -> bool:
-        """End the requests on which work has failed; True if there were any."""
-        return self._faults.settle(self.books, self._quarantine, self._deny)
+    def _settle(self) -> None:
+        """End the requests on which work has failed."""
+        self._faults.settle(self.books, self._quarantine, self._deny)
 
     def _quarantine(self, request: Request, why: Quarantined) -> None:
         self._refuse(request, Objection(why.code, why.message))

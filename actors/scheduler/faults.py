@@ -42,12 +42,9 @@ class Faults:
 
     def __init__(self, docket: Docket | None = None) -> None:
         self.docket = docket or Docket(actor="scheduler")
-        self._found: dict[Key, Quarantined] = {}
+        self.found: dict[Key, Quarantined] = {}
+        """Requests to be ended, and why."""
         self._key: Key = (b"", "")
-
-    def __bool__(self) -> bool:
-        """There are requests to be ended."""
-        return bool(self._found)
 
     def of(self, request: Request) -> Faults:
         """What follows is done for this request."""
@@ -70,7 +67,7 @@ class Faults:
             return False
         if isinstance(error, BooksError):
             return False
-        self._found.setdefault(self._key, self.docket.failed(error, self._key[1]))
+        self.found.setdefault(self._key, self.docket.failed(error, self._key[1]))
         self.docket.clear()
         return True
 
@@ -85,10 +82,10 @@ class Faults:
         return None
 
     def settle(self, books: Books, end: Callable[[Request, Quarantined], None],
-               deny: Callable[[Key, Quarantined], None]) -> bool:
+               deny: Callable[[Key, Quarantined], None]) -> None:
         """End what has failed since the last call, by `end` what is in the books, by `deny` what is
-        not; False = nothing has. Raises what ending it raises, and `BooksError`."""
-        found, self._found = self._found, {}
+        not. Raises what ending it raises, and `BooksError`."""
+        found, self.found = self.found, {}
         for key, why in found.items():
             request = books.requests.get(key)
             if request is None:
@@ -100,7 +97,6 @@ class Faults:
             except BaseException:
                 self.docket.convict(request.name)
                 raise
-        return bool(found)
 
     def over(self, requests: list[Request]) -> None:
         """These have ended: who did so in peace is under no suspicion any more."""

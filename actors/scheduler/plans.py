@@ -72,7 +72,7 @@ class Planner:
                 draft.admits.append(admit)
                 self._extend(draft, books.extending[-1])
             if (draft.extends or draft.admits or len(rows.slots) or not books.extending
-                    or books.faults):
+                    or books.faults.found):
                 break
             # Prompts hold each other's pages: only the windows of a very small pool get here.
             self._make_room()
