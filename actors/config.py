@@ -35,6 +35,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Serve by token ids alone; no tokenizer files are needed."""
     chat_template: str | None = None
     """Jinja chat template to use instead of the model's: a file, or the template itself."""
+    default_chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template for requests whose own chat_template_kwargs do not name them
+    (`{"enable_thinking": false}`)."""
     generation_config: str = "auto"
     """Sampling defaults of requests: auto (the model's generation_config.json) | vllm (none:
     temperature 1 and nothing cut off) | a folder with a generation_config.json."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from actorium.actors import endpoints
-from actorium.actors.messages import Tenant
+from actorium.actors.messages import RESERVED_TEMPLATE_ARGS, Tenant
 from actorium.actors.models import SAMPLING_DEFAULTS
 from actorium.actors.params import MAX_N, SamplingParams
 
@@ -31,6 +32,7 @@ def _work_rules(c: Config) -> list[Rule]:
     m, mem, s, d = c.model, c.memory, c.scheduler, c.device
     dtypes = ("auto", "float32", "bfloat16", "float16")
     wrong_default = _wrong_default(m.override_generation_config)
+    wrong_kwarg = _wrong_kwarg(m.default_chat_template_kwargs)
     strange = [name for name in s.tenant_weights if not _is_tenant(name)]
     return [
         ("model.dtype", m.dtype in dtypes, f"must be one of {', '.join(dtypes)}"),
@@ -41,6 +43,7 @@ def _work_rules(c: Config) -> list[Rule]:
         ("model.served_model_name", len(set(m.served_model_name)) == len(m.served_model_name)
          and all(0 < len(name) <= 256 for name in m.served_model_name),
          "must be different names of 1 to 256 characters"),
+        ("model.default_chat_template_kwargs", wrong_kwarg is None, wrong_kwarg or ""),
         ("model.override_generation_config", wrong_default is None, wrong_default or ""),
         ("model.seed", 0 <= m.seed < 2**63, "must be between 0 and 2**63-1"),
         ("memory.page_size", 1 <= mem.page_size <= 4096
@@ -157,6 +160,16 @@ def _wrong_default(defaults: dict[str, float]) -> str | None:
             msgspec.convert({name: number}, SamplingParams).check()
         except (msgspec.ValidationError, ValueError) as error:
             return str(error)
+    return None
+
+
+def _wrong_kwarg(kwargs: Iterable[str]) -> str | None:
+    """What is wrong with the names of a chat template's variables; None if nothing."""
+    for name in kwargs:
+        if name == "add_generation_prompt":
+            return f"{name} is for each request to say"
+        if name in RESERVED_TEMPLATE_ARGS or name.startswith("_") or not name.isidentifier():
+            return f"{name!r} may not be set"
     return None
 
 

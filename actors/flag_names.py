@@ -13,6 +13,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "max_model_len": ("context-length", "ctx-size"),
     "skip_tokenizer": ("skip-tokenizer-init",),
     "served_model_name": ("alias",),
+    "default_chat_template_kwargs": ("chat-template-kwargs",),
     "memory_fraction": ("gpu-memory-utilization", "mem-fraction-static"),
     "kv_cache_bytes": ("kv-cache-memory-bytes",),
     "state_dtype": ("mamba-ssm-cache-dtype", "mamba-ssm-dtype"),

@@ -68,6 +68,12 @@ class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fie
 
 MAX_TEMPLATE = 1 << 16
 """Characters of a chat template of a request's own."""
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token",
+                  "mask_token")
+"""Of a model, as chat templates name them."""
+RESERVED_TEMPLATE_ARGS = frozenset({"messages", "tools", "raise_exception", "strftime_now",
+                                    *SPECIAL_TOKENS})
+"""Variables of chat templates that no `template_args` may set."""
 Template = Annotated[str, Meta(min_length=1, max_length=MAX_TEMPLATE)]
 Salt = Annotated[str, Meta(max_length=256)]
 """Keeps cached prefixes apart: they are shared among requests of the same salt only."""

@@ -37,6 +37,9 @@ between them."""
 Table: TypeAlias = dict[str, float]
 """Names to numbers: in TOML a table, elsewhere `name=number,...` or a JSON object."""
 
+JsonObject: TypeAlias = dict[str, Any]
+"""Names to any values of JSON: in TOML a table, elsewhere a JSON object."""
+
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -47,7 +50,7 @@ class Field(NamedTuple):
     section: str
     name: str
     kind: type
-    """int | float | bool | str | Names | Table"""
+    """int | float | bool | str | Names | Table | JsonObject"""
     optional: bool
 
     @property
@@ -115,6 +118,8 @@ def coerce(kind: type, value: Any, optional: bool = False) -> Any:
         return float(value)
     if kind == Table and isinstance(value, Mapping):
         return {_table_name(name): _table_number(name, number) for name, number in value.items()}
+    if kind == JsonObject and isinstance(value, Mapping):
+        return _as_json(value)
     if type(value) is kind:
         return value
     raise ValueError(f"must be {_WANT[kind]}, got {value!r}")
@@ -128,7 +133,8 @@ def _names(value: Any) -> list[str]:
 
 _WANT = {int: "a whole number", float: "a number", bool: "true or false", str: "a string",
          Names: "names (as a list, or with commas between them)",
-         Table: "a table (name=number,... or a JSON object)"}
+         Table: "a table (name=number,... or a JSON object)",
+         JsonObject: "a table or a JSON object"}
 
 
 def _parse(kind: type, text: str, optional: bool) -> Any:
@@ -139,6 +145,8 @@ def _parse(kind: type, text: str, optional: bool) -> Any:
             return _parse_bool(text)
         if kind == Table:
             return coerce(kind, _parse_table(text))
+        if kind == JsonObject:
+            return _json_object(text)
         return _parse_int(text) if kind is int else float(text)
     except _TableError:
         raise
@@ -158,10 +166,7 @@ def _parse_bool(text: str) -> bool:
 def _parse_table(text: str) -> Mapping[str, Any]:
     """`a=2,b=0.5` or `{"a": 2, "b": 0.5}`; what is not a number stays text."""
     if text.startswith("{"):
-        try:
-            return msgspec.json.decode(text, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise _TableError(f"is not a JSON object: {error}") from None
+        return _json_object(text)
     pairs = [pair.rpartition("=") for pair in text.split(",") if pair.strip()]
     for name, equals, number in pairs:
         if not equals:
@@ -169,6 +174,23 @@ def _parse_table(text: str) -> Mapping[str, Any]:
         if sum(name.strip() == other.strip() for other, _, _ in pairs) > 1:
             raise _TableError(f"{name.strip()} is given twice")
     return {name.strip(): number.strip() for name, _, number in pairs}
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _TableError(f"is not a JSON object: {error}") from None
+
+
+def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values as JSON has them, which knows no dates, sets and infinities."""
+    import json
+
+    try:
+        return _json_object(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _TableError(f"must be what JSON can say: {error}") from None
 
 
 class _TableError(ValueError):

@@ -9,14 +9,24 @@ import httpx2 as httpx
 import pytest
 from helpers_served import Served, serving
 
+from actorium.actors.models import DEMO_MODEL
+from actorium.actors.params import SamplingParams
+from actorium.actors.tokenizer.chat import load
+
 TEXT = "Once upon a time, a fox"
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I am"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
+MOOD = 'A calm "mood" of the engine.'
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serving() as found:
+    template = load(DEMO_MODEL, None)
+    assert template is not None
+    with serving(chat_template="{{ mood }}" + template.source,
+                 default_chat_template_kwargs={"mood": MOOD}) as found:
         yield found
 
 
@@ -63,6 +73,29 @@ def test_special_tokens_around_what_the_template_writes(served: Served, http: ht
     added = len(client.tokenize("a")) - len(client.tokenize("a", False))
     inner = client.tokenize_chat(TURNS[:1])
     assert len(told) == len(inner) + added and " ".join(map(str, inner)) in " ".join(map(str, told))
+
+
+def test_the_engines_template_arguments(served: Served, http: httpx.Client) -> None:
+    """On every face: those that the engine was started with, unless the request names them."""
+    client = served.engine.client
+    ids = client.tokenize_chat(TURNS[:1])
+    calm = client.tokenize_chat(TURNS[:1], {"mood": ""})
+    assert client.detokenize(ids).startswith(MOOD) and len(calm) < len(ids)
+    long = [{"role": "user", "content": "word " * 4000}]  # rendered in a process of its own
+    assert len(client.tokenize_chat(long)) > len(client.tokenize_chat(long, {"mood": ""}))
+    for own, wanted in (({}, ids), ({"chat_template_kwargs": {"mood": ""}}, calm)):
+        asked = {"messages": TURNS[:1], **own}
+        assert post(http, "/tokenize", **asked)["tokens"] == wanted
+        chat = post(http, "/v1/chat/completions", max_tokens=1, **asked)
+        count = post(http, "/v1/messages/count_tokens", **asked)
+        message = post(http, "/v1/messages", max_tokens=1, **asked)
+        response = post(http, "/v1/responses", input="Hi", max_output_tokens=1, **own)
+        usage = message["usage"]
+        assert [chat["usage"]["prompt_tokens"], count["input_tokens"],
+                usage["input_tokens"] + usage["cache_read_input_tokens"],
+                response["usage"]["input_tokens"]] == [len(wanted)] * 4
+    params = SamplingParams(max_tokens=1)
+    assert client.chat(TURNS[:1], params).usage.prompt_tokens == len(ids)
 
 
 def test_a_final_message_that_goes_on(served: Served, http: httpx.Client) -> None:

@@ -10,7 +10,7 @@ import openai
 import pytest
 from helpers_gateway import Scripted, scripted_client
 
-from actorium.actors.gateway.message import Reader
+from actorium.actors.gateway.message import Reader, message
 from actorium.actors.gateway.parsing import Opening, Parsing
 
 HERMES = "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
@@ -192,6 +192,13 @@ def test_the_template_itself_says_whether_it_opens_the_reasoning() -> None:
     assert Opening(QWEN35).opens({}) and not Opening(QWEN35).opens(off)
     assert not Opening("{{ raise_exception('x') }}<think>").opens({})
     assert not Opening("{% for i in range(90000) %}{% endfor %}<think>").opens({})
+
+
+def test_the_engines_arguments_of_a_template_stand_beneath_the_requests() -> None:
+    parsing = Parsing("auto", "auto", QWEN35, {"enable_thinking": False})
+    for args, reasoning in (({}, None), ({"other": 1}, None), ({"enable_thinking": True}, "hm")):
+        found = Reader(parsing.machine(None, None, True, args), True, 1, [])
+        assert message(found.read("hm", last=True)).reasoning_content == reasoning
 
 
 def test_large_arguments_of_a_template_are_not_kept() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from actorium.actors import config as configs
 from actorium.actors import settings
 from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig
@@ -316,3 +317,31 @@ def test_help_shows_both_families(capsys: pytest.CaptureFixture[str]) -> None:
                  "--enable-prefix-caching", "--radix-eviction-policy", "--scheduling-policy",
                  "--tenant-weights NAME=NUMBER,..."):
         assert name in text
+
+
+def test_an_object_of_json_comes_from_anywhere(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"enable_thinking": False, "style": {"tone": ["dry", 2]}}
+    file = tmp_path / "engine.toml"
+    file.write_text('[model.default_chat_template_kwargs]\nenable_thinking = false\n'
+                    'style = {tone = ["dry", 2]}\n')
+    for found in (config_of("--config", str(file)),
+                  settings.from_kwargs(default_chat_template_kwargs=wanted)):
+        assert found.model.default_chat_template_kwargs == wanted
+        assert configs.load(configs.dump(found)) == found
+    monkeypatch.setenv("ACTORIUM_DEFAULT_CHAT_TEMPLATE_KWARGS", '{"x": 1.5}')
+    assert config_of("--config", str(file)).model.default_chat_template_kwargs == {"x": 1.5}
+
+
+@pytest.mark.parametrize(("line", "error"), [
+    ("style = 1979-05-27", "must be what JSON can say: "),
+    ("style = inf", "must be what JSON can say: "),
+    ("bos_token = 'x'", "'bos_token' may not be set"),
+])
+def test_what_is_no_json_is_refused(line: str, error: str, tmp_path: Path) -> None:
+    file = tmp_path / "engine.toml"
+    file.write_text(f"[model.default_chat_template_kwargs]\n{line}\n")
+    with pytest.raises(BadConfig) as caught:
+        config_of("--config", str(file))
+    assert caught.value.message.startswith(
+        f"{file}: model.default_chat_template_kwargs: {error}")

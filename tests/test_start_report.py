@@ -72,6 +72,13 @@ def test_where_sampling_defaults_come_from(settings: dict[str, Any], told: str) 
     assert rows(config, info={**INFO, "generation_defaults": {}})["sampling"].startswith(told)
 
 
+def test_the_templates_variables_are_told() -> None:
+    kwargs = {"enable_thinking": False, "m": [1]}
+    config = Config(model=ModelConfig(default_chat_template_kwargs=kwargs))
+    assert rows(config)["chat"].endswith(
+        "...; enable_thinking=False, m=[1] (the template does not name enable_thinking)")
+
+
 def test_templates_and_parsers_that_were_chosen() -> None:
     config = Config(model=ModelConfig(chat_template="chat.jinja"),
                     gateway=GatewayConfig(tool_call_parser="none", reasoning_parser="deepseek_r1"))

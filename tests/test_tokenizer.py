@@ -127,6 +127,19 @@ def test_prompts_by_ids_and_by_messages(core: TokenizerCore) -> None:
     assert ints(more.prompt) == byte_level().encode("<bos><|user|>hi").ids
 
 
+def test_the_engines_template_arguments_stand_beneath_the_requests(model: Path) -> None:
+    source = "{{ mood }}{{ who }}{{ messages[0].content }}"
+    core = loaded(TokenizerCore(context(
+        model, chat_template=source, default_chat_template_kwargs={"mood": "a", "who": "b"})))
+    said = [ChatMessage("user", "x")]
+    for args, text in (({}, "abx"), ({"who": "c"}, "acx"), ({"mood": "", "who": None}, "Nonex")):
+        ids = i4(byte_level().encode(text).ids)
+        assert generate(core, text, messages=said, template_args=args)[0].prompt == ids
+        assert ask(core, Tokenize(f"t{text}", "", messages=said, template_args=args)) == \
+            [Tokenized(f"t{text}", ids)]
+    assert generate(core, "p", text="x")[0].prompt == i4(byte_level().encode("x").ids)
+
+
 @pytest.mark.parametrize(("more", "code", "param", "words"), [
     ({"text": ""}, "invalid_request", "prompt", "empty"),
     ({"tokens": b""}, "invalid_request", "prompt", "empty"),

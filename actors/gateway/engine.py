@@ -40,7 +40,8 @@ class Facts:
         self.info = info
         self.names = ModelNames(config, info["model"])
         self.parsing = Parsing(settings.tool_call_parser, settings.reasoning_parser,
-                               info.get("chat_template"))
+                               info.get("chat_template"),
+                               config.model.default_chat_template_kwargs)
         self.model: str = info["model"]
         self.max_model_len: int = info["max_model_len"]
         self.thought_end: list[int] = []

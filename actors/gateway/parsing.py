@@ -27,8 +27,11 @@ _MARKS = (("<function=", "qwen3_coder"), ("<tool_call>", "hermes"),
 class Parsing:
     """The formats of one model."""
 
-    def __init__(self, tool_parser: str, reasoning_parser: str, template: str | None) -> None:
-        """The parsers: names, auto (by the template) or none; template: its source."""
+    def __init__(self, tool_parser: str, reasoning_parser: str, template: str | None,
+                 default_args: Mapping[str, Any] | None = None) -> None:
+        """The parsers: names, auto (by the template) or none; template: its source; default_args:
+        its variables where a request does not name them."""
+        self._default_args = dict(default_args or {})
         self._template = template or ""
         self.tools = detect_tool_parser(self._template) if tool_parser == AUTO else tool_parser
         self.reasoning = detect_reasoning_parser(self._template) if reasoning_parser == AUTO \
@@ -65,6 +68,7 @@ class Parsing:
         """Whether the prompt ends with the opening mark: the template itself is asked."""
         if self._always_inside or self._opening is None:
             return self._always_inside
+        args = {**self._default_args, **args}
         found = ((name, value) for name, value in args.items() if _is_switch(name, value))
         switches = dict(islice(found, MAX_SWITCHES))
         key = repr(sorted(switches.items()))

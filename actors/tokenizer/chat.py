@@ -20,7 +20,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Struct
 
 from actorium.actors.errors import BadModel, InvalidRequest
-from actorium.actors.messages import MAX_TURNS, ChatMessage, ToolCall
+from actorium.actors.messages import (
+    MAX_TURNS,
+    RESERVED_TEMPLATE_ARGS,
+    SPECIAL_TOKENS,
+    ChatMessage,
+    ToolCall,
+)
 from actorium.actors.models import read_json
 from actorium.actors.preflight import is_jinja
 
@@ -31,9 +37,7 @@ _TICK = "_actorium_tick"
 _MARK = "\ue0a7\ue0d3\ue0a7 "
 """Put behind a last turn that is to be continued, to find its end in what the template makes of it.
 Of private characters, and a space at the end, which shows whether the template strips turns."""
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token",
-            "mask_token")
-_RESERVED = {"messages", "tools", "raise_exception", "strftime_now", _TICK, *_SPECIAL}
+_RESERVED = RESERVED_TEMPLATE_ARGS | {_TICK}
 
 
 class Ending(Struct, frozen=True, array_like=True):
@@ -251,7 +255,7 @@ def special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
     """bos_token, eos_token, ... as text, from tokenizer_config.json / special_tokens_map.json."""
     found: dict[str, str] = {}
     for source in (read_json(path / "special_tokens_map.json", optional=True), config):
-        for name in _SPECIAL:
+        for name in SPECIAL_TOKENS:
             value = source.get(name)
             if isinstance(value, dict):
                 value = value.get("content")

@@ -150,6 +150,10 @@ class TextModel:
         return chat.special_tokens(
             self.path, models.read_json(self.path / "tokenizer_config.json", optional=True))
 
+    def template_args(self, own: dict[str, Any]) -> dict[str, Any]:
+        """What the chat template of a request learns: its own variables, above the engine's."""
+        return self._config.model.default_chat_template_kwargs | own
+
     def info(self) -> dict[str, Any]:
         """What ServerInfo answers."""
         from actorium import __version__

@@ -45,7 +45,7 @@ class Prompts:
         if message.messages is None:
             return len(message.text or "") > SHORT_CHARS
         return (message.chat_template is not None or len(message.messages) > SHORT_TURNS
-                or _chars(message) > SHORT_CHARS)
+                or self._chars(message) > SHORT_CHARS)
 
     def short(self, message: Asked) -> array[int]:
         """The prompt as ids, checked. Raises `Unfinished` where it takes longer than it looked."""
@@ -99,19 +99,29 @@ class Prompts:
     def _rendered_here(self, message: Asked) -> str:
         if message.chat_template is not None:
             raise Unfinished
-        return self._model.template.render(message.messages or [], message.template_args,
-                                           message.tools, SHORT_TICKS, _ending(message))
+        args = self._model.template_args(message.template_args)
+        return self._model.template.render(message.messages or [], args, message.tools,
+                                           SHORT_TICKS, _ending(message))
 
     def _rendered(self, message: Asked) -> str:
         own = message.chat_template is not None
         text = "" if own else self._model.template.source
         special = self._model.special_tokens
+        args = self._model.template_args(message.template_args)
         with self._rendering[own]:
             if own not in self._renderers:
                 self._renderers[own] = Renderer(text, special)
             return self._renderers[own].render(
-                message.messages or [], message.template_args, message.tools, _ending(message),
+                message.messages or [], args, message.tools, _ending(message),
                 message.chat_template or "")
+
+    def _chars(self, message: Asked) -> int:
+        """About what a template has to go through."""
+        args = self._model.template_args(message.template_args)
+        return len(msgspec.json.encode((args, message.tools))) + sum(
+            len(turn.content) + len(turn.reasoning_content or "")
+            + sum([len(call.arguments) for call in turn.tool_calls])
+            for turn in message.messages or ())
 
     def text(self, message: Detokenize) -> str:
         """Of token ids. Raises `InvalidRequest`."""
@@ -137,12 +147,3 @@ def _check_options(message: Asked) -> None:
 
 def _ending(message: Asked) -> Ending:
     return Ending(message.add_generation_prompt, message.continue_final_message)
-
-
-def _chars(message: Asked) -> int:
-    """About what a template has to go through."""
-    others = len(msgspec.json.encode((message.template_args, message.tools)))
-    return others + sum(
-        len(turn.content) + len(turn.reasoning_content or "")
-        + sum([len(call.arguments) for call in turn.tool_calls])
-        for turn in message.messages or ())

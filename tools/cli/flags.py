@@ -324,7 +324,7 @@ def _read(words: list[Word]) -> tuple[dict[str, Any], list[str]]:
             values[dest] = (not word.values or _is_on(word.origin, word.values[0])) != word.off
         elif flag.many:
             values.setdefault(dest, []).extend(_coerced(word, value) for value in word.values)
-        elif flag.kind == settings.Table:
+        elif flag.kind in (settings.Table, settings.JsonObject):
             values[dest] = {**values.get(dest, {}), **_coerced(word, _entry(word))}
         else:
             _read_one(word, values, notes)
@@ -345,8 +345,17 @@ def _read_one(word: Word, values: dict[str, Any], notes: list[str]) -> None:
         values[dest] = _coerced(word, ours)
 
 
-def _entry(word: Word) -> str:
-    return f"{word.key}={word.values[0]}" if word.key else word.values[0]
+def _entry(word: Word) -> str | dict[str, Any]:
+    """One entry of a table, or all of it. A value of JSON that is none is a text."""
+    text = word.values[0]
+    if not word.key:
+        return text
+    if word.flag.kind == settings.Table:
+        return f"{word.key}={text}"
+    try:
+        return {word.key: msgspec.json.decode(text)}
+    except msgspec.DecodeError:
+        return {word.key: text}
 
 
 def _joined(word: Word) -> str:
@@ -361,7 +370,7 @@ def _joined(word: Word) -> str:
     return text
 
 
-def _coerced(word: Word, value: str) -> Any:
+def _coerced(word: Word, value: str | dict[str, Any]) -> Any:
     try:
         return settings.coerce(word.flag.kind, value, word.flag.optional)
     except ValueError as error:

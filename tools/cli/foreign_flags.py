@@ -208,8 +208,6 @@ REFUSED = (
     Group("ask for it in the request",
           "return-tokens-as-token-ids force-include-usage return-input-ids return-output-ids "
           "stream-response-default-include-usage"),
-    Group("send chat_template_kwargs with the request", unless="{}",
-          valued="default-chat-template-kwargs"),
     Group("too long a prompt is refused (truncate_prompt_tokens of a request cuts it)",
           "auto-truncate"),
     Group("weights are served as the checkpoint has them", "quantize-and-serve",

@@ -97,7 +97,8 @@ def metavar(flag: Flag) -> str:
     """What stands for its value."""
     if flag.kind is bool:
         return ""
-    word = "NAME=NUMBER,..." if flag.kind == settings.Table else flag.kind.__name__.upper()
+    words: dict[Any, str] = {settings.Table: "NAME=NUMBER,...", settings.JsonObject: "JSON"}
+    word = words.get(flag.kind) or flag.kind.__name__.upper()
     return f"{word} [{word} ...]" if flag.many else word
 
 

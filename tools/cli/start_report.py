@@ -74,7 +74,16 @@ def _chat_rows(config: Config, info: dict[str, Any]) -> list[tuple[str, str]]:
     tools, reasoning = gateway.tool_call_parser, gateway.reasoning_parser
     tools = detect_tool_parser(template) if tools == "auto" else tools
     reasoning = detect_reasoning_parser(template) if reasoning == "auto" else reasoning
+    if config.model.default_chat_template_kwargs:
+        shown += f"; {_kwargs(config.model.default_chat_template_kwargs, template)}"
     return [("chat", shown), ("parsers", f"tool calls: {tools}; reasoning: {reasoning}")]
+
+
+def _kwargs(kwargs: dict[str, Any], template: str) -> str:
+    """What the template learns unless a request says otherwise, and what it never asks for."""
+    told = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
+    strange = [name for name in kwargs if name not in template]
+    return told + (f" (the template does not name {', '.join(strange)})" if strange else "")
 
 
 def _sampling(config: Config, defaults: dict[str, Any]) -> str:
