@@ -168,6 +168,25 @@ def test_objects_are_closed_unless_they_are_to_be_open(served: Served) -> None:
     assert found.choices[0].finish_reason in ("stop", "length")
 
 
+@pytest.mark.parametrize(("body", "param"), [
+    ({"guided_regex": "("}, "guided_regex"), ({"grammar": "root = ???"}, "grammar"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "hiccup"}}}},
+     "response_format"), ({"structured_outputs": {"choice": ["a"], "regex": "b"}},
+                          "structured_outputs"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "hiccup"}}}],
+      "tool_choice": "required"}, "tools")])
+def test_a_wrong_format_is_named_as_it_was_written(served: Served, body: dict[str, Any],
+                                                   param: str) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            chat(served, stream=stream, **body)
+        assert caught.value.param == param and caught.value.message.find(param) >= 0
+        if param != "tools":
+            with pytest.raises(openai.BadRequestError) as caught:
+                text(served, stream=stream, **body)
+            assert caught.value.param == param
+
+
 def test_documents_go_to_the_template(served: Served) -> None:
     template = "{% for one in documents %}{{ one.text }} {% endfor %}!"
     found = chat(served, chat_template=template, documents=[{"text": "a"}, {"text": "b"}],

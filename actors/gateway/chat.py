@@ -26,7 +26,7 @@ from actorium.actors.gateway.chat_body import (
 )
 from actorium.actors.gateway.engine import Engine, Facts
 from actorium.actors.gateway.fields import request_for, sampling
-from actorium.actors.gateway.formats import structured_of
+from actorium.actors.gateway.formats import format_field, structured_of
 from actorium.actors.gateway.guard import Reply, caller, engine_of
 from actorium.actors.gateway.message import (
     FUNCTION_CALL,
@@ -50,6 +50,7 @@ async def completions(http: HttpRequest) -> Response | EventStream:
     """The route."""
     engine = engine_of(http)
     body = await bodies.read(http, ChatBody)
+    engine.ask.fields = {"structured": format_field(body, "functions" if body.legacy else "tools")}
     await engine.serves(body.model)
     chat = Chat(engine, await engine.facts(), body, caller(http).request_id)
     request = await chat.request(caller(http).tenant)

@@ -22,7 +22,7 @@ from actorium.actors.gateway.completion_body import (
 from actorium.actors.gateway.deltas import prompts_of
 from actorium.actors.gateway.engine import Engine, Facts
 from actorium.actors.gateway.fields import request_for, sampling
-from actorium.actors.gateway.formats import structured_of
+from actorium.actors.gateway.formats import format_field, structured_of
 from actorium.actors.gateway.guard import Reply, caller, engine_of
 from actorium.actors.gateway.pieces import IdPieces, TokenPieces
 from actorium.actors.gateway.sse import EventStream, event
@@ -38,6 +38,7 @@ async def completions(http: HttpRequest) -> Response | EventStream:
     engine = engine_of(http)
     body = await bodies.read(http, CompletionBody)
     body.check()
+    engine.ask.fields = {"structured": format_field(body)}
     await engine.serves(body.model)
     text = Text(engine, await engine.facts(), body, caller(http).request_id)
     requests = await text.requests(caller(http).tenant)

@@ -69,6 +69,11 @@ class FormatFields(Struct, kw_only=True):
 FORMAT_FIELDS = FormatFields.__struct_fields__
 
 
+def format_field(body: FormatFields, otherwise: str = "structured") -> str:
+    """The field that says what the completion must be."""
+    return next((name for name in FORMAT_FIELDS if getattr(body, name) is not None), otherwise)
+
+
 def structured_of(body: FormatFields) -> Structured | None:
     """What the completion must be. Raises `HttpError` naming the field."""
     wanted = {name: found for name in FORMAT_FIELDS
