@@ -123,6 +123,7 @@ def test_a_short_prompt_is_not_truncated(server: Server) -> None:
     assert found["choices"][0]["prompt_token_ids"] == ids
 
 
+@pytest.mark.models("demo")
 def test_truncated_to_what_the_context_holds(server: Server) -> None:
     limit = server.get("/v1/models").ok()["data"][0]["max_model_len"]
     ids = server.tokenize(STORY) * (limit // 3)

@@ -120,6 +120,7 @@ def test_one_bad_choice_harms_no_other(server: Server) -> None:
     assert len({one.json["choices"][0]["text"] for one in answers if one.status == 200}) <= 2
 
 
+@pytest.mark.models("demo")
 def test_a_prompt_that_fills_the_context(server: Server) -> None:
     """The last place is for one more token."""
     limit = server.get("/v1/models").ok()["data"][0]["max_model_len"]
