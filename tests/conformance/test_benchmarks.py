@@ -51,7 +51,7 @@ def test_vllm_bench_serve(server: Server, tmp_path: Path, backend: str) -> None:
     assert (found["completed"], found["failed"]) == (PROMPTS, 0)
     assert found["total_output_tokens"] == PROMPTS * OUTPUT
     assert set(found["output_lens"]) == {OUTPUT}
-    assert all(0 < len(gaps) < OUTPUT for gaps in found["itls"])  # drafts come several at once
+    assert all(0 < len(gaps) <= OUTPUT for gaps in found["itls"])  # drafts come together
     assert 0 < found["mean_ttft_ms"] < 60_000 and 0 < found["mean_tpot_ms"] < 10_000
     assert found["output_throughput"] > 1
     assert not any(found["errors"])

@@ -95,14 +95,21 @@ def test_a_full_queue(strict_server: Server) -> None:
 @pytest.mark.parametrize("package", ["openai", "litellm"])
 def test_what_clients_make_of_a_full_queue(strict_server: Server, package: str) -> None:
     client: Any = pytest.importorskip(package)
-    running = threading.Thread(target=flood, args=(strict_server,))
-    running.start()
-    time.sleep(0.3)
+    over = threading.Event()
+
+    def crowd() -> None:
+        while not over.is_set():
+            flood(strict_server, 1)
+            time.sleep(0.02)
+
+    running = [threading.Thread(target=crowd) for _ in range(5)]
+    for one in running:
+        one.start()
     more = {"model": "first", "messages": [{"role": "user", "content": TELL}], "max_tokens": 400}
     where = f"{strict_server.url}/v1"
     try:
         with pytest.raises(client.RateLimitError):
-            for _ in range(20):
+            for _ in range(50):
                 if package == "openai":
                     client.OpenAI(base_url=where, api_key=strict_server.key, max_retries=0,
                                   timeout=5).chat.completions.create(**more)
@@ -110,7 +117,9 @@ def test_what_clients_make_of_a_full_queue(strict_server: Server, package: str) 
                     client.completion(**more | {"model": "openai/first"}, api_base=where,
                                       api_key=strict_server.key, num_retries=0, max_retries=0)
     finally:
-        running.join(60)
+        over.set()
+        for one in running:
+            one.join(60)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
