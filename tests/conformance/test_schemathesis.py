@@ -69,7 +69,8 @@ def test_no_route_fails(url: str, schema: Any, path: str, method: str, mode: str
                           if mode == "positive" or name not in case.body}
         answer = case.call(base_url=url, timeout=60)
         if path not in WAITING:
-            assert answer.status_code < 500 or answer.status_code == 501, (case.as_curl_command(), answer.text)
+            assert answer.status_code < 500 or answer.status_code == 501, (
+                case.as_curl_command(), answer.text)
         if answer.status_code >= 400 and path.startswith("/v1"):
             assert {"message", "type"} <= set(answer.json()["error"])
 
