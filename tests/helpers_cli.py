@@ -63,7 +63,7 @@ class Cli:
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    env=self.env | env)
         try:
-            report = _until(process, b"ready after:")
+            report = read_until(process, b"ready after:")
             process.report = report  # type: ignore[attr-defined]
             yield process
         finally:
@@ -76,7 +76,7 @@ class Cli:
                 process.communicate()
 
 
-def _until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
+def read_until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
     """The lines of its stderr up to the one with `text`."""
     seen = b""
     assert process.stderr is not None

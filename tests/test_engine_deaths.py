@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from helpers_cli import NULL, ROLES, Cli, alive, cli, eventually
+from helpers_cli import NULL, ROLES, Cli, alive, cli, eventually, read_until
 
 from actorium.actors.client import Client, SamplingParams
 
@@ -78,9 +78,8 @@ def test_streams_go_on_in_the_next_engine_of_a_ledger(cli: Cli, tmp_path: Path) 
         assert eventually(lambda: not any(alive(pid) for pid in pids))
         assert all(len(tokens) < 4000 for tokens in got), "in mid-stream"
         again = stack.enter_context(cli.serve(*words))
-        assert again.stderr is not None
-        said = b"".join(again.stderr.readline() for _ in range(len(ROLES) + 1)).decode()
-        assert "  resumed 3 unfinished requests from the ledger, with " in said
+        said = read_until(again, b"resumed")
+        assert b"  resumed 3 unfinished requests from the ledger, with " in said
         for thread in threads:
             thread.join(60)
         whole = [done.token_ids for done in stack.enter_context(
