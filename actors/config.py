@@ -43,7 +43,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     temperature 1 and nothing cut off) | a folder with a generation_config.json."""
     override_generation_config: dict[str, float] = {}
     """Sampling defaults that win over those: temperature, top_k, top_p, min_p,
-    repetition_penalty."""
+    repetition_penalty; and max_new_tokens: the longest completion, whatever a request names."""
     seed: int = 0
     """Seed of dummy weights and of requests that name none."""
 

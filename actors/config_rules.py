@@ -10,7 +10,7 @@ import msgspec
 
 from actorium.actors import endpoints
 from actorium.actors.messages import RESERVED_TEMPLATE_ARGS, Tenant
-from actorium.actors.models import SAMPLING_DEFAULTS
+from actorium.actors.models import MAX_NEW_TOKENS, SAMPLING_DEFAULTS
 from actorium.actors.params import MAX_N, SamplingParams
 
 if TYPE_CHECKING:
@@ -153,8 +153,12 @@ def _wrong_listen(listen: str | None) -> str | None:
 def _wrong_default(defaults: dict[str, float]) -> str | None:
     """What is wrong with sampling defaults; None if nothing."""
     for name, value in defaults.items():
+        if name == MAX_NEW_TOKENS:
+            if not (1 <= value < 2**31 and float(value).is_integer()):
+                return f"{name}: must be a whole number between 1 and {2**31 - 1}, got {value:g}"
+            continue
         if name not in SAMPLING_DEFAULTS:
-            return f"{name} is none of {', '.join(SAMPLING_DEFAULTS)}"
+            return f"{name} is none of {', '.join((*SAMPLING_DEFAULTS, MAX_NEW_TOKENS))}"
         try:
             number = int(value) if float(value).is_integer() else value
             msgspec.convert({name: number}, SamplingParams).check()

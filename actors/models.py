@@ -20,6 +20,8 @@ DEMO_MODEL = Path(__file__).parent.parent / "tools" / "demo_model"
 """The packaged demo checkpoint: `actorium/tools/demo_model`."""
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+MAX_NEW_TOKENS = "max_new_tokens"
+"""What generation_config.json calls the longest completion."""
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
@@ -109,8 +111,9 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 def generation_defaults(path: Path) -> dict[str, Any]:
     """Sampling defaults and `eos_token_id` of generation_config.json; {} without the file.
 
-    Only temperature, top_k, top_p, min_p, repetition_penalty (numbers) and eos_token_id are kept.
-    Lengths are ignored: a request without max_tokens goes on to the end of its context.
+    Only temperature, top_k, top_p, min_p, repetition_penalty (numbers), eos_token_id and
+    max_new_tokens (as max_tokens, which is what requests call it) are kept. Other lengths are
+    ignored: they count the prompt as well.
     """
     data = read_json(path / "generation_config.json", optional=True)
     kept: dict[str, Any] = {}
@@ -118,6 +121,9 @@ def generation_defaults(path: Path) -> dict[str, Any]:
         value = data.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             kept[name] = value
+    most = data.get(MAX_NEW_TOKENS)
+    if isinstance(most, int) and not isinstance(most, bool) and 1 <= most < 2**31:
+        kept["max_tokens"] = most
     if data.get("eos_token_id") is not None:
         kept["eos_token_id"] = data["eos_token_id"]
     return kept
@@ -134,9 +140,21 @@ def sampling_defaults(path: Path, source: str, override: Mapping[str, float]) ->
         found = own
     else:
         found = eos | generation_defaults(Path(source).expanduser())
-    whole = {name: int(value) if float(value).is_integer() else value
+    whole = {"max_tokens" if name == MAX_NEW_TOKENS else name:
+             int(value) if float(value).is_integer() else value
              for name, value in override.items()}
     return found | whole
+
+
+def max_new_tokens(source: str, override: Mapping[str, float]) -> int | None:
+    """The most tokens that a completion may have, whatever its request names: as vLLM takes
+    max_new_tokens of `override_generation_config`, or else of the folder that `generation_config`
+    (source) names. The model's own is but a default. None = no such limit. Raises `BadModel`."""
+    if MAX_NEW_TOKENS in override:
+        return int(override[MAX_NEW_TOKENS])
+    if source in ("auto", "vllm"):
+        return None
+    return generation_defaults(Path(source).expanduser()).get("max_tokens")
 
 
 def eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:

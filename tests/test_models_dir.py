@@ -78,7 +78,7 @@ def test_generation_defaults_and_eos(tmp_path: Path) -> None:
         {"temperature": 0.6, "top_k": 20, "top_p": True, "do_sample": True, "max_new_tokens": 9,
          "eos_token_id": [5, 6, 5]}))
     found = models.generation_defaults(tmp_path)
-    assert found == {"temperature": 0.6, "top_k": 20, "eos_token_id": [5, 6, 5]}
+    assert found == {"temperature": 0.6, "top_k": 20, "max_tokens": 9, "eos_token_id": [5, 6, 5]}
     assert models.eos_ids({"eos_token_id": 1}, found) == (5, 6)
     assert models.eos_ids({"eos_token_id": 1}, {}) == (1,)
     assert models.eos_ids({"text_config": {"eos_token_id": 3}}, {}) == (3,)

@@ -72,6 +72,14 @@ def test_where_sampling_defaults_come_from(settings: dict[str, Any], told: str) 
     assert rows(config, info={**INFO, "generation_defaults": {}})["sampling"].startswith(told)
 
 
+def test_a_limit_of_every_completion_is_told() -> None:
+    config = Config(model=ModelConfig(override_generation_config={"max_new_tokens": 200.0}))
+    info = {**INFO, "limits": {"max_new_tokens": 200},
+            "generation_defaults": {"temperature": 0.7, "top_p": 0.8, "max_tokens": 200}}
+    found = rows(config, info=info)["sampling"]
+    assert found.startswith("temperature 0.7, top_p 0.8, at most 200 new tokens (the model's gen")
+
+
 def test_the_templates_variables_are_told() -> None:
     kwargs = {"enable_thinking": False, "m": [1]}
     config = Config(model=ModelConfig(default_chat_template_kwargs=kwargs))

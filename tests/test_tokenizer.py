@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from time import monotonic
@@ -125,6 +126,46 @@ def test_prompts_by_ids_and_by_messages(core: TokenizerCore) -> None:
     more = generate(core, "n", messages=[ChatMessage("user", "hi")],
                     template_args={"add_generation_prompt": False})[0]
     assert ints(more.prompt) == byte_level().encode("<bos><|user|>hi").ids
+
+
+def folder_of(path: Path, most: int) -> str:
+    path.mkdir()
+    (path / "generation_config.json").write_text(json.dumps({"max_new_tokens": most}))
+    return str(path)
+
+
+@pytest.mark.parametrize(("own", "settings", "unnamed", "named"), [
+    (None, {}, 252, 50), (20, {}, 20, 50), (900, {}, 252, 50),
+    (20, {"generation_config": "vllm"}, 252, 50),
+    (None, {"override_generation_config": {"max_new_tokens": 30.0}}, 30, 30),
+    (20, {"override_generation_config": {"max_new_tokens": 30.0}}, 30, 30),
+    (20, {"override_generation_config": {"max_new_tokens": 30.0}, "generation_config": "vllm"},
+     30, 30),
+    (20, {"generation_config": 40}, 40, 40),
+    (20, {"generation_config": 40, "override_generation_config": {"max_new_tokens": 60.0}}, 60, 50),
+], ids=str)
+def test_how_many_new_tokens(tmp_path: Path, own: int | None, settings: dict[str, Any],
+                             unnamed: int, named: int) -> None:
+    """Of a request that names no max_tokens, and of one that names 50: as vLLM, the model's own
+    is a default, an override or another folder's a limit. A number is such a folder's."""
+    if isinstance(settings.get("generation_config"), int):
+        settings = settings | {"generation_config":
+                               folder_of(tmp_path / "other", settings["generation_config"])}
+    path = write_model(tmp_path / "model", generation={"max_new_tokens": own, "max_length": 9})
+    core = loaded(TokenizerCore(context(path, **settings)))
+    assert generate(core, text="word")[0].params.max_tokens == unnamed
+    assert generate(core, "q", {"max_tokens": 50}, text="word")[0].params.max_tokens == named
+
+
+def test_more_tokens_than_the_engine_gives(model: Path) -> None:
+    core = loaded(TokenizerCore(context(
+        model, override_generation_config={"max_new_tokens": 30.0})))
+    assert generate(core, "a", {"max_tokens": 9999})[0].params.max_tokens == 30
+    wrong = rejected(generate(core, "b", {"min_tokens": 31}))
+    assert (wrong.code, wrong.param) == ("invalid_request", "min_tokens")
+    assert "the 30 tokens that the engine gives" in wrong.message
+    whole = rejected(generate(core, "c", {"min_tokens": 25}, text="x" * 240))
+    assert (whole.code, whole.param) == ("context_overflow", "min_tokens")
 
 
 def test_the_engines_template_arguments_stand_beneath_the_requests(model: Path) -> None:

@@ -24,6 +24,8 @@ class ModelFacts(Struct, frozen=True):
     has_tokenizer: bool
     max_n: int = MAX_N
     """Choices of a request."""
+    max_new_tokens: int | None = None
+    """The longest completion, whatever its request names."""
 
 
 def check_params(params: SamplingParams, facts: ModelFacts) -> None:
@@ -84,13 +86,17 @@ def check_prompt(ids: Any, facts: ModelFacts, field: str) -> None:
 def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Resolved:
     """Fill every default in: the request's value, else generation_config.json's, else none.
 
-    max_tokens None = the rest of the context; one that does not fit raises `ContextOverflow`.
+    max_tokens None = generation_config.json's max_new_tokens, else the rest of the context; one
+    that does not fit raises `ContextOverflow`.
     """
     room = facts.max_model_len - prompt_tokens
-    max_tokens = room if params.max_tokens is None else params.max_tokens
+    max_tokens = _max_tokens(params, facts, room)
     if max_tokens > room:
         raise context_overflow(facts.max_model_len, prompt_tokens, max_tokens, "max_tokens")
     if params.min_tokens > max_tokens:
+        if max_tokens < room:
+            raise InvalidRequest(f"min_tokens: {params.min_tokens} exceeds the {max_tokens} tokens "
+                                 "that the engine gives (max_new_tokens)", "min_tokens")
         raise ContextOverflow(f"min_tokens: {params.min_tokens} exceeds the {max_tokens} tokens "
                               "left of the context", "min_tokens")
     # A grammar says by the end token that it is satisfied: nothing else could follow.
@@ -112,6 +118,14 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Re
         logprob_ids=tuple(dict.fromkeys(params.logprob_token_ids or ())),
         masked=bool(params.structured or params.allowed_token_ids or params.bad_words),
     )
+
+
+def _max_tokens(params: SamplingParams, facts: ModelFacts, room: int) -> int:
+    """room: tokens left of the context."""
+    most = facts.max_new_tokens or 2**31 - 1
+    if params.max_tokens is not None:
+        return min(params.max_tokens, most)
+    return min(room, facts.generation.get("max_tokens", room), most)
 
 
 def _logprobs(params: SamplingParams) -> int:

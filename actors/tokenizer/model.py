@@ -66,7 +66,9 @@ class TextModel:
             max_model_len=models.max_model_len(self._json, config.model.max_model_len),
             eos_ids=eos,
             generation=_checked_defaults(generation, self.path),
-            has_tokenizer=self._tokenizer is not None, max_n=config.scheduler.max_n)
+            has_tokenizer=self._tokenizer is not None, max_n=config.scheduler.max_n,
+            max_new_tokens=models.max_new_tokens(config.model.generation_config,
+                                                 config.model.override_generation_config))
         self.grammars = Grammars(self.path, self.facts)
 
     def _with_tokenizer_eos(self, eos: tuple[int, ...]) -> tuple[int, ...]:
@@ -176,6 +178,7 @@ class TextModel:
             "generation_defaults": self.facts.generation,
             "limits": {
                 "message_bytes": MAX_CLIENT_MESSAGE_BYTES, "n": self.facts.max_n,
+                "max_new_tokens": self.facts.max_new_tokens,
                 "logprobs": params.MAX_LOGPROBS, "stop": params.MAX_STOPS,
                 "stop_chars": params.MAX_STOP_CHARS, "logit_bias": params.MAX_LOGIT_BIAS,
                 "messages": MAX_TURNS},

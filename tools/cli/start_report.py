@@ -22,7 +22,8 @@ def lines(config: Config, worker: WorkerInfo | None, info: dict[str, Any] | None
     rows = _worker_rows(worker) if worker is not None else []
     if info is not None:
         rows += _chat_rows(config, info)
-        rows.append(("sampling", _sampling(config, info.get("generation_defaults", {}))))
+        rows.append(("sampling", _sampling(config, info.get("generation_defaults", {}),
+                                           info.get("limits", {}).get("max_new_tokens"))))
     return [f"{name:<12} {text}" for name, text in rows]
 
 
@@ -86,10 +87,14 @@ def _kwargs(kwargs: dict[str, Any], template: str) -> str:
     return told + (f" (the template does not name {', '.join(strange)})" if strange else "")
 
 
-def _sampling(config: Config, defaults: dict[str, Any]) -> str:
-    """The defaults of requests, where they come from, and how to choose others."""
+def _sampling(config: Config, defaults: dict[str, Any], most: int | None) -> str:
+    """The defaults of requests, where they come from, and how to choose others. most: tokens of a
+    completion that no request may exceed."""
     m = config.model
-    told = ", ".join(f"{name} {value}" for name, value in defaults.items()) or NEUTRAL
+    told = ", ".join(f"{name} {value}" for name, value in defaults.items()
+                     if most is None or name != "max_tokens") or NEUTRAL
+    if most is not None:
+        told += f", at most {most} new tokens"
     source = {"auto": "the model's generation_config.json", "vllm": "--generation-config vllm"}
     where = source.get(m.generation_config, m.generation_config)
     if m.override_generation_config:

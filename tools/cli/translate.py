@@ -285,10 +285,20 @@ def _generation(words: list[ForeignWord], result: Translation) -> None:
         value = word.values[-1]
         if word.name == "preferred-sampling-params":
             result.set("override_generation_config", value, word.origin)
+            result.checks.append(_no_limit(word.origin))
         elif value in ("model", "openai"):
             result.set("generation_config", "auto" if value == "model" else "vllm", word.origin)
         else:
             raise BadConfig(f"{word.origin}: must be model or openai, got {value!r}", word.name)
+
+
+def _no_limit(origin: str) -> Callable[[Config], None]:
+    """SGLang's is a default, ours a limit."""
+    def check(config: Config) -> None:
+        if models.MAX_NEW_TOKENS in config.model.override_generation_config:
+            raise BadConfig(f"{origin}: max_new_tokens is no default here but a limit for every "
+                            "request: --override-generation-config sets it", "max_new_tokens")
+    return check
 
 
 def _priority(words: list[ForeignWord], result: Translation) -> None:
