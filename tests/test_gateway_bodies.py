@@ -91,3 +91,14 @@ def test_what_is_not_offered_is_refused_by_name(kind: Any, least: dict[str, Any]
         sampling(decode(kind, least | {field: value}), None)
     assert (caught.value.status, caught.value.param) == (400, field)
     assert field in caught.value.message
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])
+def test_seeds_beyond_64_bits(seed: int) -> None:
+    """No other seed is taken in their place."""
+    body = b'{"messages": [{"role": "user", "content": "x"}], "seed": %d}'
+    with pytest.raises(HttpError, match="seed: ") as caught:
+        bodies.decode(body % seed, ChatBody)
+    assert caught.value.status == 400 and caught.value.param == "seed"
+    assert bodies.decode(body % (2**63 - 1), ChatBody).seed == 2**63 - 1
+    assert bodies.decode(body % -1, ChatBody).seed == -1

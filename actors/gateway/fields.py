@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from actorium.actors.client_requests import Request
 from actorium.actors.errors import context_overflow
@@ -33,7 +33,8 @@ class SamplingFields(UnsupportedFields, kw_only=True):
 
     model: str | None = None
     n: int | None = None
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    """Negative ones stand for others, which the engine takes: their lowest 63 bits."""
     stop: str | list[str] | None = None
     max_tokens: int | None = None
     n_predict: int | None = None
