@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from wire import Server
+from wire import QUESTION, Server
 
 from actorium.actors.params import SamplingParams
 
@@ -56,7 +56,8 @@ def test_a_forced_tool(client: Any) -> None:
 def test_several_at_once(server: Server) -> None:
     async def run() -> list[str]:
         async with anthropic.AsyncAnthropic(base_url=server.url, api_key="-") as client:
-            found = await asyncio.gather(*(client.messages.create(**ASK) for _ in range(6)))
+            found = await asyncio.gather(*(client.messages.create(**ASK | {
+                "messages": [{"role": "user", "content": QUESTION}]}) for _ in range(6)))
             return [one.content[0].text for one in found]
 
     assert len(set(asyncio.run(run()))) == 1

@@ -234,8 +234,8 @@ def test_tags_that_a_trigger_begins(server: Server, way: str) -> None:
                   if way == "response_format" else
                   {"structured_outputs": {"structural_tag": json.dumps(
                       {"type": "structural_tag"} | tag)}})
-    shown = "".join(f'Call {i}: <call>{{"name": "Anna", "age": {i}}}</call>\n' for i in range(1, 5))
-    found = server.complete(f"{shown}Call 5: ", max_tokens=60, **more)["choices"][0]["text"]
+    shown = "".join(f'Call {i}:<call>{{"name": "Anna", "age": {i}}}</call>\n' for i in range(1, 5))
+    found = server.complete(f"{shown}Call 5:", max_tokens=60, **more)["choices"][0]["text"]
     inside = re.search(r"<call>(.*?)</call>", found, re.DOTALL)
     assert inside is not None, found
     valid(inside[1], PERSON)
