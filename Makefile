@@ -44,8 +44,8 @@ demo: $(VENV)/.ready-engine
 # tests, which pytest-xdist would begin last, take longest. A test of real processes may miss its
 # time on a machine that others use as well: it gets one more try, and is named.
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" \
-		--reruns $(RERUNS) $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests --ignore tests/conformance -n 2 --dist loadfile \
+		--no-loadscope-reorder -m "not slow" --reruns $(RERUNS) $(PYTEST_FLAGS)
 
 # The libraries that a request meets, at both ends of the ranges that pyproject.toml promises.
 test-oldest test-newest: $(VENV)/.ready-test
@@ -58,7 +58,7 @@ lock: $(VENV)/.ready-test
 battery: $(VENV)/.ready-test
 	$(BIN)/python -m pytest --hypothesis-profile=battery --timeout=3600 tests/test_scheduler_machine.py \
 		tests/test_radix_machine.py tests/test_scheduler_lives.py
-	$(BIN)/python -m pytest --timeout=3600 -m slow tests
+	$(BIN)/python -m pytest --timeout=3600 -m slow tests --ignore tests/conformance
 
 # Real processes under faults. What the engines say of them goes to build/chaos.log.
 chaos: $(VENV)/.ready-test

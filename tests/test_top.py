@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers_cli import NULL, Cli
+from helpers_cli import NULL, Cli, read_until
 from helpers_runtime import short_dir
 
 from actorium.actors.messages import ActorStatus, Status
@@ -99,8 +99,7 @@ def test_a_snapshot_of_a_real_engine(cli: Cli) -> None:
     with cli.serve("--name", "one", *NULL, "--probe-port", "0") as served:
         report = served.report.decode()  # type: ignore[attr-defined]
         assert "engine 'one'" in report
-        assert served.stderr is not None
-        rest = b"".join(served.stderr.readline() for _ in range(6))
+        rest = read_until(served, b"probes: ")
         assert b"  probes: http://127.0.0.1:" in rest
         address = rest.decode().split("probes: ")[1].split()[0]
         watchdog = next(row for row in cli.actors() if row["role"] == "watchdog")
