@@ -78,7 +78,7 @@ def test_streams_go_on_in_the_next_engine_of_a_ledger(cli: Cli, tmp_path: Path) 
         assert eventually(lambda: not any(alive(pid) for pid in pids))
         assert all(len(tokens) < 4000 for tokens in got), "in mid-stream"
         again = stack.enter_context(cli.serve(*words))
-        said = read_until(again, b"resumed")
+        said = read_until(again, b"  resumed ")
         assert b"  resumed 3 unfinished requests from the ledger, with " in said
         for thread in threads:
             thread.join(60)
