@@ -10,6 +10,9 @@ import httpx2 as httpx
 import pytest
 from helpers_gateway import Scripted, scripted_client
 
+from actorium.actors.errors import ContextOverflow, context_overflow
+from actorium.actors.gateway.errors import http_error
+
 HERMES = ("{% if tools %}<tool_call>{% endif %}{% if false %}<think></think>{% endif %}"
           "{{ messages[0].content }}")
 TOOL: dict[str, Any] = {"name": "weather", "input_schema": {
@@ -167,3 +170,17 @@ def test_refusals_are_told_in_anthropics_words(monkeypatch: pytest.MonkeyPatch,
         assert (answer.status_code, told["type"]) == (400, "error")
         assert told["error"]["type"] == "invalid_request_error"
         assert told["error"]["message"].startswith(word)
+
+
+@pytest.mark.parametrize(("error", "begins"), [
+    (context_overflow(2048, 3000, 16, "messages"),
+     "prompt is too long: 3016 tokens > 2048 maximum"),
+    (ContextOverflow("prompt: 90 tokens and one to generate exceed the pages", "prompt"),
+     "prompt is too long (prompt: 90 tokens"),
+])
+def test_a_prompt_that_is_too_long_in_anthropics_words(error: ContextOverflow, begins: str) -> None:
+    """litellm knows the error by them."""
+    told = http_error(error).anthropic_body()["error"]
+    assert told["message"].startswith(begins)
+    assert error.message in told["message"] and told["type"] == "invalid_request_error"
+    assert http_error(error).body()["error"]["message"] == error.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ from actorium.actors.errors import (
 
 RETRY_AFTER = 1
 """Seconds after which a refused request is worth sending again, as far as anybody knows."""
+CONTEXT_LENGTH = "context_length_exceeded"
+_OVERFLOW = re.compile(r"maximum context length is (\d+) tokens.* requested (\d+) tokens")
+"""In the text of `errors.context_overflow`."""
 INVALID, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
 
 ANTHROPIC_KINDS = {
@@ -30,7 +34,7 @@ ANTHROPIC_KINDS = {
 `invalid_request_error`, of the server `api_error`."""
 
 _KINDS: tuple[tuple[type[ActoriumError], int, str, str], ...] = (
-    (ContextOverflow, 400, INVALID, "context_length_exceeded"),
+    (ContextOverflow, 400, INVALID, CONTEXT_LENGTH),
     (InvalidRequest, 400, INVALID, "invalid_request"),
     (QueueFull, 429, LIMIT, "queue_full"),
     (UnknownRequest, 404, INVALID, "unknown_request"),
@@ -66,8 +70,18 @@ class HttpError(Exception):
     def anthropic_body(self, request_id: str | None = None) -> dict[str, Any]:
         """The JSON object, as Anthropic's clients know it; in a stream there is no request_id."""
         kind = ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else INVALID)
-        told = {"type": "error", "error": {"type": kind, "message": self.message}}
+        message = self.message
+        if self.code == CONTEXT_LENGTH:
+            message = _too_long(message)
+        told = {"type": "error", "error": {"type": kind, "message": message}}
         return told if request_id is None else told | {"request_id": request_id}
+
+
+def _too_long(message: str) -> str:
+    """With the words by which clients of Anthropic's API (litellm) know it in front."""
+    found = _OVERFLOW.search(message)
+    what = f": {found[2]} tokens > {found[1]} maximum" if found is not None else ""
+    return f"prompt is too long{what} ({message})"
 
 
 def http_error(error: ActoriumError, fields: Mapping[str, str] | None = None) -> HttpError:
