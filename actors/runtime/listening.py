@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -45,24 +46,20 @@ def listen(host: str, port: int, backlog: int, shared: bool = False) -> socket.s
     family, kind, number, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     sock = socket.socket(family, kind, number)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind(address)
-        sock.listen(backlog)
-        sock.setblocking(False)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return _bound(sock, address, backlog)
 
 
 def listen_locally(path: Path, backlog: int) -> socket.socket:
     """A listening unix socket at `path`, where nothing may be. Raises `OSError`."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    return _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path), backlog)
+
+
+def _bound(sock: socket.socket, address: Any, backlog: int) -> socket.socket:
     try:
-        sock.bind(str(path))
+        sock.bind(address)
         sock.listen(backlog)
         sock.setblocking(False)
     except BaseException:
