@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2 as httpx
+import pytest
+from helpers_runtime import short_dir
 from helpers_served import serving
 
 from actorium.actors.gateway.peers import Peers
+from actorium.actors.runtime import rundir
 
 
-def test_all_gateways_are_told(tmp_path: Path) -> None:
+@pytest.fixture
+def base() -> Iterator[Path]:
+    with short_dir() as path:
+        yield path
+
+
+def test_all_gateways_are_told(base: Path) -> None:
     told: list[tuple[str, str, str | None]] = []
 
     def peers(own: str) -> Peers:
@@ -20,7 +31,7 @@ def test_all_gateways_are_told(tmp_path: Path) -> None:
             told.append((own, name, tenant))
             return [f"{own}-{name}"]
 
-        return Peers(tmp_path, abort)
+        return Peers(base, abort)
 
     async def run() -> None:
         first, second, third = (peers(name) for name in "abc")
@@ -35,20 +46,34 @@ def test_all_gateways_are_told(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_gateway_that_died_or_says_nothing_is_passed_over(tmp_path: Path) -> None:
+def test_names_are_no_longer_than_other_sockets(base: Path) -> None:
+    async def abort(name: str, tenant: str | None) -> list[str]:
+        return []
+
+    async def run() -> None:
+        peers = Peers(base, abort)
+        await peers.listen()
+        (name,) = os.listdir(base)
+        assert len(name) <= len(rundir.LONGEST_SOCKET) and name.endswith(rundir.OUR_SUFFIXES)
+        peers.close()
+
+    asyncio.run(run())
+
+
+def test_a_gateway_that_died_or_says_nothing_is_passed_over(base: Path) -> None:
     async def abort(name: str, tenant: str | None) -> list[str]:
         return []
 
     async def run() -> None:
         dead = socket.socket(socket.AF_UNIX)
-        dead.bind(str(tmp_path / "gateway-peer-1.sock"))
+        dead.bind(str(base / "1.peer"))
         dead.close()
-        one, other = Peers(tmp_path, abort), Peers(tmp_path, abort)
+        one, other = Peers(base, abort), Peers(base, abort)
         await one.listen()
         assert await other.abort("x", None) == []
-        assert not (tmp_path / "gateway-peer-1.sock").exists()
+        assert not (base / "1.peer").exists()
         reader, writer = await asyncio.open_unix_connection(
-            str(next(tmp_path.glob("gateway-peer-*.sock"))))
+            str(next(base.glob("*.peer"))))
         writer.write(b"nonsense\n")
         assert await reader.read() == b""  # and it goes on
         writer.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import mmap
 from pathlib import Path
@@ -53,6 +55,9 @@ def opened(path: Path) -> Opened:
                     memory=MemoryConfig(kv_cache_bytes=32 * MIB),
                     scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64),
                     device=DeviceConfig(device="cpu", threads=1))
+    # What earlier tests of this process have left is not to be given back in between.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     return open_device(config, 1, lambda phase, detail: None, {})
 
 

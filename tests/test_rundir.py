@@ -44,7 +44,8 @@ def test_made_private_locked_and_removed(base: Path) -> None:
 
 def test_the_remains_of_a_killed_engine_are_cleared(base: Path) -> None:
     (base / "e").mkdir(mode=0o755)
-    for name in ("lock", "config.json", "engine.json", "scheduler.inbox", "a.front", "x.log"):
+    for name in ("lock", "config.json", "engine.json", "scheduler.inbox", "a.front", "x.log",
+                 "0123456789.peer"):
         (base / "e" / name).write_text("old")
     run_dir = RunDir("e", str(base))
     assert os.listdir(run_dir.path) == ["lock"]

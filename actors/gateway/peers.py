@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from actorium.actors.runtime.rundir import PEER
+
 LOG = logging.getLogger("actorium.gateway")
 SECONDS = 2.0
 """How long another gateway may take to answer."""
@@ -41,7 +43,7 @@ class Peers:
                  ) -> None:
         """abort: ends requests of this gateway, and returns their names."""
         self._run_dir, self._abort = run_dir, abort
-        self._own = run_dir / f"gateway-peer-{os.getpid()}-{id(self):x}.sock"
+        self._own = run_dir / f"{os.urandom(5).hex()}{PEER}"  # no longer than any actor's
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> None:
@@ -69,7 +71,7 @@ class Peers:
     async def abort(self, name: str, tenant: str | None) -> list[str]:
         """End requests of the other gateways. Returns their names."""
         order = msgspec.json.encode(AbortOrder(name, tenant)) + b"\n"
-        others = [path for path in self._run_dir.glob("gateway-peer-*.sock") if path != self._own]
+        others = [path for path in self._run_dir.glob(f"*{PEER}") if path != self._own]
         found = await asyncio.gather(*(_ask(path, order) for path in others))
         return [label for labels in found for label in labels]
 

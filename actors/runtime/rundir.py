@@ -24,7 +24,9 @@ OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json", "pro
                        "gateway.json", "worker-0.json"})
 NEW = ".new"
 """Behind the name of a file that is being written."""
-OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".docket", NEW)
+PEER = ".peer"
+"""Behind the name of a gateway's socket for the others."""
+OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".docket", PEER, NEW)
 LEDGER = "ledger"
 """Directory of the ledger, where no other was chosen."""
 LOCK_TRIES = 6
