@@ -6,16 +6,23 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+WATCH_AFTER = 0.05
+"""Seconds after which a connection is watched: most of what is faster would pay more for the
+watching than for its answer."""
+
 
 async def until_disconnected(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> bool:
-    """Run `app` for one request, and cancel it when the client disconnects: whether it waits for
-    the engine's first token, for the whole answer, or for the client to read. Being cancelled, the
-    SDK's calls abort their requests, unless those may outlive their connection.
+    """Run `app` for one request, in this task, and cancel it when the client disconnects: whether
+    it waits for the engine's first token, for the whole answer, or for the client to read. Being
+    cancelled, the SDK's calls abort their requests, unless those may outlive their connection.
 
     Returns False if the client has gone; raises what `app` raises. The connection is watched once
     the body has been read, since both come through `receive`.
     """
-    body_read, answered = asyncio.Event(), False
+    body_read, answered, gone = asyncio.Event(), False, False
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    watcher: asyncio.Task[None] | None = None
+    assert task is not None
 
     async def reading() -> Message:
         message = await receive()
@@ -30,21 +37,29 @@ async def until_disconnected(app: ASGIApp, scope: Scope, receive: Receive, send:
                                 and not message.get("more_body", False))
         await send(message)
 
-    async def disconnected() -> None:
+    async def watch() -> None:
+        nonlocal gone
         if scope["method"] not in ("GET", "HEAD"):
             await body_read.wait()
         while (await receive())["type"] != "http.disconnect":
             pass
+        if not answered:
+            gone = True
+            task.cancel()
 
-    work = asyncio.ensure_future(app(scope, reading, sending))
-    gone = asyncio.ensure_future(disconnected())
+    def begin() -> None:
+        nonlocal watcher
+        watcher = asyncio.ensure_future(watch())
+
+    timer = loop.call_later(WATCH_AFTER, begin)
     try:
-        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done() and not answered:
-            return False
-        await work
-        return True
+        await app(scope, reading, sending)
+    except asyncio.CancelledError:
+        if not gone or task.uncancel():  # somebody else cancels as well
+            raise
+        return False
     finally:
-        gone.cancel()
-        work.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
+    return True
