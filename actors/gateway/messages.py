@@ -28,6 +28,8 @@ from actorium.actors.gateway.streams import together
 from actorium.actors.gateway.tools import MAX_TOOLS
 
 _encode = msgspec.json.Encoder().encode
+
+
 class MessageUsage(Struct, kw_only=True):
     input_tokens: int = 0
     cache_creation_input_tokens: int = 0
