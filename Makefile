@@ -6,7 +6,7 @@ RERUNS ?= 1
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test test-oldest test-newest lock battery chaos conformance lint bench startup prefix \
+.PHONY: demo test test-oldest test-newest lock battery chaos adversary conformance lint bench startup prefix \
 	long-run gpu-check gpu-wheels setup clean
 .DEFAULT_GOAL := help
 
@@ -17,6 +17,7 @@ help:
 	@echo "make lock       constraints.txt anew: the versions that set-up installs"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests"
 	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 20 minutes"
+	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
 	@echo "make conformance  the HTTP face as others try it: their tests' cases, clients and benchmarks"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
@@ -65,6 +66,11 @@ chaos: $(VENV)/.ready-test
 	@mkdir -p $(OUT) build
 	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json 2> build/chaos.log \
 		|| { tail -n 5 build/chaos.log; false; }
+
+# Attacks of every kind in full size, counted by area.
+adversary: $(VENV)/.ready-test
+	@mkdir -p $(OUT)
+	$(BIN)/python -m pytest tests/adversary --timeout=900 --adversary $(OUT)/adversary.json $(PYTEST_FLAGS)
 
 # Cases, real clients, benchmarks and generated requests, on a trained model and on the packaged
 # one, with environments of their own; the openai package in both of its versions.

@@ -28,6 +28,12 @@ THREADS = torch.get_num_threads()
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Here, since pytest reads options of a folder below too late."""
+    parser.addoption("--adversary", metavar="FILE", default="",
+                     help="tests/adversary in full size; counts go to FILE")
+
+
 @pytest.fixture
 def all_threads() -> Iterator[None]:
     """For kernels that share out their work themselves."""
