@@ -1,4 +1,4 @@
-"""What an outsider tries, counted: each test here says how often it tried, and what was found wrong.
+"""What an outsider tries, counted: each test here says how often it tried, and what it found.
 
 `make adversary` gives the tests their full size (`--adversary FILE`, which is where the counts go);
 `make test` runs the same tests with a slice of it. A file is an area: its name is the table's row.
