@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
+from actorium.actors.retention import GRAMMAR_BYTES
 from actorium.actors.schemas import closed
 from actorium.actors.structural_tags import lark_of
 
@@ -28,8 +29,6 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False}
 """Nearly always some 0.1 s for the worst mask; compiling may take longer than anyone can wait,
 which the tokenizer finds out in a process of its own."""
-KEPT_BYTES = 64 << 20
-"""Of compiled grammars that are kept for requests to come: some 300 schemas of usual size."""
 COMPILED_BYTES, COMPILED_FACTOR = 160 << 10, 150
 """What a compiled grammar takes: so much, and so many bytes for each of its text, as measured for
 schemas of 1 to 58 kB with a vocabulary of 49,152."""
@@ -83,11 +82,11 @@ class Vocabulary:
             return error
 
     def keep(self, grammar: str, compiled: Any) -> None:
-        """Remember it, until `KEPT_BYTES` are taken by others used since."""
+        """Remember it, until `GRAMMAR_BYTES` are taken by others used since."""
         if self._kept.pop(grammar, None) is None:
             self.kept_bytes += memory_of(grammar)
         self._kept[grammar] = compiled
-        while self.kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+        while self.kept_bytes > GRAMMAR_BYTES and len(self._kept) > 1:
             oldest = next(iter(self._kept))
             del self._kept[oldest]
             self.kept_bytes -= memory_of(oldest)

@@ -159,6 +159,8 @@ def test_the_table_of_actors_tells_of_memory() -> None:
                       "quarantined_pages": 0.0}}
     told = "pages: 90 free, 6 held, 12 cached, 75 % hits"
     assert table([row]).splitlines()[1].endswith(f"  {told}")
+    head, line = table([row | {"memory": 41_600_000, "keeps": 105_000_000}]).splitlines()
+    assert head.split()[-2:] == ["memory", "keeps"] and "  42 MB   105 MB  " in line
     assert memory(row["gauges"]) == told  # type: ignore[arg-type]
     assert memory({"quarantined_pages": 3.0}) == "pages: 3 quarantined"
     assert memory({"running": 3.0}) == ""

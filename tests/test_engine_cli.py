@@ -17,6 +17,8 @@ from helpers_cli import NULL, ROLES, Cli, alive, cli, eventually, one_line
 
 from actorium.actors.client import Client, Request, SamplingParams
 from actorium.actors.client_calls import MEMORY_GAUGES
+from actorium.actors.config import Config
+from actorium.actors.retention import most_kept
 from actorium.tools.demo_tasks import TASKS
 
 __all__ = ["cli"]
@@ -117,6 +119,9 @@ def test_the_prefix_cache_from_outside(cli: Cli) -> None:
         assert set(MEMORY_GAUGES) <= set(found)
         assert found["cached_pages"] == found["held_pages"] == found["quarantined_pages"] == 0
         assert client.server_info()["memory"] == {name: found[name] for name in MEMORY_GAUGES}
+        for actor in json.loads(cli.run("ps", "--json").stdout):
+            assert 10e6 < actor["memory"] < 4e9
+            assert actor["keeps"] == most_kept(Config(), actor["role"])
         assert "pages: " in cli.run("ps").stdout.decode()
 
 

@@ -20,9 +20,10 @@ from actorium.actors.config import Config, GatewayConfig
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway import page
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.dashboard import KEPT, Dashboard, Sampler
+from actorium.actors.gateway.dashboard import Dashboard, Sampler
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.messages import ActorStatus, Status
+from actorium.actors.retention import DASHBOARD_SAMPLES
 
 GAUGES = {"running": 3.0, "waiting": 2.0, "free_pages": 90.0, "used_pages": 10.0, "held_pages": 6.0,
           "quarantined_pages": 1.0, "tokens": 0.0, "prompt_tokens": 0.0, "steps": 0.0,
@@ -193,10 +194,10 @@ def test_who_comes_later_is_told_what_was() -> None:
     async def look() -> None:
         board = Dashboard(over(Watched(status())), period=0.001)
         first = board.events()
-        for _ in range(2 * KEPT):
+        for _ in range(2 * DASHBOARD_SAMPLES):
             await anext(first)
         later = board.events()
-        assert (await anext(later)).count(b"data: ") == KEPT, "and no more is kept"
+        assert (await anext(later)).count(b"data: ") == DASHBOARD_SAMPLES, "and no more is kept"
         await first.aclose()
         await later.aclose()
 

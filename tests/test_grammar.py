@@ -164,11 +164,11 @@ def test_an_engine_without_tokenizer_or_end_has_none() -> None:
 def test_compiled_grammars_are_kept_by_bytes_and_use(monkeypatch: pytest.MonkeyPatch) -> None:
     words = Vocabulary(MODEL / "tokenizer.json", SIZE, [EOS])
     texts = [grammar_of(Structured(regex=f"[a-z]{{{n},{n + 5}}}")) for n in range(1, 30)]
-    monkeypatch.setattr(grammar, "KEPT_BYTES", 6 * grammar.memory_of(texts[0]))
+    monkeypatch.setattr(grammar, "GRAMMAR_BYTES", 6 * grammar.memory_of(texts[0]))
     for text in texts:
         words.matcher(texts[0])
         words.matcher(text)
-        assert 0 < words.kept_bytes <= grammar.KEPT_BYTES
+        assert 0 < words.kept_bytes <= grammar.GRAMMAR_BYTES
     assert words.knows(texts[0]) and words.knows(texts[-1]) and not words.knows(texts[1])
     large = grammar_of(Structured(json_schema=json.dumps({"enum": [str(n) for n in range(3000)]})))
     words.matcher(large)

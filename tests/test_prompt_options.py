@@ -13,9 +13,10 @@ from helpers_text import Asked, i4, ints, write_model
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import ChatMessage, Generate, Rejected, Submit, Tokenize, Tokenized
 from actorium.actors.params import SamplingParams
+from actorium.actors.retention import TEMPLATES
 from actorium.actors.tokenizer.chat import ChatTemplate, Ending
 from actorium.actors.tokenizer.prompts import SHORT_CHARS
-from actorium.actors.tokenizer.renderer import KEPT, Source, Templates
+from actorium.actors.tokenizer.renderer import Source, Templates
 
 HI = [ChatMessage("user", "hi"), ChatMessage("assistant", "end of ")]
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
@@ -142,9 +143,9 @@ def test_few_compiled_templates_are_kept() -> None:
     templates = Templates(Source("model's", {}))
     first = templates.get("0")
     assert templates.get("0") is first and templates.get("").source == "model's"
-    for number in range(KEPT):
+    for number in range(TEMPLATES):
         templates.get(str(number + 1))
-    assert len(templates._kept) == KEPT and templates.get("0") is not first
+    assert len(templates._kept) == TEMPLATES and templates.get("0") is not first
 
 
 @pytest.mark.parametrize("given", [

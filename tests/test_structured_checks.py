@@ -108,7 +108,7 @@ def test_a_request_that_is_aborted_while_it_waits_is_never_sent(asked: Asked) ->
 
 def test_more_grammars_at_once_than_are_kept(asked: Asked,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actorium.actors.tokenizer.structured.KEPT", 2)
+    monkeypatch.setattr("actorium.actors.tokenizer.structured.CHECKED_BYTES", 3000)
     for number in range(8):
         assert asked.tell(generate(str(number), Structured(regex=f"x{{{number + 1}}}"))) == []
     said: list[Any] = []

@@ -237,7 +237,7 @@ def test_resent_requests_are_accepted_once(core: TokenizerCore,
         assert [type(m) for m in sent[:-1]] == ([Submit] if later == NOW + SUBMIT_AGAIN else [])
     other = Generate("r", SamplingParams(), text="hello")
     assert len(ask(core, other, b"another client")) == 2
-    monkeypatch.setattr(tokenizer_core, "REMEMBERED", 2)
+    monkeypatch.setattr(tokenizer_core, "KNOWN_REQUESTS", 2)
     generate(core, "r3")
     assert len(generate(core, "r4")) == 2 and len(core._known) <= 3
     assert len(generate(core)) == 2, "forgotten, so it counts as new"

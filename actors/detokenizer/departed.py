@@ -7,11 +7,7 @@ from typing import NamedTuple
 from actorium.actors.detokenizer.sequence import Key, Sequence
 from actorium.actors.errors import InvalidRequest, UnknownRequest
 from actorium.actors.messages import Cancel, Delta, Open, Rejected, Stop, Unknown
-
-LOST_CLIENTS = 256
-"""Vanished clients whose requests are remembered, should they come back and ask."""
-ENDED = 16_384
-"""Ended sequences that are remembered, should a new scheduler tell of them again."""
+from actorium.actors.retention import ENDED_SEQUENCES, LOST_CLIENTS, LOST_REQUESTS
 
 
 class Ended(NamedTuple):
@@ -35,12 +31,13 @@ class Departed:
     def __init__(self) -> None:
         self._ended: dict[int, Ended] = {}
         self._lost: dict[bytes, list[str]] = {}
+        self._lost_requests = 0
 
     def ended(self, seq: Sequence) -> None:
         """A sequence is over: a stop string matched, or the scheduler has ended it."""
         stopped = seq.seen if isinstance(seq.stop_reason, str) else None
         self._ended[seq.sid] = Ended(seq.key, stopped)
-        if len(self._ended) > ENDED:
+        if len(self._ended) > ENDED_SEQUENCES:
             del self._ended[next(iter(self._ended))]
 
     def back(self, sid: int) -> None:
@@ -49,13 +46,17 @@ class Departed:
 
     def lose(self, client: bytes, rids: list[str]) -> None:
         """A client's requests are given up."""
-        self._lost[client] = self._lost.pop(client, []) + rids
-        if len(self._lost) > LOST_CLIENTS:
-            del self._lost[next(iter(self._lost))]
+        before = self.take_lost(client)
+        self._lost[client] = kept = [*dict.fromkeys(before + rids)][-LOST_REQUESTS:]
+        self._lost_requests += len(kept)
+        while len(self._lost) > LOST_CLIENTS or self._lost_requests > LOST_REQUESTS:
+            self.take_lost(next(iter(self._lost)))
 
     def take_lost(self, client: bytes) -> list[str]:
         """The requests that it has lost, for it to be told; they are forgotten."""
-        return list(dict.fromkeys(self._lost.pop(client, [])))
+        rids = self._lost.pop(client, [])
+        self._lost_requests -= len(rids)
+        return rids
 
     def verdict(self, message: Open) -> Verdict | None:
         """What is known of a sequence that the scheduler tells of; None: it is not over."""

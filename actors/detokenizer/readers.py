@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from actorium.actors.detokenizer.sequence import Sequence
+from actorium.actors.retention import REACHED_CLIENTS
 
 LISTEN = 0.2
 """Seconds between two looks at who has requests and was told nothing since the last one."""
@@ -28,8 +29,6 @@ KNOCK = 0.1
 """Seconds between two tries to reach a client."""
 MERGED = 1 << 17
 """Tokens (and entries of logprobs) that are merged for one slow client before it is given up."""
-REMEMBERED = 4096
-"""Clients kept as reached; the oldest are knocked at anew."""
 
 
 class Away:
@@ -95,7 +94,7 @@ class Readers:
         """The client has spoken, or a knock has reached it."""
         self.away.pop(client, None)
         self._here[client] = None
-        if len(self._here) > REMEMBERED:
+        if len(self._here) > REACHED_CLIENTS:  # the oldest is knocked at anew
             del self._here[next(iter(self._here))]
 
     def gone(self, client: bytes, now: float) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from actorium.actors.detokenizer.sequence import Sequence, request_name
 from actorium.actors.errors import Quarantined
 from actorium.actors.messages import Open
+from actorium.actors.retention import REFUSED_SEQUENCES
 from actorium.actors.runtime.docket import Docket
-
-KEPT = 1024
 
 
 class Refusals:
@@ -32,5 +31,5 @@ class Refusals:
 
     def _keep(self, name: bytes, error: Quarantined) -> None:
         self._kept[name] = error
-        if len(self._kept) > KEPT:
+        if len(self._kept) > REFUSED_SEQUENCES:
             del self._kept[next(iter(self._kept))]

@@ -21,11 +21,10 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.sse import EventStream, event
 from actorium.actors.messages import ActorStatus, Status
+from actorium.actors.retention import DASHBOARD_SAMPLES
 
 LOG = logging.getLogger("actorium.gateway")
 PERIOD = 1.0
-KEPT = 90
-"""Samples that one who comes is told at once, if others have looked before."""
 PATIENCE = 2.0
 """Seconds that the watchdog has for an answer."""
 AT_WORK = frozenset({"ready", "idle", "stepping"})
@@ -151,7 +150,7 @@ class Dashboard:
 
     def __init__(self, engine: Engine, period: float = PERIOD) -> None:
         self._engine, self._period = engine, period
-        self._told: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+        self._told: deque[tuple[int, bytes]] = deque(maxlen=DASHBOARD_SAMPLES)
         self._count = 0
         self._news = asyncio.Event()
         self._sampling: asyncio.Task[None] | None = None

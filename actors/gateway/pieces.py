@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from actorium.actors import models
 from actorium.actors.config import Config
+from actorium.actors.retention import TOKEN_TEXTS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-KEPT = 1 << 17
-"""Tokens remembered."""
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -56,7 +54,7 @@ class Pieces:
         found = self._known.get(token)
         if found is None:
             found = self._look_up(token)
-            if len(self._known) >= KEPT:
+            if len(self._known) >= TOKEN_TEXTS:
                 self._known.clear()
             self._known[token] = found
         return found

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from actorium.actors.retention import IDLE_TENANTS
+
 PATIENCE = 64
 """Under lpm: how often a sequence may be passed over before it goes first."""
 CLIP = 4096
@@ -124,7 +126,7 @@ class VirtualTokens:
 
     def __init__(self, weights: Mapping[str, float] = MappingProxyType({}),
                  prompt_price: float = 1.0, completion_price: float = 2.0,
-                 keep: int = 1024) -> None:
+                 keep: int = IDLE_TENANTS) -> None:
         """`weights`: share of a tenant, above 0; 1 for those not named."""
         if not all(0 < w < math.inf for w in weights.values()):
             raise ValueError("tenant_weights: every weight must be above 0 and finite")

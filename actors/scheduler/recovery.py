@@ -28,15 +28,13 @@ from actorium.actors.ledger.records import (
 )
 from actorium.actors.ledger.segments import Record
 from actorium.actors.messages import Open, RowLogprobs, TokenBatch
+from actorium.actors.retention import RETAINED_BYTES, RETAINED_REQUESTS
 from actorium.actors.runtime.docket import Docket
 from actorium.actors.scheduler.adoption import Lingering
 from actorium.actors.scheduler.pages import Ints
 from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
 from actorium.actors.scheduler.slots import SlotTable
 
-RETAINED_REQUESTS = 4096
-RETAINED_BYTES = 32 << 20
-"""Of all requests that are kept after their end, as `weight` counts them."""
 REQUEST_BYTES, CHOICE_BYTES, LOGPROBS_BYTES = 2048, 768, 384
 """What Python's objects take beside the columns that they hold: of a request, of a choice, of a row
 of logprobs."""

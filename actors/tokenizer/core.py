@@ -38,6 +38,7 @@ from actorium.actors.messages import (
     Tokenized,
     ToTokenizerFront,
 )
+from actorium.actors.retention import KNOWN_REQUESTS
 from actorium.actors.runtime.aside import THREADS, Aside, Job
 from actorium.actors.runtime.docket import Docket, name_of, open_docket
 from actorium.actors.tokenizer import defaults
@@ -49,8 +50,6 @@ from actorium.actors.tokenizer.rules import token_rules
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 60.0
 """Seconds one burst may take: the longest prompt a client can send tokenizes in a few."""
-REMEMBERED = 1 << 16
-"""Requests kept for telling a resent Generate from a new one; the oldest are forgotten."""
 SUBMIT_AGAIN = 0.5
 """Seconds for which a resent Generate is taken for one that had to queue. Later on it is submitted
 anew, since the scheduler may have died with it; the scheduler drops what it knows."""
@@ -334,7 +333,7 @@ class TokenizerCore:
 
     def _remember(self, key: tuple[bytes, str], tokens: int, now: float) -> None:
         self._known[key] = tokens, now
-        if len(self._known) > REMEMBERED:
+        if len(self._known) > KNOWN_REQUESTS:
             del self._known[next(iter(self._known))]
 
 

@@ -15,12 +15,11 @@ from msgspec import Struct
 
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import ChatMessage
+from actorium.actors.retention import TEMPLATES
 from actorium.actors.tokenizer.chat import MODELS_TURN, ChatTemplate, Ending
 from actorium.actors.tokenizer.child import MEMORY, Child, hello, serve
 
 CPU_SECONDS = 2.0
-KEPT = 16
-"""Compiled templates of requests, of 64 Ki characters at the most, that a process keeps."""
 
 
 class Source(Struct, array_like=True):
@@ -94,7 +93,7 @@ class Templates:
             return self._own
         found = self._kept.pop(text, None) or ChatTemplate(text, self._special)
         self._kept[text] = found
-        if len(self._kept) > KEPT:
+        if len(self._kept) > TEMPLATES:
             del self._kept[next(iter(self._kept))]
         return found
 

@@ -16,14 +16,15 @@ import msgspec
 from actorium.actors.config import Config
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
+from actorium.actors.retention import CHECKED_BYTES
 from actorium.actors.tokenizer.defaults import ModelFacts
 
 if TYPE_CHECKING:
     from actorium.actors.grammar import Vocabulary
     from actorium.actors.tokenizer.checker import Checker
 
-KEPT = 256
-"""Answers kept for requests to come."""
+ANSWER_BYTES = 1024
+"""Of a dict's entry, and an error's objects, beside the texts."""
 Post = Callable[[], None]
 
 
@@ -39,6 +40,10 @@ class Grammars:
         self._path, self._facts = path, facts
         self._checker: Checker | None = None
         self._known: dict[bytes, str | InvalidRequest] = {}
+        self._bytes = 0
+        """Of all of them, as `_weight` counts."""
+        self._lock = threading.Lock()
+        """Of what is known: the thread adds, and both drop."""
         self._waiting: set[bytes] = set()
         """Asked for, and not known yet."""
         self._asked: SimpleQueue[tuple[Structured, Post]] = SimpleQueue()
@@ -81,7 +86,8 @@ class Grammars:
         key = msgspec.msgpack.encode(wanted)
         found = self._known.get(key) or self._find_out(wanted)
         if isinstance(found, Unchecked):
-            self._known.pop(key, None)
+            with self._lock:
+                self._drop(key)
         if isinstance(found, InvalidRequest):
             raise InvalidRequest(found.message, found.param)
         return found
@@ -99,10 +105,22 @@ class Grammars:
             found = error
         except Exception as error:
             found = Unchecked(f"structured: grammars cannot be checked: {error}", "structured")
-        self._known[msgspec.msgpack.encode(wanted)] = found
-        if len(self._known) > KEPT:
-            del self._known[next(iter(self._known))]
+        self._keep(msgspec.msgpack.encode(wanted), found)
         return found
+
+    def _keep(self, key: bytes, found: str | InvalidRequest) -> None:
+        """The answer, until later ones fill `CHECKED_BYTES`."""
+        with self._lock:
+            self._drop(key)
+            self._known[key] = found
+            self._bytes += _weight(key, found)
+            while self._bytes > CHECKED_BYTES and len(self._known) > 1:
+                self._drop(next(iter(self._known)))
+
+    def _drop(self, key: bytes) -> None:
+        found = self._known.pop(key, None)
+        if found is not None:
+            self._bytes -= _weight(key, found)
 
     def close(self) -> None:
         """End the process."""
@@ -121,3 +139,8 @@ def vocabulary_of(config: Config) -> Vocabulary:
                              "structured")
     model = TextModel(config)
     return Vocabulary(model.path / "tokenizer.json", model.facts.vocab_size, model.facts.eos_ids)
+
+
+def _weight(key: bytes, found: str | InvalidRequest) -> int:
+    text = found if isinstance(found, str) else found.message
+    return ANSWER_BYTES + len(key) + 4 * len(text)

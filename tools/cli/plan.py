@@ -14,6 +14,7 @@ from msgspec import Struct
 from actorium.actors import models, settings
 from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.retention import kept
 from actorium.gpu.memory import device_budget
 from actorium.gpu.plan import checkpoint, weights
 from actorium.gpu.plan.beside import largest_step, tables_estimate, workspace_estimate
@@ -91,7 +92,8 @@ def _report(parsed: Parsed[PlanOptions]) -> Report:
     budget, source = _budget(parsed, outside)
     plan = make_plan(part, demand, budget, f"--{source.rpartition('--')[2].split()[0]}")
     notes = _notes(plan, config, options, raw.get("quantization_config") is not None)
-    return Report(config.model.model or "demo model", plan, outside, source, notes)
+    return Report(config.model.model or "demo model", plan, outside, source, notes,
+                  kept(config))
 
 
 def config_file(model: str) -> Path:

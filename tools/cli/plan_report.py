@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import BadConfig
+from actorium.actors.retention import Kept
 from actorium.gpu.plan.memory import Change, MemoryPlan, changes
 from actorium.gpu.plan.reuse import choices
 
@@ -30,6 +31,8 @@ class Report(NamedTuple):
     source: str
     """Where the budget comes from."""
     notes: Sequence[str]
+    kept: Sequence[Kept]
+    """By actors on the host, of requests that are over."""
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -41,7 +44,7 @@ def text(report: Report) -> str:
             f"tp {plan.shape.tp}, {d.max_num_seqs} requests, pages of {d.page_size} tokens, "
             + (f"{d.drafts} drafts a step (mtp)" if d.drafts else "no speculation"))
     parts = [head, "", *_byte_table(report), "", *_tokens(plan), "", *_changes(plan),
-             *_reuse(plan)]
+             *_reuse(plan), "", *_kept(report.kept)]
     parts += [f"note: {note}" for note in report.notes]
     return "\n".join(parts)
 
@@ -103,6 +106,14 @@ def _reuse(plan: MemoryPlan) -> list[str]:
     return lines
 
 
+def _kept(rows: Sequence[Kept]) -> list[str]:
+    """What each actor keeps on the host."""
+    lines = ["kept of requests that are over, at the most, in the host's memory:"]
+    lines += [f"{row.bytes:>14,}  {row.role}: {row.what}"
+              + (f" (--{row.setting})" if row.setting else "") for row in rows]
+    return [*lines, f"{sum(row.bytes for row in rows):>14,}  in all"]
+
+
 def _capacity(change: Change) -> str:
     return "does not fit" if change.token_capacity is None else f"{change.token_capacity:,}"
 
@@ -132,6 +143,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "reuse": [{"token_capacity": choice.token_capacity, **choice.reuse._asdict()}
                   for choice in choices(plan)],
         "notes": list(report.notes),
+        "kept": [row._asdict() for row in report.kept],
     }
 
 

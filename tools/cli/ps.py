@@ -14,15 +14,21 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from actorium.actors import config as configs
 from actorium.actors.config import Config
 from actorium.actors.errors import EngineUnavailable
+from actorium.actors.retention import most_kept
+from actorium.actors.runtime import private
 from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
+from actorium.actors.watchdog.processes import process_of
 from actorium.tools.cli import status
 from actorium.tools.cli.flags import NoOptions, parse
 
 ANSWER_SECONDS = 1.0
 SILENT = "no answer"
-_COLUMNS = ("name", "role", "pid", "epoch", "restarts", "phase", "step", "step_age")
+_COLUMNS = ("name", "role", "pid", "epoch", "restarts", "phase", "step", "step_age", "memory",
+            "keeps")
+_BYTES = ("memory", "keeps")
 
 
 class PsOptions(Struct, frozen=True, kw_only=True):
@@ -48,7 +54,8 @@ def run(command: str, argv: list[str]) -> int:
 
 def list_actors(config: Config) -> list[dict[str, Any]]:
     """One object for each actor of each running engine (see `messages.ActorStatus`), with how often
-    it was started again (`restarts`) and, as far as the watchdog knows, why (`causes`).
+    it was started again (`restarts`) and, as far as the watchdog knows, why (`causes`); bytes of
+    its `memory`, and how many at the most it `keeps` there of requests that are over.
 
     An engine whose watchdog does not answer within a second is one object: its watchdog, with
     phase "no answer" and the launcher's pid as far as it is known.
@@ -66,17 +73,29 @@ def _actors(name: str, run_dir: Path) -> list[dict[str, Any]]:
     if answer is None:
         return [{"name": name, "role": "watchdog", "pid": None, "epoch": None, "phase": SILENT,
                  "step": None, "step_age": None, "beat_age": None, "detail": "", "gauges": {},
-                 "restarts": None, "causes": {}, "launcher": launcher}]
-    causes = status.causes(answer)
+                 "restarts": None, "causes": {}, "launcher": launcher, "memory": None,
+                 "keeps": None}]
+    causes, config = status.causes(answer), _config(run_dir)
     return [msgspec.to_builtins(actor) | {
         "restarts": status.restarts(actor), "causes": causes.get(actor.role, {}),
-        "launcher": launcher} for actor in answer.actors]
+        "launcher": launcher, "memory": process.resident_bytes
+        if (process := process_of(actor.pid)) is not None else None,
+        "keeps": None if config is None else most_kept(config, actor.role)}
+        for actor in answer.actors]
+
+
+def _config(run_dir: Path) -> Config | None:
+    """The engine's; None where it is gone, or of another version."""
+    try:
+        return configs.load(private.read_file(run_dir / "config.json"))
+    except (OSError, private.UnsafePath, msgspec.MsgspecError):
+        return None
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as aligned text."""
     cells = [[column.replace("_", " ") for column in _COLUMNS]]
-    cells += [[_cell(row.get(column)) for column in _COLUMNS] for row in rows]
+    cells += [[_cell(row.get(column), column in _BYTES) for column in _COLUMNS] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
              for line in cells]
@@ -105,9 +124,11 @@ def memory(gauges: dict[str, float]) -> str:
     return f"pages: {', '.join(parts)}{hits}"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, is_bytes: bool = False) -> str:
     if value is None:
         return "-"
+    if is_bytes:
+        return f"{value / 1e6:.0f} MB"
     return f"{value:.1f} s" if isinstance(value, float) else str(value)
 
 

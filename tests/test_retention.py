@@ -1,0 +1,197 @@
+"""What actors keep of requests that are over takes no more than `retention` says."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from actorium.actors import retention
+from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.detokenizer.departed import Departed
+from actorium.actors.detokenizer.readers import Readers
+from actorium.actors.detokenizer.refusals import Refusals
+from actorium.actors.errors import InvalidRequest, Quarantined
+from actorium.actors.gateway.pieces import Pieces
+from actorium.actors.gateway.responses_store import ResponseStore, Stored
+from actorium.actors.messages import Cancel, Open
+from actorium.actors.params import Structured, TextParams
+from actorium.actors.runtime.docket import Docket, name_of
+from actorium.actors.scheduler.policy import VirtualTokens
+from actorium.actors.tokenizer.core import TokenizerCore
+from actorium.actors.tokenizer.structured import Grammars
+
+SMALLER = 16
+"""Bounds that are numbers are tried at this part of them."""
+Fill = Callable[[pytest.MonkeyPatch], Any]
+
+
+def client(number: int) -> bytes:
+    """An identity of the largest size."""
+    return number.to_bytes(8, "big") + bytes(247)
+
+
+def rid(number: int) -> str:
+    return f"{number:064d}"
+
+
+def fewer(monkeypatch: pytest.MonkeyPatch, where: str, name: str) -> int:
+    """Divide a bound by `SMALLER`; what it is then."""
+    bound = int(getattr(retention, name)) // SMALLER
+    monkeypatch.setattr(f"actorium.actors.{where}.{name}", bound)
+    return bound
+
+
+def names_of_requests(monkeypatch: pytest.MonkeyPatch) -> Any:
+    core = SimpleNamespace(_known={})
+    for number in range(3 * fewer(monkeypatch, "tokenizer.core", "KNOWN_REQUESTS")):
+        TokenizerCore._remember(core, (client(number), rid(number)), 1000 + number,  # type: ignore[arg-type]
+                                0.5 + number)
+    return core
+
+
+def checked_grammars(monkeypatch: pytest.MonkeyPatch) -> Any:
+    bound = fewer(monkeypatch, "tokenizer.structured", "CHECKED_BYTES")
+    grammars = Grammars(Path(), None)  # type: ignore[arg-type]
+    for number in range(2 * bound // 1000):
+        key = msgspec.msgpack.encode(Structured(regex=f"{number}" + 900 * "x"))
+        grammars._keep(key, f"{number}" + 900 * "y" if number % 2
+                       else InvalidRequest(f"{number}" + 900 * "z", "structured"))
+    return grammars
+
+
+def ended_sequences(monkeypatch: pytest.MonkeyPatch) -> Any:
+    departed = Departed()
+    for number in range(3 * fewer(monkeypatch, "detokenizer.departed", "ENDED_SEQUENCES")):
+        departed.ended(SimpleNamespace(sid=1 << 40 | number, seen=1000 + number,  # type: ignore[arg-type]
+                                       stop_reason="x",
+                                       key=(client(number), rid(number), 1000 + number)))
+    return departed
+
+
+def lost_clients(monkeypatch: pytest.MonkeyPatch) -> Any:
+    bound = fewer(monkeypatch, "detokenizer.departed", "LOST_REQUESTS")
+    clients = fewer(monkeypatch, "detokenizer.departed", "LOST_CLIENTS")
+    departed = Departed()
+    for number in range(3 * bound):
+        departed.lose(client(number % (2 * clients)), [rid(number)])
+    return departed
+
+
+def one_lost_client(monkeypatch: pytest.MonkeyPatch) -> Any:
+    bound = fewer(monkeypatch, "detokenizer.departed", "LOST_REQUESTS")
+    departed = Departed()
+    for number in range(0, 3 * bound, 64):
+        departed.lose(client(1), [rid(number + i) for i in range(64)])
+    return departed
+
+
+def clients_reached(monkeypatch: pytest.MonkeyPatch) -> Any:
+    readers = Readers()
+    for number in range(3 * fewer(monkeypatch, "detokenizer.readers", "REACHED_CLIENTS")):
+        readers.here(client(number))
+    return readers
+
+
+def refused_sequences(monkeypatch: pytest.MonkeyPatch) -> Any:
+    refusals = Refusals(Docket(actor="detokenizer"))
+    for number in range(3 * fewer(monkeypatch, "detokenizer.refusals", "REFUSED_SEQUENCES")):
+        refusals._keep(name_of(client(number)), Quarantined(rid(number) + 100 * "x"))
+    return refusals
+
+
+def tenants_shares(monkeypatch: pytest.MonkeyPatch) -> Any:
+    shares = VirtualTokens(keep=retention.IDLE_TENANTS // SMALLER)
+    for number in range(3 * retention.IDLE_TENANTS):
+        shares.arrive(rid(number))
+        shares.admit(rid(number))
+        shares.charge(rid(number), 10 + number, 5)
+        shares.leave(rid(number), running=True)
+    return shares
+
+
+def tokens_texts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    bound = fewer(monkeypatch, "gateway.pieces", "TOKEN_TEXTS")
+    pieces = Pieces(Config())
+    for token in range(1 << 20, (1 << 20) + 2 * bound - 1):
+        pieces.bytes_of(token)
+    return pieces
+
+
+ROWS: dict[str, list[Fill]] = {
+    "names of requests": [names_of_requests], "checked grammars": [checked_grammars],
+    "ended sequences": [ended_sequences], "lost clients": [lost_clients, one_lost_client],
+    "clients reached": [clients_reached], "refused sequences": [refused_sequences],
+    "tenants' shares": [tenants_shares], "tokens' texts": [tokens_texts]}
+ELSEWHERE = {"finished requests": "test_retained", "compiled grammars": "test_grammar",
+             "requests' templates": "test_prompt_options", "dashboard": "test_gateway_page",
+             "stored responses": "here, by SQLite's own count"}
+SERVING = Config(gateway=GatewayConfig(port=0))
+
+
+@pytest.fixture
+def traced() -> Iterator[Callable[[], int]]:
+    """Bytes that Python has taken since."""
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    yield lambda: (gc.collect(), tracemalloc.get_traced_memory()[0] - before)[1]
+    tracemalloc.stop()
+
+
+def test_every_row_is_tried() -> None:
+    assert {row.what for row in retention.kept(SERVING)} == {*ROWS, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("what, fill", [(what, fill) for what in ROWS for fill in ROWS[what]])
+def test_no_more_is_kept_than_the_table_says(what: str, fill: Fill, traced: Callable[[], int],
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = [row for row in retention.kept(SERVING) if row.what == what]
+    filled = fill(monkeypatch)
+    taken = traced()
+    assert 10_000 < taken < row.bytes / SMALLER
+    del filled
+
+
+def test_a_store_of_responses_takes_what_the_table_says() -> None:
+    limit = 4 << 20
+    store = ResponseStore(None, limit, 1 << 20)
+    for number in range(6000):
+        with store._db:
+            store._put(f"t{number % 7}", rid(number),
+                       Stored("completed", "", 600 * b"r", 300 * b"c", 100 * b"i"))
+    pages, size = (store._db.execute(f"PRAGMA {name}").fetchone()[0]
+                   for name in ("page_count", "page_size"))
+    assert limit < pages * size < retention.STORE_FACTOR * limit
+    store.close()
+
+
+def test_a_vanished_client_is_told_of_each_request_once_and_of_the_latest() -> None:
+    departed = Departed()
+    departed.lose(b"c", [rid(1), rid(2)])
+    departed.lose(b"c", [rid(2), rid(3)])
+    open_ = Open(sid=1, client=b"c", rid=rid(3), index=0, prompt=b"", text=TextParams())
+    told = departed.verdict(open_)
+    assert told is not None and told.news == Cancel(rid(3), b"c")
+    assert departed.take_lost(b"c") == [rid(1), rid(2), rid(3)] and departed.take_lost(b"c") == []
+    departed.lose(b"c", [rid(number) for number in range(2 * retention.LOST_REQUESTS)])
+    departed.lose(b"d", [rid(7)])
+    assert departed.take_lost(b"c") == [], "the oldest, which had all"
+    assert departed.take_lost(b"d") == [rid(7)] and departed._lost_requests == 0
+
+
+def test_gateways_keep_responses_in_memory_only_where_they_do() -> None:
+    def stored(**fields: Any) -> int:
+        rows = retention.kept(Config(gateway=GatewayConfig(port=0, **fields)))
+        return sum(row.bytes for row in rows if row.what == "stored responses")
+
+    assert stored() == 2 * (64 << 20) and stored(responses_max_bytes=0) == 0
+    assert stored(gateways=2) == stored(responses_store="/tmp/x") == 0
+    assert retention.most_kept(SERVING, "gateway-1") == retention.most_kept(SERVING, "gateway") > 0
+    assert retention.most_kept(SERVING, "worker-0") == 0
