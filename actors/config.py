@@ -287,7 +287,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             if not ok:
                 section, field = where.split(".")
                 value = getattr(getattr(self, section), field)
-                raise BadConfig(f"{field}: {want}, got {value!r}", where)
+                got = "" if (section, field) in SECRETS else f", got {value!r}"
+                raise BadConfig(f"{field}: {want}{got}", where)
         parse_speculative(self.speculation.speculative)
         parse_acceptance(self.speculation.force_acceptance)
         graph_sizes(self.device.graph_batch_sizes)

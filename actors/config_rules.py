@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder")
 REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3")
+KEY = ("must be printable, not empty, and without spaces around it: callers could not send it, and "
+       "none at all is not to open the doors")
 Rule = tuple[str, bool, str]
 """(section.field, whether its value will do, what it must be)"""
 
@@ -116,10 +118,18 @@ def _process_rules(c: Config) -> list[Rule]:
     ]
 
 
+def _is_key(key: str | None) -> bool:
+    return key is None or (key != "" and key.isprintable() and key == key.strip())
+
+
 def _gateway_rules(g: GatewayConfig) -> list[Rule]:
     return [
         ("gateway.port", g.port is None or 0 <= g.port <= 65535, "must be between 0 and 65535"),
         ("gateway.port", g.port != 0 or g.gateways == 1, "must not be 0 with several gateways"),
+        ("gateway.api_key", _is_key(g.api_key), KEY),
+        ("gateway.admin_key", _is_key(g.admin_key), KEY),
+        ("gateway.admin_key", g.admin_key is None or g.admin_key != g.api_key,
+         "must be another key than api_key"),
         ("gateway.host", bool(g.host), "must not be empty"),
         ("gateway.gateways", 1 <= g.gateways <= 64, "must be between 1 and 64"),
         ("gateway.tool_call_parser", g.tool_call_parser in TOOL_PARSERS,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from actorium.actors.config import Config
+from actorium.actors.config import SECRETS, Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.flag_names import flag_names, spellings
 
@@ -227,7 +227,8 @@ def setting(field: Field, value: Any, origin: str) -> Setting:
     try:
         read = coerce(field.kind, value, field.optional)
     except ValueError as error:
-        raise BadConfig(f"{origin}: {error}", field.key) from None
+        what = "must be a string" if (field.section, field.name) in SECRETS else str(error)
+        raise BadConfig(f"{origin}: {what}", field.key) from None
     if field.name.endswith("dtype"):
         read = DTYPES.get(read, read)
     return Setting(read, origin)

@@ -125,8 +125,7 @@ def build(ctx: Context) -> GatewayCore:
     Raises `BadConfig`, naming the field.
     """
     wanted = ctx.config.gateway
-    if wanted.api_keys_file is not None:
-        keys.read(Path(wanted.api_keys_file))
+    keys.known(wanted)
     if wanted.responses_store is not None:
         from actorium.actors.gateway.responses_store import ResponseStore
 

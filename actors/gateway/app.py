@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.routing import Route, Router
@@ -35,8 +36,17 @@ def build_app(engine: Engine) -> ASGIApp:
     """The ASGI application. A bare router: errors are the guard's to tell."""
     handlers = handlers_of(engine)
     return Guard(Router(redirect_slashes=False, routes=[
-        Route(path, handlers[route.name], methods=route.methods)
+        Exact(path, handlers[route.name], route.methods)
         for route in ROUTES for path in route.paths]), engine)
+
+
+class Exact(Route):
+    """Of whole paths. Starlette's patterns end in `$`, before which a line may end: to them
+    `/flush_cache%0A` is `/flush_cache`, to the guard, which looks up who may call, it is not."""
+
+    def __init__(self, path: str, handler: Handler, methods: Sequence[str]) -> None:
+        super().__init__(path, handler, methods=list(methods))
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
 
 
 def handlers_of(engine: Engine) -> dict[str, Handler]:

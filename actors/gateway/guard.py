@@ -90,7 +90,7 @@ class Guard:
             check_size(scope)
             if scope.get(CONNECTIONS, 0) > engine.settings.max_connections:
                 raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
-            key = shown(headers)
+            key = shown(scope["headers"])
             tenant = self._keys.check(scope["path"], key)
             ask = Ask(headers, tenant, scope["path"], engine.docket)
             told.extra[0] = b"x-request-id", (given or ask.name).encode()

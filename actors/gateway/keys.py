@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,11 @@ from actorium.actors.gateway.routes import Access, find
 from actorium.actors.messages import Tenant
 
 HASHED = "sha256:"
+NOBODYS = bytes(32)
+"""No key's digest."""
 MAX_FILE = 4 << 20
+HEADERS = {b"authorization": "Authorization", b"x-api-key": "x-api-key"}
+"""Those that show a key, the first of which wins."""
 
 
 class Keys:
@@ -24,13 +28,10 @@ class Keys:
 
     def __init__(self, settings: GatewayConfig) -> None:
         """Raises `BadConfig` on a file that cannot be read."""
-        self._known: dict[bytes, str] = {}
-        if settings.api_keys_file is not None:
-            self._known |= read(Path(settings.api_keys_file))
-        if settings.api_key:
-            self._known[_digest(settings.api_key.encode())] = ""
+        self._known = known(settings)
         self._locked = bool(self._known)
-        self._admin = _digest(settings.admin_key.encode()) if settings.admin_key else None
+        admin = settings.admin_key
+        self._admin = _digest(admin.encode()) if admin is not None else None
 
     def check(self, path: str, authorization: bytes) -> str:
         """The caller's tenant. Raises `HttpError` 401 unless the header has a key that the path
@@ -39,8 +40,7 @@ class Keys:
         admin = access is Access.ADMIN and self._admin is not None
         if access is Access.OPEN or not (self._locked or admin):
             return ""
-        kind, _, given = authorization.partition(b" ")
-        digest = _digest(given.strip())
+        digest = _shown_digest(authorization)
         tenant = None
         # All of them are compared, whichever fits.
         for known, name in () if admin else self._known.items():
@@ -48,31 +48,55 @@ class Keys:
                 tenant = name
         if self._admin is not None and hmac.compare_digest(digest, self._admin):
             tenant = ""
-        if tenant is None or kind.lower() != b"bearer":
+        if tenant is None:
             raise HttpError(401, "the Authorization header must be `Bearer` and a valid API key",
                             None, "authentication_error", "invalid_api_key")
         return tenant
 
     def is_admin(self, authorization: bytes) -> bool:
         """The header has the administrator's key."""
-        digest = _digest(authorization.partition(b" ")[2].strip())
-        return self._admin is not None and hmac.compare_digest(digest, self._admin)
+        return self._admin is not None and hmac.compare_digest(_shown_digest(authorization),
+                                                               self._admin)
 
 
-def shown(headers: Mapping[bytes, bytes]) -> bytes:
+def shown(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """What a caller shows: the Authorization header, else the key as Anthropic's clients send it.
+    Raises `HttpError` 400 where one of them comes twice: a proxy may have judged the other one.
     """
-    found, other = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
-    return found or (b"Bearer " + other if other else b"")
+    found = {}
+    for name, value in headers:
+        if name in HEADERS:
+            if name in found:
+                raise HttpError(400, f"{HEADERS[name]}: must not be given twice", HEADERS[name])
+            found[name] = value
+    first, other = (found.get(name, b"") for name in HEADERS)
+    return first or (b"Bearer " + other if other else b"")
+
+
+def known(settings: GatewayConfig) -> dict[bytes, str]:
+    """Digest -> name of all keys of ordinary callers. Raises `BadConfig`, which does not tell any
+    key."""
+    found = read(Path(settings.api_keys_file)) if settings.api_keys_file is not None else {}
+    one, admin = (_digest(key.encode()) if key is not None else None
+                  for key in (settings.api_key, settings.admin_key))
+    if one in found:
+        raise _bad(f"{settings.api_keys_file}: has the key that is api_key, too")
+    if admin in found:
+        raise _bad(f"{settings.api_keys_file}: has the key that is admin_key, too")
+    return found if one is None else found | {one: ""}
 
 
 def read(path: Path) -> dict[bytes, str]:
     """Digest -> name of the keys in a file. Raises `BadConfig`, which does not tell any key."""
     try:
-        text = path.read_bytes()[:MAX_FILE].decode()
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE + 1)
+        text = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise _bad(f"{path}: {why}") from None
+    if len(data) > MAX_FILE:  # cut off, its last line would be another key
+        raise _bad(f"{path}: is larger than {MAX_FILE} bytes")
     found: dict[bytes, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -81,10 +105,12 @@ def read(path: Path) -> dict[bytes, str]:
         if len(words) != 2:
             raise _bad(f"{path}, line {number}: must be a name and a key")
         try:
-            found[_key(words[1])] = msgspec.convert(words[0], Tenant)
+            key, name = _key(words[1]), msgspec.convert(words[0], Tenant)
         except (ValueError, msgspec.ValidationError):
             raise _bad(f"{path}, line {number}: a name has at most 64 ASCII characters, what "
                        f"follows {HASHED} 64 hexadecimal ones") from None
+        if found.setdefault(key, name) != name:
+            raise _bad(f"{path}, line {number}: {found[key]!r} has this key already")
     if not found:
         raise _bad(f"{path}: there is no key in it")
     return found
@@ -101,6 +127,12 @@ def _key(word: str) -> bytes:
 
 def _bad(what: str) -> BadConfig:
     return BadConfig(f"api_keys_file: {what}", "gateway.api_keys_file")
+
+
+def _shown_digest(authorization: bytes) -> bytes:
+    """Of the key in a header; nobody's where the header is of another scheme."""
+    kind, _, given = authorization.partition(b" ")
+    return _digest(given.strip()) if kind.lower() == b"bearer" else NOBODYS
 
 
 def _digest(key: bytes) -> bytes:

@@ -13,7 +13,7 @@ from actorium import __version__
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine import Facts
 from actorium.actors.gateway.errors import SERVER, HttpError
-from actorium.actors.gateway.guard import Reply, engine_of
+from actorium.actors.gateway.guard import Reply, caller, engine_of
 from actorium.actors.gateway.sglang_output import WEIGHT_VERSION
 
 _encode = msgspec.json.Encoder().encode
@@ -63,8 +63,14 @@ async def model_info(http: HttpRequest) -> Response:
 
 
 async def server_info(http: HttpRequest) -> Response:
-    """`/server_info`: the model, the configuration without its secrets, and the gauges of now."""
+    """`/server_info`: the model, the configuration without its secrets, and the gauges of now.
+    Who has a name in the file of keys is not told the others."""
     info = await engine_of(http).client.server_info(timeout=10.0)
+    who = caller(http)
+    if who.tenant and not who.admin:
+        work = info["config"]["scheduler"]
+        work["tenant_weights"] = {name: weight for name, weight in work["tenant_weights"].items()
+                                  if name == who.tenant}
     speculation = info.get("speculation") or {}
     state = {"memory": info.get("memory"), "speculation": speculation}
     if speculation.get("num_drafts"):

@@ -23,7 +23,9 @@ async def probe(http: HttpRequest) -> Response:
     method = "POST" if http.method == "POST" else "GET"  # of a HEAD the server drops the body
     try:
         async with asyncio.timeout(SECONDS):
-            return await _ask(engine_of(http).run_dir / SOCKET, method, http.url.path, accept)
+            # The path that the guard has judged: the URL's is made of the Host header as well.
+            path = http.scope["path"]
+            return await _ask(engine_of(http).run_dir / SOCKET, method, path, accept)
     except (OSError, TimeoutError, ValueError) as error:
         raise HttpError(503, f"the probes do not answer: {type(error).__name__}", None, SERVER,
                         "unavailable") from None

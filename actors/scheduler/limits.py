@@ -56,7 +56,8 @@ def objection_to(request: Request, now: float, books: Books, worker: Ready | Non
                          f"prompt: {len(submit.prompt)} bytes are no tokens (4 bytes each)")
     if closed:
         return Objection("unavailable", closed)
-    if books.queue.requests >= most + books.table.free:
+    full = books.queue.requests >= most + books.table.free
+    if full and not books.queue.owes_a_place(submit.tenant, most):
         return Objection("queue_full", f"{most} requests are waiting already")
     ahead = _ahead(books)
     if cannot_meet(submit.deadline, now, ahead, len(request.prompt), rate):

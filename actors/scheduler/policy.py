@@ -144,6 +144,14 @@ class VirtualTokens:
         """Tenant -> virtual tokens: every tenant that waits or runs is in it."""
         return MappingProxyType(self._counters)
 
+    def waiting(self, tenant: str) -> int:
+        """Its waiting sequences."""
+        return self._waiting.get(tenant, 0)
+
+    def backlogged_with(self, tenant: str) -> int:
+        """Tenants that have sequences waiting, once this one has."""
+        return len(self._waiting) + (tenant not in self._waiting)
+
     def arrive(self, tenant: str) -> None:
         """A new sequence of it waits."""
         if tenant not in self._waiting:

@@ -57,6 +57,13 @@ class WaitingQueue:
             return seen[next_fair(view, self.fair.served)]
         return seen[next_priority(view)]
 
+    def owes_a_place(self, tenant: str, most: int) -> bool:
+        """Whether a tenant may join though `most` requests wait: under the fair policy, as long as
+        it has less than an equal share of these places, so that nobody's flood shuts others out.
+        Twice as many never wait."""
+        return self.fair is not None and self.requests < 2 * most and \
+            self.fair.waiting(tenant) < most // self.fair.backlogged_with(tenant)
+
     def _seen(self) -> list[Sequence]:
         if self.policy == "lpm":
             return self._classes[0].front(LOOKED_AT)
