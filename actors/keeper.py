@@ -11,7 +11,7 @@ from actorium.actors.config import Config
 from actorium.actors.messages import Beat, Child, Children, Exited, Kill, Restarted, Spawn
 from actorium.actors.roles import WATCHDOG
 from actorium.actors.runtime.rundir import address
-from actorium.actors.watchdog.processes import sight_of
+from actorium.actors.watchdog.processes import sight_by_its_watcher
 from actorium.actors.watchdog.supervisor import Supervisor
 from actorium.actors.watchdog.wards import EXITED, Ward, born
 
@@ -29,7 +29,7 @@ class Keeper:
         self._ward: Ward | None = None
         self._supervisor = Supervisor(
             config.recovery, config.runtime.heartbeat, int.from_bytes(os.urandom(8), "little"),
-            sight_of) if config.recovery.restart else None
+            sight_by_its_watcher) if config.recovery.restart else None
         self._restarted: dict[str, Restarted] = {}
         """By role: what the watchdog has said last."""
 

@@ -45,7 +45,7 @@ def test_serve_ps_stop(cli: Cli) -> None:
             assert alive(row["pid"])
         table = cli.run("ps").stdout.decode().splitlines()
         assert table[0].split() == ["name", "role", "pid", "epoch", "restarts", "phase", "step",
-                                    "step", "age"]
+                                    "step", "age", "memory", "keeps"]
         assert len(table) == 1 + len(ROLES)
 
         second = cli.run("serve", "--name", "one", *NULL)

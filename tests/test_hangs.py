@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -23,7 +25,7 @@ from actorium.actors.watchdog.hangs import (
     Witness,
     find_hang,
 )
-from actorium.actors.watchdog.processes import Sight, sight_of
+from actorium.actors.watchdog.processes import Sight, sight_by_its_watcher, sight_of
 from actorium.actors.watchdog.wards import READY_PHASES, Ward, born
 
 SILENCE, HEARTBEAT, TICK = 3.0, 0.25, 0.25
@@ -146,6 +148,29 @@ def test_a_resting_actor_is_known_by_its_beats() -> None:
         assert ward.resting == resting
         assert ward.period(HEARTBEAT) == (IDLE_BEAT if resting else HEARTBEAT)
         assert ward.period(2.0) == 2.0
+
+
+def test_who_watches_and_starves_is_no_witness_of_sleep() -> None:
+    """A thread of this process that wants to run may be the one that has a beat to read."""
+    sleeps = subprocess.Popen(["sleep", "300"])
+    works = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha512", b"x", b"y", 1_500_000))
+    try:
+        sight = sight_by_its_watcher(sleeps.pid)
+        assert sight is not None and not sight.eager, "the thread that looks does not count"
+        works.start()
+        until = time.monotonic() + 20
+        while not (sight := sight_by_its_watcher(sleeps.pid)) or not sight.eager:
+            assert works.is_alive() and time.monotonic() < until
+        assert sight_of(sleeps.pid) == sight._replace(eager=False)
+        os.kill(sleeps.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, sleeps.pid, os.WSTOPPED)
+        sight = sight_by_its_watcher(sleeps.pid)
+        assert sight is not None and sight.stopped and not sight.eager
+    finally:
+        sleeps.kill()
+        sleeps.wait()
+        works.join()
+    assert sight_by_its_watcher(sleeps.pid) is None
 
 
 def test_processes_are_seen_as_they_are() -> None:

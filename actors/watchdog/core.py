@@ -32,7 +32,7 @@ from actorium.actors.runtime.process import describe_exit
 from actorium.actors.watchdog import probes
 from actorium.actors.watchdog.condition import Condition, Known, judge
 from actorium.actors.watchdog.interval import Interval, Line
-from actorium.actors.watchdog.processes import Sight, sight_of
+from actorium.actors.watchdog.processes import Sight, sight_by_its_watcher
 from actorium.actors.watchdog.supervisor import Supervisor
 from actorium.actors.watchdog.wards import EXITED, Ward, born
 
@@ -285,7 +285,7 @@ def build(ctx: Context) -> WatchdogCore:
     """The role's entry."""
     runtime = ctx.config.runtime
     core = WatchdogCore(runtime.name, ctx.epoch, os.getpid(), runtime.start_timeout,
-                        ctx.config.recovery, runtime.heartbeat, ctx.entropy, sight_of)
+                        ctx.config.recovery, runtime.heartbeat, ctx.entropy, sight_by_its_watcher)
     core.with_lines(Interval(runtime.log_interval), _log)
     return core.with_probes(ctx.config, probes.build(ctx))
 

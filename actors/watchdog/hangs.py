@@ -9,7 +9,8 @@ Silence has a third explanation: the machine is so busy that the thread gets no 
 for that would be worse than to notice a hang late, since the next incarnation needs far more of the
 processor than a beat does. So three beats that stay away are enough only where the kernel bears
 witness (`Witness`) that the actor will not come back by itself: it is stopped, or all of its
-threads sleep and it has used no processor since its beat was due. Who runs, wants to run or waits
+threads sleep, it has used no processor since its beat was due, and no thread of who watches it has
+to wait for one (`processes.sight_by_its_watcher`). Who runs, wants to run or waits
 for a disk gets `DOUBT` times as long. And the lateness of the watchdog itself, who may be the one
 that starves, is nobody's silence (`Supervisor`); nor is that of its own beats, which come to it as
 all others do. As long as they are late an actor that sleeps may well have beaten.

@@ -39,7 +39,9 @@ def test_log_likelihoods_are_the_engines(server: Server) -> None:
         done = server.client.generate(before + after, SamplingParams(
             max_tokens=1, temperature=0.0, prompt_logprobs=1))
         told = done.prompt_logprobs[len(before):]
-        assert total == pytest.approx(sum(one.logprob for one in told), abs=1e-3)
+        # Logits are bfloat16: a prompt of which another part was cached may round otherwise, by
+        # an eighth for a token at the most.
+        assert total == pytest.approx(sum(one.logprob for one in told), abs=0.13 * len(told))
         assert greedy == all(one.rank == 1 for one in told)
 
 

@@ -106,7 +106,7 @@ def test_a_tool_parsed_from_a_stream(server: Server, client: Any) -> None:
         city: Literal["Paris", "Oslo"]
 
     with client.chat.completions.stream(
-            model=server.model, messages=USER, max_tokens=60, tool_choice="required",
+            model=server.model, messages=USER, max_tokens=60, temperature=0, tool_choice="required",
             parallel_tool_calls=False, tools=[openai.pydantic_function_tool(GetWeather)]) as stream:
         kinds = {event.type for event in stream}
         message = stream.get_final_completion().choices[0].message
