@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+SHOWN = 80
+"""Characters of a value in a message."""
+
 
 class ActoriumError(Exception):
     """Base of everything the SDK raises. `code` names the kind, `param` the field at fault."""
@@ -12,6 +15,25 @@ class ActoriumError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+
+def shown(value: object) -> str:
+    """A value that somebody else has made, as a message tells it: in printable characters of one
+    line, cut where it is long."""
+    if isinstance(value, str | bytes | list | tuple | dict) and len(value) > SHOWN:
+        kind = type(value).__name__
+        text = repr(value[:SHOWN]) if isinstance(value, str | bytes | list | tuple) else kind
+    else:
+        text = _repr(value)
+    text = "".join(c if c.isprintable() else "?" for c in text[:SHOWN + 1])
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; too deep
+        return type(value).__name__
 
 
 class InvalidRequest(ActoriumError):

@@ -14,12 +14,17 @@ from typing import Any
 
 import msgspec
 
-from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.errors import BadConfig, BadModel, shown
+from actorium.actors.model_files import MAX_JSON, check_file, read_file
 
 DEMO_MODEL = Path(__file__).parent.parent / "tools" / "demo_model"
 """The packaged demo checkpoint: `actorium/tools/demo_model`."""
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+MOST = 2**31 - 1
+"""The largest size or id that a field may name."""
+MAX_EOS = 47
+"""Of the model; a request may add its own."""
 MAX_NEW_TOKENS = "max_new_tokens"
 """What generation_config.json calls the longest completion."""
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
@@ -52,9 +57,12 @@ def hub_cache() -> Path:
 
 
 def _checked(path: Path, what: str) -> Path:
-    if not (path / "config.json").is_file():
-        raise BadModel(f"model: {what} has no config.json in {path.absolute()}", "model")
-    return path.absolute()
+    path = path.absolute()
+    try:
+        check_file(path / "config.json", MAX_JSON)
+    except FileNotFoundError:
+        raise BadModel(f"model: {what} has no config.json in {path}", "model") from None
+    return path
 
 
 def _cached_snapshot(model: str) -> Path:
@@ -74,16 +82,15 @@ def _cached_snapshot(model: str) -> Path:
     return found[-1].parent
 
 
-def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
-    """A JSON object from a file; {} for a missing `optional` one. Raises `BadModel`."""
+def read_json(path: Path, optional: bool = False, most: int = MAX_JSON) -> dict[str, Any]:
+    """A JSON object from a file of at most so many bytes; {} for a missing `optional` one. Raises
+    `BadModel`."""
     try:
-        data = path.read_bytes()
+        data = read_file(path, most)
     except FileNotFoundError:
         if optional:
             return {}
         raise BadModel(f"model: {path} is missing", "model") from None
-    except OSError as error:
-        raise BadModel(f"model: cannot read {path}: {error.strerror}", "model") from None
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -165,9 +172,12 @@ def eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ..
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**31 for i in ids):
-        raise BadModel(f"model: eos_token_id must be token ids, got {value!r}", "model")
-    return tuple(dict.fromkeys(ids))
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= MOST for i in ids):
+        raise BadModel(f"model: eos_token_id must be token ids, got {shown(value)}", "model")
+    found = tuple(dict.fromkeys(ids))
+    if len(found) > MAX_EOS:
+        raise BadModel(f"model: eos_token_id: at most {MAX_EOS} ids, got {len(found)}", "model")
+    return found
 
 
 def vocab_size(config: dict[str, Any]) -> int:
@@ -188,8 +198,9 @@ def max_model_len(config: dict[str, Any], wanted: int | None = None) -> int:
     if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) == "yarn":
         original = scaling.get("original_max_position_embeddings")
         factor = scaling.get("factor")
-        if isinstance(original, int) and isinstance(factor, int | float):
-            limit = max(limit, int(original * factor))
+        if (isinstance(original, int) and isinstance(factor, int | float)
+                and 0 < original <= MOST and 0 < factor <= MOST):
+            limit = max(limit, min(int(original * factor), MOST))
     if wanted is None:
         return limit
     if wanted > limit:
@@ -207,6 +218,6 @@ def architecture(config: dict[str, Any]) -> str:
 def _positive(config: dict[str, Any], keys: tuple[str, ...]) -> int:
     for key in keys:
         value = config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST:
             return value
     raise BadModel(f"model: config.json has no usable {keys[0]}", "model")

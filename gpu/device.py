@@ -16,7 +16,7 @@ import torch
 from actorium.actors.config import Config, DeviceConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
-from actorium.actors.models import resolve
+from actorium.actors.models import read_json, resolve
 from actorium.actors.params import Resolved
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.actors.speculation import parse_acceptance, parse_speculative
@@ -33,7 +33,7 @@ from actorium.gpu.pools import make_draft_pool, make_pools
 from actorium.gpu.quantized import multiplies
 from actorium.gpu.runner import Runner
 from actorium.gpu.segments import SegmentGraphs
-from actorium.gpu.shape import DTYPES, ModelShape, read_json
+from actorium.gpu.shape import DTYPES, ModelShape
 from actorium.gpu.staging import transport
 from actorium.gpu.states import StatePool
 from actorium.gpu.summary import summarize
@@ -44,6 +44,9 @@ MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
            "M_MMAP_THRESHOLD": (-3, 32 << 20)}
 """glibc's mallopt options: (number, bytes). 32 MiB is the largest threshold it takes."""
 
+POSITION_FLOATS = 6
+"""Of each of a head's dimensions, for as long as a table of positions is made: its sine and cosine
+twice over, and the angles."""
 STATE_BYTES = 64 << 20
 """Most of the state pool that the steps before the first request may touch on a CPU, where memory
 is taken when it is first written."""
@@ -73,7 +76,9 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     say("loading", "")
     before = taken(device)
     path = resolve(config.model.model)
-    most_drafts(config, read_shape(path, config))  # says what cannot be before it loads
+    shape = read_shape(path, config)  # says what cannot be before it loads
+    most_drafts(config, shape)
+    check_positions(config, shape, physical_bytes())
     model = load_model(path, config, device,
                        lambda what, done, of: say("loading", f"{what} {done}/{of}"))
     seconds["load"] = perf_counter() - start
@@ -126,6 +131,23 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for option, value in MALLOPT.values():
             mallopt(option, value)
+
+
+def check_positions(config: Config, shape: ModelShape, memory: int) -> None:
+    """Raise `BadConfig` where the tables of positions and pages alone, which grow with the longest
+    sequence, would take more than half of so many bytes."""
+    angles = POSITION_FLOATS * 4 * shape.head_dim * len(shape.ropes)
+    pages = 4 * (config.scheduler.max_num_seqs + 1) * len(shape.groups)
+    taken = shape.max_model_len * (angles + pages // config.memory.page_size)
+    if taken > memory // 2:
+        raise BadConfig(f"max_model_len: tables of {shape.max_model_len:,} positions take "
+                        f"{taken:,} bytes, and this machine has {memory:,}: ask for less",
+                        "model.max_model_len")
+
+
+def physical_bytes() -> int:
+    """Memory of the machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def kv_dtype(config: Config, shape: ModelShape) -> torch.dtype:

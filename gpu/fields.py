@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from actorium.actors.errors import BadModel
+from actorium.actors.errors import BadModel, shown
+
+MOST = 2**31 - 1
+"""The largest size, number or id that a field may name."""
+MAX_LAYERS = 4096
+LEAST_FLOAT, MOST_FLOAT = 1e-30, 1e30
+"""What float32 can still multiply."""
 
 
 class Fields:
@@ -17,12 +23,27 @@ class Fields:
     def bad(self, name: str, why: str) -> BadModel:
         return BadModel(f"{self.where}: {self.prefix}{name}: {why}")
 
-    def int(self, name: str, default: int | None = None) -> int:
+    def layers(self) -> int:
+        """Their number: what is read for each of them is bounded by it."""
+        return self.int("num_hidden_layers", most=MAX_LAYERS)
+
+    def kinds(self, name: str, known: tuple[str, ...], layers: int) -> list[str]:
+        """What the field says of each layer, one of the known, of which errors name
+        two. Raises `BadModel`."""
+        found = self.raw.get(name)
+        if (not isinstance(found, list) or len(found) != layers
+                or not all(isinstance(kind, str) and kind in known for kind in found)):
+            raise self.bad(name, f"must be {layers} times {' or '.join(known[:2])}")
+        return found
+
+    def int(self, name: str, default: int | None = None, most: int = MOST) -> int:
         value = self.raw.get(name)
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.bad(name, f"must be a positive integer, got {value!r}")
+            raise self.bad(name, f"must be a positive integer, got {shown(value)}")
+        if value > most:
+            raise self.bad(name, f"must be at most {most}, got {shown(value)}")
         return value
 
     def float(self, name: str, default: float | None = None) -> float:
@@ -30,7 +51,10 @@ class Fields:
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.bad(name, f"must be a positive number, got {value!r}")
+            raise self.bad(name, f"must be a positive number, got {shown(value)}")
+        if not LEAST_FLOAT <= value <= MOST_FLOAT:
+            raise self.bad(name, f"must be between {LEAST_FLOAT:g} and {MOST_FLOAT:g}, "
+                           f"got {shown(value)}")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:

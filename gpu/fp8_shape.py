@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actorium.actors.errors import BadModel
+from actorium.actors.errors import BadModel, shown
 
 BLOCK = 128
 """Rows and columns of a block that shares a scale."""
@@ -61,13 +61,16 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
     method, block = found.get("quant_method"), found.get("weight_block_size")
     if method != "fp8":
         raise BadModel(f"{where}: {NAME}.quant_method: of quantized checkpoints those in fp8 alone "
-                       f"are supported, got {method!r}")
+                       f"are supported, got {shown(method)}")
     if block is not None and block != [BLOCK, BLOCK]:
         raise BadModel(f"{where}: {NAME}.weight_block_size: only [{BLOCK}, {BLOCK}] is supported, "
-                       f"got {block!r}")
+                       f"got {shown(block)}")
     if found.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-        raise BadModel(f"{where}: {NAME}.fmt: only e4m3 is supported, got {found['fmt']!r}")
-    names = [name for key in IGNORED for name in found.get(key) or ()]
-    if not all(isinstance(name, str) for name in names):
+        raise BadModel(f"{where}: {NAME}.fmt: only e4m3 is supported, "
+                       f"got {shown(found['fmt'])}")
+    lists = [found.get(key) or [] for key in IGNORED]
+    names = [name for own in lists if isinstance(own, list) for name in own]
+    if not all(isinstance(own, list) for own in lists) \
+            or not all(isinstance(name, str) for name in names):
         raise BadModel(f"{where}: {NAME}: {' and '.join(IGNORED)} must list names")
     return Fp8Shape(BLOCK if block else 0, tuple(_OUTER.sub("model.", name) for name in names))

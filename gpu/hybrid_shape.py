@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from actorium.actors.errors import shown
 from actorium.gpu.fields import Fields
 
 
@@ -132,12 +133,12 @@ def text_part(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
 
 def linear_layers(get: Fields, layers: int) -> tuple[int, ...]:
     """Layers of `layer_types` "linear_attention"; by default all but every fourth."""
-    kinds, known = get.raw.get("layer_types"), ("linear_attention", "full_attention")
-    if kinds is None:
+    known = ("linear_attention", "full_attention")
+    if get.raw.get("layer_types") is None:
         every = get.int("full_attention_interval", 4)
         kinds = [known[(i + 1) % every == 0] for i in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(known):
-        raise get.bad("layer_types", f"must be {layers} times {' or '.join(known)}")
+    else:
+        kinds = get.kinds("layer_types", known, layers)
     if known[1] not in kinds:
         raise get.bad("layer_types", "a model without full_attention is not supported")
     return tuple(i for i, kind in enumerate(kinds) if kind == known[0])
@@ -163,7 +164,7 @@ def sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
         return ()
     every, dense = get.int("decoder_sparse_step", 1), get.raw.get("mlp_only_layers") or []
     if not isinstance(dense, list):
-        raise get.bad("mlp_only_layers", f"must be a list of layers, got {dense!r}")
+        raise get.bad("mlp_only_layers", f"must be a list of layers, got {shown(dense)}")
     return tuple(i for i in range(layers) if i not in dense and (i + 1) % every == 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +13,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from actorium.actors.errors import BadModel
+from actorium.actors.errors import BadModel, shown
+from actorium.actors.model_files import MAX_INDEX, check_file
+from actorium.actors.models import read_json
 from actorium.gpu.fp8_shape import Fp8Shape
 from actorium.gpu.quantized import INPUT_SCALES, Pairs, level, quantised
 from actorium.gpu.reading import Courier, Wanted, mapped, unreadable
-from actorium.gpu.shape import read_json
 from actorium.kernels.scaled_mm import dequantise, dequantise_rows, pack
 
 Progress = Callable[[str, int, int], None]
 """(what, done, of): called once per shard, when it is read."""
 
 LOG = logging.getLogger("actorium.model")
+MAX_SHARDS, MAX_NAME = 10_000, 200
+"""Files of a checkpoint, and characters of their names."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NESTED = (("language_model.model.", "model."), ("model.language_model.", "model."),
           ("language_model.lm_head.", "lm_head."))
@@ -65,23 +69,29 @@ def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
     Raises `BadModel` when there is no checkpoint or a shard is missing.
     """
     if (path / INDEX).is_file():
-        placed = read_json(path / INDEX).get("weight_map")
+        placed = read_json(path / INDEX, most=MAX_INDEX).get("weight_map")
         if not isinstance(placed, dict) or not placed:
             raise BadModel(f"{path / INDEX}: weight_map: must map tensor names to files")
         shards: dict[str, list[str] | None] = {}
         for name, file in placed.items():
-            if not isinstance(file, str) or Path(file).name != file:
-                raise BadModel(f"{path / INDEX}: {name}: {file!r} is not a file beside it")
+            if (not isinstance(file, str) or file in ("", ".", "..") or "/" in file
+                    or len(file) > MAX_NAME or not file.isprintable()):
+                raise BadModel(f"{path / INDEX}: {shown(name)}: {shown(file)} is not a file "
+                               "beside it")
             names = shards.setdefault(file, [])
             assert names is not None
             names.append(name)
-    elif (path / SINGLE).is_file():
+        if len(shards) > MAX_SHARDS:
+            raise BadModel(f"{path / INDEX}: names more than {MAX_SHARDS} files")
+    elif os.path.lexists(path / SINGLE):
         shards = {SINGLE: None}
     else:
         raise BadModel(f"{path}: no {SINGLE} and no {INDEX}")
     for file in shards:
-        if not (path / file).is_file():
-            raise BadModel(f"{path / file}: shard named in {INDEX} is missing")
+        try:
+            check_file(path / file)
+        except FileNotFoundError:
+            raise BadModel(f"{path / file}: shard named in {INDEX} is missing") from None
     return dict(sorted(shards.items()))
 
 
@@ -162,8 +172,8 @@ class Intake:
         if name not in self.shapes:
             return False
         if tuple(shape) != self.shapes[name]:
-            raise BadModel(f"{file}: tensor {name} has shape {list(shape)}, "
-                           f"the config asks for {list(self.shapes[name])}")
+            raise BadModel(f"{file}: tensor {name} has shape {shown(list(shape))}, "
+                           f"the config asks for {shown(list(self.shapes[name]))}")
         if not dtype.is_floating_point:
             raise BadModel(f"{file}: tensor {name} is {dtype}, not a float type")
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from actorium.actors.errors import shown
 from actorium.gpu.fields import Fields
 from actorium.gpu.hybrid_shape import ExpertShape, StateShape
 
@@ -64,10 +65,7 @@ def granite_fields(raw: dict[str, Any]) -> dict[str, Any]:
 def mamba_layers(get: Fields, layers: int) -> tuple[int, ...]:
     """The recurrent ones, as `layer_types` (once `layers_block_type`) say. Raises `BadModel`."""
     name = "layer_types" if "layer_types" in get.raw else "layers_block_type"
-    kinds, known = get.raw.get(name), {*RECURRENT, *FULL}
-    if (not isinstance(kinds, list) or len(kinds) != layers
-            or not all(isinstance(kind, str) and kind in known for kind in kinds)):
-        raise get.bad(name, f"must be {layers} times {RECURRENT[0]} or {FULL[0]}")
+    kinds = get.kinds(name, (RECURRENT[0], FULL[0], *RECURRENT, *FULL), layers)
     if not set(kinds) & set(FULL):
         raise get.bad(name, f"a model without {FULL[0]} layers is not supported")
     return tuple(i for i, kind in enumerate(kinds) if kind in RECURRENT)
@@ -96,10 +94,11 @@ def _limit(get: Fields) -> tuple[float, float]:
     """`time_step_limit`; JSON has no infinity, so that transformers writes it as an object."""
     found = get.raw.get("time_step_limit", (0.0, math.inf))
     if not isinstance(found, list | tuple) or len(found) != 2:
-        raise get.bad("time_step_limit", f"must be two numbers, got {found!r}")
+        raise get.bad("time_step_limit", f"must be two numbers, got {shown(found)}")
     low, high = (_number(value) for value in found)
     if low is None or high is None or not 0 <= low <= high or high == 0:
-        raise get.bad("time_step_limit", f"must be two numbers, the least first, got {found!r}")
+        raise get.bad("time_step_limit", "must be two numbers, the least "
+                      f"first, got {shown(found)}")
     return low, high
 
 
@@ -110,7 +109,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from actorium.gpu.fields import Fields
+from actorium.actors.errors import shown
+from actorium.gpu.fields import MOST, Fields
 from actorium.gpu.hybrid_shape import ExpertShape
 
 DEEPSEEK: dict[str, Any] = {
@@ -115,6 +116,6 @@ def deepseek_experts(get: Fields) -> tuple[ExpertShape, Routing]:
 def sparse_from(get: Fields, layers: int) -> tuple[int, ...]:
     """Layers with experts: all but the first `first_k_dense_replace`."""
     dense = get.raw.get("first_k_dense_replace")
-    if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
-        raise get.bad("first_k_dense_replace", f"must be a number of layers, got {dense!r}")
+    if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MOST:
+        raise get.bad("first_k_dense_replace", f"must be a number of layers, got {shown(dense)}")
     return tuple(range(dense, layers))

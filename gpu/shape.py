@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from actorium.actors.errors import BadModel
+from actorium.actors.errors import SHOWN, BadModel
 from actorium.gpu.hybrid_shape import DeltaShape, ExpertShape, StateShape
 from actorium.gpu.mamba_shape import MambaShape
 from actorium.gpu.mla_shape import LatentShape, Routing
@@ -150,22 +149,10 @@ class ModelShape:
         return self.kv_heads * self.head_dim
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises `BadModel`."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadModel(f"{path}: no such file") from None
-    except (OSError, ValueError) as e:
-        raise BadModel(f"{path}: not readable as JSON: {e}") from None
-    if not isinstance(data, dict):
-        raise BadModel(f"{path}: must hold a JSON object")
-    return data
-
-
 def architecture_of(raw: dict[str, Any], where: Path) -> str:
     """Name of the model class in a `config.json`. Raises `BadModel`."""
     names = raw.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+    if (not isinstance(names, list) or not names or not isinstance(names[0], str)
+            or not names[0].isidentifier() or len(names[0]) > SHOWN):
         raise BadModel(f"{where}: architectures: must name the model class")
     return str(names[0])

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("actors", "gpu", "kernels", "tools")
 HEAVY = {"torch", "triton", "transformers"}
 GPU_MAY_USE = {"messages", "params", "config", "errors", "core", "runtime", "models",
-               "speculation"}
-"""`models` finds a model's directory: tokenizer and worker must agree on it. `speculation` reads a
-field of the configuration."""
+               "model_files", "speculation"}
+"""`models` finds a model's directory: tokenizer and worker must agree on it, as on how its files
+are read, `model_files`. `speculation` reads a field of the configuration."""
 
 
 def files(package: str) -> list[Path]:

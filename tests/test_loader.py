@@ -83,7 +83,7 @@ def test_missing_files(checkpoint: Path) -> None:
     (checkpoint / SINGLE).rename(checkpoint / "other.bin")
     refused(checkpoint, SINGLE, INDEX)
     (checkpoint / "config.json").unlink()
-    refused(checkpoint, "config.json", "no such file")
+    refused(checkpoint, "config.json", "missing")
 
 
 def test_shard_named_in_the_index_is_missing(tmp_path: Path) -> None:

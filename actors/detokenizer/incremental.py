@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 from tokenizers import Tokenizer
 
 from actorium.actors import models
 from actorium.actors.config import ModelConfig
-from actorium.actors.tokenizer.model import load_tokenizer
+from actorium.actors.model_files import MAX_TOKENIZER, read_file
+from actorium.actors.tokenizer.files import load_tokenizer, read_steps
 
 _utf8 = codecs.utf_8_decode
 _BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
@@ -57,15 +57,9 @@ def utf8_tail(data: bytes) -> bytes:
     return data[_utf8(data, "replace", False)[1]:]
 
 
-class _File(msgspec.Struct):
-    """The part of tokenizer.json that is read here."""
-
-    decoder: dict[str, Any] | None = None
-
-
 def make(tokenizer: Tokenizer, file: Path) -> Detokenizer:
     """The detokenizer for `tokenizer`, by the decoder named in its tokenizer.json `file`."""
-    decoder = msgspec.json.decode(file.read_bytes(), type=_File).decoder or {}
+    decoder = read_steps(file, read_file(file, MAX_TOKENIZER)).decoder or {}
     steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:

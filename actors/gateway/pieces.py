@@ -41,7 +41,7 @@ class Pieces:
                 self._tokenizer = await asyncio.to_thread(self._load)
 
     def _load(self) -> Tokenizer:
-        from actorium.actors.tokenizer.model import load_tokenizer
+        from actorium.actors.tokenizer.files import load_tokenizer
 
         tokenizer = load_tokenizer(models.resolve(self._config.model.model))
         if "ByteLevel" in repr(tokenizer.decoder):

@@ -8,6 +8,7 @@ within these bounds is rendered elsewhere (see `renderer`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from datetime import datetime
 from pathlib import Path
@@ -27,12 +28,17 @@ from actorium.actors.messages import (
     ChatMessage,
     ToolCall,
 )
+from actorium.actors.model_files import read_file
 from actorium.actors.models import read_json
 from actorium.actors.preflight import is_jinja
 
 MAX_TICKS = 200_000
 """Loop iterations + macro calls of one render: about a second."""
 MAX_CHARS = 8 << 20
+MAX_SOURCE = 128 << 10
+"""Characters of a template: it compiles in half a second. The longest there are have 30,000."""
+MAX_SPECIAL = 1024
+"""Characters of a special token."""
 _TICK = "_actorium_tick"
 _MARK = "\ue0a7\ue0d3\ue0a7 "
 """Put behind a last turn that is to be continued, to find its end in what the template makes of it.
@@ -152,6 +158,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
         """Raises `BadModel` if the source does not compile."""
+        if len(source) > MAX_SOURCE:
+            raise BadModel(f"chat_template: more than {MAX_SOURCE:,} characters", "chat_template")
         self.source = source
         env = _Environment(trim_blocks=True, lstrip_blocks=True,
                            extensions=["jinja2.ext.loopcontrols", _Generation])
@@ -238,16 +246,22 @@ def load(path: Path, override: str | None) -> ChatTemplate | None:
 def _source(path: Path, override: str | None, config: dict[str, Any]) -> str | None:
     if override and is_jinja(override):
         return override
-    file = Path(override).expanduser() if override else path / "chat_template.jinja"
-    if override or file.is_file():
+    if override:
+        file = Path(override).expanduser()
         try:
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise BadModel(f"chat_template: cannot read {file}: {error}", "chat_template") from None
+    file = path / "chat_template.jinja"
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            return read_file(file, 4 * MAX_SOURCE).decode()
+        except UnicodeDecodeError as error:
+            raise BadModel(f"chat_template: cannot read {file}: {error}", "chat_template") from None
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
+        template = next((own.get("template") for own in reversed(template)
+                         if isinstance(own, dict) and own.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 
@@ -260,5 +274,8 @@ def special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
             if isinstance(value, dict):
                 value = value.get("content")
             if isinstance(value, str):
+                if len(value) > MAX_SPECIAL:
+                    raise BadModel(f"model: {path}: {name}: more than {MAX_SPECIAL} characters",
+                                   "model")
                 found[name] = value
     return found

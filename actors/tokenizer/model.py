@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from array import array
 from pathlib import Path
@@ -20,29 +19,13 @@ from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS
 from actorium.actors.params import SamplingParams
 from actorium.actors.tokenizer import chat
 from actorium.actors.tokenizer.defaults import ModelFacts
+from actorium.actors.tokenizer.files import load_tokenizer
 from actorium.actors.tokenizer.structured import Grammars
 
 assert sys.byteorder == "little" and array("i").itemsize == 4, "columns are little-endian int32"
 
 SLACK = 64
 """Tokens by which cutting a text may change its count (merges across the cut)."""
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """tokenizer.json of a model directory, without truncation or padding. Raises `BadModel`."""
-    file = path / "tokenizer.json"
-    if not file.is_file():
-        raise BadModel(f"model: {file} is missing; serve by token ids with --skip-tokenizer",
-                       "model")
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise BadModel(f"model: cannot read {file}: {error}", "model") from None
-    # One text is encoded at a time: a thread for each core would have nothing to do.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 class TextModel:
@@ -56,13 +39,17 @@ class TextModel:
                                               config.model.override_generation_config)
         self._tokenizer: Tokenizer | None = None
         self._template: chat.ChatTemplate | None = None
+        size = models.vocab_size(self._json)
         eos = models.eos_ids(self._json, generation)
+        if outside := [token for token in eos if token >= size]:
+            raise BadModel(f"model: {self.path}: eos_token_id: {outside[0]} is outside the "
+                           f"vocabulary of {size}", "model")
         if not config.model.skip_tokenizer:
             self._tokenizer = load_tokenizer(self.path)
             self._template = chat.load(self.path, config.model.chat_template)
-            eos = self._with_tokenizer_eos(eos)
+            eos = self._with_tokenizer_eos(eos, size)
         self.facts = ModelFacts(
-            vocab_size=models.vocab_size(self._json),
+            vocab_size=size,
             max_model_len=models.max_model_len(self._json, config.model.max_model_len),
             eos_ids=eos,
             generation=_checked_defaults(generation, self.path),
@@ -71,13 +58,13 @@ class TextModel:
                                                  config.model.override_generation_config))
         self.grammars = Grammars(self.path, self.facts)
 
-    def _with_tokenizer_eos(self, eos: tuple[int, ...]) -> tuple[int, ...]:
+    def _with_tokenizer_eos(self, eos: tuple[int, ...], size: int) -> tuple[int, ...]:
         """The model's ids and the tokenizer's eos_token (fine-tunes often name it there alone)."""
         assert self._tokenizer is not None
         config = models.read_json(self.path / "tokenizer_config.json", optional=True)
         token = chat.special_tokens(self.path, config).get("eos_token")
         found = self._tokenizer.token_to_id(token) if token else None
-        return eos if found is None or found in eos else (*eos, found)
+        return eos if found is None or found in eos or found >= size else (*eos, found)
 
     def _need_tokenizer(self, field: str) -> Tokenizer:
         if self._tokenizer is None:
@@ -96,7 +83,11 @@ class TextModel:
         tokenizer = self._need_tokenizer(field)
         if limit is not None:
             self._refuse_long(tokenizer, text, field, limit)
-        return array("i", _encode(tokenizer, text, special))
+        try:
+            return array("i", _encode(tokenizer, text, special))
+        except OverflowError:
+            raise InvalidRequest(f"{field}: the tokenizer gives ids outside the vocabulary of "
+                                 f"{self.facts.vocab_size}", field) from None
 
     def encode_all(self, texts: list[str], field: str) -> list[list[int]]:
         """Token ids of each text, without special tokens. Raises `InvalidRequest` naming `field`

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from actorium.actors.errors import BadModel
+from actorium.actors.errors import BadModel, shown
 from actorium.gpu.families.rope import one_rope
 from actorium.gpu.fields import Fields
 from actorium.gpu.shape import DTYPES, ModelShape, RopeShape
@@ -32,7 +32,7 @@ def base_shape(
     all layers share. Raises `BadModel`.
     """
     heads, hidden = get.int("num_attention_heads"), get.int("hidden_size")
-    layers = get.int("num_hidden_layers")
+    layers = get.layers()
     own, limit = ropes or one_for_all(get)
     kv_heads = get.int("num_key_value_heads", heads)
     width = get.int("head_dim", head_dim or max(1, hidden // heads))
@@ -41,7 +41,8 @@ def base_shape(
     if width % 2:
         raise get.bad("head_dim", f"must be even, got {width}")
     if activation == "silu" and get.raw.get("hidden_act", "silu") != "silu":
-        raise get.bad("hidden_act", f"only silu is supported, got {get.raw['hidden_act']!r}")
+        raise get.bad("hidden_act", f"only silu is supported, "
+                      f"got {shown(get.raw['hidden_act'])}")
     return ModelShape(
         architecture=str(get.raw["architectures"][0]), vocab_size=get.int("vocab_size"),
         hidden=hidden, intermediate=get.int("intermediate_size"), layers=layers, heads=heads,
@@ -80,6 +81,6 @@ def _dtype(get: Fields, wanted: str) -> torch.dtype:
     name = wanted
     if wanted == "auto":
         name = get.raw.get("dtype") or get.raw.get("torch_dtype") or "float32"
-    if name not in DTYPES:
-        raise get.bad("dtype", f"must be one of {', '.join(DTYPES)}, got {name!r}")
+    if not isinstance(name, str) or name not in DTYPES:
+        raise get.bad("dtype", f"must be one of {', '.join(DTYPES)}, got {shown(name)}")
     return DTYPES[name]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from actorium.actors.errors import shown
 from actorium.gpu.families.base import Ropes, base_shape, positions
 from actorium.gpu.families.llama import layer_windows
 from actorium.gpu.families.rope import one_rope
@@ -46,10 +47,10 @@ def _text(raw: dict[str, Any], where: Path) -> Fields:
     for name in ("attn_logit_softcapping", "final_logit_softcapping",
                  "use_bidirectional_attention"):
         if raw.get(name):
-            raise bad(name, f"is not supported, got {raw[name]!r}")
+            raise bad(name, f"is not supported, got {shown(raw[name])}")
     name = "hidden_activation"
     if raw.get(name, "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
-        raise bad(name, f"only gelu_pytorch_tanh is supported, got {raw[name]!r}")
+        raise bad(name, f"only gelu_pytorch_tanh is supported, got {shown(raw[name])}")
     return Fields(raw, where)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from actorium.actors.errors import shown
 from actorium.gpu.families.base import Ropes, base_shape, one_for_all, positions
 from actorium.gpu.fields import Fields
 from actorium.gpu.mamba_shape import (
@@ -43,5 +44,5 @@ def _ropes(get: Fields) -> Ropes:
     if kind == "rope":
         return one_for_all(get)
     if kind not in (None, "nope"):
-        raise get.bad("position_embedding_type", f"must be rope or nope, got {kind!r}")
+        raise get.bad("position_embedding_type", f"must be rope or nope, got {shown(kind)}")
     return (), positions(get)

@@ -45,12 +45,10 @@ def qwen3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 
 def layer_windows(get: Fields, layers: int, window: int) -> tuple[int, ...] | None:
     """Of each layer, as `layer_types` say; None where there are none. Raises `BadModel`."""
-    kinds = get.raw.get("layer_types")
-    if kinds is None:
+    if get.raw.get("layer_types") is None:
         return None
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {SLIDING, FULL}:
-        raise get.bad("layer_types", f"must be {layers} times {SLIDING} or {FULL}")
-    return tuple(window if kind == SLIDING else 0 for kind in kinds)
+    return tuple(window if kind == SLIDING else 0
+                 for kind in get.kinds("layer_types", (SLIDING, FULL), layers))
 
 
 def _windowed(get: Fields, shape: ModelShape) -> ModelShape:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from actorium.actors.errors import shown
 from actorium.gpu.families.base import base_shape, one_for_all
 from actorium.gpu.fields import Fields
 from actorium.gpu.hybrid_shape import (
@@ -41,10 +42,12 @@ def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 
 def _rotary_dim(get: Fields, head_dim: int) -> int:
     found = get.raw.get("rope_parameters") or {}
+    if not isinstance(found, dict):
+        raise get.bad("rope_parameters", "must be an object")
     name = "rope_parameters.partial_rotary_factor"
     share = found.get("partial_rotary_factor") or get.float("partial_rotary_factor", 0.25)
     if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise get.bad(name, f"must be above 0 and at most 1, got {share!r}")
+        raise get.bad(name, f"must be above 0 and at most 1, got {shown(share)}")
     if int(head_dim * share) % 2 or int(head_dim * share) < 2:
         raise get.bad(name, f"{share} of {head_dim} dimensions is no even number")
     return int(head_dim * share)

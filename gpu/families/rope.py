@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from actorium.gpu.fields import Fields
+from actorium.actors.errors import shown
+from actorium.gpu.fields import MOST, Fields
 from actorium.gpu.shape import RopeShape
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -22,8 +23,8 @@ def one_rope(get: Fields, name: str, found: Any, base: float, positions: int,
     r = Fields(found, get.where, f"{name}.")
     theta = r.float("rope_theta", base)
     kind = found.get("rope_type") or found.get("type") or "default"
-    if kind not in ROPE_TYPES:
-        raise r.bad("rope_type", f"must be one of {', '.join(ROPE_TYPES)}, got {kind!r}")
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
+        raise r.bad("rope_type", f"must be one of {', '.join(ROPE_TYPES)}, got {shown(kind)}")
     share = found.get("partial_rotary_factor") or get.raw.get("partial_rotary_factor") or 1
     if share != 1 and not partial:
         raise r.bad("partial_rotary_factor", "only 1.0 is supported")
@@ -35,6 +36,8 @@ def one_rope(get: Fields, name: str, found: Any, base: float, positions: int,
 def _scaled_rope(r: Fields, kind: str, theta: float, positions: int) -> tuple[RopeShape, int]:
     original = r.int("original_max_position_embeddings",
                      r.raw.get("original_max_position_embeddings") or positions)
+    if kind in ("yarn", "llama3") and theta == 1:
+        raise r.bad("rope_theta", "must not be 1")
     factor = r.float("factor")
 
     def optional(key: str) -> float:
@@ -50,5 +53,7 @@ def _scaled_rope(r: Fields, kind: str, theta: float, positions: int) -> tuple[Ro
         truncate=bool(r.raw.get("truncate", True)),
     )
     if kind == "yarn":
+        if factor * original > MOST:
+            raise r.bad("factor", f"{shown(factor)} times {original} positions are too many")
         return rope, max(positions, int(factor * original))
     return rope, positions

@@ -11,6 +11,7 @@ import torch
 
 from actorium.actors.config import Config
 from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models import read_json
 from actorium.actors.speculation import parse_speculative
 from actorium.gpu.families.base import Reader, limited
 from actorium.gpu.families.deepseek import deepseek
@@ -27,7 +28,7 @@ from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.hybrid import HybridLM
 from actorium.gpu.models.llama import CausalLM
 from actorium.gpu.quantized import multiplies
-from actorium.gpu.shape import ModelShape, architecture_of, read_json
+from actorium.gpu.shape import ModelShape, architecture_of
 from actorium.kernels.ops import triton_fault
 
 __all__ = ["ARCHITECTURES", "FAMILIES", "Family", "Model", "load_model", "read_shape",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from actorium.actors.model_files import MAX_INDEX
 from actorium.actors.models import read_json
 
 INDEX = "model.safetensors.index.json"
@@ -17,8 +18,8 @@ def total_bytes(folder: Path) -> int | None:
     """
     index = folder / INDEX
     if index.is_file():
-        meta = read_json(index).get("metadata")
+        meta = read_json(index, most=MAX_INDEX).get("metadata")
         total = meta.get("total_size") if isinstance(meta, dict) else None
-        return total if isinstance(total, int) and not isinstance(total, bool) else None
+        return total if isinstance(total, int) and 0 <= total < 2**63 else None
     file = folder / "model.safetensors"
     return file.stat().st_size if file.is_file() else None

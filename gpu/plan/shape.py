@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.errors import SHOWN, BadConfig, BadModel, shown
 from actorium.actors.models import max_model_len
 from actorium.gpu.fields import Fields
 from actorium.gpu.fp8_shape import Fp8Shape, fp8_shape
@@ -183,13 +183,14 @@ def read_plan_shape(raw: dict[str, Any], where: Path, dtype: str = "auto",
     limit. Raises `BadModel` naming the file and the field that is missing, wrong or unknown.
     """
     names = raw.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+    if (not isinstance(names, list) or not names or not isinstance(names[0], str)
+            or not names[0].isidentifier() or len(names[0]) > SHOWN):
         raise BadModel(f"{where}: architectures: must name the model class")
     arch = names[0]
     reader = READERS.get(arch)
     if reader is None:
-        raise BadModel(f"{where}: architecture {arch} is not known to the memory plan; known: "
-                       f"{', '.join(READERS)}")
+        raise BadModel(f"{where}: architecture {arch} is not known to the memory plan; "
+                       f"known: {', '.join(READERS)}")
     get = Fields(_text(raw, arch), where)
     shape = reader(get, _common(get, arch, _dtype(get, dtype)))
     if shape.heads % shape.kv_heads:
@@ -223,13 +224,13 @@ def _dtype(get: Fields, wanted: str) -> str:
     if wanted == "auto":
         name = get.raw.get("dtype") or get.raw.get("torch_dtype") or "float32"
     if not isinstance(name, str) or name not in ("float32", "bfloat16", "float16"):
-        raise get.bad("dtype", f"must be float32, bfloat16 or float16, got {name!r}")
+        raise get.bad("dtype", f"must be float32, bfloat16 or float16, got {shown(name)}")
     return name
 
 
 def _common(get: Fields, arch: str, dtype: str) -> PlanShape:
     heads, hidden = get.int("num_attention_heads"), get.int("hidden_size")
-    layers = get.int("num_hidden_layers")
+    layers = get.layers()
     width = 128 if arch.startswith("Qwen3") else max(1, hidden // heads)
     return PlanShape(
         architecture=arch, dtype=dtype, vocab=get.int("vocab_size"), hidden=hidden,
@@ -279,9 +280,8 @@ def _windows(get: Fields, layers: int, window: Any, first: int) -> tuple[int, ..
     if kinds is None:
         return tuple(size if i >= first else 0 for i in range(layers))
     known = ("sliding_attention", "full_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(known):
-        raise get.bad("layer_types", f"must be {layers} times {' or '.join(known)}")
-    return tuple(size if kind == known[0] else 0 for kind in kinds)
+    return tuple(size if kind == known[0] else 0
+                 for kind in get.kinds("layer_types", known, layers))
 
 
 def _qwen_hybrid(get: Fields, shape: PlanShape) -> PlanShape:

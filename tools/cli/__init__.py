@@ -12,6 +12,8 @@ from importlib import import_module
 
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 
+LINE = 2000
+"""Characters of an error's line: files of strangers can make it long."""
 COMMANDS = {
     "serve": ("serve", "[MODEL]: start an engine and keep it running"),
     "ps": ("ps", "engines and their actors (--json)"),
@@ -85,5 +87,7 @@ def _help() -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"actorium: error: {' '.join(message.split())}", file=sys.stderr)
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
+    print(f"actorium: error: {line if len(line) <= LINE else line[:LINE] + '...'}",
+          file=sys.stderr)
     return code
