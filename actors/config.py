@@ -150,6 +150,9 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ledger_dir: str | None = None
     """Directory of the ledger; default: in the run directory, forgotten at a clean stop. With a
     directory of its own an engine resumes what was unfinished when it ended, however it ended."""
+    ledger_patience: float = 2.0
+    """Seconds for which requests wait for a ledger that cannot be written, as on a full disk; then
+    they go on, and what they are told until it can be written again is not durable."""
     retain: float = 60.0
     """Seconds for which a finished request is kept for clients that have lost their stream."""
     silence: float = 0.75

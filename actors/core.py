@@ -75,7 +75,9 @@ class Core(Protocol):
     - `docket`: the `Docket` that says what it works on, to its next incarnation and in heartbeats.
     - `ledger`: the `Ledger` that takes what is sent to `LEDGER`, and what `commit.Recorder` lists:
       among it `on_ledger_full(why: str, now: float)`: the ledger takes no more, and what was to be
-      told after those records waits; `on_ledger_ok(now)`: that has gone out now.
+      told after those records waits; `on_ledger_lost(why: str, now: float)`: nothing waits for it
+      any more, and what is told is not durable; `on_ledger_ok(now)`: it takes records again, and
+      what waited has gone out.
     """
 
     inbox: Any

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,6 +38,9 @@ class Core:
 
     def on_ledger_full(self, why: str, now: float) -> None:
         self.heard.append(why)
+
+    def on_ledger_lost(self, why: str, now: float) -> None:
+        self.heard.append(f"lost: {why}")
 
     def on_ledger_ok(self, now: float) -> None:
         self.heard.append("ok")
@@ -87,6 +92,76 @@ def test_a_full_disk_holds_back_what_follows(tmp_path: Path,
     core.done = True
     commits.close()
     assert not list(tmp_path.iterdir()), "all was told: nothing is kept"
+
+
+def test_requests_go_on_without_a_ledger_after_a_while(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = Committer(core := Core(Ledger(tmp_path)), core.ledger, patience=2.0)
+    with monkeypatch.context() as patch:
+        full(patch)
+        assert said(commits.pass_on(sends("a", "X", "b"), 10.0)) == "a" and commits.holds
+        assert list(commits.retry(11.9)) == [] and commits.holds
+        assert said(commits.retry(12.1)) == "b" and not commits.holds
+        assert core.heard[1:] == ["lost: the ledger takes no more: no space"]
+        assert said(commits.pass_on(sends("c", "Y", "d"), 12.2)) == "c d"
+        pauses = []
+        for _ in range(8):
+            assert list(commits.retry(12.3)) == [] and commits.full
+            pauses.append(commits.pause)
+        assert pauses == sorted(pauses) and pauses[-1] == 5.0, "each try writes all that is alive"
+    core.kept = [Record(9, b"KEPT")]
+    assert said(commits.retry(13.0)) == "" and not commits.full
+    assert core.heard[2:] == ["ok"] and written(tmp_path) == [b"KEPT"]
+    assert said(commits.pass_on(sends("Z", "e"), 14.0)) == "e"
+    assert written(tmp_path) == [b"KEPT", b"Z"] and commits.pause == 0.1
+    commits.close()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOENT, errno.EACCES, errno.ESTALE])
+def test_a_disk_that_fails_in_any_way_is_a_full_one(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Read-only from now on, or gone: the scheduler does not die of it."""
+    commits = Committer(core := Core(Ledger(tmp_path)), core.ledger, patience=2.0)
+
+    def fails(*_: object) -> int:
+        raise OSError(number, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fails)
+        assert said(commits.pass_on(sends("a", "X", "b"), 0.0)) == "a" and commits.holds
+        assert list(commits.retry(0.2)) == []
+        patch.setattr(os, "open", fails)
+        assert list(commits.retry(0.3)) == [] and said(commits.retry(2.1)) == "b"
+    core.kept = [Record(9, b"KEPT")]
+    commits.retry(3.0)
+    assert written(tmp_path) == [b"KEPT"] and core.heard[-1] == "ok"
+    commits.close()
+
+
+def test_files_that_are_gone_are_written_anew(tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory, a segment or its lock: nobody else may take the place."""
+    monkeypatch.setattr("actorium.actors.runtime.commit.LOOK", 0.0)
+    where = tmp_path / "ledger"
+    commits = Committer(core := Core(Ledger(where)), core.ledger)
+    core.kept = [Record(9, b"KEPT")]
+    for turn in range(3):
+        commits.pass_on(sends("X", "a"), 0.0)
+        if turn:
+            shutil.rmtree(where)
+        else:
+            next(where.glob("*.seg")).unlink()
+        commits.tidy()
+        assert written(where) == [b"KEPT"], "and what was told is in it"
+        with pytest.raises(EngineUnavailable, match="another engine writes this"):
+            Ledger(where)
+    shutil.rmtree(where)
+    where.write_text("a file")
+    commits.tidy()
+    assert said(commits.pass_on(sends("Y", "b"), 0.0)) == "" and commits.holds
+    where.unlink()
+    assert said(commits.retry(0.1)) == "b" and written(where) == [b"KEPT", b"Y"]
+    commits.close()
 
 
 def test_compaction_when_it_has_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

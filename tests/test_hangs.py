@@ -20,6 +20,7 @@ from actorium.actors.watchdog.hangs import (
     MARGIN,
     SILENT,
     STARTING_SILENCE,
+    STOPPED_SILENCE,
     WATCHED,
     Hang,
     Witness,
@@ -200,16 +201,27 @@ def test_who_loads_may_be_silent_for_longer(phase: str) -> None:
     actor = Actor("a", phase, budget=600.0)
     run(actor, seconds=0.0)
     actor.beats = False
-    when, hang = run(actor, seconds=100.0)["a"]
+    when, hang = run(actor, seconds=100.0, known="asleep")["a"]
     assert hang.cause == SILENT and abs(when - STARTING_SILENCE) <= TICK
     assert "no sign of life for 60." in hang.text and phase in hang.text
+
+
+@pytest.mark.parametrize("phase", ["starting", "loading", "warming"])
+def test_who_loads_and_is_stopped_does_not_load(phase: str) -> None:
+    """So does not who was stopped before the watchdog was started that judges it."""
+    actor = Actor("a", phase, budget=600.0)
+    run(actor, seconds=0.0)
+    actor.beats = False
+    when, hang = run(actor, seconds=100.0)["a"]
+    assert hang.cause == SILENT and abs(when - STOPPED_SILENCE) <= TICK
+    assert hang.text.endswith(f"({phase}, stopped)")
 
 
 def test_one_that_never_says_a_word_is_found() -> None:
     actor = Actor("a")
     actor.beats = False
-    assert run(actor, seconds=59.0) == {}
-    assert run(actor, seconds=61.0)["a"][1].cause == SILENT
+    assert run(actor, seconds=59.0, known="") == {}
+    assert run(actor, seconds=61.0, known="")["a"][1].cause == SILENT
 
 
 @pytest.mark.parametrize("phase", sorted(READY_PHASES) + ["draining"])

@@ -86,6 +86,9 @@ def test_compaction_may_be_cut_short_anywhere(stop: int) -> None:
         for directory in (copy, path):
             if directory.exists():
                 found = History().read(read_all(directory)[0])
+                for entry in found.entries.values():
+                    for said in entry.choices:
+                        said.doubt = False  # of a segment that was begun, no more can be said
                 assert found.entries == expected.entries
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.ledger.segments import Record
+from actorium.actors.ledger.segments import BREAK, Record
 from actorium.actors.messages import (
     Column,
     Count,
@@ -35,6 +35,8 @@ class Meta(Struct, frozen=True, array_like=True):
     model: str
     next_sid: Sid = 1
     """Sequences from here on have not been numbered yet (as of the segment's start)."""
+    ledger: str = ""
+    """Id of the ledger: numbers of sequences mean nothing in another one."""
 
 
 class Admitted(Struct, frozen=True, array_like=True):
@@ -70,6 +72,8 @@ class Said(Struct):
     drafted: int = 0
     """Drafts verified for it, and those accepted."""
     accepted: int = 0
+    doubt: bool = False
+    """Something of it may be missing: it goes on behind what is known, whatever was its end."""
 
 
 class Entry(Struct):
@@ -77,6 +81,8 @@ class Entry(Struct):
 
     submit: Submit
     choices: list[Said]
+    model: str = ""
+    """Of the segment that it was found in; "" = not known."""
 
     @property
     def over(self) -> bool:
@@ -92,6 +98,8 @@ class History:
         self.next_sid = 1
         self.meta: Meta | None = None
         """Of the last segment."""
+        self.boots: set[str] = set()
+        """Of all of them."""
         self.unreadable = 0
         """Records that are whole but mean nothing to this version."""
         self._said: dict[int, Said] = {}
@@ -99,16 +107,26 @@ class History:
     def read(self, records: Iterable[Record]) -> History:
         """Take records in order; returns self."""
         for kind, payload in records:
+            if kind == BREAK:
+                self._break()
+                continue
             try:
                 self._take(kind, payload)
             except (msgspec.DecodeError, KeyError):
                 self.unreadable += 1
+                self._break()
         return self
+
+    def _break(self) -> None:
+        """Here something may be missing of whoever was there."""
+        for said in self._said.values():
+            said.doubt = said.finish is None
 
     def _take(self, kind: int, payload: bytes) -> None:
         message = _DECODE[kind](payload)
         if isinstance(message, Meta):
             self.meta = message
+            self.boots.add(message.boot)
             self.next_sid = max(self.next_sid, message.next_sid)
         elif isinstance(message, Admitted):
             self._admitted(message)
@@ -128,19 +146,26 @@ class History:
         if known is None:
             choices = [Said(message.sid + i, bytearray(), logprobs=[], prompt_logprobs=[])
                        for i in range(submit.n)]
-            self.entries[key] = Entry(submit, choices)
+            self.entries[key] = Entry(submit, choices, self.meta.model if self.meta else "")
             self._said.update((said.sid, said) for said in choices)
 
     def _handed_over(self, message: Admitted) -> Entry | None:
-        """The entry of these very sequences, that was another client's before."""
-        if message.sid not in self._said:
+        """The entry of these very sequences, that was another client's before. Of two requests that
+        claim the same numbers, which only a damaged ledger has, the later one has them."""
+        submit = message.submit
+        theirs = {message.sid + i for i in range(submit.n)}
+        if theirs.isdisjoint(self._said):
             return None
-        before, entry = next((key, entry) for key, entry in self.entries.items()
-                             if entry.choices[0].sid == message.sid)
-        del self.entries[before]
-        entry.submit = message.submit
-        self.entries[message.submit.client, message.submit.rid] = entry
-        return entry
+        for before, entry in [*self.entries.items()]:
+            if theirs.isdisjoint(said.sid for said in entry.choices):
+                continue
+            if entry.choices[0].sid == message.sid and _same(entry.submit, submit):
+                del self.entries[before]
+                entry.submit = submit
+                self.entries[submit.client, submit.rid] = entry
+                return entry
+            self.forget(before)
+        return None
 
     def _emitted(self, message: Emitted) -> None:
         said = self._said.get(message.sid)
@@ -151,6 +176,7 @@ class History:
         said.prompt_logprobs = list(message.prompt_logprobs)
         said.cached_tokens = message.cached_tokens
         said.drafted, said.accepted = message.drafted, message.accepted
+        said.doubt = False
         said.finish = message.finish or said.finish
 
     def _batch(self, batch: TokenBatch) -> None:
@@ -163,6 +189,7 @@ class History:
             if said is None or said.finish is not None:
                 continue
             known = len(said.tokens) // 4 - start
+            said.doubt = known < 0 or (said.doubt and known >= count)
             if 0 <= known < count:
                 said.tokens += mine[4 * known:]
                 fresh[sid] = known
@@ -185,13 +212,19 @@ class History:
             starts = {row.start for row in said.prompt_logprobs}
             if event.prompt_logprobs.start not in starts:
                 said.prompt_logprobs.append(event.prompt_logprobs)
-        if event.finish_reason is not None:
+        if event.finish_reason is not None and not said.doubt:
             said.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None)
 
     def forget(self, key: tuple[bytes, str]) -> None:
         """A request that nobody will ask for again."""
         for said in self.entries.pop(key).choices:
             del self._said[said.sid]
+
+
+def _same(one: Submit, other: Submit) -> bool:
+    """Whether they ask for the same, whoever does."""
+    return (one.rid, one.prompt, one.n, one.seed, one.params) == (
+        other.rid, other.prompt, other.n, other.seed, other.params)
 
 
 def cut(row: RowLogprobs, first: int) -> RowLogprobs:

@@ -3,12 +3,13 @@
 A segment is `NNNNNNNN.seg`: a header, then records. A record is u32 length of the payload, u32 CRC
 of kind and payload (zlib.crc32), u8 kind, payload; little-endian. One `write` commits a batch of
 records, so a process that is killed leaves whole batches: the page cache keeps what was written.
-What a crash of the machine (or a full disk) tore is found by length or CRC and cut off.
+What a crash of the machine (or a full disk) tore is found by length or CRC and left out; so is what
+was damaged since, and what stands behind it is read where its length leads to another record.
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 import struct
 import zlib
@@ -22,12 +23,15 @@ MAGIC = b"actorium ledger\x01"
 HEAD = struct.Struct("<IIB")
 CRC_OF_KIND = [zlib.crc32(bytes((kind,))) for kind in range(256)]
 SUFFIX = ".seg"
+BREAK = 0
+"""Kind of what no file holds: here something may be missing."""
 MAX_PAYLOAD = 64 << 20
 """A length beyond this is rubbish, not a record."""
 
 
 class LedgerFull(OSError):
-    """The disk (or a limit on it) takes no more: nothing of the batch was committed."""
+    """The disk takes no more, whyever (it is full, read-only or gone): nothing of the batch was
+    committed."""
 
 
 class Record(NamedTuple):
@@ -39,13 +43,21 @@ class Record(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """Where a segment ends in something that is no record."""
+    """Where something in a segment is no record."""
 
     path: Path
     at: int
-    """Bytes that are whole."""
+    """Where it begins."""
     lost: int
-    """Bytes after them."""
+    """Bytes of it."""
+    end: bool = True
+    """The segment was not read beyond it."""
+
+    def __str__(self) -> str:
+        name, lost = self.path.name, f"{self.lost} bytes"
+        if self.end:
+            return f"{name}: cut short after {self.at} bytes: {lost} at its end are no record"
+        return f"{name}: damaged at byte {self.at}: {lost} are left out, those behind them are read"
 
 
 def pack(records: Iterable[Record]) -> bytes:
@@ -57,62 +69,114 @@ def pack(records: Iterable[Record]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[list[Record], int]:
-    """(whole records of a segment, offset at which they end). Raises `ValueError` where the header
-    is no ledger's."""
-    if not MAGIC.startswith(data[:len(MAGIC)]):
-        raise ValueError("not a segment of a ledger")
+    """(records of a segment up to its first fault, offset at which they end). Raises `ValueError`
+    where the header is no ledger's."""
+    _check_head(data)
     records, at = [], len(MAGIC)
-    while at + HEAD.size <= len(data):
-        length, crc, kind = HEAD.unpack_from(data, at)
-        payload = data[at + HEAD.size:at + HEAD.size + length]
-        if (length > MAX_PAYLOAD or len(payload) < length
-                or zlib.crc32(payload, CRC_OF_KIND[kind]) != crc):
-            break
-        records.append(Record(kind, payload))
-        at += HEAD.size + length
+    while (found := _record_at(data, at)) is not None:
+        records.append(found)
+        at += HEAD.size + len(found.payload)
     return records, min(at, len(data))
+
+
+def _check_head(data: bytes) -> None:
+    if MAGIC.startswith(data[:len(MAGIC)]):
+        return
+    if data.startswith(MAGIC[:-1]):
+        raise ValueError(f"a ledger of version {data[len(MAGIC) - 1]}; this is version {MAGIC[-1]}")
+    if _record_at(data, len(MAGIC)) is None:
+        raise ValueError("not a segment of a ledger")
+
+
+def _record_at(data: bytes, at: int) -> Record | None:
+    """What stands there, if it is whole."""
+    if at + HEAD.size > len(data):
+        return None
+    length, crc, kind = HEAD.unpack_from(data, at)
+    payload = data[at + HEAD.size:at + HEAD.size + length]
+    if (kind == BREAK or length > MAX_PAYLOAD or len(payload) < length
+            or zlib.crc32(payload, CRC_OF_KIND[kind]) != crc):
+        return None
+    return Record(kind, payload)
 
 
 def segments(directory: Path) -> list[Path]:
     """The segments of a ledger, oldest first."""
-    return sorted(path for path in directory.glob(f"*{SUFFIX}") if path.stem.isdecimal())
+    return sorted((path for path in directory.glob(f"*{SUFFIX}") if path.stem.isdecimal()),
+                  key=lambda path: int(path.stem))
+
+
+def read_segment(path: Path) -> tuple[list[Record], list[Torn]]:
+    """Its whole records in order, a `BREAK` wherever something is none, and what that is.
+
+    It is read on behind a record of which all but the length may be wrong: there stands another
+    one, or this is not its length. Raises `OSError`, and `ValueError` naming a file that is none of
+    ours.
+    """
+    try:
+        data = private.read_file(path)
+        _check_head(data)
+    except private.UnsafePath as error:
+        raise ValueError(str(error)) from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    records: list[Record] = []
+    torn: list[Torn] = []
+    if not data.startswith(MAGIC):
+        records.append(Record(BREAK, b""))
+        torn.append(Torn(path, 0, min(len(data), len(MAGIC)), len(data) <= len(MAGIC)))
+    at = len(MAGIC)
+    while at < len(data):
+        if (found := _record_at(data, at)) is not None:
+            records.append(found)
+            at += HEAD.size + len(found.payload)
+            continue
+        records.append(Record(BREAK, b""))
+        behind = at + HEAD.size
+        if behind <= len(data):
+            behind += int(HEAD.unpack_from(data, at)[0])
+        end = _record_at(data, behind) is None
+        torn.append(Torn(path, at, len(data) - at if end else behind - at, end))
+        if end:
+            break
+        at = behind
+    return records, torn
 
 
 def read_all(directory: Path) -> tuple[list[Record], list[Torn]]:
-    """Every whole record in order, and what was torn.
-
-    A segment is read up to its first fault; the ones after it are read all the same, since each
-    batch was committed on its own. Raises `OSError`, and `ValueError` naming a file that is none of
-    ours.
-    """
+    """Every whole record of all segments, and what was torn (see `read_segment`)."""
     records: list[Record] = []
     torn: list[Torn] = []
     for path in segments(directory):
-        try:
-            data = private.read_file(path)
-            found, end = unpack(data)
-        except private.UnsafePath as error:
-            raise ValueError(str(error)) from None
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        records += found
-        if end < len(data) or len(data) < len(MAGIC):
-            torn.append(Torn(path, end, len(data) - end))
+        found, bad = read_segment(path)
+        records, torn = records + found, torn + bad
     return records, torn
 
 
 class Writer:
     """Appends to one new segment at a time. Not thread-safe: a ledger has one writer."""
 
-    def __init__(self, directory: Path, sync: bool = False) -> None:
-        """sync: fdatasync each batch, so that it survives the machine's crash, not only ours."""
+    def __init__(self, directory: Path, sync: bool = False, later: bool = False) -> None:
+        """sync: fdatasync each batch, so that it survives the machine's crash, not only ours;
+        later: where nothing can be written now, the first batch will tell. Raises `LedgerFull`."""
         self._directory, self._sync = directory, sync
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        known = segments(directory)
-        self._number = int(known[-1].stem) if known else 0
+        self._number = 0
         self._fd = -1
         self.size = 0
         """Bytes of the segment that is written."""
+        try:
+            self._begin()
+        except LedgerFull:
+            if not later:
+                raise
+
+    def _begin(self) -> None:
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise _full(error) from None
+        known = segments(self._directory)
+        self._number = int(known[-1].stem) if known else 0
         self.roll()
 
     @property
@@ -124,12 +188,16 @@ class Writer:
         """Begin a new segment; returns the old one. Raises `LedgerFull` (and stays on the old)."""
         old, number = self.path, self._number + 1
         path = self._directory / f"{number:08d}{SUFFIX}"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
+                         0o600)
+        except OSError as error:
+            raise _full(error) from None
         try:
             _write(fd, MAGIC, 0)
         except LedgerFull:
             os.close(fd)
-            path.unlink()
+            remove(path)
             raise
         if self._fd >= 0:
             os.close(self._fd)
@@ -138,10 +206,24 @@ class Writer:
 
     def commit(self, batch: bytes) -> None:
         """Append `pack(...)`ed records: all of them or, with `LedgerFull`, none."""
-        _write(self._fd, batch, self.size)
+        if self._fd < 0:
+            self._begin()
+        try:
+            _write(self._fd, batch, self.size, self._sync)
+        except Uncut:
+            self.close()  # nothing that follows would be read
+            raise
         self.size += len(batch)
-        if self._sync:
-            os.fdatasync(self._fd)
+
+    @property
+    def there(self) -> bool:
+        """What was written can be read: the file is still where it was made."""
+        if self._fd < 0:
+            return True
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except OSError:
+            return False
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -149,15 +231,32 @@ class Writer:
             self._fd = -1
 
 
-def _write(fd: int, data: bytes, size: int) -> None:
+def remove(path: Path) -> None:
+    """Remove a segment, if that can be: who reads it once more reads the same."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+class Uncut(LedgerFull):
+    """Part of a batch stays in the file."""
+
+
+def _write(fd: int, data: bytes, size: int, sync: bool = False) -> None:
     """Write everything, or cut the file back to `size` and raise `LedgerFull`."""
     done = 0
     try:
         while done < len(data):
             done += os.write(fd, data[done:] if done else data)
+        if sync:
+            os.fdatasync(fd)
     except OSError as error:
-        if done:
-            os.ftruncate(fd, size)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            raise LedgerFull(error.errno, f"the ledger takes no more: {error.strerror}") from None
-        raise
+        try:
+            if done:
+                os.ftruncate(fd, size)
+        except OSError:
+            raise _full(error, Uncut) from None
+        raise _full(error) from None
+
+
+def _full(error: OSError, kind: type[LedgerFull] = LedgerFull) -> LedgerFull:
+    return kind(error.errno, f"the ledger takes no more: {error.strerror}")

@@ -126,6 +126,9 @@ class Recorder:
     def on_ledger_full(self, why: str, now: float) -> None:
         self._call("on_ledger_full", now, why)
 
+    def on_ledger_lost(self, why: str, now: float) -> None:
+        self._call("on_ledger_lost", now, why)
+
     def on_ledger_ok(self, now: float) -> None:
         self._call("on_ledger_ok", now)
 

@@ -117,7 +117,8 @@ class Shell:
         if getattr(core, "ledger", None) is not None:
             from actorium.actors.runtime.commit import committer
 
-            self._commits = committer(core)
+            patience = self.ctx.config.recovery.ledger_patience
+            self._commits = committer(core, patience)
         on_start = getattr(core, "on_start", None)
         if on_start is not None:
             on_start(self.post)
@@ -292,7 +293,7 @@ class Shell:
 
     def _flush(self, role: str) -> None:
         outbox, deaf = self.outboxes[role], self.outboxes[role].deaf
-        if deaf and self._commits is not None and self._commits.full:
+        if deaf and self._commits is not None and self._commits.holds:
             return  # what is held there is from before that which is dropped
         if outbox.flush():
             self.loop.remove_reader(outbox.fd)
@@ -318,7 +319,7 @@ class Shell:
             self._arm_retry()
 
     def _all_sent(self) -> bool:
-        held = self._commits is not None and self._commits.full
+        held = self._commits is not None and self._commits.holds
         return not held and not any(box.waiting for box in self.outboxes.values()) and not (
             self.front is not None and self.front.waiting)
 

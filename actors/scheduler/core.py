@@ -97,6 +97,8 @@ class SchedulerCore:
         self._step = 0
         self.next_sid = 1
         self.ledger: Ledger | None = None  # for the shell
+        self._not_durable = False
+        """It takes nothing, and streams go on without."""
         self._chronicle = Chronicle(context.config.recovery, context.epoch)
         self.books.remembers = self._chronicle.remembers
         self._chronicle.docket = self.docket
@@ -226,7 +228,8 @@ class SchedulerCore:
                   "steps": self._step, **self._trials.gauges(), "worker_restarts": self._restarts,
                   "retained": len(self._chronicle.retained),
                   "retained_bytes": self._chronicle.retained.bytes, "missed": self._missed,
-                  "ledger_full": bool(self._outgoing.full), "masks": self.masking.made,
+                  "ledger_full": bool(self._outgoing.full),
+                  "ledger_not_durable": self._not_durable, "masks": self.masking.made,
                   "computed_prompt_tokens": self._metrics.computed_prompt_tokens,
                   **memory_gauges(books), **self._sums,
                   **self._planner.drafting.gauges()}
@@ -284,9 +287,15 @@ class SchedulerCore:
         """The ledger takes no more: plan nothing, tell nothing but refusals."""
         self._outgoing.full = self._notice = why
 
+    def on_ledger_lost(self, why: str, now: float) -> None:
+        """Nor will it soon: go on without."""
+        self._outgoing.full, self._not_durable = "", True
+        self._notice = f"not durable: {why}"
+
     def on_ledger_ok(self, now: float) -> None:
         """It does again."""
-        self._outgoing.full, self._notice = "", "the ledger takes records again"
+        self._outgoing.full, self._not_durable = "", False
+        self._notice = "the ledger takes records again"
 
     def on_missed(self, role: str, now: float) -> bool:
         """The detokenizer does not read: what it is told is dropped until it does. (A worker that

@@ -30,6 +30,9 @@ STOPPED, ASLEEP = "stopped", "asleep"
 """What is known of who is silent."""
 STARTING_SILENCE = 60.0
 """Seconds without a beat that an actor gets while it starts or loads."""
+STOPPED_SILENCE = 5.0
+"""The same, if it is stopped. More than a load is at stake: to a watchdog that was just started an
+actor is `starting` until it beats, however long it has worked."""
 BEATS_MISSED = 3.0
 """With a slow heartbeat, silence is no less than so many beats."""
 DOUBT = 4.0
@@ -95,7 +98,7 @@ def find_hang(ward: Ward, wards: Mapping[str, Ward], now: float, silence: float,
 
 def _silent(ward: Ward, now: float, silence: float, known: str) -> Hang | None:
     if ward.phase in STARTING_PHASES:
-        silence = max(silence, STARTING_SILENCE)
+        silence = max(silence, STOPPED_SILENCE if known == STOPPED else STARTING_SILENCE)
     age = now - ward.seen
     if age <= silence:
         return None

@@ -85,7 +85,7 @@ async def _over_http(made: Rig, maker: Maker, requests: int, modes: list[int], l
     async def one(number: int) -> None:
         async with gate:
             want = maker.make(bad.get(number))
-            ends[number in bad][await _post(http, want, latest)] += 1
+            ends[number in bad][await post(http, want, latest)] += 1
 
     await asyncio.gather(*(one(number) for number in range(requests)))
     http.close()
@@ -97,7 +97,7 @@ async def _over_http(made: Rig, maker: Maker, requests: int, modes: list[int], l
             "wrong": wrong}
 
 
-async def _post(http: Http, want: Want, latest: float) -> str:
+async def post(http: Http, want: Want, latest: float) -> str:
     """How it ends: "complete", "quarantined", or what was wrong."""
     params = want.params
     body = {"prompt": want.prompt, "max_tokens": params.max_tokens, "seed": params.seed,

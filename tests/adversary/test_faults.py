@@ -1,0 +1,39 @@
+"""Actors that are killed, stopped, slowed down and starved, alone and in pairs, at any moment: all
+streams go on token by token, and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from actorium.tools.chaos import moments
+from actorium.tools.chaos.moments import HALT, KILL, LAUNCHER, PREFILL, SUBMIT, Trial
+
+pytestmark = pytest.mark.chaos
+SEED, SECONDS, PAIRS = 5, 165.0, 400
+SLICE = (Trial(SUBMIT, HALT, ("worker-0", "watchdog")), Trial(PREFILL, KILL, ("worker-0",)),
+         Trial("steady", KILL, (LAUNCHER, "scheduler")), Trial("end", KILL, ("detokenizer",)),
+         Trial("recovery", "stop", ("gateway-0",)))
+
+
+@pytest.mark.mended("a worker stopped together with the watchdog was found after 60 s only")
+def test_struck_at_any_moment(tried: Callable[..., None], amount: Callable[[int, int], int]
+                              ) -> None:
+    """In full size: everybody in every way at every moment, then a sample of pairs, as far as the
+    time goes. `python -m actorium.tools.chaos.moments --seed N` does all of them."""
+    full = amount(0, 1)
+    if full:
+        print(f"seed {SEED}")
+        report = moments.lanes(moments.sample(SEED, PAIRS), SEED, SECONDS)
+    else:
+        report = moments.lanes(SLICE, SEED)
+    tried(report.trials)
+    assert report.wrong == [] and report.requests > 3 * report.trials
+    assert report.trials == len(SLICE) or full
+
+
+def test_every_fault_has_its_trial() -> None:
+    alone, two = moments.singles(), moments.pairs()
+    assert len(alone) == len(set(map(str, alone))) == 6 * 5 * 6 + 6 * 3
+    assert len(two) == len(set(map(str, two))) == 6 * 5 * 15 + 6 * 6

@@ -1,0 +1,312 @@
+"""Any actor, or any two, struck in any way at any moment of a running engine's life.
+
+A trial is a strike at a moment. After it every stream has ended, token by token as it should, a new
+request is served over both faces, and nothing is held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from itertools import combinations
+from time import monotonic
+
+from msgspec import Struct
+
+from actorium.actors import roles
+from actorium.actors.client import AsyncClient
+from actorium.actors.gateway.actor import where
+from actorium.actors.params import SamplingParams
+from actorium.tools.bench.http import Http
+from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.quarantine import post
+from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
+from actorium.tools.chaos.streams import CLEAN, Maker, Traffic, Want
+
+GATEWAY, LAUNCHER = "gateway-0", "launcher"
+ACTORS = ("tokenizer", "scheduler", "worker-0", "detokenizer", GATEWAY, "watchdog")
+KILL, STOP, HALT, SLOW, STARVE = "kill", "stop", "halt", "slow", "starve"
+KINDS = (KILL, STOP, HALT, SLOW, STARVE)
+"""SIGKILL; SIGSTOP for some seconds; SIGSTOP, until somebody kills it; stopped nine tenths of the
+time; the lowest priority beside processes that want all processors."""
+GENTLE = (STOP, SLOW, STARVE)
+"""What the launcher has to outlive, too."""
+IDLE, STEADY, SUBMIT, END, PREFILL, RECOVERY = MOMENTS = (
+    "idle", "steady", "submit", "end", "prefill", "recovery")
+STREAMS = 6
+STOPPED = (1.0, 3.0)
+SLOWED = 2.0
+SLICE_OFF, SLICE_ON = 0.09, 0.01
+LATEST = 45.0
+"""Seconds in which everything must have ended."""
+PROMPT = 3000
+TRIALS_EACH = 8
+"""Of one engine: the pause before a restart doubles from death to death."""
+
+
+class Trial(Struct, frozen=True):
+    """What is done to whom, and when."""
+
+    moment: str
+    kind: str
+    roles: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {'+'.join(self.roles)} at {self.moment}"
+
+
+def singles() -> list[Trial]:
+    """Everybody, in every way, at every moment."""
+    found = [Trial(moment, kind, (role,)) for moment in MOMENTS for kind in KINDS
+             for role in ACTORS]
+    return found + [Trial(moment, kind, (LAUNCHER,)) for moment in MOMENTS for kind in GENTLE]
+
+
+def pairs() -> list[Trial]:
+    """Every two, in every way, at every moment; the launcher is only stopped, while another one is
+    killed."""
+    found = [Trial(moment, kind, two) for moment in MOMENTS for kind in KINDS
+             for two in combinations(ACTORS, 2)]
+    return found + [Trial(moment, KILL, (LAUNCHER, role)) for moment in MOMENTS for role in ACTORS]
+
+
+class Striker:
+    """Strikes at the processes of one engine."""
+
+    def __init__(self, made: Rig, chance: random.Random) -> None:
+        self._made, self._chance = made, chance
+
+    def _pids(self, roles: Iterable[str]) -> list[int]:
+        known = actors(self._made.run_dir)
+        pids = [self._made.engine.pid if role == LAUNCHER else
+                known[role].pid if role in known else None for role in roles]
+        return [pid for pid in pids if pid is not None]
+
+    async def strike(self, trial: Trial) -> None:
+        """Do it; comes back when it is over (of what does not end: at once)."""
+        pids = self._pids(trial.roles)
+        match trial.kind:
+            case "kill" if LAUNCHER in trial.roles:
+                pid = self._made.engine.pid
+                _send([each for each in pids if each == pid], signal.SIGSTOP)
+                _send([each for each in pids if each != pid], signal.SIGKILL)
+                await asyncio.sleep(self._chance.uniform(*STOPPED))
+                _send([each for each in pids if each == pid], signal.SIGCONT)
+            case "kill":
+                _send(pids, signal.SIGKILL)
+            case "halt":
+                _send(pids, signal.SIGSTOP)
+            case "stop":
+                _send(pids, signal.SIGSTOP)
+                await asyncio.sleep(self._chance.uniform(*STOPPED))
+                _send(pids, signal.SIGCONT)
+            case "slow":
+                until = monotonic() + SLOWED
+                while monotonic() < until:
+                    _send(pids, signal.SIGSTOP)
+                    await asyncio.sleep(SLICE_OFF)
+                    _send(pids, signal.SIGCONT)
+                    await asyncio.sleep(SLICE_ON)
+            case _:
+                await _starve(pids)
+
+
+def _send(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+async def _starve(pids: Sequence[int]) -> None:
+    """As far as one may: they cannot be given back what they had, and do not need it."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            hog = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+            stack.callback(hog.wait)
+            stack.callback(hog.kill)
+        await asyncio.sleep(SLOWED)
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.setpriority(os.PRIO_PROCESS, pid, 0)
+
+
+class Battery:
+    """Trials on one engine, one after the other."""
+
+    def __init__(self, made: Rig, client: AsyncClient, seed: int) -> None:
+        self._made, self._client, self._chance = made, client, random.Random(seed)
+        self._maker = Maker(seed, (20, 60), prompt=100)
+        self._striker = Striker(made, self._chance)
+        self.wrong: list[str] = []
+        self.requests = self.tokens = 0
+
+    async def run(self, trial: Trial) -> bool:
+        """False = something was wrong."""
+        traffic, before = Traffic(self._maker, latest=LATEST), len(self.wrong)
+        running = [asyncio.create_task(traffic.one(self._client, want))
+                   for want in self._wants(trial)]
+        await self._wait_for(trial.moment, traffic, running)
+        striking = asyncio.create_task(self._striker.strike(trial))
+        if trial.moment == SUBMIT:
+            await asyncio.sleep(0.0)
+            running += [asyncio.create_task(traffic.one(self._client, self._maker.make()))
+                        for _ in range(STREAMS)]
+        await asyncio.gather(striking, *running)
+        await self._afterwards(traffic)
+        tally = traffic.tally
+        self.requests, self.tokens = self.requests + tally.requests, self.tokens + tally.tokens
+        told = tally.wrong + [f"{n} failed with {code}" for code, n in tally.failed.items()]
+        told += [f"{n} refused with {code}" for code, n in tally.refused.items()]
+        self.wrong += [f"{trial}: {text}" for text in told]
+        return len(self.wrong) == before
+
+    def _wants(self, trial: Trial) -> list[Want]:
+        """The requests that run when it happens."""
+        if trial.moment == IDLE:
+            return []
+        wants = [self._maker.make() for _ in range(STREAMS)]
+        if trial.moment == PREFILL:
+            wants.append(Want([self._chance.randrange(CLEAN) for _ in range(PROMPT)],
+                              SamplingParams(max_tokens=10, seed=self._chance.getrandbits(62),
+                                             ignore_eos=True)))
+        return wants
+
+    async def _wait_for(self, moment: str, traffic: Traffic, running: list[asyncio.Task[str | None]]
+                        ) -> None:
+        """Until it is that moment."""
+        if moment in (IDLE, SUBMIT, PREFILL):
+            await asyncio.sleep(self._chance.uniform(0.0, 0.08))
+            return
+        wanted = 1 if moment in (STEADY, RECOVERY) else 19
+        while not any(task.done() for task in running):
+            if any(want.count >= wanted for want in traffic.live.values()):
+                break
+            await asyncio.sleep(0.002)
+        if moment == RECOVERY:
+            other = self._chance.choice(ACTORS)
+            await self._striker.strike(Trial(moment, KILL, (other,)))
+            await asyncio.sleep(self._chance.uniform(0.0, 1.0))
+
+    async def _afterwards(self, traffic: Traffic) -> None:
+        """Both faces serve, and nothing is held."""
+        code = await traffic.one(self._client, self._maker.make())
+        if code is not None:
+            traffic.tally.wrong.append(f"afterwards: {code}")
+        found = where(self._made.run_dir)
+        http = Http(found.url) if found is not None else None
+        end = "there is no gateway" if http is None else await post(http, self._maker.make(),
+                                                                     LATEST)
+        if http is not None:
+            http.close()
+        if end != "complete":
+            traffic.tally.wrong.append(f"afterwards, over HTTP: {end}")
+        traffic.tally.wrong += await self._rest()
+
+    async def _rest(self) -> list[str]:
+        until, held = monotonic() + 10.0, {"nothing heard": 1.0}
+        while monotonic() < until:
+            status = await self._client.status()
+            beside = next((a.gauges for a in status.actors if a.role == "scheduler"), {})
+            held = {name: beside.get(name, -1.0) for name in ("running", "waiting", "held_pages")}
+            if status.ready and not any(held.values()):
+                return []
+            await asyncio.sleep(0.05)
+        return [f"at rest: {name} is {value:g}" for name, value in held.items() if value] or [
+            f"at rest: not ready: {[(a.role, a.phase) for a in status.actors]}"]
+
+
+class Report(Struct):
+    """What came of some trials."""
+
+    trials: int = 0
+    requests: int = 0
+    tokens: int = 0
+    wrong: list[str] = []
+
+
+def run(trials: Sequence[Trial], seed: int, seconds: float | None = None,
+        told: Callable[[str], None] | None = None) -> Report:
+    """Trials in their order, on as many engines as it takes; seconds: after which no more are
+    begun; told: gets a line on each."""
+    report = Report(wrong=[])
+    until = monotonic() + seconds if seconds is not None else None
+    left = list(trials)
+    while left and (until is None or monotonic() < until):
+        with rig(SHORT_WORKER, {GATEWAY: roles.GATEWAY}, port=0, max_num_batched_tokens=256,
+                 drain_timeout=20.0) as made:
+            left = asyncio.run(_some(made, left, seed + report.trials, report, until, told))
+        report.wrong += made.left
+    return report
+
+
+async def _some(made: Rig, trials: list[Trial], seed: int, report: Report, until: float | None,
+                told: Callable[[str], None] | None) -> list[Trial]:
+    """Those that are left."""
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        battery, done = Battery(made, client, seed), 0
+        for trial in trials[:TRIALS_EACH]:
+            if until is not None and monotonic() >= until:
+                break
+            done, began = done + 1, monotonic()
+            fine = await battery.run(trial)
+            if told is not None:
+                told(f"{trial}: {'fine' if fine else 'wrong'}, {monotonic() - began:.1f} s")
+            if not fine:
+                break  # the next one has an engine that is whole
+        report.trials += done
+        report.requests += battery.requests
+        report.tokens += battery.tokens
+        report.wrong += battery.wrong
+    return trials[done:]
+
+
+def lanes(trials: Sequence[Trial], seed: int, seconds: float | None = None, many: int = 3,
+          told: Callable[[str], None] | None = None) -> Report:
+    """The same on so many engines at a time: most of it is waiting."""
+    with ThreadPoolExecutor(many) as pool:
+        parts = [pool.submit(run, trials[lane::many], seed + 1000 * lane, seconds, told)
+                 for lane in range(many)]
+    found = [part.result() for part in parts]
+    return Report(sum(r.trials for r in found), sum(r.requests for r in found),
+                  sum(r.tokens for r in found), [text for r in found for text in r.wrong])
+
+
+def sample(seed: int, pairs_too: int) -> list[Trial]:
+    """All singles and so many pairs, each in the seed's order."""
+    chance = random.Random(seed)
+    alone, two = singles(), pairs()
+    chance.shuffle(alone)
+    chance.shuffle(two)
+    return alone + two[:pairs_too]
+
+
+def main() -> int:
+    """`python -m actorium.tools.chaos.moments`: as many as one likes."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=None, help="default: all of them")
+    parser.add_argument("--pairs", type=int, default=len(pairs()), help="beside all singles")
+    parser.add_argument("--lanes", type=int, default=3, help="engines at a time")
+    options = parser.parse_args()
+    report = lanes(sample(options.seed, options.pairs), options.seed, options.seconds,
+                   options.lanes, lambda line: print(line, flush=True))
+    print(f"seed {options.seed}: {report.trials} trials, {report.requests} requests, "
+          f"{report.tokens} tokens, {len(report.wrong)} wrong")
+    print("\n".join(report.wrong[:40]))
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
