@@ -209,10 +209,19 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Largest body of a request."""
     access_log: bool = True
     """A line for each HTTP request: status, tokens, times, never what was said."""
+    allowed_hosts: str | None = None
+    """Names that callers, browsers above all, may know the server by (the Host header), as
+    `llm.example,*.lan`, or `*` for any; those of this machine's loopback are always among them, and
+    any port. It holds for the probes' port, too. Default: where `host` is a loopback address those
+    alone, so that a reverse proxy that passes its own name on needs this flag; elsewhere any."""
     max_connections: int = 4096
-    """Connections of one process; more are refused with 503."""
+    """Connections of one process; a further one closes the one that has been idle longest, and is
+    refused with 503 if none is."""
     body_timeout: float = 30.0
-    """Seconds in which a request's head and body must have come."""
+    """Seconds in which a request's head must have come, and its body."""
+    send_timeout: float = 60.0
+    """Seconds after which a caller is cut off who does not read its answer while buffers are
+    full."""
     responses_store: str | None = None
     """File in which /v1/responses keeps responses (SQLite, made if it is not there); several
     gateways share it. Default: memory, and with several gateways nowhere."""

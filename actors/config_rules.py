@@ -12,6 +12,7 @@ from actorium.actors import endpoints
 from actorium.actors.messages import RESERVED_TEMPLATE_ARGS, Tenant
 from actorium.actors.models import MAX_NEW_TOKENS, SAMPLING_DEFAULTS
 from actorium.actors.params import MAX_N, SamplingParams
+from actorium.actors.runtime.hosts import names
 
 if TYPE_CHECKING:
     from actorium.actors.config import Config, GatewayConfig
@@ -123,6 +124,7 @@ def _is_key(key: str | None) -> bool:
 
 
 def _gateway_rules(g: GatewayConfig) -> list[Rule]:
+    hosts = _wrong_hosts(g.allowed_hosts)
     return [
         ("gateway.port", g.port is None or 0 <= g.port <= 65535, "must be between 0 and 65535"),
         ("gateway.port", g.port != 0 or g.gateways == 1, "must not be 0 with several gateways"),
@@ -140,6 +142,8 @@ def _gateway_rules(g: GatewayConfig) -> list[Rule]:
          "must be between 1 KiB and 64 MiB"),
         ("gateway.max_connections", g.max_connections >= 1, "must be at least 1"),
         ("gateway.body_timeout", g.body_timeout > 0, "must be above 0 seconds"),
+        ("gateway.send_timeout", g.send_timeout > 0, "must be above 0 seconds"),
+        ("gateway.allowed_hosts", hosts is None, hosts or ""),
         ("gateway.responses_max_bytes", 0 <= g.responses_max_bytes <= 1 << 40,
          "must be between 0 and 1 TiB"),
         ("gateway.responses_max", 1 <= g.responses_max <= 10_000_000,
@@ -155,6 +159,16 @@ def _wrong_listen(listen: str | None) -> str | None:
     try:
         if listen is not None:
             endpoints.parse(listen)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _wrong_hosts(setting: str | None) -> str | None:
+    """What is wrong with allowed names; None if nothing."""
+    try:
+        if setting is not None:
+            names(setting)
     except ValueError as error:
         return str(error)
     return None

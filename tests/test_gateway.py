@@ -145,7 +145,7 @@ def test_a_client_that_goes_away_ends_its_request(served: Served) -> None:
                        "ignore_eos": True}).encode()
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as sock:
-        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: "
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: "
                      b"%d\r\n\r\n%b" % (len(body), body))
         assert b"200 OK" in sock.recv(4096)
         assert _running(served) == 1

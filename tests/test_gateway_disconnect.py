@@ -37,8 +37,9 @@ def begin(served: Served, path: str, headers: str = "", **more: Any) -> socket.s
     """Send a request, and do not wait for anything."""
     body = json.dumps(BODIES[path] | more).encode()
     connection = socket.create_connection((served.host, served.port))
-    connection.sendall(f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
-                       f"{headers}content-length: {len(body)}\r\n\r\n".encode() + body)
+    connection.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
+                       f"content-type: application/json\r\n{headers}content-length: {len(body)}"
+                       "\r\n\r\n".encode() + body)
     return connection
 
 

@@ -185,18 +185,25 @@ def test_probes_need_no_port_of_their_own_and_metrics_a_key(served: Served) -> N
     assert ask(served, "/load", method="POST").status == 405
 
 
-def test_connections_are_counted() -> None:
+def test_connections_are_counted_and_idle_ones_make_room() -> None:
     with serving(null_worker=True, skip_tokenizer=True, probe_port=0, max_connections=3) as other:
-        assert ask(other, "/readyz").body == {"ready": True}
         held = [http.client.HTTPConnection(other.host, other.port) for _ in range(3)]
         for one in held:
             one.request("GET", "/version")
             assert one.getresponse().read()
-        refused = ask(other, "/version")
+        assert ask(other, "/version").status == 200
+        busy = [socket.create_connection((other.host, other.port)) for _ in range(3)]
+        for sock in busy:
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+                         b"content-length: 9\r\n\r\n")
+        until = time.monotonic() + 20
+        while (refused := ask(other, "/version")).status != 503:
+            assert time.monotonic() < until
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         assert refused.body["error"]["code"] == "too_many_connections"
-        for one in held:
-            one.close()
+        assert refused.headers["connection"] == "close"
+        for sock in busy:
+            sock.close()
 
 
 @pytest.mark.parametrize(("text", "what"), [

@@ -212,7 +212,7 @@ class Loop:
 
 async def get(path: Path, request: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(str(path))
-    writer.write(request + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    writer.write(request + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     answer = await reader.read()
     writer.close()
     return answer

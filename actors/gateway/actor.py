@@ -24,6 +24,8 @@ from actorium.actors.runtime.listening import Where
 
 FILE = "gateway.json"
 BACKLOG = 2048
+KEEP_ALIVE = 75
+"""Seconds for which a connection may be idle between two requests."""
 LOADING_BUDGET, SERVING_BUDGET = 120.0, 60.0
 Post = Callable[[Callable[[], None]], None]
 
@@ -60,17 +62,22 @@ class GatewayCore:
         import uvicorn
 
         from actorium.actors.gateway.app import build_app
+        from actorium.actors.gateway.bodies import PATIENCE
         from actorium.actors.gateway.engine import Engine
-        from actorium.actors.gateway.server import protocol
+        from actorium.actors.runtime.hosts import Hosts
+        from actorium.actors.runtime.web import Limits, most_connections, protocol
 
         def serve() -> None:
             self._engine = engine = Engine(self._ctx.config, self._ctx.run_dir, self.docket)
             engine.draining = self._draining
             settings = self._ctx.config.gateway
+            limits = Limits(most_connections(settings.max_connections), settings.body_timeout,
+                            settings.send_timeout, (PATIENCE + 1) * settings.max_body_bytes)
+            hosts = Hosts(settings.allowed_hosts, settings.host, self._where.host)
             config = uvicorn.Config(
-                build_app(engine), http=protocol(settings.body_timeout), ws="none", lifespan="off",
+                build_app(engine, hosts), http=protocol(limits), ws="none", lifespan="off",
                 interface="asgi3", log_config=None, access_log=False, server_header=False,
-                date_header=False, timeout_keep_alive=75, backlog=BACKLOG)
+                date_header=False, timeout_keep_alive=KEEP_ALIVE, backlog=BACKLOG)
             config.load()
             self._server = uvicorn.Server(config)
             self._server.lifespan = config.lifespan_class(config)

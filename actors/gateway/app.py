@@ -28,16 +28,18 @@ from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.guard import Guard
 from actorium.actors.gateway.openapi import OpenApi
 from actorium.actors.gateway.routes import ROUTES
+from actorium.actors.runtime.hosts import Hosts
 
 Handler = Callable[..., Any]
 
 
-def build_app(engine: Engine) -> ASGIApp:
-    """The ASGI application. A bare router: errors are the guard's to tell."""
+def build_app(engine: Engine, hosts: Hosts | None = None) -> ASGIApp:
+    """The ASGI application; hosts: the names that it goes by, None = any. A bare router: errors are
+    the guard's to tell."""
     handlers = handlers_of(engine)
     return Guard(Router(redirect_slashes=False, routes=[
         Exact(path, handlers[route.name], route.methods)
-        for route in ROUTES for path in route.paths]), engine)
+        for route in ROUTES for path in route.paths]), engine, hosts)
 
 
 class Exact(Route):

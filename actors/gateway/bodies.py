@@ -14,8 +14,10 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from actorium.actors.gateway import nulls, outline
-from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.errors import SERVER, HttpError
 
+SMALL = 64 << 10
+"""Bytes of a body that are not counted among those that all requests may send at once."""
 PATIENCE = 16
 """Times the limit that is read of a body that is too large."""
 Body = TypeVar("Body")
@@ -33,8 +35,8 @@ async def read(request: Request, kind: type[Body]) -> Body:
 
 
 async def raw(request: Request) -> bytes:
-    """The bytes of the body. Raises `HttpError` 408 and 415, and 413 past the limit, told when the
-    rest has been read and dropped, if that is not too much: who still sends does not read the
+    """The bytes of the body. Raises `HttpError` 408, 415 and 503, and 413 past the limit, told when
+    the rest has been read and dropped, if that is not too much: who still sends does not read the
     answer."""
     limit: int = request.app.settings.max_body_bytes
     encoding = request.headers.get("content-encoding", "identity")
@@ -55,13 +57,23 @@ async def raw(request: Request) -> bytes:
 
 async def _bounded(request: Request, limit: int) -> bytes:
     parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= limit:
-            parts.append(part)
-        elif size > PATIENCE * limit:
-            break
+    size = large = 0
+    held = request.app.bodies
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= limit:
+                parts.append(part)
+                if size > SMALL:
+                    large += len(part)
+                    held.now += len(part)
+                    if held.now > held.most:
+                        raise HttpError(503, "too many large bodies are being sent at once", None,
+                                        SERVER, "too_many_bodies")
+            elif size > PATIENCE * limit:
+                break
+    finally:
+        held.now -= large
     if size > limit:
         raise HttpError(413, f"body: larger than the limit of {limit} bytes",
                         code="body_too_large")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+from actorium.actors.gateway.errors import HttpError
 
 Headers = list[tuple[bytes, bytes]]
 _GRANTED: Headers = [
@@ -31,6 +34,21 @@ class Cors:
             if b"access-control-request-method" in asked:
                 told += _GRANTED
         return told
+
+    def check(self, scope: Mapping[str, Any], asked: Mapping[bytes, bytes]) -> None:
+        """Raise `HttpError` 403 if a page of another site asks, as far as its browser tells: a form
+        and a simple `fetch` need no leave, and what they do they do though nobody sees the answer.
+        """
+        site, origin = asked.get(b"sec-fetch-site", b""), asked.get(b"origin", b"")
+        if self._any or not (site or origin) or site in (b"same-origin", b"none"):
+            return
+        own = scope["scheme"].encode() + b"://" + asked.get(b"host", b"")
+        if origin in self._origins or (not site and origin.lower() == own.lower()):
+            return
+        who = f" of {origin[:100].decode('latin-1')!r}" if origin else ""
+        raise HttpError(403, f"origin: pages{who} may not call this server without a key; if they "
+                        "are to, start it with --cors-origins ORIGIN", "origin",
+                        code="origin_not_allowed")
 
     def asks(self, method: str, asked: Mapping[bytes, bytes]) -> bool:
         """It is only the question whether it may."""

@@ -48,6 +48,13 @@ class Facts:
         """Token ids of the mark that ends reasoning; none where the model does not reason."""
 
 
+class Held:
+    """Bytes of requests that are still being read."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.now = most, 0
+
+
 class Engine:
     """One for a gateway's process; `asked` gives each HTTP request its own view of it. Closed by
     `close`."""
@@ -64,6 +71,7 @@ class Engine:
         self.open = 0
         """Requests under way."""
         self.draining = False
+        self.bodies = Held(64 * self.settings.max_body_bytes)
         self.access = AccessLog(self.settings.access_log)
         self.gate = Gate(lambda: self.client.status(STATUS_SECONDS),
                          self.settings.recovery_patience)

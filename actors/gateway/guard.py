@@ -27,10 +27,12 @@ from actorium.actors.gateway.errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.keys import Keys, shown
 from actorium.actors.gateway.routes import Access, Errors, allowed_methods, find
 from actorium.actors.gateway.stretches import in_stretches
+from actorium.actors.runtime.hosts import Hosts, check_framing, given_twice
+from actorium.actors.runtime.web import CROWDED, MAX_HEADERS, MAX_URL
 
-CONNECTIONS = "actorium.connections"
-"""In a scope: how many connections this process has."""
-MAX_URL, MAX_HEADERS = 8 << 10, 64 << 10
+CLOSING = frozenset({"too_many_connections", "unsupported_framing"})
+"""Codes of refusals after which a connection is of no use."""
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -64,9 +66,10 @@ class Reply(Response):
 class Guard:
     """The outermost application."""
 
-    def __init__(self, app: ASGIApp, engine: Engine) -> None:
-        """Raises `BadConfig`, naming the field."""
-        self._app, self._engine = app, engine
+    def __init__(self, app: ASGIApp, engine: Engine, hosts: Hosts | None = None) -> None:
+        """hosts: None = whoever calls has not come over a network. Raises `BadConfig`, naming the
+        field."""
+        self._app, self._engine, self._hosts = app, engine, hosts
         self._keys = Keys(engine.settings)
         self._cors = Cors(engine.settings.cors_origins)
 
@@ -79,19 +82,22 @@ class Guard:
         headers = dict(scope["headers"])
         given = _request_id(headers.get(b"x-request-id", b""))
         told.extra = [(b"x-request-id", given.encode() or os.urandom(12).hex().encode()),
-                      *self._cors.headers(headers)]
+                      _NOSNIFF, *self._cors.headers(headers)]
         engine.requests += 1
         engine.open += 1
         began, stayed, tenant = monotonic(), True, ""
         try:
+            self._check_front(scope, headers)
             if self._cors.asks(scope["method"], headers):
                 await told.empty()
                 return
             check_size(scope)
-            if scope.get(CONNECTIONS, 0) > engine.settings.max_connections:
+            if CROWDED in scope:
                 raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
             key = shown(scope["headers"])
             tenant = self._keys.check(scope["path"], key)
+            if route.changes(scope["method"]) and not self._keys.guard(scope["path"]):
+                self._cors.check(scope, headers)
             ask = Ask(headers, tenant, scope["path"], engine.docket)
             told.extra[0] = b"x-request-id", (given or ask.name).encode()
             ask.answer_id = ask.name if ask.key else given or ask.name
@@ -130,6 +136,13 @@ class Guard:
                 scope, route, told.status or GONE, stayed, told.request_id, tenant,
                 ask.tally, ask.rids, began))
 
+    def _check_front(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Raise `HttpError` for what is not meant for this server, or not to be understood."""
+        wrong = given_twice(scope["headers"], headers) or check_framing(scope, headers) or (
+            self._hosts.check(scope, headers) if self._hosts is not None else None)
+        if wrong is not None:
+            raise HttpError(wrong.status, wrong.message, wrong.param, code=wrong.code)
+
 
 class _Told:
     """`send`, which remembers whether the answer has begun, and adds headers to it."""
@@ -166,7 +179,7 @@ class _Told:
                    (b"content-length", str(len(body)).encode())]
         if error.retry_after:
             headers.append((b"retry-after", str(error.retry_after).encode()))
-        if error.code == "too_many_connections":
+        if error.code in CLOSING:
             headers.append((b"connection", b"close"))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))

@@ -33,13 +33,18 @@ class Keys:
         admin = settings.admin_key
         self._admin = _digest(admin.encode()) if admin is not None else None
 
+    def guard(self, path: str) -> bool:
+        """Whether only who shows a key may call."""
+        access = find(path).access
+        return access is not Access.OPEN and (
+            self._locked or (access is Access.ADMIN and self._admin is not None))
+
     def check(self, path: str, authorization: bytes) -> str:
         """The caller's tenant. Raises `HttpError` 401 unless the header has a key that the path
         takes."""
-        access = find(path).access
-        admin = access is Access.ADMIN and self._admin is not None
-        if access is Access.OPEN or not (self._locked or admin):
+        if not self.guard(path):
             return ""
+        admin = find(path).access is Access.ADMIN and self._admin is not None
         digest = _shown_digest(authorization)
         tenant = None
         # All of them are compared, whichever fits.

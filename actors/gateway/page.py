@@ -35,7 +35,7 @@ class Page(NamedTuple):
     @property
     def headers(self) -> dict[str, str]:
         return {"etag": self.etag, "cache-control": "no-cache",
-                "content-security-policy": self.policy, "x-content-type-options": "nosniff",
+                "content-security-policy": self.policy, "x-frame-options": "DENY",
                 "referrer-policy": "no-referrer", "cross-origin-opener-policy": "same-origin"}
 
     async def serve(self, http: HttpRequest) -> Response:

@@ -29,6 +29,7 @@ class Errors(Enum):
 
 GET, POST, DELETE = ("GET",), ("POST",), ("DELETE",)
 BOTH = ("GET", "POST")
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Route(NamedTuple):
@@ -43,6 +44,12 @@ class Route(NamedTuple):
     generates: bool = False
     """Needs an engine that is at work: requests wait while it recovers."""
     errors: Errors = Errors.OPENAI
+    acts: bool = False
+    """Changes something even when it is asked by GET."""
+
+    def changes(self, method: str) -> bool:
+        """Whether a request with this method may change or cost something."""
+        return method not in SAFE or (self.acts and method != "OPTIONS")
 
 
 def _probe(path: str, access: Access, methods: tuple[str, ...] = GET) -> Route:
@@ -75,7 +82,7 @@ ROUTES: tuple[Route, ...] = (
     Route("detokenize", POST, ("/detokenize", "/v1/detokenize")),
     Route("generate", ("POST", "PUT"), ("/generate",), generates=True),
     Route("abort", POST, ("/abort_request",)),
-    Route("flush_cache", BOTH, ("/flush_cache",), Access.ADMIN),
+    Route("flush_cache", BOTH, ("/flush_cache",), Access.ADMIN, acts=True),
     Route("model_info", GET, ("/model_info", "/get_model_info")),
     Route("server_info", GET, ("/server_info", "/get_server_info")),
     Route("version", GET, ("/version",), Access.OPEN),

@@ -34,6 +34,7 @@ SOCKET = "probes.sock"
 """The unix socket, in the run directory: only its owner may open that."""
 BACKLOG = 128
 MAX_CONNECTIONS = 512
+RECEIVE_SECONDS, SEND_SECONDS, MAX_BODY = 10.0, 30.0, 1 << 20
 
 
 Post = Callable[[Callable[[], None]], None]
@@ -96,15 +97,20 @@ class Probes:
         """In a thread: import what takes time."""
         import prometheus_client.exposition  # noqa: F401
         import uvicorn
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+        from actorium.actors.runtime.hosts import Hosts
+        from actorium.actors.runtime.web import Limits, most_connections, protocol
         from actorium.actors.watchdog.web import App
 
-        self._app = App(engine, self._ctx.run_dir, monotonic)
+        wanted = self._ctx.config
+        limits = Limits(most_connections(MAX_CONNECTIONS), RECEIVE_SECONDS, SEND_SECONDS, MAX_BODY)
+        host = self.where.host if self.where is not None else ""
+        hosts = Hosts(wanted.gateway.allowed_hosts, wanted.probes.probe_host, host)
+        self._app = App(engine, self._ctx.run_dir, monotonic, hosts)
         config = uvicorn.Config(
-            self._app, http=HttpToolsProtocol, ws="none", lifespan="off", interface="asgi3",
+            self._app, http=protocol(limits), ws="none", lifespan="off", interface="asgi3",
             log_config=None, access_log=False, server_header=False, date_header=False,
-            limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=30, backlog=BACKLOG)
+            timeout_keep_alive=30, backlog=BACKLOG)
         config.load()
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)

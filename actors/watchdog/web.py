@@ -18,6 +18,7 @@ from actorium import __version__
 from actorium.actors.client_async import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.hosts import Hosts, check_framing, given_twice
 from actorium.actors.watchdog import metrics
 from actorium.actors.watchdog.probes import Engine
 from actorium.actors.watchdog.processes import process_of
@@ -52,8 +53,10 @@ def answer(status: int, retry_after: int = 0, **fields: Any) -> Answer:
 class App:
     """See the module. One for an engine; everything runs on the watchdog's loop."""
 
-    def __init__(self, engine: Engine, run_dir: Path, clock: Callable[[], float]) -> None:
-        self._engine, self._clock = engine, clock
+    def __init__(self, engine: Engine, run_dir: Path, clock: Callable[[], float],
+                 hosts: Hosts | None = None) -> None:
+        """hosts: the names that the port goes by; None = any."""
+        self._engine, self._clock, self._hosts = engine, clock, hosts
         self._trial = Trial(run_dir, clock)
         self._routes: dict[str, Callable[[str], Answer]] = {
             "/livez": self._live, "/v2/health/live": self._live,
@@ -65,12 +68,24 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Respond) -> None:
         if scope["type"] != "http":
             return
-        found = await self._answer(scope)
+        found = self._refuse(scope) or await self._answer(scope)
         headers = [(b"content-type", found.kind.encode()), (b"cache-control", b"no-store"),
+                   (b"x-content-type-options", b"nosniff"),
                    (b"content-length", str(len(found.body)).encode()), *found.headers]
         await send({"type": "http.response.start", "status": found.status, "headers": headers})
         body = b"" if scope["method"] == "HEAD" else found.body
         await send({"type": "http.response.body", "body": body})
+
+    def _refuse(self, scope: Scope) -> Answer | None:
+        """What is not meant for this server, or not to be understood."""
+        headers = dict(scope["headers"])
+        wrong = given_twice(scope["headers"], headers) or check_framing(scope, headers) or (
+            self._hosts.check(scope, headers) if self._hosts is not None else None)
+        if wrong is None:
+            return None
+        refused = answer(wrong.status, error={"message": wrong.message, "type": wrong.code,
+                                              "code": wrong.status})
+        return refused._replace(headers=((b"connection", b"close"),))
 
     async def _answer(self, scope: Scope) -> Answer:
         path, method = scope["path"], scope["method"]

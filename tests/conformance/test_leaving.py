@@ -58,7 +58,7 @@ def begin(server: Server, path: str, body: Json) -> socket.socket:
     link = socket.create_connection((server.url.split("//")[1].split(":")[0],
                                      int(server.url.rsplit(":", 1)[1])), timeout=30)
     data = json.dumps(body).encode()
-    link.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    link.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                  f"content-length: {len(data)}\r\n\r\n".encode() + data)
     return link
 

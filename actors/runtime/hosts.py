@@ -1,0 +1,97 @@
+"""Which names an HTTP server goes by. A page of another site can reach a server on this machine by
+a name of its own that it lets point here (DNS rebinding): then the browser takes both for one site,
+and the Host header alone tells.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+MOST_REMEMBERED = 256
+NAME = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\]")
+"""Of the setting."""
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^\x00-\x20\x7f-\xff:\[\]/@?#\\]+)(:[0-9]{0,5})?")
+
+
+class Wrong(NamedTuple):
+    """Why a request is refused."""
+
+    status: int
+    message: str
+    param: str
+    code: str
+
+
+def names(setting: str) -> list[str]:
+    """Those of `allowed_hosts`. Raises `ValueError`, naming the wrong one."""
+    found = [one.strip().lower() for one in setting.split(",")]
+    for one in found:
+        if not NAME.fullmatch(one):
+            raise ValueError(f"{one!r} is neither a host's name, *.NAME nor *")
+    return found
+
+
+def check_framing(scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes]) -> Wrong | None:
+    """What is wrong with the body's framing: only `chunked` is known, and only in HTTP/1.1."""
+    coding = headers.get(b"transfer-encoding")
+    if coding is None or (coding.lower() == b"chunked" and scope["http_version"] == "1.1"):
+        return None
+    return Wrong(501 if scope["http_version"] == "1.1" else 400, "transfer-encoding: only chunked "
+                 "is taken, and only in HTTP/1.1", "transfer-encoding", "unsupported_framing")
+
+
+class Hosts:
+    """Those of one server."""
+
+    def __init__(self, setting: str | None, bound: str, address: str) -> None:
+        """setting: `allowed_hosts`; bound: the host that is listened at, as configured; address:
+        the same as an address."""
+        listed = names(setting) if setting is not None else []
+        self._off = "*" in listed or (setting is None and not _is_loopback(address))
+        self._names = {bound.lower(), "localhost", *listed}
+        self._ends = (".localhost", *(one[1:] for one in listed if one.startswith("*.")))
+        self._known: set[tuple[bytes, str]] = set()
+
+    def check(self, scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes]
+              ) -> Wrong | None:
+        """What is wrong with the Host header. Nothing is, over a unix socket."""
+        host, at = headers.get(b"host"), scope.get("server") or ("", None)
+        if at[1] is None:
+            return None
+        if host is None:
+            return _bad("HTTP/1.1 wants a Host header") if scope["http_version"] == "1.1" else None
+        if (host, at[0]) in self._known:
+            return None
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return _bad(f"{host[:100].decode('latin-1')!r} is no host")
+        name = found[1].decode("ascii").lower().removesuffix(".")
+        if not (self._off or name in self._names or name.endswith(self._ends)
+                or _is_loopback(name) or name.strip("[]") == at[0]):
+            return Wrong(403, f"host: {name[:100]!r} is not a name of this server; if it is to be "
+                         "one (a reverse proxy's, say), start it with --allowed-hosts NAME",
+                         "host", "host_not_allowed")
+        if len(self._known) < MOST_REMEMBERED:
+            self._known.add((host, at[0]))
+        return None
+
+
+def given_twice(headers: list[tuple[bytes, bytes]], found: Mapping[bytes, bytes]) -> Wrong | None:
+    """Of headers that may come once, several."""
+    if len(headers) != len(found) and sum(name == b"host" for name, _ in headers) > 1:
+        return _bad("there are several Host headers")
+    return None
+
+
+def _bad(why: str) -> Wrong:
+    return Wrong(400, f"host: {why}", "host", "invalid_host")
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,280 @@
+"""One HTTP connection, with bounds that uvicorn does not set: how long a peer may owe a head or a
+body, how much of it may come, how long it may leave an answer unread, and how many there are.
+
+While a request is being answered nothing else of its connection is judged by time; whatever comes
+behind it waits, and if that is no HTTP, the answers before it are still given whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import struct
+from typing import Any, NamedTuple
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+CROWDED = "actorium.crowded"
+"""In the scope of a request that came over one connection too many."""
+MAX_URL, MAX_HEADERS = 8 << 10, 64 << 10
+MAX_HEAD = MAX_HEADERS + MAX_URL + 1024
+SLACK = 256 << 10
+"""Bytes by which the framing of a body (sizes, extensions and trailers of chunks) may be longer
+than the body itself."""
+LINGER, LINGER_BYTES = 2.0, 1 << 20
+"""Seconds in which a peer may fetch a refusal before its connection is reset, and bytes that it may
+send meanwhile."""
+OTHER_FILES = 128
+"""Descriptors that are not for connections."""
+_HOP = (b"upgrade", b"connection", b"http2-settings")
+_REFUSED = (b"HTTP/1.1 %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%s")
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: the kernel, too, drops what it holds."""
+_BETWEEN, _HEAD, _BODY = range(3)
+
+
+class Limits(NamedTuple):
+    """What a connection may take."""
+
+    connections: int
+    """More close the one that has been idle longest."""
+    receive_seconds: float
+    """For a head, and for the rest of a body that nobody reads."""
+    send_seconds: float
+    """For a full buffer of an answer to be read."""
+    body_bytes: int
+    """Of a request, framing included: beyond it the connection is closed."""
+
+
+def most_connections(wanted: int) -> int:
+    """As many, or as the open files that this process may have allow."""
+    return max(1, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES))
+
+
+def protocol(limits: Limits) -> type[HttpToolsProtocol]:
+    """The class of one server's connections."""
+    idle: dict[Connection, None] = {}
+
+    class Served(Connection):
+        pass
+
+    Served.limits, Served.idle = limits, idle
+    return Served
+
+
+class Connection(HttpToolsProtocol):
+    """See the module."""
+
+    limits: Limits
+    idle: dict[Connection, None]
+    """Those where nothing is being answered, the longest idle one first."""
+    _running: Any = None
+    """What is being answered: the oldest request that is not."""
+    _stage = _BETWEEN
+    """Where the parser is."""
+    _came = _body = 0
+    """Bytes since the last change of stage, and those of them that are a body's."""
+    _deaf = False
+    """Whatever comes is dropped."""
+    _staying = False
+    """The request asks for another protocol, and is to be served in this one."""
+    _owing: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.idle[self] = None
+        self._owe()
+        if len(self.connections) > self.limits.connections:
+            oldest = next(iter(self.idle))
+            if oldest is not self:
+                del self.idle[oldest]
+                self.connections.discard(oldest)
+                oldest._close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.idle.pop(self, None)
+        self._owes_nothing()
+        if self._unread is not None:
+            self._unread.cancel()
+        if self._running is not None and self._running is not self.cycle:
+            self._running.disconnected = True  # uvicorn tells the last request alone
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    # --- what comes ---
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            self._came += len(data)
+            if self._came > (LINGER_BYTES if self._running is None else self.limits.body_bytes):
+                self.transport.abort()
+            return
+        self._unset_keepalive_if_required()
+        self._came += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stopped:
+            self._stay(data[stopped.args[0]:])
+            return
+        except httptools.HttpParserError:
+            self._refuse(b"400 Bad Request", b"Invalid HTTP request received.")
+            return
+        if self._running is None:
+            self._owe()
+        if self._came > MAX_HEAD:
+            self._bound()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._stage = _HEAD
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            self._staying = True
+            return
+        if len(self.connections) > self.limits.connections:
+            self.scope[CROWDED] = True  # type: ignore[literal-required]
+        super().on_headers_complete()
+        self.headers = []  # trailers are not the scope's
+        self._stage, self._came, self._body = _BODY, 0, 0
+        if self._running is None:
+            self._running = self.cycle
+            self.idle.pop(self, None)
+            self._owes_nothing()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._staying:
+            super().on_message_complete()
+            self._stage, self._came = _BETWEEN, 0
+
+    def _stay(self, rest: bytes) -> None:
+        """Serve a request that offers another protocol (Java's clients, h2c) in this one: uvicorn
+        loses its body, and whatever follows."""
+        self._staying = False
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(b"400 Bad Request", b"CONNECT is not served.")
+            return
+        lines = [b"%b: %b\r\n" % one for one in self.headers if one[0] not in _HOP]
+        if any(name == b"connection" and b"close" in value.lower() for name, value in self.headers):
+            lines.append(b"connection: close\r\n")
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (
+            method, self.url, self.parser.get_http_version().encode(), b"".join(lines))
+        self.parser = httptools.HttpRequestParser(self)
+        with contextlib.suppress(AttributeError):  # before 0.6.3
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(head + rest)
+
+    def _bound(self) -> None:
+        """Look at how much has come."""
+        if self._stage is not _BODY:
+            if self._came > MAX_HEAD:
+                self._refuse(b"431 Request Header Fields Too Large", b"The head is too long.")
+        elif self._came > self.limits.body_bytes or self._came > 2 * self._body + SLACK:
+            self._refuse(b"413 Content Too Large", b"The body is too long, or its framing is.")
+
+    # --- time ---
+
+    def _owe(self) -> None:
+        """The peer has so long to say something whole."""
+        if self._owing is None and not self.transport.is_closing():
+            self._owing = self.loop.call_later(self.limits.receive_seconds, self._late)
+
+    def _owes_nothing(self) -> None:
+        if self._owing is not None:
+            self._owing.cancel()
+            self._owing = None
+
+    def _late(self) -> None:
+        self._owing = None
+        if self._stage is _HEAD:
+            self._refuse(b"408 Request Timeout", b"The head did not come in time.")
+        else:
+            self._close()
+
+    # --- what goes ---
+
+    def on_response_complete(self) -> None:
+        self._running = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            self._watch_unread()
+        if self._running is None:
+            self.idle[self] = None
+            if self._stage is not _BETWEEN:  # half of the next head, or a body that nobody read
+                self._unset_keepalive_if_required()
+                self._owe()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unread()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _watch_unread(self) -> None:
+        if self._unread is None:
+            self._unread = self.loop.call_later(self.limits.send_seconds, self._stalled)
+
+    def _stalled(self) -> None:
+        """What was said before is still not read, or the connection would not be there."""
+        self._unread = None
+        if self.flow.write_paused or self.transport.is_closing() or (
+                self._running is None and self.transport.get_write_buffer_size()):
+            if (sock := self.transport.get_extra_info("socket")) is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.transport.abort()
+
+    # --- ends ---
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """Close, and wait no longer than for any reader that what was said is read."""
+        self._owes_nothing()
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._watch_unread()
+
+    def _refuse(self, status: bytes, why: bytes) -> None:
+        """Say no to what comes, behind the answers to what came before, and close."""
+        if self.transport.is_closing():
+            return
+        came = self._came
+        self._deaf, self._came = True, 0
+        self._owes_nothing()
+        broken = self._stage is _BODY and self.cycle.more_body
+        if self._running is None or (broken and self.cycle is self._running
+                                     and not self.cycle.response_started):
+            if self._stage is not _BETWEEN or came:
+                self.transport.write(_REFUSED % (status, len(why), why))
+            self._hang_up()
+            return
+        if broken and self.cycle is not self._running:
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._running
+        self.cycle.keep_alive = False
+
+    def _hang_up(self) -> None:
+        """Say no more and hear nothing, but let the refusal be fetched: to close with bytes unread
+        would take it back."""
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+            self._running = None
+        self.idle[self] = None
+        self.transport.write_eof()
+        self._owing = self.loop.call_later(LINGER, self.transport.abort)
