@@ -34,7 +34,8 @@ def explain(frame: bytes, union: Any, error: Exception) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:300]
+    line = " ".join(text[:1000].split())[:300]
+    return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def _struct(frame: bytes, union: Any) -> Any:

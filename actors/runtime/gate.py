@@ -9,6 +9,7 @@ the addresses bound after them.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -29,6 +30,8 @@ HEARTBEAT_MS, SILENCE_MS = 5_000, 15_000
 """A client whose machine is gone is noticed after that long without an answer to a ping."""
 HANDSHAKE_MS = 5_000
 BACKLOG = 256
+RECENT = 10.0
+"""Seconds between two log lines about clients that are refused."""
 
 
 def open_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> Gate | None:
@@ -74,6 +77,7 @@ class Gate:
 
     def __init__(self, context: zmq.Context[Any], allowed: keys.AllowList) -> None:
         self.refused = 0
+        self._told = -RECENT
         self._allowed = allowed
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -95,11 +99,19 @@ class Gate:
         if mechanism == b"CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
             name = self._allowed.name_of(z85.encode(credentials[0]).decode())
         if name is None:
-            self.refused += 1
-            LOG.info("refused a client at %s: its key is not known (%s)",
-                     peer.decode("ascii", "replace"), mechanism.decode("ascii", "replace"))
+            self._refuse(peer, mechanism)
             return [VERSION, request, b"400", b"unknown key", b"", b""]
         return [VERSION, request, b"200", b"OK", name.encode(), b""]
+
+    def _refuse(self, peer: bytes, mechanism: bytes) -> None:
+        """Count it, and say so now and then: whoever knocks may do so all day."""
+        self.refused += 1
+        now = time.monotonic()
+        if now - self._told >= RECENT:
+            self._told = now
+            LOG.info("refused a client at %s: its key is not known (%s, %d so far)",
+                     peer.decode("ascii", "replace"), mechanism.decode("ascii", "replace"),
+                     self.refused)
 
     def close(self) -> None:
         self._socket.close()

@@ -355,11 +355,20 @@ class Shell:
         old, health = self._health, self.core.health()
         if self._docket is not None and (gauges := self._docket.gauges()):
             health = health._replace(gauges=health.gauges | gauges)
+        if told := self._strangers():
+            health = health._replace(gauges=health.gauges | told)
         self._health = health
         self._looked_at = now
         if self._health.detail and self._health.detail != old.detail:
             LOG.info("%s", self._health.detail)
         self._beats.tell(self._health)
+
+    def _strangers(self) -> dict[str, float]:
+        """Frames that were no messages, and connections that were not let in."""
+        bad = sum(box.bad.total for box in (self.inbox, self.front) if box is not None)
+        refused = self._gate.refused if self._gate is not None else 0
+        counts = {"bad_frames": float(bad), "refused_connections": float(refused)}
+        return {name: count for name, count in counts.items() if count}
 
     def _on_look_timer(self) -> None:
         self._look_timer = None

@@ -1,9 +1,9 @@
 """Chat templates: found beside the model, rendered by jinja2 in a bounded sandbox.
 
-A template is the operator's, the messages are anyone's. So a render is bounded in what grows with
-its input: loop iterations and macro calls together (`MAX_TICKS`), characters produced, repetition
-by `*`, `range`. A bound that is hit refuses the request; it never hangs the actor. What takes long
-within these bounds is rendered elsewhere (see `renderer`).
+A template is the model's, whoever has made it, and the messages are anyone's. So a render is
+bounded: loop iterations and macro calls together (`MAX_TICKS`), characters produced, and more where
+it shares a process with others (see `sandbox`). A bound that is hit refuses the request; it never
+hangs the actor. What takes long within these bounds is rendered elsewhere (see `renderer`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 from msgspec import Struct
 
 from actorium.actors.errors import BadModel, InvalidRequest
@@ -31,19 +28,24 @@ from actorium.actors.messages import (
 from actorium.actors.model_files import read_file
 from actorium.actors.models import read_json
 from actorium.actors.preflight import is_jinja
+from actorium.actors.tokenizer.sandbox import (
+    CONCAT,
+    MAX_CHARS,
+    MAX_TICKS,
+    TICK,
+    Sandbox,
+    Ticks,
+    TooMuch,
+)
 
-MAX_TICKS = 200_000
-"""Loop iterations + macro calls of one render: about a second."""
-MAX_CHARS = 8 << 20
 MAX_SOURCE = 128 << 10
 """Characters of a template: it compiles in half a second. The longest there are have 30,000."""
 MAX_SPECIAL = 1024
 """Characters of a special token."""
-_TICK = "_actorium_tick"
 _MARK = "\ue0a7\ue0d3\ue0a7 "
 """Put behind a last turn that is to be continued, to find its end in what the template makes of it.
 Of private characters, and a space at the end, which shows whether the template strips turns."""
-_RESERVED = RESERVED_TEMPLATE_ARGS | {_TICK}
+_RESERVED = RESERVED_TEMPLATE_ARGS | {TICK, CONCAT}
 
 
 class Ending(Struct, frozen=True, array_like=True):
@@ -62,69 +64,12 @@ class Unfinished(Exception):
     """The template runs through more iterations than it was given."""
 
 
-class _TooManyTicks(TemplateError):
-    """More than were given."""
-
-
-class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the model's turns for training: no effect."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a tick at the head of each loop body and macro, and a bounded `*`."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
-        for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-            tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
-            node.body.insert(0, nodes.ExprStmt(tick))  # type: ignore[attr-defined]
-        tree.set_environment(self)
-        return tree
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            raise TemplateError("** is not available")
-        for one, other in ((left, right), (right, left)):
-            if isinstance(one, str | list | tuple) and isinstance(other, int) \
-                    and len(one) * other > MAX_CHARS:
-                raise TemplateError("a repetition is too long")
-        return super().call_binop(context, operator, left, right)
-
-
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
 def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
-            separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
-    """As in transformers: no HTML escapes, unlike jinja's own."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
-                      sort_keys=sort_keys)
-
-
-class _Ticks:
-    """Counts one render's iterations."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def __call__(self) -> str:
-        self._left -= 1
-        if self._left < 0:
-            raise _TooManyTicks(f"more than {MAX_TICKS} loop iterations")
-        return ""
 
 
 def _turn(message: ChatMessage, number: int) -> dict[str, Any]:
@@ -161,13 +106,11 @@ class ChatTemplate:
         if len(source) > MAX_SOURCE:
             raise BadModel(f"chat_template: more than {MAX_SOURCE:,} characters", "chat_template")
         self.source = source
-        env = _Environment(trim_blocks=True, lstrip_blocks=True,
-                           extensions=["jinja2.ext.loopcontrols", _Generation])
-        env.filters["tojson"] = _tojson
+        self._env = env = Sandbox(least=True)
         env.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         try:
             self._template = env.from_string(source)
-        except (TemplateError, RecursionError, SyntaxError) as error:
+        except (TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
             raise BadModel(f"chat_template: does not compile: {error}", "chat_template") from None
         self.special = special
 
@@ -194,15 +137,16 @@ class ChatTemplate:
                                      "which begins another turn", "continue_final_message")
             turns[-1]["content"] += _MARK
         variables = {"tools": tools or None, "documents": None, **self.special, **args,
-                     "add_generation_prompt": opens, _TICK: _Ticks(ticks), "messages": turns}
+                     "add_generation_prompt": opens, TICK: Ticks(ticks), "messages": turns}
         text = self._text(variables, ticks)
         return _left_open(text) if ending.continue_final_message else text
 
     def _text(self, variables: dict[str, Any], ticks: int) -> str:
+        self._env.least = ticks < MAX_TICKS
         try:
             return self._join(variables)
         except Exception as error:  # a template can raise anything at all
-            if isinstance(error, _TooManyTicks) and ticks < MAX_TICKS:
+            if isinstance(error, TooMuch) and ticks < MAX_TICKS:
                 raise Unfinished from None
             text = str(error) or type(error).__name__
             raise InvalidRequest(f"messages: the chat template refused them: {text[:500]}",
@@ -212,6 +156,7 @@ class ChatTemplate:
         parts: list[str] = []
         chars = 0
         for part in self._template.generate(variables):
+            variables[TICK].look()
             chars += len(part)
             if chars > MAX_CHARS:
                 raise TemplateError(f"more than {MAX_CHARS} characters")

@@ -300,6 +300,10 @@ def _actors(facts: Facts) -> Iterator[Family]:
                   [({"role": w.role, "phase": w.phase}, 1.0) for w in wards])
     yield each("actor_quarantined_requests", "Requests that it failed on, or died of.",
                [w.gauges.get("docket_quarantined", 0.0) for w in wards], COUNTER)
+    yield each("bad_frames", "Frames that came to it and are no messages.",
+               [w.gauges.get("bad_frames", 0.0) for w in wards], COUNTER)
+    yield each("refused_connections", "Connections by tcp of which it does not know the key.",
+               [w.gauges.get("refused_connections", 0.0) for w in wards], COUNTER)
     known = sorted(facts.processes.items())
     yield _family("actorium:process_cpu_seconds", COUNTER, "CPU time of its process.",
                   [({"role": role}, p.cpu_seconds) for role, p in known])

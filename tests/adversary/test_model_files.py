@@ -17,6 +17,7 @@ from helpers_cli import Cli
 from helpers_mutations import (
     ODD,
     READERS,
+    chat,
     copy_of,
     demo,
     detokenize,
@@ -29,7 +30,9 @@ from helpers_mutations import (
 )
 from helpers_runtime import short_dir
 
+from actorium.actors.messages import ChatMessage
 from actorium.actors.models import DEMO_MODEL
+from actorium.actors.tokenizer.chat import ChatTemplate
 
 EXTRA = (
     "head_dim", "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window",
@@ -330,6 +333,56 @@ def test_values_of_the_other_files(tmp_path: Path, tried: Any, amount: Any) -> N
         (path / "chat_template.jinja").write_text(template)
         held(path, text, what=template[:20])
         tried()
+
+
+DOUBLED = "{% set n = namespace(s=%s) %}{% for i in range(50) %}{% set n.s = "
+BOMBS = (
+    *(DOUBLED.replace("%s", start) + step + " %}{% endfor %}" + end for start, step, end in (
+        ("'aaaa'", "n.s ~ n.s", "{{ n.s|length }}"), ("'aaaa'", "n.s + n.s", "{{ n.s|length }}"),
+        ("'a'", "[n.s, n.s]", "{{ n.s }}"), ("'a'", "[n.s, n.s]", "{{ n.s|tojson }}"),
+        ("'a'", "{1: n.s, 2: n.s}", "{{ n.s|string }}"), ("9", "n.s * n.s", "{{ n.s }}"),
+        ("'a'", "[n.s, n.s]", "{{ [n.s]|join }}"), ("[1]", "n.s + n.s", "{{ n.s|length }}"))),
+    "{{ 'a'|center(10000000000) }}", "{{ messages[0].content.center(10000000000) }}",
+    "{{ messages[0]['cont' ~ 'ent']['cen' ~ 'ter'](10000000000) }}",
+    "{{ '%10000000000d' % 1 }}", "{{ '{:10000000000}'.format(1) }}",
+    "{{ '%10000000000d'|format(1) }}", "{{ lipsum(n=1000000) }}", "{{ 'a'|indent(10000000000) }}",
+    "{{ [1]|batch(1000000000, 'x')|list }}", "{{ [1]|slice(1000000000)|list }}",
+    "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
+    "{{ ('a' * 100000)|replace('a', 'b' * 100000) }}",
+    "{{ ('a' * 100000).join(['b'] * 100000) }}", "{{ (['b'] * 100000)|join('a' * 100000) }}",
+    "{{ {'a': [1]}|tojson(indent=10000000000) }}", "{{ ['a']|map('center', 10000000000)|list }}",
+    "{{ 'a'|attr('center')(10000000000) }}", "{{ 'a'.zfill(10000000000) }}",
+    "{% for i in range(19000) %}{{ range(100000)|list|length }}{% endfor %}",
+    "{{ range(100000)|list|length }}" * 4000, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__ }}",
+    "{% include '/etc/passwd' %}", "{% import 'os' as os %}{{ os }}", "{{ raise_exception('no') }}",
+    "{{ messages.append(1) }}", "{{ strftime_now('%1000000Y') }}")
+
+
+@pytest.mark.mended("a model's chat template was rendered beside all requests with nothing but its "
+                    "loops bounded: texts doubled by ~ or +, a width for center, format or indent, "
+                    "took the tokenizer's memory, also while it was compiled")
+def test_templates_that_take_all_memory_or_time(tmp_path: Path, tried: Any, amount: Any) -> None:
+    """Within the actor; what is refused there, a process of its own tries, within its bounds."""
+    path = demo(tmp_path)
+    for template in BOMBS[::amount(4, 1)]:
+        (path / "chat_template.jinja").write_text(template)
+        held(path, chat, what=template[:80])
+        tried()
+
+
+def test_templates_mean_what_they_did() -> None:
+    """The operators and filters that are looked after."""
+    template = ChatTemplate(
+        "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t ~ loop.index ~ m.role"
+        " + ':' ~ (m.content|replace('l', 'L', 1)) %}{% endfor %}{{ n.t }} {{ ['a', 1, none]|join("
+        "'-') }} {{ '+'.join(['x', 'y']) }} {{ [{'a': {'b': 1}}]|join(',', attribute='a.b') }} "
+        "{{ 'aaa'.replace('a', 'b', 2) }} {{ {'k': 'é'}|tojson }} {{ 3 * 4 + 1 }} {{ 'ab' * 2 }} "
+        "{{ [1] + [2] }} {{ 'x' ~ undefined ~ 1.5 ~ [1] }} {{ 7 % 4 }} {{ 'a'|string }}", {})
+    for ticks in (20_000, 200_000):
+        assert template.render([ChatMessage("user", "hello")], {}, None, ticks) == (
+            '1user:heLlo a-1-None x+y 1 bba {"k": "é"} 13 abab [1, 2] x1.5[1] 3 a')
 
 
 def test_ends_of_sequence(tmp_path: Path, tried: Any) -> None:
