@@ -330,7 +330,7 @@ def test_bytes_that_are_no_frames(unharmed: Target, tried: Any, amount: Any) -> 
 
 def test_connections_that_say_nothing(unharmed: Target, tried: Any, amount: Any) -> None:
     """They end by themselves, after the time that a handshake may take."""
-    count = amount(60, 600)
+    count = amount(60, 2000)
     made = []
     try:
         for i in range(count):
