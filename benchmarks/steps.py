@@ -69,7 +69,8 @@ class Bench:
             speculation=SpeculationConfig(speculative=speculative),
             recovery=RecoveryConfig(restart=False,
                                     ledger_dir=None if ledger is None else str(ledger)))
-        directory = Path("/nonexistent")
+        self._run_dir = tempfile.TemporaryDirectory()
+        directory = Path(self._run_dir.name)
         self.scheduler = core.build(Context(config, directory, "scheduler", 1, 0))
         self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
                                              checkpoints=64 if recurrent else None,
