@@ -127,7 +127,9 @@ class Crowd:
 
 
 def _text(chance: random.Random) -> str:
-    told = " ".join(chance.choices(WORDS, k=chance.randrange(3, 60)))
+    if chance.random() < 0.85:
+        return " ".join(chance.choices(WORDS, k=chance.randrange(1, 9)))
+    told = " ".join(chance.choices(WORDS, k=chance.randrange(9, 60)))
     return ("Once upon a time there was a fox. " * 4 if chance.random() < 0.5 else "") + told
 
 
@@ -170,12 +172,12 @@ def _pattern(chance: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def _response(chance: random.Random) -> tuple[str, dict[str, Any]]:
-    return "/v1/responses", {"input": _text(chance), "max_output_tokens": 16,
+    return "/v1/responses", {"input": _text(chance), "max_output_tokens": 4,
                              "stream": chance.random() < 0.5, "store": chance.random() < 0.5}
 
 
 def _message(chance: random.Random) -> tuple[str, dict[str, Any]]:
-    return "/v1/messages", {"model": "default", "max_tokens": 8, "stream": chance.random() < 0.5,
+    return "/v1/messages", {"model": "default", "max_tokens": 4, "stream": chance.random() < 0.5,
                             "messages": [{"role": "user", "content": _text(chance)}]}
 
 
@@ -272,7 +274,7 @@ def run(model: str, requests: int, at_once: int, seed: int) -> dict[str, Any]:
         keys.touch(0o600)
         keys.write_text("".join(f"tenant{i} key-{i}\n" for i in range(TENANTS)))
         with Engine(model, port=0, api_keys_file=str(keys), max_num_seqs=16,
-                    access_log=False, max_total_tokens=POOL) as engine:
+                    access_log=False, max_total_tokens=POOL, silence=10.0) as engine:
             path = locate(engine.name, None, None)
             assert not isinstance(path, str)
             where = actor.where(path)  # type: ignore[arg-type]
