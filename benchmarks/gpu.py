@@ -45,12 +45,14 @@ def run_part(name: str, path: Path, seconds: float, toy: bool, ceilings: dict[st
     import gpu_bench
 
     part = gpu_bench.Part(path, seconds, toy)
-    copy, matmul = ceilings.get("copy_gbs", 4300.0), ceilings.get("matmul_tflops", 780.0)
+    if name != "ceilings" and not ceilings:  # those of this very device, and no others
+        gpu_bench.ceilings(part)
+        ceilings = ceilings_of(part.facts)
     if name == "ceilings":
         gpu_bench.ceilings(part)
     elif name == "kernels":
         import gpu_kernels
-        gpu_kernels.run(part, copy, matmul)
+        gpu_kernels.run(part, ceilings)
     elif name.startswith("ring"):
         import gpu_ring
         overlap = name == "ring"
@@ -58,9 +60,9 @@ def run_part(name: str, path: Path, seconds: float, toy: bool, ceilings: dict[st
     else:
         import gpu_model
         if name == "decode":
-            gpu_model.decode(part, copy)
+            gpu_model.decode(part, ceilings["copy_gbs"])
         elif name == "speculation":
-            gpu_model.speculation(part, copy)
+            gpu_model.speculation(part, ceilings["copy_gbs"])
         else:
             gpu_model.transformers(part)
 
@@ -108,8 +110,13 @@ def battery(names: list[str], seconds: float, toy: bool, out: Path) -> dict[str,
             if why:
                 found[name]["skipped"].append(f"the rest: {why}")
             if name == "ceilings":
-                ceilings = {k: v for k, v in found[name]["facts"].items() if isinstance(v, float)}
+                ceilings = ceilings_of(found[name]["facts"])
     return found
+
+
+def ceilings_of(facts: dict[str, Any]) -> dict[str, float]:
+    """What was measured of the device, of all that is known of it."""
+    return {name: fact for name, fact in facts.items() if isinstance(fact, float)}
 
 
 def write(found: dict[str, Any], toy: bool, out: Path) -> None:

@@ -81,21 +81,30 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+class CaptureFailed(BaseException):
+    """What was to be timed cannot be captured. After that torch's allocator and stream are in no
+    state to go on: the part ends, which is a process of its own."""
+
+
 class Timer:
-    """Microseconds of a kernel: the median of runs with cold caches, replayed from a CUDA graph
-    where that can be, so that launching is not in it. On a CPU one run."""
+    """Microseconds of a kernel: the median of runs with cold caches. On a CPU one run."""
 
     def __init__(self, toy: bool) -> None:
         self._toy = toy
         self._flush = None if toy else torch.empty(FLUSH, dtype=torch.uint8, device="cuda")
 
     def us(self, run: Callable[[], Any]) -> float:
-        """Of one run."""
-        if self._flush is None:
-            return self._host_us(run)
-        replay = self._captured(run)
-        first = self._device_us(replay, 3)
-        return self._device_us(replay, max(5, min(100, round(TIMED_S * 1e6 / max(first, 1.0)))))
+        """Of one run, replayed from a CUDA graph, so that launching is not in it: it must not wait
+        for the device. Raises `CaptureFailed`."""
+        return self._host_us(run) if self._flush is None else self._median_us(self._captured(run))
+
+    def launched_us(self, run: Callable[[], Any]) -> float:
+        """Of one run as the host launches it, waiting and all."""
+        return self._host_us(run) if self._flush is None else self._median_us(run)
+
+    def _median_us(self, run: Callable[[], Any]) -> float:
+        first = self._device_us(run, 3)
+        return self._device_us(run, max(5, min(100, round(TIMED_S * 1e6 / max(first, 1.0)))))
 
     def _host_us(self, run: Callable[[], Any]) -> float:
         start = perf_counter()
@@ -113,9 +122,8 @@ class Timer:
         try:
             with torch.cuda.graph(graph):
                 run()
-        except RuntimeError:  # it asks the device something
-            torch.cuda.synchronize()
-            return run
+        except RuntimeError as error:
+            raise CaptureFailed(f"it cannot be captured: {error}") from error
         return graph.replay
 
     def _device_us(self, run: Callable[[], Any], times: int) -> float:

@@ -23,6 +23,9 @@ class Case(NamedTuple):
     flops: float = 0.0
     """Where arithmetic is the limit."""
     peers: dict[str, Run] = {}
+    waiting: dict[str, Run] = {}
+    """Peers that ask the device something on their way. They are never captured, nor compared with
+    what is: beside them stands the case without a graph."""
 
 
 class Setting(NamedTuple):

@@ -4,7 +4,7 @@ best public kernel that can be had here."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -83,7 +83,7 @@ def mixtures(s: Setting) -> Iterator[Case]:
                    lambda x=x, w=weights, e=experts: ours(x, w, e),
                    wanted * 6 * width * inner if rows < 4096 else 0.0,
                    flops if rows >= 4096 else 0.0,
-                   {"one by one": lambda x=x, w=weights, e=experts: each(x, w, e)})
+                   waiting={"one by one": lambda x=x, w=weights, e=experts: each(x, w, e)})
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -248,8 +248,9 @@ NEEDS = 8.0
 """Seconds to begin another group with: kernels are compiled, tensors filled."""
 
 
-def run(part: Part, copy_gbs: float, matmul_tflops: float) -> None:
-    """Every case; a kernel that fails is a line of its own."""
+def run(part: Part, ceilings: Mapping[str, float]) -> None:
+    """Every case; a kernel that fails is a line of its own. ceilings: as `gpu_bench.ceilings`."""
+    copy_gbs, matmul_tflops = ceilings["copy_gbs"], ceilings["matmul_tflops"]
     timer = Timer(part.toy)
     ops = select_ops(BF16, part.device, 128, False, "triton" if part.toy else "auto")
     setting = Setting(part.device, part.toy, ops)
@@ -275,16 +276,23 @@ def _measure(part: Part, timer: Timer, case: Case, copy_gbs: float, matmul_tflop
             row |= {"gbs": case.bytes / us / 1e3, "share": case.bytes / us / 1e3 / copy_gbs}
         else:
             row |= {"tflops": case.flops / us / 1e6, "share": case.flops / us / 1e6 / matmul_tflops}
-        row |= _best(part, timer, case, what)
+        best, spent = _best(part, timer.us, case.peers, what)
+        if best:
+            row |= {"peer": best, "peer_us": spent}
+        best, spent = _best(part, timer.launched_us, case.waiting, what)
+        if best:
+            row |= {"launched_us": timer.launched_us(case.run), "waiting_peer": best,
+                    "waiting_peer_us": spent}
         part.add(**row)
 
 
-def _best(part: Part, timer: Timer, case: Case, what: str) -> dict[str, Any]:
-    """The fastest of the others."""
+def _best(part: Part, time: Callable[[Run], float], peers: dict[str, Run], what: str
+          ) -> tuple[str, float]:
+    """The fastest of them and its microseconds; "" if there is none."""
     best, us = "", math.inf
-    for name, run_peer in case.peers.items():
+    for name, run_peer in peers.items():
         with part.trying(f"{what}, {name}"):
-            spent = timer.us(run_peer)
+            spent = time(run_peer)
             if spent < us:
                 best, us = name, spent
-    return {"peer": best, "peer_us": us} if best else {}
+    return best, us

@@ -12,7 +12,9 @@ Column = tuple[str, str, str]
 KERNELS: Sequence[Column] = (
     ("kernel", "kernel", "{}"), ("shape", "shape", "{}"), ("us", "us", "{:.1f}"),
     ("gbs", "GB/s", "{:,.0f}"), ("tflops", "TFLOP/s", "{:.1f}"), ("share", "of ceiling", "{:.0%}"),
-    ("peer", "best other", "{}"), ("peer_us", "its us", "{:.1f}"), ("ratio", "x", "{:.2f}"))
+    ("peer", "best other", "{}"), ("peer_us", "its us", "{:.1f}"), ("ratio", "x", "{:.2f}"),
+    ("launched_us", "us without a graph", "{:.1f}"), ("waiting_peer", "other that waits", "{}"),
+    ("waiting_peer_us", "its us", "{:.1f}"))
 DECODE: Sequence[Column] = (
     ("batch", "batch", "{}"), ("context", "context", "{}"), ("how", "how", "{}"),
     ("step_us", "step us", "{:,.0f}"), ("tokens_s", "tokens/s", "{:,.0f}"),

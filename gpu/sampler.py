@@ -35,10 +35,7 @@ from actorium.gpu.tables import (
 )
 from actorium.kernels import sampling, sampling_cpu
 from actorium.kernels.philox import uniform
-from actorium.kernels.record import Layout, Progress, Resident
-
-FORCED = 1 << 31
-"""Positions from here on draw forced acceptances: nothing else draws there."""
+from actorium.kernels.record import FORCED, Layout, Progress, Resident
 
 
 def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = ()) -> Array:
@@ -164,8 +161,8 @@ def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = ()) 
     A draft is accepted where it equals what was sampled for its place, or, if `force` is given,
     with those probabilities by place, the last one for all further places.
     """
-    if not force and not isinstance(t.moves, Host) and t.sampling.commits:
-        return _commit_at_once(t, step, tokens)
+    if not isinstance(t.moves, Host) and t.sampling.commits:
+        return _commit_at_once(t, step, tokens, force)
     if step.q_len > 1:
         return _commit_windows(t, step, tokens, force)
     xp, slots, positions = t.moves.xp, step.slots_d, step.positions
@@ -184,10 +181,10 @@ def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = ()) 
     return Emitted(tokens, (tokens,), t.moves.long(emitted), finish)
 
 
-def _commit_at_once(t: Tables, step: Step, tokens: Array) -> Emitted:
+def _commit_at_once(t: Tables, step: Step, tokens: Array, force: tuple[float, ...]) -> Emitted:
     progress = Progress(t.last_token, t.seq_len, t.ended, t.drafts.accepted)
     told = t.sampling.commit(step.slots_d, step.positions, tokens, _resident(t), progress,
-                             Layout(step.ending, step.q_len), bool(step.needs & PENALISES))
+                             Layout(step.ending, step.q_len), bool(step.needs & PENALISES), force)
     return Emitted(tokens, tuple(told[2:]), told[0], told[1])
 
 

@@ -40,12 +40,16 @@ class Live:
 class Timed:
     """A step under way, with its times to come."""
 
-    def __init__(self, clock: Clock | CudaClock, launched: Launched, start: Any, end: Any) -> None:
+    def __init__(self, clock: Clock | CudaClock, launched: Launched, start: Any, end: Any,
+                 first: bool) -> None:
+        """first: since the slots were forgotten."""
         self._clock, self._launched = clock, launched
-        self._start, self._end = start, end
+        self._start, self._end, self._first = start, end, first
 
     def result(self) -> StepResult:
         """Wait for the step; its result, with its times."""
+        if self._first:
+            self._clock.forget()
         return self._clock.result(self._launched, self._start, self._end)
 
 
@@ -56,15 +60,27 @@ class Clock:
 
     def __init__(self, trace: StepTrace | None = None) -> None:
         """trace: is told of every step as well."""
+        # Of the thread that harvests:
         self._last: Any = None
         self._live = Live()
         self._trace = trace
+        # Of the one that launches:
+        self._first = True
 
     def reset(self) -> None:
-        """The slots are forgotten; the next step follows no other."""
+        """The slots are forgotten; the next step follows no other. For the thread that launches:
+        the one that harvests hears of it with that step, when those before are over."""
+        self._first = True
+
+    def forget(self) -> None:
+        """What `reset` means, for the thread that harvests."""
         self._last, self._live = None, Live()
         if self._trace is not None:
             self._trace.reset()
+
+    def _timed(self, launched: Launched, start: Any, end: Any) -> Timed:
+        first, self._first = self._first, False
+        return Timed(self, launched, start, end, first)
 
     def launch(self, runner: Runner, plan: StepPlan) -> Timed:
         """Run the step."""
@@ -73,7 +89,7 @@ class Clock:
         end = perf_counter()
         if self._trace is not None:
             self._trace.ran(plan, start, end)
-        return Timed(self, launched, start, end)
+        return self._timed(launched, start, end)
 
     def result(self, launched: Launched, start: Any, end: Any) -> StepResult:
         """Complete a step, in the order of launching."""
@@ -114,7 +130,7 @@ class CudaClock(Clock):
         end.record()
         if trace is not None:
             trace.launched(plan)
-        return Timed(self, launched, start, end)
+        return self._timed(launched, start, end)
 
     def result(self, launched: Launched, start: Any, end: Any) -> StepResult:
         end.synchronize()

@@ -9,6 +9,9 @@ from time import monotonic_ns
 from actorium.actors.messages import StepPlan
 from actorium.actors.runtime.events import DEVICE, HARVEST, LAUNCH, Events, decodes
 
+UNDER_WAY = 16
+"""More steps than are ever launched and not fetched."""
+
 
 class Line:
     """The steps of a device on the host's clock, though its events tell spans alone.
@@ -42,9 +45,8 @@ class StepTrace:
         self._queued: dict[tuple[int, int], int] = {}
 
     def reset(self) -> None:
-        """Of the line: the steps under way are forgotten."""
+        """Of the line: the next step follows no other. For the thread that harvests."""
         self._line.reset()
-        self._queued.clear()
 
     def begin(self) -> None:
         """A launch begins."""
@@ -53,6 +55,8 @@ class StepTrace:
     def queue(self, plan: StepPlan, record: Callable[[], None]) -> None:
         """The device's part begins, of which `record` marks the start."""
         self._queued[plan.epoch, plan.step] = monotonic_ns()
+        if len(self._queued) > UNDER_WAY:  # a step that was abandoned is never seen
+            del self._queued[next(iter(self._queued))]
         record()
 
     def launched(self, plan: StepPlan) -> None:

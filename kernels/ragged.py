@@ -84,6 +84,14 @@ class Ragged:
     """`chain_of` this, once it was asked for."""
 
 
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """A host's tensor on the device, without waiting: from pinned memory, since a copy of more than
+    64 KiB of other memory holds up the host until the device has come to it."""
+    if device.type != "cuda":
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
+
+
 def spans_of(plan: Ragged, size: int) -> Spans:
     """The sequences of a step in blocks of up to `size` tokens, the same at each call; on the
     device of the plan, made once."""
@@ -97,7 +105,7 @@ def spans_of(plan: Ragged, size: int) -> Spans:
         inside = np.arange(len(owner), dtype=np.int32) - np.repeat(np.cumsum(each) - each, each)
         blocks = np.stack((owner, inside * size), 1).astype(np.int32)
         both = torch.from_numpy(np.concatenate((sequences.reshape(-1), blocks.reshape(-1))))
-        own = both.to(plan.rows.device, non_blocking=True)
+        own = sent(both, plan.rows.device)
         plan.spans = Spans(own[:sequences.size].view(-1, 3), own[sequences.size:].view(-1, 2))
     return plan.spans
 
@@ -118,7 +126,7 @@ def chain_of(plan: Ragged) -> Tensor | None:
             out[:each, 1 + 2 * number] = torch.arange(wave.start, wave.end)
             for i, row in wave.saves:
                 out[i, 2 + 2 * number] = row
-        plan.chain = out.to(plan.rows.device, non_blocking=True)
+        plan.chain = sent(out, plan.rows.device)
     return plan.chain
 
 
@@ -147,7 +155,7 @@ def plan_ragged(
     tails, tail_rows = _tails(runs, starts, width)
 
     def there(x: Tensor) -> Tensor:
-        return x.to(device, non_blocking=True)
+        return sent(x, device)
 
     return Ragged(
         size, [run.length for run in runs], there(torch.tensor([run.row for run in runs])),

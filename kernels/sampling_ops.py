@@ -36,7 +36,8 @@ class TorchSampling:
         return sampling.choose(logits, slots, positions, tables, samples, truncates)
 
     def commit(self, slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
-               progress: Progress, layout: Layout, counts: bool) -> Tensor:
+               progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = ()
+               ) -> Tensor:
         """Only where `commits`."""
         raise TypeError(f"{self.name}: the tables' arithmetic is the sampler's")
 

@@ -61,7 +61,7 @@ def test_models_decode_what_they_should(toy: Path) -> None:
 def test_what_comes_back_is_few_files(toy: Path) -> None:
     names = sorted(path.name for path in toy.iterdir())
     assert names == ["gpu-decode.png", "gpu-kernels.png", "gpu-timeline.json", "gpu-timeline.png",
-                     "gpu.json", "gpu.md"], "and gpu-tests.xml: eight are the most"
+                     "gpu.json", "gpu.md"], "and two gpu-tests.xml: eight are the most"
     page = (toy / "gpu.md").read_text()
     for title in ("## Kernels", "whole engine", "piece of a prompt", "forced acceptance",
                   "toy sizes"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,10 +242,12 @@ def test_log_probabilities(kind: str, vocab: int, rows: int) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 99), st.integers(1, 4), st.integers(0, 2), st.integers(0, 3))
-def test_commit(seed: int, q_len: int, single: int, windows: int) -> None:
+@given(st.integers(0, 99), st.integers(1, 4), st.integers(0, 2), st.integers(0, 3),
+       st.sampled_from([(), (0.5,), (0.9, 0.4)]))
+def test_commit(seed: int, q_len: int, single: int, windows: int, force: tuple[float, ...]
+                ) -> None:
     """Against the definition, one sequence after the other; drafts are often right, and some of
-    those end their sequence."""
+    those end their sequence. With forced acceptance it does not matter whether they are."""
     from actorium.kernels.triton.commit import commit
 
     rng, vocab, slots = np.random.default_rng(seed), 4, rng_slots(seed, single + windows)
@@ -253,6 +256,9 @@ def test_commit(seed: int, q_len: int, single: int, windows: int) -> None:
                       drafts=torch.from_numpy(rng.integers(0, vocab, (8, 3))),
                       eos=torch.from_numpy(rng.integers(-1, vocab, (8, 2))).int())
     tables.record[1:, columns.LIMIT] = torch.from_numpy(rng.integers(6, 16, 7)).int()
+    seeds = rng.integers(0, 1 << 32, (7, 2))
+    tables.record[1:, columns.SEED_LOW:columns.SEED_LOW + 1] = signed(seeds[:, :1])
+    tables.record[1:, columns.SEED_HIGH:columns.SEED_HIGH + 1] = signed(seeds[:, 1:])
     progress = Progress(torch.full((8,), -7), torch.full((8,), 5).int(),
                         torch.from_numpy(rng.random(8) < 0.3), torch.full((8,), -7))
     count = single + windows * q_len
@@ -270,7 +276,13 @@ def test_commit(seed: int, q_len: int, single: int, windows: int) -> None:
             token, position = int(tokens[at + j]), int(positions[at + j])
             ends = 1 if token in tables.eos[slot] and position >= record[columns.MIN_LEN] else (
                 2 if position + 1 >= record[columns.LIMIT] else 0)
-            accepted = j + 1 < n and not ends and int(tables.drafts[slot, j]) == token
+            right = int(tables.drafts[slot, j]) == token if j + 1 < n else False
+            if force and j + 1 < n:
+                low, high, at_ = (np.array([word]) for word in (
+                    *seeds[slot - 1].tolist(), position + columns.FORCED))
+                drawn = philox_reference.uniform(low, high, at_)[0]
+                right = bool(drawn < force[min(j, len(force) - 1)])
+            accepted = right and not ends
             if not accepted:
                 break
         want[0][slot] = token
@@ -283,10 +295,16 @@ def test_commit(seed: int, q_len: int, single: int, windows: int) -> None:
             want[3][slot] = 0
         told[2:2 + n, i] = tokens[at:at + n]
     counts[0] = 0
-    got = commit(slots, positions, tokens, tables, progress, Layout(single, q_len), True)
+    got = commit(slots, positions, tokens, tables, progress, Layout(single, q_len), True,
+                 force)
     assert torch.equal(got, told) and torch.equal(tables.counts, counts)
     for own, other in zip(progress, want, strict=True):
         assert torch.equal(own, other)
+
+
+def signed(words: Any) -> torch.Tensor:
+    """i32 of the same bits."""
+    return torch.from_numpy(words.astype(np.uint32).view(np.int32))
 
 
 def rng_slots(seed: int, count: int) -> torch.Tensor:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from ..record import COUNT_ROW, LIMIT, MIN_LEN, Layout, Progress, Resident
+from ..record import (
+    COUNT_ROW,
+    FORCED,
+    LIMIT,
+    MIN_LEN,
+    SEED_HIGH,
+    SEED_LOW,
+    Layout,
+    Progress,
+    Resident,
+)
 from .keys import field
+from .philox import uniform_of
 
 _COUNT_ROW, _LIMIT = tl.constexpr(COUNT_ROW), tl.constexpr(LIMIT)
 _MIN_LEN = tl.constexpr(MIN_LEN)
+_SEED_LOW, _SEED_HIGH = tl.constexpr(SEED_LOW), tl.constexpr(SEED_HIGH)
+_FORCED = tl.constexpr(FORCED - (1 << 32))
+"""The same bits, as i32 has them."""
 
 
 @triton.jit
@@ -30,8 +46,8 @@ def _stops(token: tensor, eos: tensor, ends: tensor, BLOCK: tl.constexpr) -> ten
 def _commit(slots: tensor, positions: tensor, tokens: tensor, record: tensor, eos: tensor,
             ends: tensor, drafts: tensor, most: tensor, counts: tensor, vocab: tensor,
             last_token: tensor, seq_len: tensor, ended: tensor, accepted: tensor, told: tensor,
-            single: tensor, q_len: tensor, WINDOW: tl.constexpr, DRAFTS: tl.constexpr,
-            COUNTS: tl.constexpr) -> None:
+            force: tensor, single: tensor, q_len: tensor, WINDOW: tl.constexpr,
+            DRAFTS: tl.constexpr, COUNTS: tl.constexpr, FORCE: tl.constexpr) -> None:
     sequence, of = tl.program_id(0), tl.num_programs(0)
     alone = sequence < single
     first = tl.where(alone, sequence, single + (sequence - single) * q_len)
@@ -47,8 +63,13 @@ def _commit(slots: tensor, positions: tensor, tokens: tensor, record: tensor, eo
     taken = place < 0
     if DRAFTS:
         behind = place + 1 < rows
-        draft = tl.load(drafts + slot * most + place, mask=behind, other=-1)
-        taken = behind & (draft == token) & (end == 0)
+        if FORCE:
+            u = uniform_of(field(record, slot, _SEED_LOW), field(record, slot, _SEED_HIGH),
+                           position | _FORCED)
+            accepts = u < tl.load(force + place, mask=behind, other=0.0)
+        else:
+            accepts = tl.load(drafts + slot * most + place, mask=behind, other=-1) == token
+        taken = behind & accepts & (end == 0)
     more = tl.min(tl.where(taken, WINDOW, place), 0)
     gone = tl.load(ended + slot) != 0
     at_last = place == more
@@ -70,9 +91,11 @@ def _commit(slots: tensor, positions: tensor, tokens: tensor, record: tensor, eo
 
 
 def commit(slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
-           progress: Progress, layout: Layout, counts: bool) -> Tensor:
+           progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = ()
+           ) -> Tensor:
     """Write the tokens sampled to the tables as far as drafts before them were accepted, and decide
-    which sequences end.
+    which sequences end. force: accept drafts with these probabilities, by place in the window, the
+    last one for all further places, whatever was sampled.
 
     slots: i32[S], distinct but for that of padding; positions: i32[R]; tokens: i64[R]; counts:
     whether some slot counts its tokens. Returns i64[2 + q_len, S]: how many each sequence emitted;
@@ -80,12 +103,21 @@ def commit(slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
     """
     told = torch.empty(2 + layout.q_len, len(slots), dtype=torch.int64, device=slots.device)
     counted = tables.counts if counts else None
+    window = triton.next_power_of_2(layout.q_len)
+    forced = _probabilities(force, window, slots.device) if force else told
     if len(slots):
         _commit[(len(slots),)](
             slots, positions, tokens, tables.record, tables.eos, tables.eos.shape[1],
             tables.drafts, tables.drafts.shape[1],
             tables.record if counted is None else counted,
-            1 if counted is None else counted.shape[1], *progress, told, layout.single,
-            layout.q_len, WINDOW=triton.next_power_of_2(layout.q_len),
-            DRAFTS=tables.drafts.shape[1] > 0, COUNTS=counted is not None, num_warps=1)
+            1 if counted is None else counted.shape[1], *progress, told, forced, layout.single,
+            layout.q_len, WINDOW=window, DRAFTS=tables.drafts.shape[1] > 0,
+            COUNTS=counted is not None, FORCE=bool(force), num_warps=1)
     return told
+
+
+@cache
+def _probabilities(force: tuple[float, ...], window: int, device: torch.device) -> Tensor:
+    """f64[window]. Made by the first steps, so that no graph has to copy it."""
+    places = [force[min(place, len(force) - 1)] for place in range(window)]
+    return torch.tensor(places, dtype=torch.float64, device=device)

@@ -28,8 +28,10 @@ class TritonSampling(TorchSampling):
         return draw.choose(logits, slots, positions, tables, samples, truncates)
 
     def commit(self, slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
-               progress: Progress, layout: Layout, counts: bool) -> Tensor:
-        return commit.commit(slots, positions, tokens, tables, progress, layout, counts)
+               progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = ()
+               ) -> Tensor:
+        return commit.commit(slots, positions, tokens, tables, progress, layout, counts,
+                             force)
 
     def logprobs(self, logits: Tensor, tokens: Tensor, k: int,
                  named: Tensor | None = None) -> Logprobs:
