@@ -20,6 +20,7 @@ from actorium.actors.client_requests import (
     check_template,
     check_timeout,
     column,
+    packed,
 )
 from actorium.actors.errors import (
     DeadlineExceeded,
@@ -137,8 +138,10 @@ def tokenize_chat(messages: Any, template_args: dict[str, Any] | None = None,
                   add_generation_prompt: bool = True, continue_final_message: bool = False
                   ) -> Callable[[str], Tokenize]:
     turns, template = chat_messages(messages), check_template(chat_template)
+    args = packed(template_args or {}, dict, "template_args")
+    shown = packed(tools or [], list, "tools")
     return lambda rid: Tokenize(
-        rid, "", False, turns, template_args or {}, tools or [], chat_template=template,
+        rid, "", False, turns, args, shown, chat_template=template,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message)
 

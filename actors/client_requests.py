@@ -152,7 +152,8 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
     messages = None if request.messages is None else chat_messages(request.messages)
     message = Generate(rid=rid, params=params, text=text, tokens=tokens, messages=messages,
                        timeout=None if request.timeout is None else float(request.timeout),
-                       template_args=request.template_args, tools=request.tools,
+                       template_args=packed(request.template_args, dict, "template_args"),
+                       tools=packed(request.tools, list, "tools"),
                        tenant=check_tenant(tenant if request.tenant is None else request.tenant),
                        priority=check_priority(request.priority),
                        chat_template=check_template(request.chat_template),
@@ -162,6 +163,20 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        cache_salt=check_salt(request.cache_salt),
                        linger=0.0 if request.stay is None else request.stay.seconds)
     return encode(message, "prompt" if messages is None else "messages"), params.n
+
+
+def packed(value: Any, kind: type[Any], field: str) -> msgspec.Raw:
+    """A dict or a list (`kind`) as the engine takes it. Raises `InvalidRequest` naming `field`."""
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{field}: must be a {kind.__name__}, got {type(value).__name__}",
+                             field)
+    if not all(isinstance(one, str if kind is dict else dict) for one in value):
+        raise InvalidRequest(f"{field}: " + ("names must be strings" if kind is dict
+                                             else "must be a list of dicts"), field)
+    try:
+        return msgspec.Raw(_encode(value))
+    except (UnicodeEncodeError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: cannot be sent: {error}", field) from None
 
 
 def encode(message: Any, field: str) -> bytes:

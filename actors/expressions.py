@@ -11,21 +11,28 @@ Only the standard library is imported.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 MAX_STATES = 512
-"""Of all expressions of a request, repeats counted out."""
+"""Of all expressions of a request, repeats counted out, and of the stop strings beside them."""
+MAX_OF_CHOICES = 32 * MAX_STATES
+"""The same for all choices of a request together: each of them takes up to a microsecond a
+character."""
 MAX_WORK = 16 * MAX_STATES
 """Parts looked at while they are counted out."""
-TOO_LARGE = f"more than {MAX_STATES} characters with repeats counted out"
+TOO_LARGE = (f"more than {MAX_STATES} characters with repeats counted out, stop strings beside it "
+             "included")
 MIDDLE, LINE, TEXT = range(3)
 """Where a character stands: after another one, after a line break, at the beginning of the text."""
+KNOWN_CHARS = 1024
+"""Characters of which is remembered who reads them."""
 Test = Callable[[str], bool]
-States = frozenset[int]
+States = int
+"""A set of states: bit i is the i-th."""
 
 _NAMES = {
     "GROUPREF": "a back-reference", "GROUPREF_EXISTS": "a back-reference",
@@ -54,22 +61,47 @@ class Automaton:
         self.accepts: dict[int, int] = {}
         """State -> number of the literal or expression."""
         self._closures: dict[tuple[int, int], States] = {}
+        self._tests: dict[tuple[int, int, int], Test] = {}
+        """Of the expression in the making: a part that is counted out has one."""
+        self._work = 0
         starts = [self._literal(text, number) for number, text in enumerate(literals)]
-        self._limit, self._work = len(self.steps) + MAX_STATES, 0
         for number, text in enumerate(expressions, len(literals)):
             starts.append(self._expression(text, number))
         self.starts = starts
+        readers: dict[Test, States] = {}
+        for state, step in enumerate(self.steps):
+            if step is not None:
+                readers[step.test] = readers.get(step.test, 0) | 1 << state
+        self._readers = list(readers.items())
+        self._reads: dict[str, States] = {}
+        self.reading = sum(readers.values())
+        """The states that read a character."""
+        self.accepting = sum(1 << state for state in self.accepts)
         for number, start in enumerate(starts):
-            if any(state in self.accepts for state in self.closure([start], TEXT)):
+            if self.closure([start], TEXT) & self.accepting:
                 text = (*literals, *expressions)[number]
                 raise ValueError(f"{text[:80]!r}: matches the empty text")
 
-    def closure(self, states: Sequence[int], place: int) -> States:
+    def reads(self, char: str) -> States:
+        """The states that read this character."""
+        found = self._reads.get(char)
+        if found is None:
+            if len(self._reads) >= KNOWN_CHARS:
+                self._reads.clear()
+            found = self._reads[char] = sum(mask for test, mask in self._readers if test(char))
+        return found
+
+    def closure(self, states: Iterable[int], place: int) -> States:
         """All states that these lead to without a character. place: of the next one."""
-        found: set[int] = set()
+        found = 0
         for state in states:
             found |= self._closures.get((state, place)) or self._close(state, place)
-        return frozenset(found)
+        return found
+
+    def after(self, states: States, place: int) -> States:
+        """All states that these, each of which has read a character, lead to."""
+        return self.closure([step.next for state in members(states)
+                             if (step := self.steps[state]) is not None], place)
 
     def _close(self, state: int, place: int) -> States:
         found, todo = {state}, [state]
@@ -78,7 +110,7 @@ class Automaton:
                 if least <= place and other not in found:
                     found.add(other)
                     todo.append(other)
-        closed = self._closures[state, place] = frozenset(found)
+        closed = self._closures[state, place] = sum(1 << state for state in found)
         return closed
 
     # --- building ---------------------------------------------------------------------------------
@@ -102,6 +134,7 @@ class Automaton:
     def _expression(self, text: str, number: int) -> int:
         try:
             parsed = _parser.parse(text)
+            self._tests = {}
             return self._sequence(parsed, parsed.state.flags, self._accept(number))
         except (re.error, ValueError) as error:
             raise ValueError(f"{text[:80]!r}: {error}") from None
@@ -110,9 +143,9 @@ class Automaton:
 
     def _sequence(self, parts: Any, flags: int, then: int) -> int:
         """The state that these parts begin with; `then`: what follows on them."""
-        for code, value in reversed(list(parts)):
+        for code, value in reversed(parts):
             self._work += 1
-            if len(self.steps) > self._limit or self._work > MAX_WORK:
+            if len(self.steps) > MAX_STATES or self._work > MAX_WORK:
                 raise ValueError(TOO_LARGE)
             then = self._part(code, value, flags, then)
         return then
@@ -128,7 +161,10 @@ class Automaton:
             return self._repeat(least, most, parts, flags, then)
         if code is op.AT:
             return self._begins(value, flags, then)
-        return self._state(Step(_test(code, value, flags), then))
+        key = int(code), value if isinstance(value, int) else id(value), flags
+        if key not in self._tests:
+            self._tests[key] = _test(code, value, flags)
+        return self._state(Step(self._tests[key], then))
 
     def _either(self, states: Sequence[int]) -> int:
         state = self._state()
@@ -164,6 +200,14 @@ class Automaton:
         return state
 
 
+def members(states: States) -> Iterator[int]:
+    """Their numbers, the lowest first."""
+    while states:
+        lowest = states & -states
+        yield lowest.bit_length() - 1
+        states ^= lowest
+
+
 @lru_cache(maxsize=64)
 def compiled(expressions: tuple[str, ...], literals: tuple[str, ...] = ()) -> Automaton:
     """See `Automaton`."""
@@ -180,7 +224,10 @@ def _test(code: Any, value: Any, flags: int) -> Test:
         raise _cannot(code)
     items = value if code is op.IN else [(op.LITERAL, value)]
     negated = code is op.NOT_LITERAL or items[0][0] is op.NEGATE
-    tests = [_item(kind, what, flags) for kind, what in items if kind is not op.NEGATE]
+    said = frozenset(chr(what) for kind, what in items if kind is op.LITERAL)
+    tests: list[Test] = [lambda c: c in said] if said else []
+    tests += [_item(kind, what, flags) for kind, what in items
+              if kind not in (op.NEGATE, op.LITERAL)]
     if flags & re.IGNORECASE:
         return lambda c: negated != any(
             test(form) for form in {c, c.lower(), c.upper()} if len(form) == 1 for test in tests)
@@ -190,8 +237,6 @@ def _test(code: Any, value: Any, flags: int) -> Test:
 
 
 def _item(kind: Any, value: Any, flags: int) -> Test:
-    if kind is op.LITERAL:
-        return _same(chr(value))
     if kind is op.RANGE:
         low, high = map(chr, value)
         return lambda c: low <= c <= high

@@ -18,17 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.params import Structured
+from actorium.actors.params import WRITTEN, Structured
 from actorium.actors.retention import GRAMMAR_BYTES
 from actorium.actors.schemas import closed
 from actorium.actors.structural_tags import lark_of
 
 LIMITS: dict[str, Any] = {
-    "max_items_in_row": 2000, "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000,
+    "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000,
     "step_max_items": 50_000, "max_lexer_states": 100_000, "max_grammar_size": 500_000,
     "verbose_errors": False}
-"""Nearly always some 0.1 s for the worst mask; compiling may take longer than anyone can wait,
-which the tokenizer finds out in a process of its own."""
+"""Compiling may take longer than anyone can wait, which the tokenizer finds out in a process of its
+own."""
+ROWS = (2000, 400, 64)
+"""Earley items of a row, by the number of `params.WRITTEN` before a grammar. The worst mask of an
+ambiguous grammar takes some 40 ms by the second, 8 ms by the third; a schema's take 3 ms by the
+first, which an object of 500 optional properties needs."""
+TRIED = 4
+"""Tokens for which a grammar is followed to see whether it compiles: some fail behind the first."""
 COMPILED_BYTES, COMPILED_FACTOR = 160 << 10, 150
 """What a compiled grammar takes: so much, and so many bytes for each of its text, as measured for
 schemas of 1 to 58 kB with a vocabulary of 49,152."""
@@ -120,10 +126,19 @@ class Vocabulary:
     def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
-        compiled = LLMatcher(self._tokens, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        text = grammar.lstrip(WRITTEN)
+        row = ROWS[min(len(grammar) - len(text), len(ROWS) - 1)]
+        compiled = LLMatcher(self._tokens, text, log_level=0, limits=LLParserLimits(
+            max_items_in_row=row, **LIMITS))
         first = compiled.deep_copy()
-        if not first.is_error():
-            first.compute_bitmask()  # some find out only now that they allow nothing
+        for _ in range(TRIED):
+            if first.is_error() or first.is_stopped():
+                break
+            # Some find out only now that they allow nothing.
+            mask = np.frombuffer(first.compute_bitmask(), np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+            if len(allowed):
+                first.consume_token(int(allowed[len(allowed) // 2]))
         if first.is_error():
             why = (first.get_error() or "unknown").splitlines()[0]
             raise InvalidRequest(f"structured: the grammar does not compile: {why[:500]}",
@@ -250,4 +265,4 @@ def ebnf_grammar(text: str) -> str:
             text = any_to_lark(text)
         except Exception as error:  # the converter raises whatever it stumbles over
             raise InvalidRequest(f"structured: grammar: {error}", "structured") from None
-    return LLMatcher.grammar_from_lark(text)
+    return WRITTEN + LLMatcher.grammar_from_lark(text)

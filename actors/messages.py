@@ -14,9 +14,9 @@ One long file, because the protocol is best read in one place.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from actorium.actors.params import (
     MAX_BAD_WORDS,
@@ -77,6 +77,10 @@ RESERVED_TEMPLATE_ARGS = frozenset({"messages", "tools", "raise_exception", "str
 Template = Annotated[str, Meta(min_length=1, max_length=MAX_TEMPLATE)]
 Salt = Annotated[str, Meta(max_length=256)]
 """Keeps cached prefixes apart: they are shared among requests of the same salt only."""
+Turns = Annotated[list["ChatMessage"], Meta(max_length=4 * MAX_TURNS)]
+"""Bounds what is decoded; how many a conversation may have is told by its refusal."""
+NO_ARGS, NO_TOOLS = Raw(b"\x80"), Raw(b"\x90")
+"""An empty map and an empty array of msgpack."""
 Truncation = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 """How many tokens of a prompt are kept, its last ones; -1 = as many as fit the context."""
 
@@ -114,16 +118,17 @@ class Generate(Message):
     params: SamplingParams
     text: str | None = None
     tokens: Column | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Turns | None = None
     """A conversation for the model's chat template."""
     timeout: Annotated[float, Meta(gt=0)] | None = None
     """Seconds from receipt to the deadline; past it the request ends with `deadline`."""
-    template_args: dict[str, Any] = {}
-    """Extra variables of the chat template: what JSON can say."""
+    template_args: Raw = NO_ARGS
+    """Extra variables of the chat template, a map: what JSON can say. It stays packed until the
+    template is rendered, as the tools do: four megabytes of empty lists take a second to unpack."""
     tenant: Tenant = ""
     priority: Priority = 0
-    tools: list[dict[str, Any]] = []
-    """For the chat template: tools as OpenAI describes them."""
+    tools: Raw = NO_TOOLS
+    """For the chat template: tools as OpenAI describes them, an array of maps."""
     linger: Linger = 0.0
     chat_template: Template | None = None
     """Instead of the model's."""
@@ -164,9 +169,9 @@ class Tokenize(Message):
     rid: Rid
     text: str
     add_special_tokens: bool = True
-    messages: list[ChatMessage] | None = None
-    template_args: dict[str, Any] = {}
-    tools: list[dict[str, Any]] = []
+    messages: Turns | None = None
+    template_args: Raw = NO_ARGS
+    tools: Raw = NO_TOOLS
     chat_template: Template | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -20,6 +20,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_TOKEN_ID = 2**31 - 1
 MAX_ALLOWED_IDS = 1 << 18
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 1 << 14
+"""Of all of them together."""
 MAX_STOP_REGEX_CHARS = 1024
 MAX_LOGPROB_IDS = 128
 MAX_GRAMMAR = 1 << 16
@@ -72,6 +74,20 @@ class Structured(Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 STRUCTURED_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
+
+
+WRITTEN = " "
+"""Stands before a grammar in a language that callers write: such a one may be ambiguous, and a mask
+then takes time by the square of what it is bounded by (`grammar.ROWS`). Twice where it is for more
+than `FEW` choices, whose masks are made at once."""
+FEW = 4
+MAX_WRITTEN_N = 16
+"""Choices of a request with such a grammar: their masks are some 8 ms each, at the worst."""
+
+
+def for_choices(grammar: str, n: int) -> str:
+    """A grammar for a request of n choices."""
+    return WRITTEN + grammar if n > FEW and grammar.startswith(WRITTEN) else grammar
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
@@ -157,6 +173,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     def _check_structured(self, structured: Structured) -> None:
         structured.check()
+        if structured.grammar is not None and self.n > MAX_WRITTEN_N:
+            raise ValueError(f"n: at most {MAX_WRITTEN_N} choices with a grammar, got {self.n}")
         if self.min_tokens:
             raise ValueError("min_tokens: not with structured output, whose grammar says when it "
                              "may end")
@@ -165,17 +183,19 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
         _check_texts("stop", self.stops(), MAX_STOPS, MAX_STOP_CHARS)
         _check_texts("stop_regex", self.stop_expressions(), MAX_STOPS, MAX_STOP_REGEX_CHARS)
         _check_texts("bad_words", self.bad_words or (), MAX_BAD_WORDS, MAX_STOP_CHARS)
-        for token in self.stop_token_ids or ():
-            _check_range("stop_token_ids", token, 0, MAX_TOKEN_ID)
+        if (chars := sum(map(len, self.bad_words or ()))) > MAX_BAD_WORD_CHARS:
+            raise ValueError(f"bad_words: at most {MAX_BAD_WORD_CHARS} characters in all, got "
+                             f"{chars}")
         if len(self.stop_token_ids or ()) > MAX_STOPS:
             raise ValueError(f"stop_token_ids: at most {MAX_STOPS}")
+        for token in self.stop_token_ids or ():
+            _check_range("stop_token_ids", token, 0, MAX_TOKEN_ID)
         bias = self.logit_bias or {}
         if len(bias) > MAX_LOGIT_BIAS:
             raise ValueError(f"logit_bias: at most {MAX_LOGIT_BIAS} entries, got {len(bias)}")
         for token, value in bias.items():
             _check_range("logit_bias", token, 0, MAX_TOKEN_ID)
             _check_range("logit_bias", value, -100.0, 100.0)
-
 
     def _check_tokens(self) -> None:
         _check_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS)
@@ -216,6 +236,8 @@ def _check_ids(name: str, ids: list[int] | None, most: int) -> None:
         return
     if not 1 <= len(ids) <= most:
         raise ValueError(f"{name}: 1 to {most} token ids, got {len(ids)}")
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID:
+        return  # a quarter of a million of them is no rare case
     for token in ids:
         _check_range(name, token, 0, MAX_TOKEN_ID)
 

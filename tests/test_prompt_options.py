@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers_text import Asked, i4, ints, write_model
 
+from actorium.actors.client_requests import packed
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import ChatMessage, Generate, Rejected, Submit, Tokenize, Tokenized
 from actorium.actors.params import SamplingParams
@@ -96,7 +97,8 @@ def test_how_a_prompt_ends(asked: Asked) -> None:
     turns = "<bos><|user|>hi<|assistant|>end of "
     assert text_of(asked, messages=HI) == turns + "<|assistant|>"
     assert text_of(asked, messages=HI, add_generation_prompt=False) == turns
-    assert text_of(asked, messages=HI, template_args={"add_generation_prompt": False}) == turns
+    args = packed({"add_generation_prompt": False}, dict, "template_args")
+    assert text_of(asked, messages=HI, template_args=args) == turns
     long = [ChatMessage("user", "hi"), ChatMessage("assistant", "x" * SHORT_CHARS + " y")]
     whole = text_of(asked, messages=long, add_generation_prompt=False, truncate_prompt_tokens=5)
     assert text_of(asked, messages=long, add_generation_prompt=False, continue_final_message=True,

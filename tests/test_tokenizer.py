@@ -13,6 +13,7 @@ import pytest
 from helpers_text import byte_level, context, i4, ints, loaded, write_model
 
 from actorium.actors import models
+from actorium.actors.client_requests import packed
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import (
     Abort,
@@ -66,6 +67,8 @@ def generate(core: TokenizerCore, rid: str = "r", params: dict[str, Any] | None 
              **more: Any) -> list[Any]:
     if not more:
         more = {"text": "hello"}
+    if "template_args" in more:
+        more["template_args"] = packed(more["template_args"], dict, "template_args")
     return ask(core, Generate(rid, SamplingParams(**(params or {})), **more))
 
 
@@ -176,7 +179,8 @@ def test_the_engines_template_arguments_stand_beneath_the_requests(model: Path) 
     for args, text in (({}, "abx"), ({"who": "c"}, "acx"), ({"mood": "", "who": None}, "Nonex")):
         ids = i4(byte_level().encode(text).ids)
         assert generate(core, text, messages=said, template_args=args)[0].prompt == ids
-        assert ask(core, Tokenize(f"t{text}", "", messages=said, template_args=args)) == \
+        assert ask(core, Tokenize(f"t{text}", "", messages=said,
+                                  template_args=packed(args, dict, "template_args"))) == \
             [Tokenized(f"t{text}", ids)]
     assert generate(core, "p", text="x")[0].prompt == i4(byte_level().encode("x").ids)
 

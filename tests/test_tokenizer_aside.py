@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 from helpers_text import Asked, context, ints, loaded, write_model
+from msgspec import Raw
+from msgspec.msgpack import encode
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import (
     MAX_TURNS,
+    NO_ARGS,
+    NO_TOOLS,
     Abort,
     Accepted,
     Cancel,
@@ -60,7 +64,7 @@ def generate(rid: str, **more: Any) -> Generate:
 QUESTIONS = [
     Tokenize("q", LONG), Tokenize("q", LONG, add_special_tokens=False),
     Tokenize("q", "", messages=MANY), Tokenize("q", "", messages=[ChatMessage("user", LONG)]),
-    Tokenize("q", "", messages=MANY[:2], tools=[{"x": "y" * SHORT_CHARS}]),
+    Tokenize("q", "", messages=MANY[:2], tools=Raw(encode([{"x": "y" * SHORT_CHARS}]))),
     Detokenize("q", bytes(4 * (SHORT_IDS + 1)))]
 
 
@@ -92,8 +96,8 @@ def test_a_long_prompt_is_submitted_once(asked: Asked) -> None:
 def test_what_is_wrong_with_a_long_prompt_is_told(asked: Asked) -> None:
     cases = [(generate("r", text="x" * 10**6), "prompt", "context_overflow"),
              (generate("r", messages=[MANY[0]] * (MAX_TURNS + 1)), "messages", "invalid_request"),
-             (generate("r", messages=MANY, template_args={"messages": 1}), "template_args",
-              "invalid_request")]
+             (generate("r", messages=MANY, template_args=Raw(encode({"messages": 1}))),
+              "template_args", "invalid_request")]
     for message, param, code in cases:
         assert asked.tell(message) == []
         (refused,) = asked.later()
@@ -137,13 +141,14 @@ def test_a_template_that_loops_more_than_it_looked(asked: Asked) -> None:
 def test_a_render_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = Renderer(FOREVER, {})
     try:
-        assert renderer.render([ChatMessage("user", "aa")], {}, []) == "4"
+        assert renderer.render([ChatMessage("user", "aa")], NO_ARGS, NO_TOOLS, {}) == "4"
         first = renderer.child.process
         with pytest.raises(InvalidRequest, match=r"takes more than 2 s or 4 GiB") as caught:
-            renderer.render([ChatMessage("user", "a" * 20_000)] * 100, {}, [])
+            renderer.render([ChatMessage("user", "a" * 20_000)] * 100, NO_ARGS, NO_TOOLS, {})
         assert caught.value.param == "messages"
         assert first is not None and first.returncode is not None, "it is dead"
-        assert renderer.render([ChatMessage("user", "aa")], {}, []) == "4", "there is another one"
+        again = renderer.render([ChatMessage("user", "aa")], NO_ARGS, NO_TOOLS, {})
+        assert again == "4", "there is another one"
     finally:
         renderer.close()
 

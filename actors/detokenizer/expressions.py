@@ -6,14 +6,25 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from actorium.actors.detokenizer.stops import Match
-from actorium.actors.expressions import LINE, MIDDLE, TEXT, Automaton, States, compiled
+from actorium.actors.expressions import (
+    LINE,
+    MIDDLE,
+    TEXT,
+    Automaton,
+    States,
+    compiled,
+    members,
+)
 
 LONGEST = 1024
 """Characters of a match that is found for sure."""
-MOST_HELD = LONGEST + LONGEST // 2
-"""Where a match has begun so long ago, it is not waited for any more."""
+TURN = LONGEST // 2
+"""At each multiple of so many characters, what has begun more than `LONGEST` before is given up."""
+MOST_HELD = LONGEST + TURN
 MOST_KNOWN = 4096
 """Threads of all steps of an automaton that are remembered."""
+MOST_REACHED = 1 << 14
+"""The same, of threads by themselves."""
 Threads = tuple[States, ...]
 """Where matches may be under way: states, by where they have begun, the earliest first. A state
 stands with the earliest only."""
@@ -36,6 +47,8 @@ class Tracks:
         self._automaton = automaton
         self._known: dict[tuple[Threads, int, str], Move] = {}
         self._size = 0
+        self._after: dict[tuple[States, int], States] = {}
+        self._begin = [automaton.closure(automaton.starts, place) for place in (MIDDLE, LINE, TEXT)]
 
     def move(self, threads: Threads, place: int, char: str) -> Move:
         """On by `char`, which stands at a `place` (MIDDLE, LINE, TEXT) where a match may begin."""
@@ -50,24 +63,56 @@ class Tracks:
         return found
 
     def _move(self, threads: Threads, place: int, char: str) -> Move:
-        automaton = self._automaton
-        steps, after = automaton.steps, LINE if char == "\n" else MIDDLE
-        seen: set[int] = set()
+        automaton, known = self._automaton, self._after
+        reads, reading, accepting = automaton.reads(char), automaton.reading, automaton.accepting
+        after = LINE if char == "\n" else MIDDLE
+        new = -1
+        """All that no earlier thread has come to."""
         made: list[States] = []
         kept: list[int] = []
         ended: list[tuple[int, int]] = []
-        for number, states in enumerate((*threads, automaton.closure(automaton.starts, place))):
-            reached = [step.next for state in sorted(states)
-                       if (step := steps[state]) is not None and step.test(char)]
-            fresh = automaton.closure(reached, after) - seen
-            seen |= fresh
-            ended += [(number, automaton.accepts[state]) for state in sorted(fresh)
-                      if state in automaton.accepts]
-            alive = frozenset(state for state in fresh if steps[state] is not None)
-            if alive:
+        for number, states in enumerate((*threads, self._begin[place])):
+            states &= reads
+            if not states:
+                continue
+            reached = known.get((states, after))
+            if reached is None:
+                reached = self._reach(states, after)
+            reached &= new
+            new &= ~reached
+            if over := reached & accepting:
+                ended += [(number, automaton.accepts[state]) for state in members(over)]
+            if alive := reached & reading:
                 made.append(alive)
                 kept.append(number)
         return Move(tuple(made), tuple(kept), tuple(ended))
+
+    def _reach(self, states: States, place: int) -> States:
+        if len(self._after) >= MOST_REACHED:
+            self._after.clear()
+        found = self._after[states, place] = self._automaton.after(states, place)
+        return found
+
+
+class Run:
+    """The threads of one stream, and where each has begun, in characters of the text."""
+
+    __slots__ = ("begun", "born", "threads")
+
+    def __init__(self, born: int = 0) -> None:
+        """born: the first character that it sees."""
+        self.threads: Threads = ()
+        self.begun: list[int] = []
+        self.born = born
+
+    def step(self, tracks: Tracks, place: int, char: str, at: int) -> list[tuple[int, int]]:
+        """(beginning, number) of the expressions that match with `char`, the `at`-th."""
+        move = tracks.move(self.threads, place, char)
+        begun = self.begun
+        begun.append(at)
+        ended = [(begun[thread], number) for thread, number in move.ended]
+        self.threads, self.begun = move.threads, [begun[number] for number in move.kept]
+        return ended
 
 
 class ExpressionFinder:
@@ -75,6 +120,10 @@ class ExpressionFinder:
 
     The match that is seen first if the text comes character by character wins; of those that end
     together the longest, then the one named first. `feed` and `flush` as of `StopFinder`.
+
+    What may have begun long ago is given up for what has begun since. A run of threads knows the
+    earliest beginning only, so younger runs are kept ready beside one that has become old: a
+    character takes three steps at the most, whenever it comes.
     """
 
     def __init__(self, stops: tuple[str, ...], expressions: tuple[str, ...],
@@ -83,50 +132,49 @@ class ExpressionFinder:
         self._named = stops + expressions
         self._include = include
         self._tracks = _tracks(stops, expressions)
-        self._threads: Threads = ()
-        self._begun: list[int] = []
-        """Where each thread has begun: characters from the start of `_held` on."""
+        self._run = Run()
+        self._younger: list[Run] = []
+        """The oldest first; none that would know the same as `_run`."""
         self._held = ""
+        self._at = 0
+        """Of the next character, from the start of the text."""
         self._place = TEXT
-        """Of the next character."""
+        """The same: what stands before it."""
 
     def feed(self, piece: str, armed: bool = True) -> str | Match:
         """Text that may be shown after `piece`, or the match that it completed; not `armed`: what
         it completes is plain text."""
-        shown, text, at = "", self._held + piece, len(self._held)
-        while at < len(text):
-            if self._begun and at - self._begun[0] >= MOST_HELD:
-                self._forget(text[:at])
-            ended = self._step(text[at], at)
-            at += 1
+        text, first = self._held + piece, self._at - len(self._held)
+        for char in piece:
+            if not self._at % TURN and (self._run.begun or self._younger):
+                self._turn(self._at)
+            ended = self._run.step(self._tracks, self._place, char, self._at)
+            for run in self._younger:
+                run.step(self._tracks, self._place, char, self._at)
+            self._place = LINE if char == "\n" else MIDDLE
+            self._at += 1
             if ended and armed:
                 begun, number = min(ended)
-                return Match(shown + text[:at if self._include else begun], self._named[number])
-        keep = self._begun[0] if self._begun else len(text)
-        shown += text[:keep]
+                return Match(text[:(self._at if self._include else begun) - first],
+                             self._named[number])
+        keep = (self._run.begun[0] if self._run.begun else self._at) - first
         self._held = text[keep:]
-        self._begun = [begun - keep for begun in self._begun]
-        return shown
+        return text[:keep]
 
-    def _step(self, char: str, at: int) -> list[tuple[int, int]]:
-        """(beginning, number) of the expressions that match with `char`, which stands at `at`."""
-        move = self._tracks.move(self._threads, self._place, char)
-        begun = [*self._begun, at]
-        self._threads, self._begun = move.threads, [begun[number] for number in move.kept]
-        self._place = LINE if char == "\n" else MIDDLE
-        return [(begun[thread], number) for thread, number in move.ended]
-
-    def _forget(self, text: str) -> None:
-        """Look at the last `LONGEST` characters of `text` as if nothing had begun before them."""
-        first = max(len(text) - LONGEST, 1)
-        self._threads, self._begun = (), []
-        self._place = LINE if text[first - 1] == "\n" else MIDDLE
-        for at in range(first, len(text)):
-            self._step(text[at], at)
+    def _turn(self, at: int) -> None:
+        """Give up what has begun more than `LONGEST` before; keep another one ready."""
+        for run in self._younger:
+            if self._run.begun and self._run.begun[0] < run.born <= at - LONGEST:
+                self._run = run
+        begun = self._run.begun
+        self._younger = [run for run in self._younger if begun and begun[0] < run.born]
+        if begun:
+            self._younger.append(Run(at))
 
     def flush(self) -> str:
         """What is held back: the text ends here."""
-        held, self._held, self._threads, self._begun = self._held, "", (), []
+        held, self._held = self._held, ""
+        self._run, self._younger = Run(), []
         return held
 
 

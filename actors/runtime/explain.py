@@ -12,6 +12,12 @@ _PATH = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$(?P<path>.*)`$", re.DO
 _INDEX = re.compile(r"^\[(\d+)\](.*)$", re.DOTALL)
 
 
+class _Tagged(msgspec.Struct, array_like=True):
+    """The first element of an array; the others, which may be a million, are skipped."""
+
+    tag: msgspec.Raw
+
+
 def explain(frame: bytes, union: Any, error: Exception) -> str:
     """Why `frame` could not be decoded as `union`: "params.top_p: Expected `float`, got `str`".
 
@@ -41,7 +47,7 @@ def _one_line(text: str) -> str:
 def _struct(frame: bytes, union: Any) -> Any:
     """The struct of the union that the frame's tag names, or None."""
     try:
-        tag = msgspec.msgpack.decode(frame, type=tuple[Any, ...])[0]
+        tag = msgspec.msgpack.decode(msgspec.msgpack.decode(frame, type=_Tagged).tag)
     except Exception:  # the frame may be anything
         return None
     for struct in typing.get_args(union) or (union,):

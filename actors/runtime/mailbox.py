@@ -39,6 +39,8 @@ CLIENT_BACKLOG_BYTES = 16 << 20
 """What a front keeps for one client beyond ZMQ's own queue before it gives the client up."""
 CLIENT_HWM = 1000
 """Messages queued in ZMQ for one client, each way."""
+AT_ONCE = 1 << 20
+"""Bytes of clients' messages that are decoded in one go, and one message more."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -284,11 +286,15 @@ class Front(_Bound):
         self._bind(hwm, limit)
 
     def receive(self, limit: int) -> list[tuple[bytes, Any]]:
-        """Up to `limit` messages with their senders, without waiting. Fills `refused`."""
+        """Up to `limit` messages with their senders, of `AT_ONCE` bytes and one message, without
+        waiting. Fills `refused`."""
         messages: list[tuple[bytes, Any]] = []
+        left = AT_ONCE
         self.refused.clear()
         recv, more = self.socket.recv, self.socket.getsockopt
         for _ in range(limit):
+            if left < 0:
+                break
             try:
                 client = recv(NOBLOCK)
             except zmq.Again:
@@ -297,6 +303,7 @@ class Front(_Bound):
             if more(RCVMORE):
                 self._refuse(client, "multipart", f"{1 + self._rest()} frames instead of one")
                 continue
+            left -= len(frame)
             try:
                 messages.append((client, self._decode(frame)))
             except Exception as error:  # deep nesting and bad UTF-8 are no msgspec errors

@@ -32,6 +32,17 @@ class Matcher(Protocol):
     def take(self, tokens: Sequence[int]) -> bool: ...
 
 
+class Tree:
+    """Sequences of tokens, each token's node below that of the one before."""
+
+    __slots__ = ("barred", "next")
+
+    def __init__(self) -> None:
+        self.next: dict[int, Tree] = {}
+        self.barred: list[int] = []
+        """Tokens that must not follow on the sequence that ends here."""
+
+
 class Filter:
     """The token rules of a request, ready to be applied: shared by its choices.
 
@@ -47,14 +58,17 @@ class Filter:
             self._base[:] = _all(rules.vocab_size)
         elif has_grammar:
             self._base |= bits_of(np.array(params.eos_ids, np.int32), rules.vocab_size)
-        self._after: dict[int, list[tuple[list[int], int]]] = {}
-        """By a token: (tokens before it and it, the token that must not follow)."""
+        self._after = Tree()
+        """The tokens that stand before the last one of each word, read backwards."""
         self.memory = 1
         """How many of the last tokens matter."""
         for word in rules.bad_words:
             *before, last = np.frombuffer(word, np.int32).tolist()
             if before:
-                self._after.setdefault(before[-1], []).append((before, last))
+                node = self._after
+                for token in reversed(before):
+                    node = node.next.setdefault(token, Tree())
+                node.barred.append(last)
                 self.memory = max(self.memory, len(before))
             else:
                 self._base[last // 32] &= ~np.uint32(1 << last % 32)
@@ -81,10 +95,14 @@ class Filter:
             and token not in self._barred(tail)
 
     def _barred(self, tail: Sequence[int]) -> list[int]:
-        if not tail or not self._after:
-            return []
-        return [last for before, last in self._after.get(tail[-1], ())
-                if list(tail[-len(before):]) == before]
+        found: list[int] = []
+        node = self._after
+        for token in reversed(tail):
+            if token not in node.next:
+                break
+            node = node.next[token]
+            found += node.barred
+        return found
 
 
 class Guide:

@@ -38,18 +38,23 @@ from actorium.actors.messages import (
     Tokenized,
     ToTokenizerFront,
 )
+from actorium.actors.params import for_choices
 from actorium.actors.retention import KNOWN_REQUESTS
 from actorium.actors.runtime.aside import THREADS, Aside, Job
 from actorium.actors.runtime.docket import Docket, name_of, open_docket
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat import Unfinished
 from actorium.actors.tokenizer.model import TextModel
-from actorium.actors.tokenizer.prompts import Asked, Prompts
+from actorium.actors.tokenizer.prompts import SHORT_CHARS, Asked, Prompts
 from actorium.actors.tokenizer.rules import token_rules
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 60.0
 """Seconds one burst may take: the longest prompt a client can send tokenizes in a few."""
+BURST = 1 << 15
+"""Characters of prompts that are looked at in one go, at some microsecond each: then the loop turns
+before the next ones. Each message counts as `EACH` more."""
+EACH = 64
 SUBMIT_AGAIN = 0.5
 """Seconds for which a resent Generate is taken for one that had to queue. Later on it is submitted
 anew, since the scheduler may have died with it; the scheduler drops what it knows."""
@@ -93,6 +98,8 @@ class TokenizerCore:
         self._own_aside = Aside(self.docket, 1 + THREADS)
         """For templates that requests bring, which keep no others waiting."""
         self._pending: deque[Waiting] = deque()
+        self._left = 0
+        """Of `BURST`, in this wake."""
         self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
         """Requests submitted: prompt tokens, and when last."""
         self._parked: list[Waiting] = []
@@ -134,14 +141,16 @@ class TokenizerCore:
             self._prompts = Prompts(self._model)
         if self._parked:
             self._unpark(self._model)
-        while self._pending:
+        self._left = BURST
+        while self._pending and self._left > 0:
+            self._left -= EACH
             self._answer(self._pending.popleft())
         out, self._out = self._out, []
         return out
 
     def next_timer(self) -> float | None:
-        """At once until the model is loaded, then never."""
-        return 0.0 if self._model is None else None
+        """At once until the model is loaded, and while there is more to answer."""
+        return 0.0 if self._model is None or self._pending else None
 
     def drain(self, now: float) -> None:
         """Refuse new requests from here on."""
@@ -244,7 +253,11 @@ class TokenizerCore:
         """Whether its prompt is long, and is found out first."""
         message, prompts = entry.message, self._prompts
         if not isinstance(message, Asked | Detokenize) or entry.job is not None \
-                or prompts is None or self._post is None or not prompts.is_long(message):
+                or prompts is None or self._post is None:
+            return False
+        size = prompts.size(message)
+        if size <= SHORT_CHARS:
+            self._left -= size
             return False
         if isinstance(message, Generate):
             if self._knows(entry):
@@ -319,7 +332,8 @@ class TokenizerCore:
             return
         resolved = defaults.resolve(message.params, model.facts, len(ids))
         wanted, seed = message.params.structured, message.params.seed
-        grammar = "" if wanted is None else model.grammars.grammar(wanted)
+        grammar = "" if wanted is None else for_choices(model.grammars.grammar(wanted),
+                                                        message.params.n)
         timeout = message.timeout or self._config.scheduler.request_timeout
         self._out.append(Send("scheduler", Submit(
             rid=message.rid, client=client, prompt=ids.tobytes(), n=message.params.n,

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from actorium.actors.errors import ContextOverflow, InvalidRequest, context_overflow
-from actorium.actors.expressions import compiled
+from actorium.actors.expressions import MAX_OF_CHOICES, compiled
 from actorium.actors.params import MAX_N, Resolved, SamplingParams, TextParams
 
 MASK64 = 2**64 - 1
@@ -43,20 +43,25 @@ def check_params(params: SamplingParams, facts: ModelFacts) -> None:
                                  f"{_OF_TEXT[field]}", field)
     for field in _OF_IDS:
         _check_ids(field, getattr(params, field) or (), facts.vocab_size)
-    _check_expressions(tuple(params.stop_expressions()))
+    _check_expressions(params)
     ends = {*facts.eos_ids, *(params.stop_token_ids or ())}
     if params.allowed_token_ids and params.min_tokens and ends.issuperset(params.allowed_token_ids):
         raise InvalidRequest("allowed_token_ids: nothing but end tokens, which min_tokens="
                              f"{params.min_tokens} holds back", "allowed_token_ids")
 
 
-def _check_expressions(wanted: tuple[str, ...]) -> None:
+def _check_expressions(params: SamplingParams) -> None:
+    wanted = tuple(params.stop_expressions())
     if not wanted:
         return
     try:
-        compiled(wanted)
+        states = len(compiled(wanted, tuple(params.stops())).steps)
     except ValueError as error:
         raise InvalidRequest(f"stop_regex: {error}", "stop_regex") from None
+    if states * params.n > MAX_OF_CHOICES:
+        raise InvalidRequest(f"stop_regex: {states} characters with repeats counted out, for each "
+                             f"of n={params.n} choices, exceed the limit of {MAX_OF_CHOICES}",
+                             "stop_regex")
 
 
 _OF_TEXT = {"stop": "; use stop_token_ids", "stop_regex": "", "bad_words": ""}
@@ -64,10 +69,10 @@ _OF_IDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "logprob_token_i
 
 
 def _check_ids(field: str, ids: Any, vocab_size: int) -> None:
-    for token in ids:
-        if token >= vocab_size:
-            raise InvalidRequest(f"{field}: token id {token} is outside the vocabulary "
-                                 f"of {vocab_size}", field)
+    token = max(ids, default=0)
+    if token >= vocab_size:
+        raise InvalidRequest(f"{field}: token id {token} is outside the vocabulary "
+                             f"of {vocab_size}", field)
 
 
 def check_prompt(ids: Any, facts: ModelFacts, field: str) -> None:

@@ -143,9 +143,10 @@ class TextModel:
         return chat.special_tokens(
             self.path, models.read_json(self.path / "tokenizer_config.json", optional=True))
 
-    def template_args(self, own: dict[str, Any]) -> dict[str, Any]:
-        """What the chat template of a request learns: its own variables, above the engine's."""
-        return self._config.model.default_chat_template_kwargs | own
+    @property
+    def default_args(self) -> dict[str, Any]:
+        """What chat templates learn, where a request does not say otherwise."""
+        return self._config.model.default_chat_template_kwargs
 
     def info(self) -> dict[str, Any]:
         """What ServerInfo answers."""

@@ -11,14 +11,12 @@ from array import array
 from collections.abc import Callable
 from typing import TypeAlias
 
-import msgspec
-
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Detokenize, Generate, Tokenize
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat import Ending, Unfinished
 from actorium.actors.tokenizer.model import TextModel
-from actorium.actors.tokenizer.renderer import Renderer
+from actorium.actors.tokenizer.renderer import Renderer, unpacked_args, unpacked_tools
 
 SHORT_CHARS = 1 << 14
 SHORT_TURNS = 128
@@ -38,14 +36,16 @@ class Prompts:
         no request's template keeps the model's waiting."""
         self._rendering = {False: threading.Lock(), True: threading.Lock()}
 
-    def is_long(self, message: Asked | Detokenize) -> bool:
-        """It takes so long that others should not wait for it."""
+    def size(self, message: Asked | Detokenize) -> int:
+        """The characters that take about as long as it. Others should not wait for more than
+        `SHORT_CHARS`."""
         if isinstance(message, Detokenize):
-            return len(message.tokens) > 4 * SHORT_IDS
+            return len(message.tokens) * SHORT_CHARS // (4 * SHORT_IDS)
         if message.messages is None:
-            return len(message.text or "") > SHORT_CHARS
-        return (message.chat_template is not None or len(message.messages) > SHORT_TURNS
-                or self._chars(message) > SHORT_CHARS)
+            return len(message.text or "")
+        if message.chat_template is not None or len(message.messages) > SHORT_TURNS:
+            return SHORT_CHARS + 1
+        return self._chars(message)
 
     def short(self, message: Asked) -> array[int]:
         """The prompt as ids, checked. Raises `Unfinished` where it takes longer than it looked."""
@@ -99,26 +99,25 @@ class Prompts:
     def _rendered_here(self, message: Asked) -> str:
         if message.chat_template is not None:
             raise Unfinished
-        args = self._model.template_args(message.template_args)
-        return self._model.template.render(message.messages or [], args, message.tools,
-                                           SHORT_TICKS, _ending(message))
+        args = self._model.default_args | unpacked_args(message.template_args)
+        return self._model.template.render(
+            message.messages or [], args, unpacked_tools(message.tools), SHORT_TICKS,
+            _ending(message))
 
     def _rendered(self, message: Asked) -> str:
         own = message.chat_template is not None
         text = "" if own else self._model.template.source
         special = self._model.special_tokens
-        args = self._model.template_args(message.template_args)
         with self._rendering[own]:
             if own not in self._renderers:
                 self._renderers[own] = Renderer(text, special)
             return self._renderers[own].render(
-                message.messages or [], args, message.tools, _ending(message),
-                message.chat_template or "")
+                message.messages or [], message.template_args, message.tools,
+                self._model.default_args, _ending(message), message.chat_template or "")
 
     def _chars(self, message: Asked) -> int:
         """About what a template has to go through."""
-        args = self._model.template_args(message.template_args)
-        return len(msgspec.json.encode((args, message.tools))) + sum(
+        return len(message.template_args) + len(message.tools) + sum(
             len(turn.content) + len(turn.reasoning_content or "")
             + sum([len(call.arguments) for call in turn.tool_calls])
             for turn in message.messages or ())

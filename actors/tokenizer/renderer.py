@@ -8,7 +8,7 @@ are compiled there, too: constant expressions in them are computed then.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,8 @@ from actorium.actors.tokenizer.chat import MODELS_TURN, ChatTemplate, Ending
 from actorium.actors.tokenizer.child import MEMORY, Child, hello, serve
 
 CPU_SECONDS = 2.0
+
+T = TypeVar("T")
 
 
 class Source(Struct, array_like=True):
@@ -33,8 +35,10 @@ class Conversation(Struct, array_like=True):
     """What is rendered."""
 
     messages: list[ChatMessage]
-    args: dict[str, Any]
-    tools: list[dict[str, Any]]
+    args: msgspec.Raw
+    tools: msgspec.Raw
+    defaults: dict[str, Any]
+    """The engine's own variables, below `args`."""
     ending: Ending = MODELS_TURN
     template: str = ""
     """Of its own; empty = the one that the process was started with."""
@@ -56,13 +60,14 @@ class Renderer:
         templates may name."""
         self.child = Child(__name__, hello=msgspec.msgpack.encode(Source(text, special)))
 
-    def render(self, messages: list[ChatMessage], args: dict[str, Any],
-               tools: list[dict[str, Any]], ending: Ending = MODELS_TURN,
+    def render(self, messages: list[ChatMessage], args: msgspec.Raw, tools: msgspec.Raw,
+               defaults: dict[str, Any], ending: Ending = MODELS_TURN,
                template: str = "") -> str:
-        """As `ChatTemplate.render`. Waits. Raises `InvalidRequest`, also where it takes too long,
-        or where a `template` of the request's own does not compile."""
+        """As `ChatTemplate.render`, of variables and tools as they came. Waits. Raises
+        `InvalidRequest`, also where it takes too long, or where a `template` of the request's own
+        does not compile."""
         answer = self.child.ask(msgspec.msgpack.encode(
-            Conversation(messages, args, tools, ending, template)))
+            Conversation(messages, args, tools, defaults, ending, template)))
         if answer is None:
             field = "chat_template" if template else "messages"
             raise InvalidRequest(f"{field}: the chat template takes more than {CPU_SECONDS:g} s "
@@ -75,6 +80,23 @@ class Renderer:
     def close(self) -> None:
         """End the process."""
         self.child.close()
+
+
+def unpacked_args(raw: msgspec.Raw) -> dict[str, Any]:
+    """Variables of a template. Raises `InvalidRequest`."""
+    return _unpacked(raw, dict[str, Any], "template_args")
+
+
+def unpacked_tools(raw: msgspec.Raw) -> list[dict[str, Any]]:
+    """Tools for a template. Raises `InvalidRequest`."""
+    return _unpacked(raw, list[dict[str, Any]], "tools")
+
+
+def _unpacked(raw: msgspec.Raw, kind: type[T], field: str) -> T:
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise InvalidRequest(f"{field}: {error}", field) from None
 
 
 # --- the process ----------------------------------------------------------------------------------
@@ -105,8 +127,9 @@ def main() -> None:
     def answer(frame: bytes) -> bytes:
         given = msgspec.msgpack.decode(frame, type=Conversation)
         try:
+            args, tools = unpacked_args(given.args), unpacked_tools(given.tools)
             found = Rendered(templates.get(given.template).render(
-                given.messages, given.args, given.tools, ending=given.ending))
+                given.messages, given.defaults | args, tools, ending=given.ending))
         except (InvalidRequest, BadModel) as error:
             found = Rendered(error=error.message, param=error.param)
         except Exception as error:  # too deep, too large
