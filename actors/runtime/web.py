@@ -259,8 +259,10 @@ class Connection(HttpToolsProtocol):
         broken = self._stage is _BODY and self.cycle.more_body
         if self._running is None or (broken and self.cycle is self._running
                                      and not self.cycle.response_started):
-            if self._stage is not _BETWEEN or came:
-                self.transport.write(_REFUSED % (status, len(why), why))
+            if self._running is None and (self._stage is _BODY or not came):
+                self._close()  # it has its answer, or has asked nothing
+                return
+            self.transport.write(_REFUSED % (status, len(why), why))
             self._hang_up()
             return
         if broken and self.cycle is not self._running:
