@@ -335,6 +335,14 @@ def public(config: Config) -> dict[str, Any]:
     return tree
 
 
+def keyless(config: Config) -> Config:
+    """The tree without its secrets, for files that are handed on."""
+    for section, field in SECRETS:
+        bare = msgspec.structs.replace(getattr(config, section), **{field: None})
+        config = msgspec.structs.replace(config, **{section: bare})
+    return config
+
+
 def dump(config: Config) -> bytes:
     """The tree as JSON, for the run directory."""
     return msgspec.json.encode(config)

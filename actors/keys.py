@@ -108,7 +108,9 @@ def _write(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def _locked(where: Path) -> Iterator[None]:
     try:
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (*reversed(where.parents), where):  # whatever the umask
+            if not each.is_dir():
+                each.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise BadConfig(f"cannot use {where}: {error.strerror}", "keys_dir") from None

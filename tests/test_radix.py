@@ -52,7 +52,7 @@ def test_salts_share_nothing_and_empty_roots_go() -> None:
     add(tree, [1, 2], 3, salt="b")
     assert lists(tree.match(key([1, 2], "b")).pages) == [[3, 4]]
     assert sorted(name for name, _ in tree.pages_held()) == [
-        "cached pages 0..1 of salt 'a'", "cached pages 0..1 of salt 'b'"]
+        "cached pages 0..1 of salt 0", "cached pages 0..1 of salt 1"]
     tree.evict(0, 2)
     assert list(tree._roots) == ["b"]
     tree.flush()

@@ -150,7 +150,11 @@ def _open(path: str | None) -> sqlite3.Connection:
     try:
         if path is not None:
             # Conversations: for the engine's user alone.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                os.fchmod(fd, 0o600)  # one that was there may be open to others
+            finally:
+                os.close(fd)
         db = sqlite3.connect(path or ":memory:", timeout=BUSY_SECONDS, check_same_thread=False)
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, VERSION):

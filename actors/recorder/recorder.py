@@ -72,8 +72,8 @@ class Recorder:
         self._turns: list[tuple[list[Event], float | None, Sequence[Send]]] = []
         self._veil = None if config.runtime.record_prompts else Veil(
             config.memory.page_size, config.scheduler.max_num_seqs)
-        header = Header(VERSION, configs.dump(config), ctx.role, ctx.epoch, ctx.entropy,
-                        self._veil is not None, 0, self._past())
+        header = Header(VERSION, configs.dump(configs.keyless(config)), ctx.role, ctx.epoch,
+                        ctx.entropy, self._veil is not None, 0, self._past())
         self._tape: Tape | None = Tape(ctx.run_dir, header, config.runtime.recorder_bytes)
 
     def _past(self) -> Past | None:

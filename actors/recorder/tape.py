@@ -58,7 +58,7 @@ class Header(Struct, frozen=True, array_like=True):
 
     version: int
     config: bytes
-    """JSON (`config.dump`)."""
+    """JSON (`config.dump`), without keys: recordings go into crash reports."""
     role: str
     epoch: int
     entropy: int

@@ -16,6 +16,10 @@ from actorium.actors.watchdog.hangs import HUNG
 from actorium.actors.watchdog.processes import sight_of
 
 STDERR = 2
+KEPT_BACK = frozenset({"ACTORIUM_API_KEY", "ACTORIUM_ADMIN_KEY", "HF_TOKEN",
+                       "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"})
+"""Variables that hold secrets, for which no actor asks: keys are in its configuration, and nothing
+is fetched."""
 SOCKETS = (".inbox", ".front")
 STACKS_SIGNAL = signal.SIGUSR1
 """Has an actor write the stacks of all its threads into its log."""
@@ -59,8 +63,9 @@ class Actors:
         argv = python("actorium.actors.main", role, str(self._run_dir), str(epoch),
                       str(os.getpid()), self._roles[role])
         # The engine's stdout belongs to whoever runs the launcher.
+        environ = {name: value for name, value in os.environ.items() if name not in KEPT_BACK}
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=STDERR,
-                                   process_group=0)
+                                   process_group=0, env=environ)
         actor = Actor(role, epoch, process)
         self.running[actor.pidfd] = actor
         self._epochs[role] = epoch

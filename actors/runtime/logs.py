@@ -15,6 +15,7 @@ import faulthandler
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -29,6 +30,7 @@ from actorium.actors.runtime import private
 if TYPE_CHECKING:
     from actorium.actors.config import RuntimeConfig
 
+LOG = logging.getLogger("actorium.logs")
 OPERATION = frozenset({"actorium.stats", "actorium.access"})
 """Loggers whose lines are for whoever runs the engine: the interval's and the requests'."""
 FATAL = "actorium.shell"
@@ -55,8 +57,8 @@ class JsonFormatter(logging.Formatter):
                 "logger": record.name, "message": record.getMessage()}
         line |= {name: value for name, value in getattr(record, "fields", {}).items()
                  if name not in line}
-        if record.exc_info:
-            line["stack"] = self.formatException(record.exc_info)
+        if record.exc_info and record.exc_info[1] is not None:
+            line |= stack_of(record.exc_info[1])
         return msgspec.json.encode(line).decode()
 
 
@@ -161,6 +163,7 @@ def set_up(role: str, epoch: int, run_dir: Path, settings: RuntimeConfig) -> Ter
     root = logging.getLogger()
     root.handlers[:] = [file, terminal]
     root.setLevel(settings.log_level.upper())
+    _log_what_nobody_caught()
     return terminal
 
 
@@ -176,6 +179,37 @@ class _Shown(logging.Filter):
         if record.name in OPERATION:
             return self._operation
         return record.levelno >= logging.WARNING and record.name != FATAL
+
+
+def _log_what_nobody_caught() -> None:
+    """Python would write the exceptions of threads and destructors to stderr, text and all."""
+    def in_thread(gone: threading.ExceptHookArgs) -> None:
+        if gone.exc_value is not None and gone.exc_type is not SystemExit:
+            LOG.error("a thread ends: %s", gone.exc_type.__name__,
+                      extra={"fields": stack_of(gone.exc_value)})
+
+    def unraisable(one: sys.UnraisableHookArgs) -> None:
+        if one.exc_value is not None:
+            LOG.error("ignored: %s", one.exc_type.__name__,
+                      extra={"fields": stack_of(one.exc_value)})
+
+    threading.excepthook, sys.unraisablehook = in_thread, unraisable
+
+
+def words_of(error: BaseException, quotable: bool = False) -> str:
+    """What may be told of an exception that ends an actor: its type and its text, unless that may
+    quote what a caller has sent; then its type and where it was raised.
+
+    Those of the system and our own quote nothing. quotable: nor does this one.
+    """
+    kind = type(error)
+    if quotable or isinstance(error, OSError | MemoryError) or \
+            kind.__module__.startswith("actorium."):
+        return f"{kind.__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" \
+        if frames else ""
+    return f"{kind.__name__}{place}"
 
 
 def stack_of(error: BaseException) -> dict[str, Any]:

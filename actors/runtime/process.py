@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import select
 import signal
 import sys
+from collections.abc import Iterable
 
 EXIT_DRAINED = 0
 EXIT_FAULT = 1
@@ -55,6 +57,23 @@ def python(module: str, *args: str) -> list[str]:
 def tied(argv: list[str]) -> list[str]:
     """The command line `argv`, made to die with the calling process (with the calling thread)."""
     return python("actorium.actors.runtime.process", str(os.getpid()), *argv)
+
+
+def hide_arguments(words: Iterable[str]) -> None:
+    """Write over these words in this process's command line, which every user of the machine can
+    read. Where the system has no such place, nothing happens."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/cmdline", "rb") as file:
+            line = file.read()
+        with open("/proc/self/stat", "rb") as file:
+            start, end = map(int, file.read().rpartition(b")")[2].split()[45:47])
+        if not start or end - start != len(line):
+            return
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            for word in words:
+                for found in re.finditer(rb"[\0=](%b)\0" % re.escape(os.fsencode(word)), line):
+                    memory.seek(start + found.start(1))
+                    memory.write(b"*" * (found.end(1) - found.start(1)))
 
 
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:

@@ -27,6 +27,7 @@ from actorium.actors.messages import Fatal
 from actorium.actors.runtime.beats import LAUNCHER, WATCHDOG, Beats
 from actorium.actors.runtime.docket import Docket
 from actorium.actors.runtime.gate import Gate, open_gate
+from actorium.actors.runtime.logs import stack_of, words_of
 from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox, Overflow
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
@@ -138,9 +139,12 @@ class Shell:
     def _last_words(self, error: BaseException) -> int:
         bad = isinstance(error, BadConfig | BadModel)
         known = isinstance(error, ActoriumError)
-        message = str(error) if known else f"{type(error).__name__}: {error}"
-        stack = "".join(traceback.format_exception(error))
-        LOG.error("fatal: %s", message, exc_info=error)
+        loading = self._health.phase in ("starting", "loading")
+        # A worker sees numbers alone, and its errors are the device's.
+        quotable = loading or self.ctx.role.startswith("worker")
+        message = str(error) if known else words_of(error, quotable)
+        stack = "".join(traceback.format_tb(error.__traceback__))
+        LOG.error("fatal: %s", message, extra={"fields": stack_of(error)})
         code = error.code if isinstance(error, ActoriumError) else "internal"
         fatal = Fatal(self.ctx.role, os.getpid(), self.ctx.epoch, message, stack, code)
         for role in (LAUNCHER, WATCHDOG):

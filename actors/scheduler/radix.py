@@ -155,9 +155,9 @@ class PrefixTree(EvictingTree):
 
     def pages_held(self) -> Iterator[tuple[str, list[Ints]]]:
         """For an audit: what each node is, and its pages per group without the holes."""
-        for salt, root in self._roots.items():
+        for number, root in enumerate(self._roots.values()):
             for node in below(root):
-                name = f"cached pages {node.end - node.size}..{node.end - 1} of salt {salt!r}"
+                name = f"cached pages {node.end - node.size}..{node.end - 1} of salt {number}"
                 yield name, [pages[pages != 0] for pages in node.pages]
 
     def _whole(self, key: PrefixKey, pages: Sequence[Ints]) -> int:

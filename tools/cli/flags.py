@@ -18,10 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors import settings
-from actorium.actors.config import Config
+from actorium.actors.config import SECRETS, Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.flag_names import SHORT, flag_names, spellings
 from actorium.actors.runtime.announce import announce
+from actorium.actors.runtime.process import hide_arguments
 from actorium.tools.cli.foreign_flags import VALUES
 from actorium.tools.cli.translate import (
     LIST,
@@ -262,6 +263,7 @@ def parse(prog: str, argv: Sequence[str], options: type[Options], about: str = "
              for name, value in values.items()} | translation.layer
     config = settings.resolve(layer, config_file)
     written |= {name: given.origin for name, given in translation.layer.items()}
+    hide_arguments(str(layer[name].value) for _, name in SECRETS if name in layer)
     for check in (*translation.checks, *checks):
         with _named(written):
             check(config)
