@@ -162,7 +162,8 @@ def _open(path: str | None) -> sqlite3.Connection:
         if path is not None:
             db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
-        db.executescript(_TABLES)
+        if version != VERSION:  # else nothing is written: the disk may be full by now
+            db.executescript(_TABLES)
     except (OSError, sqlite3.Error) as error:
         raise _bad(path, str(error)) from None
     return db

@@ -9,6 +9,7 @@ core as it is).
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
@@ -30,6 +31,7 @@ KINDS = {PLAN: "plan", RESULT: "result", TAKEN: "taken", LAUNCH: "launch", DEVIC
 """plan: a wake of the scheduler in which the plan was made; result: its result entered there;
 taken: the plan has come to the worker; launch: queued on the device; device: run there; harvest:
 its result fetched; told: sent; text: its tokens in the detokenizer."""
+LOG = logging.getLogger("actorium.trace")
 RECORDS = 1 << 16
 """Kept of each actor: some ten minutes of steps of 20 ms, 2.6 MB."""
 MAGIC = b"actevnt1"
@@ -85,7 +87,7 @@ class Events:
         size = self._base + records * _RECORD.size
         fd = private.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
-            os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, size)  # a page that the disk lacks would be a SIGBUS
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)
@@ -103,16 +105,23 @@ class Events:
 def open_events(ctx: Context, part: str = "") -> Events | None:
     """The file of an actor, or of a part of it that has its own thread; None where none is wanted.
 
-    Raises `OSError` if it cannot be made.
+    Raises `OSError` if it cannot be made, but for an actor that is started again: it is told in the
+    log, and nothing is written.
     """
     runtime = ctx.config.runtime
     if runtime.trace_dir is None:
         return None
     where = Path(runtime.trace_dir)
-    where.mkdir(parents=True, exist_ok=True)
     names = [runtime.name, ctx.role, str(ctx.epoch), *([part] if part else [])]
     label = Label(runtime.name, ctx.role, ctx.epoch, part, os.getpid())
-    return Events(where / (".".join(names) + SUFFIX), label)
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        return Events(where / (".".join(names) + SUFFIX), label)
+    except OSError as error:
+        if ctx.epoch == 1:
+            raise
+        LOG.warning("no trace: %s", error)
+        return None
 
 
 def read_events(path: Path) -> Track:

@@ -32,7 +32,11 @@ def read(file: Path) -> Where | None:
 
 
 def write(file: Path, where: Where, writer: str) -> None:
-    """Say it there, at once for whoever reads; `writer` is the role that does."""
+    """Say it there, at once for whoever reads; `writer` is the role that does. What stands there
+    already need not be written: a later incarnation mostly listens where the first one did, and may
+    find the disk full. Raises `OSError`."""
+    if read(file) == where:
+        return
     temporary = file.with_name(f"{file.name}.{writer}.log")
     fd = private.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with open(fd, "wb") as opened:

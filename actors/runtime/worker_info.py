@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+
+LOG = logging.getLogger("actorium.worker")
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True):
@@ -45,11 +48,14 @@ def _file(run_dir: Path, role: str) -> Path:
 
 
 def write_info(run_dir: Path, role: str, info: WorkerInfo) -> None:
-    """Put it there at once, for whoever reads."""
+    """Put it there at once, for whoever reads; a full disk is no reason not to work."""
     file = _file(run_dir, role)
     temporary = file.with_name(f"{file.name}.{role}.log")
-    temporary.write_bytes(msgspec.json.encode(info))
-    os.replace(temporary, file)
+    try:
+        temporary.write_bytes(msgspec.json.encode(info))
+        os.replace(temporary, file)
+    except OSError as error:
+        LOG.warning("%s is not written: %s", file.name, error.strerror)
 
 
 def read_info(run_dir: Path, role: str) -> WorkerInfo | None:

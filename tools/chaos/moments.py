@@ -96,30 +96,31 @@ class Striker:
         match trial.kind:
             case "kill" if LAUNCHER in trial.roles:
                 pid = self._made.engine.pid
-                _send([each for each in pids if each == pid], signal.SIGSTOP)
-                _send([each for each in pids if each != pid], signal.SIGKILL)
+                send([each for each in pids if each == pid], signal.SIGSTOP)
+                send([each for each in pids if each != pid], signal.SIGKILL)
                 await asyncio.sleep(self._chance.uniform(*STOPPED))
-                _send([each for each in pids if each == pid], signal.SIGCONT)
+                send([each for each in pids if each == pid], signal.SIGCONT)
             case "kill":
-                _send(pids, signal.SIGKILL)
+                send(pids, signal.SIGKILL)
             case "halt":
-                _send(pids, signal.SIGSTOP)
+                send(pids, signal.SIGSTOP)
             case "stop":
-                _send(pids, signal.SIGSTOP)
+                send(pids, signal.SIGSTOP)
                 await asyncio.sleep(self._chance.uniform(*STOPPED))
-                _send(pids, signal.SIGCONT)
+                send(pids, signal.SIGCONT)
             case "slow":
                 until = monotonic() + SLOWED
                 while monotonic() < until:
-                    _send(pids, signal.SIGSTOP)
+                    send(pids, signal.SIGSTOP)
                     await asyncio.sleep(SLICE_OFF)
-                    _send(pids, signal.SIGCONT)
+                    send(pids, signal.SIGCONT)
                     await asyncio.sleep(SLICE_ON)
             case _:
                 await _starve(pids)
 
 
-def _send(pids: Iterable[int], number: int) -> None:
+def send(pids: Iterable[int], number: int) -> None:
+    """A signal to those that are there."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -277,7 +278,11 @@ def lanes(trials: Sequence[Trial], seed: int, seconds: float | None = None, many
     with ThreadPoolExecutor(many) as pool:
         parts = [pool.submit(run, trials[lane::many], seed + 1000 * lane, seconds, told)
                  for lane in range(many)]
-    found = [part.result() for part in parts]
+    return joined([part.result() for part in parts])
+
+
+def joined(found: Sequence[Report]) -> Report:
+    """All of them as one."""
     return Report(sum(r.trials for r in found), sum(r.requests for r in found),
                   sum(r.tokens for r in found), [text for r in found for text in r.wrong])
 

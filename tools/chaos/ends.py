@@ -1,0 +1,237 @@
+"""Actors struck while their engine starts, drains and stops: it gets there, or it ends with one
+line, leaves nothing behind, and the next one starts at once in its place."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import combinations
+from pathlib import Path
+from time import monotonic, sleep
+
+from actorium.actors import roles
+from actorium.actors.client import AsyncClient
+from actorium.actors.engine import Engine
+from actorium.actors.errors import ActoriumError
+from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.moments import (
+    ACTORS,
+    GATEWAY,
+    HALT,
+    KILL,
+    LAUNCHER,
+    STOP,
+    Report,
+    Trial,
+    joined,
+    send,
+)
+from actorium.tools.chaos.rig import SHORT_WORKER, engine, leftovers
+from actorium.tools.chaos.streams import Maker, Traffic
+
+START, DRAIN, QUIT = MOMENTS = ("start", "drain", "quit")
+"""Before it is ready; SIGTERM in the middle of streams; SIGTERM with nothing to do."""
+NAME = "ends"
+STREAMS = 6
+STOPPED = 1.5
+START_TIMEOUT, SHORT_START = 120.0, 20.0
+"""The short one is for those who halt: nobody else would end them."""
+DRAIN_TIMEOUT = 20.0
+LATEST = 90.0
+"""Seconds in which an engine is to be ready or gone, whatever is done to it."""
+
+
+def trials() -> list[Trial]:
+    """Everybody and every two, in every way, at every moment."""
+    who = [(role,) for role in (*ACTORS, LAUNCHER)] + list(combinations(ACTORS, 2))
+    return [Trial(moment, kind, those) for moment in MOMENTS for kind in (KILL, STOP, HALT)
+            for those in who if (kind, those) != (HALT, (LAUNCHER,))]
+
+
+class Ending:
+    """One trial, in a directory of its own."""
+
+    def __init__(self, trial: Trial, seed: int, base: Path) -> None:
+        self.trial, self._base, self._chance = trial, base, random.Random(seed)
+        self._maker = Maker(seed, (20, 60), prompt=60)
+        self.wrong: list[str] = []
+        self.traffic = Traffic(self._maker, latest=LATEST)
+        self._timers: list[threading.Timer] = []
+
+    def run(self) -> None:
+        began = monotonic()
+        if self.trial.moment == START:
+            self._start()
+        else:
+            self._stop()
+        for timer in self._timers:
+            timer.join()
+        if monotonic() - began > LATEST:
+            self.wrong.append(f"it took {monotonic() - began:.0f} s")
+        self.wrong += [f"left: {what}" for what in leftovers(self._base)]
+        self._next()
+        self.wrong += self.traffic.tally.wrong
+
+    def _engine(self, start_timeout: float = START_TIMEOUT) -> Engine:
+        return engine(self._base, SHORT_WORKER, {GATEWAY: roles.GATEWAY}, name=NAME, port=0,
+                      start_timeout=start_timeout, drain_timeout=DRAIN_TIMEOUT, debug_memory=False)
+
+    # --- moments ---
+
+    def _start(self) -> None:
+        watcher = threading.Thread(target=self._when_they_start)
+        watcher.start()
+        try:
+            made = self._engine(SHORT_START if self.trial.kind == HALT else START_TIMEOUT)
+        except ActoriumError as error:
+            if "\n" in error.message or not error.message:
+                self.wrong.append(f"it ends with {error.message!r}")
+            if self.trial.kind == STOP:
+                self.wrong.append(f"it did not wait: {error.message}")
+            watcher.join()
+            return
+        watcher.join()
+        with suppress(ActoriumError):  # it may die of it just now
+            asyncio.run(self._serve(made, lambda: None))
+        made.close()
+
+    def _when_they_start(self) -> None:
+        """Strike as soon as they are all there, or some time after."""
+        until = monotonic() + START_TIMEOUT
+        while monotonic() < until:
+            known = actors(self._base / NAME)
+            if all(role in known or role == LAUNCHER for role in self.trial.roles) and known:
+                break
+            sleep(0.005)
+        sleep(self._chance.choice((0.0, self._chance.uniform(0.0, 1.5))))
+        self._strike(_launcher_of(self._base / NAME))
+
+    def _stop(self) -> None:
+        made = self._engine()
+        popen = made._launcher
+        assert popen is not None
+
+        def end() -> None:
+            popen.send_signal(signal.SIGTERM)
+            sleep(self._chance.choice((0.0, self._chance.uniform(0.0, 0.4))))
+            self._strike(popen.pid)
+
+        if self.trial.moment == DRAIN:
+            asyncio.run(self._serve(made, end, STREAMS))
+        else:
+            end()
+        with suppress(Exception):
+            popen.wait(LATEST)
+        code = popen.returncode
+        killed = self.trial.kind == KILL and LAUNCHER in self.trial.roles
+        if code != (-signal.SIGKILL if killed else 0):
+            self.wrong.append(f"exit code {code}")
+        tally = self.traffic.tally
+        if not killed:
+            self.wrong += [f"{n} failed with {code}" for code, n in tally.failed.items()]
+            self.wrong += [f"{n} refused with {code}" for code, n in tally.refused.items()]
+        made.close()
+
+    async def _serve(self, made: Engine, then: Callable[[], None], streams: int = 1) -> None:
+        """Streams to their ends; `then` is called once all have begun."""
+        async with AsyncClient(NAME, str(self._base)) as client:
+            running = [asyncio.create_task(self.traffic.one(client, self._maker.make()))
+                       for _ in range(streams)]
+            while (sum(want.count > 0 for want in self.traffic.live.values()) < streams
+                   and not any(task.done() for task in running)):
+                await asyncio.sleep(0.005)
+            await asyncio.to_thread(then)
+            await asyncio.gather(*running)
+
+    def _strike(self, launcher: int) -> None:
+        known = actors(self._base / NAME)
+        pids = [launcher if role == LAUNCHER else known[role].pid for role in self.trial.roles
+                if role in known or (role == LAUNCHER and launcher)]
+        send(pids, signal.SIGKILL if self.trial.kind == KILL else signal.SIGSTOP)
+        if self.trial.kind == STOP:
+            self._timers.append(threading.Timer(STOPPED, send, (pids, signal.SIGCONT)))
+            self._timers[-1].start()
+
+    def _next(self) -> None:
+        """An engine of the same name, in the same place."""
+        try:
+            made = self._engine()
+        except ActoriumError as error:
+            self.wrong.append(f"no engine can take its place: {error.message}")
+            return
+        traffic, self.traffic = self.traffic, Traffic(self._maker, latest=LATEST)
+        asyncio.run(self._serve(made, lambda: None))
+        if self.traffic.tally.complete != 1:
+            self.wrong.append("the next engine does not serve")
+        made.close()
+        traffic.tally.wrong += self.traffic.tally.wrong
+        self.traffic = traffic
+
+
+def _launcher_of(run_dir: Path) -> int:
+    """The parent of its actors; 0 = there are none."""
+    for actor in actors(run_dir).values():
+        with suppress(OSError):
+            stat = Path(f"/proc/{actor.pid}/stat").read_text()
+            return int(stat.rpartition(")")[2].split()[1])
+    return 0
+
+
+def run(several: Sequence[Trial], seed: int, seconds: float | None = None,
+        told: Callable[[str], None] | None = None, many: int = 3) -> Report:
+    """So many engines at a time; seconds: after which no more are begun."""
+    with ThreadPoolExecutor(many) as pool:
+        parts = [pool.submit(_run, several[lane::many], seed + 1000 * lane, seconds, told)
+                 for lane in range(many)]
+    return joined([part.result() for part in parts])
+
+
+def _run(several: Sequence[Trial], seed: int, seconds: float | None,
+         told: Callable[[str], None] | None) -> Report:
+    report, began = Report(wrong=[]), monotonic()
+    for number, trial in enumerate(several):
+        if seconds is not None and monotonic() - began > seconds:
+            break
+        base = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
+        try:
+            ending, at = Ending(trial, seed + number, base), monotonic()
+            ending.run()
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+        report.trials += 1
+        report.requests += ending.traffic.tally.requests
+        report.tokens += ending.traffic.tally.tokens
+        report.wrong += [f"{trial}: {text}" for text in ending.wrong]
+        if told is not None:
+            told(f"{trial}: {ending.wrong or 'fine'}, {monotonic() - at:.1f} s")
+    return report
+
+
+def main() -> int:
+    """`python -m actorium.tools.chaos.ends`."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=None, help="default: all of them")
+    parser.add_argument("--lanes", type=int, default=3, help="engines at a time")
+    parser.add_argument("--moments", default=",".join(MOMENTS))
+    options = parser.parse_args()
+    several = [trial for trial in trials() if trial.moment in options.moments.split(",")]
+    random.Random(options.seed).shuffle(several)
+    report = run(several, options.seed, options.seconds, lambda line: print(line, flush=True),
+                 options.lanes)
+    print(f"seed {options.seed}: {report.trials} trials, {len(report.wrong)} wrong")
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
