@@ -42,6 +42,7 @@ from actorium.actors.preflight import check_machine
 from actorium.actors.roles import (
     LAUNCHER,
     WATCHDOG,
+    drains,
     hears_of_drain,
     missing_packages,
     refuses,
@@ -73,6 +74,8 @@ LAST_WORDS = 0.2
 """Seconds to wait for the Fatal of an actor that exited with an error code."""
 STACKS = 0.2
 """Seconds that an actor gets to write down its stacks before it is killed."""
+UNHURT = (EXIT_DRAINED, -signal.SIGTERM, -DRAIN_SIGNAL)
+"""Ends of an actor that was told to stop; by the signals themselves, if it had only begun."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -100,6 +103,10 @@ class Launcher:
         """The engine has been ready."""
         self._rank = -1
         """Of the group that is being stopped."""
+        self._hurried = False
+        """The drain timeout is over: who is killed is killed by us."""
+        self._undrained = ""
+        """Who died while streams may still have needed it, and can have no successor."""
         self._context: Any = None
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._parent_fd: int | None = None
@@ -116,6 +123,8 @@ class Launcher:
             self._start()
             self._wait_until(lambda: self._stops > 0 or self.failure is not None)
             self._stop_actors()
+            if self._undrained:
+                self._fail(EngineUnavailable(self._undrained), EXIT_FAULT)
         except ActoriumError as error:
             self._fail(error, EXIT_BAD_CONFIG)
         except OSError as error:
@@ -313,6 +322,10 @@ class Launcher:
             self._on_death(actor, gone)
         elif unexpected and self.failure is None:
             self._on_fault(actor, gone.status)
+        elif (self._stops == 1 and not self._hurried and drains(actor.role)
+              and gone.status not in UNHURT):
+            self._undrained = (f"{actor.role} (pid {actor.pid}) {describe_exit(gone.status)} while "
+                               "the engine drained")
         if self._keeper is not None:
             self._keeper.tell(gone)
 
@@ -373,6 +386,7 @@ class Launcher:
             else:
                 patience = FAULT_GRACE
             self._wait_until(partial(self._gone, group, True), patience)
+            self._hurried = self._hurried or not self._gone(group)
             for actor in group:
                 if self._actors.runs(actor):
                     kill_group(actor.pid)

@@ -25,6 +25,8 @@ REFUSING = ("tokenizer", "gateway")
 DRAINING = (*REFUSING, "detokenizer")
 """Roles (by prefix) that hear at once that the engine stops; the others when it is their turn. The
 detokenizer gives up clients that are gone."""
+STREAMING = ("scheduler", "detokenizer")
+"""Roles (by prefix) that stop when they have nothing more to tell, and have no successor then."""
 STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer"), ("gateway",), ("watchdog",))
 """How an engine drains: each group (of role prefixes) stops when the groups before it have."""
 
@@ -47,6 +49,11 @@ def refuses(role: str) -> bool:
 def hears_of_drain(role: str) -> bool:
     """Whether the role is told as soon as the engine is to stop."""
     return role.split("-")[0] in DRAINING
+
+
+def drains(role: str) -> bool:
+    """Whether streams that are under way when the engine stops end with the role, if it dies."""
+    return role.split("-")[0] in STREAMING
 
 
 def stop_rank(role: str) -> int:

@@ -3,11 +3,12 @@ streams go on token by token, and nothing is left behind."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 
-from actorium.tools.chaos import moments
+from actorium.tools.chaos import ends, moments
 from actorium.tools.chaos.moments import HALT, KILL, LAUNCHER, PREFILL, SUBMIT, Trial
 
 pytestmark = pytest.mark.chaos
@@ -31,6 +32,23 @@ def test_struck_at_any_moment(tried: Callable[..., None], amount: Callable[[int,
     tried(report.trials)
     assert report.wrong == [] and report.requests > 3 * report.trials
     assert report.trials == len(SLICE) or full
+
+
+@pytest.mark.mended("a scheduler's death while the engine drained cost streams, and nobody said so")
+def test_struck_while_it_starts_and_stops(tried: Callable[..., None],
+                                          amount: Callable[[int, int], int]) -> None:
+    """It gets there, or ends with one line; nothing is left, and the next one starts at once.
+    `python -m actorium.tools.chaos.ends --seed N` does all of them."""
+    several = [Trial("drain", KILL, ("scheduler",)), Trial("start", "stop", ("tokenizer",)),
+               Trial("start", KILL, (LAUNCHER,))]
+    if amount(0, 1):
+        print(f"seed {SEED}")
+        random.Random(SEED).shuffle(several := ends.trials())
+        report = ends.run(several, SEED, SECONDS)
+    else:
+        report = ends.run(several, SEED)
+    tried(report.trials)
+    assert report.wrong == []
 
 
 def test_every_fault_has_its_trial() -> None:
