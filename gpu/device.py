@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from actorium.actors.config import Config, DeviceConfig
-from actorium.actors.errors import BadConfig
+from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
 from actorium.actors.models import read_json, resolve
 from actorium.actors.params import Resolved
@@ -180,6 +181,7 @@ def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
 def _warm_up(config: Config, runner: Runner, footprint: Footprint) -> Meter | None:
     """One small step; on a CPU then larger ones, of which the temporaries are measured."""
     most = config.scheduler.max_num_batched_tokens
+    check_numbers(runner, resolve(config.model.model), most)
     rehearse(runner, min(2, most))
     if runner.moves.device.type != "cpu":
         return None
@@ -328,6 +330,21 @@ def _free_bytes(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
+
+
+def check_numbers(runner: Runner, path: Path, most: int) -> None:
+    """A step over a few tokens, `most` at the most: raise `BadModel` where the model at `path`
+    makes no numbers of them, since its weights are nan or infinite. The tables are left empty."""
+    t = runner.tables
+    ids = np.arange(max(1, min(8, most, t.vocab, t.max_len - 1)), dtype=np.int32)
+    pages = np.zeros(t.groups * -(-len(ids) // t.page_size), np.int32).tobytes()
+    admit = Admit(1, ids.tobytes(), len(ids), 0, pages, Resolved(max_tokens=1, logprobs=0), 1)
+    found = runner.run(StepPlan(0, 0, admit=[admit],
+                                extend=np.array([[1, len(ids)]], np.int32).tobytes()))
+    runner.run(StepPlan(0, 0, release=np.array([1], np.int32).tobytes()))
+    if not all(np.isfinite(np.frombuffer(row.chosen, np.float32)).all() for row in found.logprobs):
+        raise BadModel(f"model: {path}: what it says to its first tokens is nan or infinite: its "
+                       "weights are damaged", "model")
 
 
 def rehearse(runner: Runner, tokens: int, rows: int = 1 << 16) -> Step:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from actorium.actors.config import Config, DeviceConfig, ModelConfig
@@ -24,6 +25,7 @@ from actorium.actors.messages import ChatMessage
 from actorium.actors.models import DEMO_MODEL
 from actorium.actors.tokenizer.chat import Unfinished
 from actorium.actors.tokenizer.model import TextModel
+from actorium.gpu.device import open_device
 from actorium.gpu.models.registry import load_model
 from actorium.tools.cli.plan import run as plan_command
 
@@ -84,6 +86,13 @@ def detokenize(path: Path) -> None:
 def weights(path: Path) -> None:
     """What the worker reads."""
     load_model(path, configured(path), CPU, lambda *_: None)
+
+
+def opened(path: Path) -> None:
+    """What the worker does until it is ready."""
+    own = configured(path)
+    few = msgspec.structs.replace(own.scheduler, max_num_seqs=4, max_num_batched_tokens=64)
+    open_device(msgspec.structs.replace(own, scheduler=few), 1, lambda *_: None, {})
 
 
 READERS: tuple[Callable[[Path], None], ...] = (plan, text, detokenize, weights)

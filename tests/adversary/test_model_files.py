@@ -21,6 +21,7 @@ from helpers_mutations import (
     copy_of,
     demo,
     detokenize,
+    opened,
     outcome,
     places,
     plan,
@@ -30,6 +31,8 @@ from helpers_mutations import (
 )
 from helpers_runtime import short_dir
 
+from actorium.actors.client import Client, SamplingParams
+from actorium.actors.errors import EngineUnavailable
 from actorium.actors.messages import ChatMessage
 from actorium.actors.models import DEMO_MODEL
 from actorium.actors.tokenizer.chat import ChatTemplate
@@ -247,6 +250,20 @@ def test_indices(tmp_path: Path, tried: Any, amount: Any) -> None:
         tried()
 
 
+def test_a_file_that_shrinks_while_it_is_served(tmp_path: Path, tried: Any) -> None:
+    """The worker has it mapped and dies of SIGBUS; the engine ends by that in one line, at once."""
+    path = demo(tmp_path)
+    with short_dir() as base:
+        cli = Cli(str(base))
+        with cli.serve(str(path), "--device", "cpu", "--no-restart") as process:
+            os.truncate(path / "model.safetensors", 5000)
+            with pytest.raises(EngineUnavailable), Client(str(base / cli.entries()[0])) as client:
+                client.generate("hello", SamplingParams(max_tokens=8))
+            _, said = process.communicate(timeout=60)
+        assert process.returncode == 1 and b"SIGBUS" in said.splitlines()[-1], said
+    tried()
+
+
 @pytest.mark.mended("lists of modules that are none, in quantization_config, ended plan and worker "
                     "by a TypeError")
 def test_lies_about_quantisation(tmp_path: Path, tried: Any) -> None:
@@ -418,6 +435,22 @@ def test_bytes_flipped_and_cut(tmp_path: Path, tried: Any, amount: Any) -> None:
             held(path, *readers, what=file.name)
             tried(len(readers))
         shutil.copy(file, path / file.name)
+
+
+@pytest.mark.mended("weights of nan gave token 0 to everybody, as if it were an answer")
+def test_weights_that_are_no_numbers(tmp_path: Path, tried: Any, amount: Any) -> None:
+    for i, (number, name) in enumerate((
+            (b"\xc0\x7f", "model.norm.weight"), (b"\x80\x7f", "model.norm.weight"),
+            (b"\xc0\xff", "model.layers.0.mlp.up_proj.weight"),
+            (b"\x80\xff", "model.embed_tokens.weight"))[:amount(2, 4)]):
+        path = copy_of(DEMO_MODEL, tmp_path / str(i))
+        header, body = header_of(path / "model.safetensors")
+        start, end = header[name]["data_offsets"]
+        wrong = body[:start] + number * ((end - start) // 2) + body[end:]
+        write(path / "model.safetensors", header, wrong)
+        line = outcome(opened, path)
+        assert "nan or infinite" in line and not line.startswith("BAD"), line
+        tried()
 
 
 # --- whole engines -------------------------------------------------------------------------------
