@@ -127,6 +127,9 @@ def generation_defaults(path: Path) -> dict[str, Any]:
     for name in SAMPLING_DEFAULTS:
         value = data.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
+            if abs(value) > MOST:
+                raise BadModel(f"model: {path / 'generation_config.json'}: {name}: must be a "
+                               f"number within {MOST}, got {shown(value)}", "model")
             kept[name] = value
     most = data.get(MAX_NEW_TOKENS)
     if isinstance(most, int) and not isinstance(most, bool) and 1 <= most < 2**31:
