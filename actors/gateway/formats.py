@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct, field
 
 from actorium.actors.gateway.errors import HttpError
-from actorium.actors.params import Structured
+from actorium.actors.params import MAX_GRAMMAR, Structured
 
 Schema = dict[str, Any] | bool
 
@@ -117,7 +117,7 @@ def _response_format(given: ResponseFormat) -> Structured | None:
     if given.type == "json_schema" and given.json_schema is not None:
         schema = given.json_schema.schema_ if given.json_schema.schema_ is not None else schema
     if schema is not None:
-        return Structured(json_schema=json.dumps(schema))
+        return Structured(json_schema=json_text(schema))
     if given.type == "json_object":
         return Structured(json_object=True)
     raise HttpError(400, "response_format: json_schema.schema is required", "response_format")
@@ -129,7 +129,7 @@ def _structural_tag(given: ResponseFormat) -> Structured:
                         "and triggers", "response_format")
     tag = {"type": given.type, "format": given.format} if given.format is not None else \
         {"structures": given.structures, "triggers": given.triggers or []}
-    return Structured(structural_tag=json.dumps(tag))
+    return Structured(structural_tag=json_text(tag))
 
 
 def _structured_outputs(given: StructuredOutputs) -> Structured | None:
@@ -146,5 +146,12 @@ def _structured_outputs(given: StructuredOutputs) -> Structured | None:
     return Structured(**found) if found or not given.additional_properties else None
 
 
+def json_text(value: Any) -> str:
+    """As JSON. What is too long for the engine is not left to the standard library, which takes ten
+    times as long: a body may bring two million numbers."""
+    text = msgspec.json.encode(value)
+    return text.decode() if len(text) > MAX_GRAMMAR else json.dumps(value)
+
+
 def _text(schema: Schema | str) -> str:
-    return schema if isinstance(schema, str) else json.dumps(schema)
+    return schema if isinstance(schema, str) else json_text(schema)

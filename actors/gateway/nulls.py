@@ -28,7 +28,9 @@ def _typed(value: Any, kind: inspect.Type) -> Any:
         return _object(value, kind)
     if isinstance(value, list):
         items = _member(kind, inspect.ListType)
-        return value if items is None else [_typed(one, items.item_type) for one in value]
+        if items is None or _plain(items.item_type):
+            return value
+        return [_typed(one, items.item_type) for one in value]
     return value
 
 
@@ -40,9 +42,16 @@ def _object(value: dict[str, Any], kind: inspect.Type) -> dict[str, Any]:
                 for name, one in value.items()
                 if one is not None or name not in fields or not _absent(fields[name])}
     table = _member(kind, inspect.DictType)
-    if table is not None:
+    if table is not None and not _plain(table.value_type):
         return {name: _typed(one, table.value_type) for name, one in value.items()}
     return value
+
+
+def _plain(kind: inspect.Type) -> bool:
+    """Nothing of this type has fields: two million numbers are not looked at one by one."""
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return not any(isinstance(one, inspect.StructType | inspect.ListType | inspect.DictType)
+                   for one in kinds)
 
 
 def _absent(field: inspect.Field) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from actorium.actors.gateway.errors import HttpError
+from actorium.actors.gateway.formats import json_text
 from actorium.actors.gateway.parsers.qwen3_coder import Schemas
 from actorium.actors.params import Structured
 
@@ -104,7 +104,7 @@ class Choice:
             raise HttpError(400, "tool_choice: not together with a format of the answer",
                             "tool_choice")
         schema = self._list_schema() if self.forced == "" else self._named_schema(self.forced)
-        return Structured(json_schema=json.dumps(schema))
+        return Structured(json_schema=json_text(schema))
 
     def _named_schema(self, name: str) -> dict[str, Any]:
         found = next(tool.function for tool in self._tools if tool.function.name == name)
