@@ -253,7 +253,8 @@ def _rename(made: Path, path: Path, chance: random.Random) -> None:
 
 
 def _duplicate(made: Path, path: Path, chance: random.Random) -> None:
-    shutil.copy(path, made / f"{chance.choice((4, 5, 99_999_999)):08d}.seg")
+    free = [number for number in (4, 5, 99_999_999) if number != int(path.stem)]
+    shutil.copy(path, made / f"{chance.choice(free):08d}.seg")
 
 
 def _swap(made: Path, path: Path, chance: random.Random) -> None:
