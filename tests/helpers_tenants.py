@@ -50,7 +50,7 @@ def bearer(key: str) -> tuple[str, str]:
 def packed(method: str, target: str | bytes, headers: Headers = (), body: Any = None) -> bytes:
     """The bytes of a request, after which the server closes the connection."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [b"%b %b HTTP/1.1" % (method.encode(), _bytes(target)), b"Host: engine",
+    lines = [b"%b %b HTTP/1.1" % (method.encode(), _bytes(target)), b"Host: localhost",
              b"Content-Length: %d" % len(data)]
     if "connection" not in {name.lower() for name, _ in headers}:
         lines.append(b"Connection: close")
