@@ -179,7 +179,7 @@ def talk(to: Served) -> None:
     assert set(statuses) <= {200, 400, 404}, statuses
     ask(to, "POST", text, SAID["wrongkey"], {"prompt": s["prompt"]})
     ask(to, "GET", f"/v1/models?api_key={KEYS['filed']}")
-    raw(to, b"GET / HTTP/1.1\r\nHost: x\r\n" + s["header"].encode() + b"\r\n\r\n")
+    raw(to, b"GET / HTTP/1.1\r\nHost: localhost\r\n" + s["header"].encode() + b"\r\n\r\n")
     with socket.create_connection((to.host, to.port), timeout=60) as connection:
         connection.sendall(packed("POST", text, [bearer(key)], {"prompt": s["prompt"]})[:-9])
 
