@@ -24,9 +24,10 @@ MAX_HEAD = MAX_HEADERS + MAX_URL + 1024
 SLACK = 256 << 10
 """Bytes by which the framing of a body (sizes, extensions and trailers of chunks) may be longer
 than the body itself."""
-LINGER, LINGER_BYTES = 2.0, 1 << 20
+LINGER, LINGER_BYTES, LINGER_BODY = 2.0, 1 << 20, 256 << 20
 """Seconds in which a peer may fetch a refusal before its connection is reset, and bytes that it may
-send meanwhile."""
+send meanwhile: most of a body that is too long, since many read nothing before all is sent, and of
+anything else little."""
 OTHER_FILES = 128
 """Descriptors that are not for connections."""
 _HOP = (b"upgrade", b"connection", b"http2-settings")
@@ -80,6 +81,7 @@ class Connection(HttpToolsProtocol):
     """Bytes since the last change of stage, and those of them that are a body's."""
     _deaf = False
     """Whatever comes is dropped."""
+    _linger = LINGER_BYTES
     _staying = False
     """The request asks for another protocol, and is to be served in this one."""
     _owing: asyncio.TimerHandle | None = None
@@ -111,7 +113,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             self._came += len(data)
-            if self._came > (LINGER_BYTES if self._running is None else self.limits.body_bytes):
+            if self._came > (self._linger if self._running is None else self.limits.body_bytes):
                 self.transport.abort()
             return
         self._unset_keepalive_if_required()
@@ -259,10 +261,13 @@ class Connection(HttpToolsProtocol):
         broken = self._stage is _BODY and self.cycle.more_body
         if self._running is None or (broken and self.cycle is self._running
                                      and not self.cycle.response_started):
-            if self._running is None and (self._stage is _BODY or not came):
-                self._close()  # it has its answer, or has asked nothing
+            if self._running is None and self._stage is not _BODY and not came:
+                self._close()  # it has asked nothing
                 return
-            self.transport.write(_REFUSED % (status, len(why), why))
+            if self._running is None and self._stage is _BODY:
+                self._linger = LINGER_BODY  # it has its answer
+            else:
+                self.transport.write(_REFUSED % (status, len(why), why))
             self._hang_up()
             return
         if broken and self.cycle is not self._running:
