@@ -11,6 +11,7 @@ with the launcher (parent-death signal). An `Engine` runs it as `job` does.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -72,6 +73,8 @@ FAULT_GRACE = 0.5
 """The same in an engine that has failed."""
 LAST_WORDS = 0.2
 """Seconds to wait for the Fatal of an actor that exited with an error code."""
+SETTLED = 2.0
+"""Seconds from its start in which a successor may not have heard yet what goes on."""
 STACKS = 0.2
 """Seconds that an actor gets to write down its stacks before it is killed."""
 UNHURT = (EXIT_DRAINED, -signal.SIGTERM, -DRAIN_SIGNAL)
@@ -105,6 +108,9 @@ class Launcher:
         """Of the group that is being stopped."""
         self._hurried = False
         """The drain timeout is over: who is killed is killed by us."""
+        self._gap: tuple[str, str, float] | None = None
+        """Who died while the engine drained: role, what to say of it, and when it was started
+        again (infinity: not yet)."""
         self._undrained = ""
         """Who died while streams may still have needed it, and can have no successor."""
         self._context: Any = None
@@ -293,6 +299,8 @@ class Launcher:
         if actor is None:
             return
         self._say(f"{actor.role} is started again (pid {actor.pid}, epoch {actor.epoch})")
+        if self._gap is not None and self._gap[0] == actor.role:
+            self._gap = *self._gap[:2], time.monotonic()
         if actor.role == WATCHDOG:
             self._meet_watchdog()
         else:
@@ -318,14 +326,17 @@ class Launcher:
             self._await_last_words(actor.pid)
         if unexpected and gone.status != EXIT_BAD_CONFIG:
             self._report_crash(gone)
+        text = (f"{actor.role} (pid {actor.pid}) {describe_exit(gone.status)} while the engine "
+                "drained")
         if self._revives(actor.role) and gone.status != EXIT_BAD_CONFIG:
+            if self._stops and drains(actor.role):
+                self._gap = actor.role, text, math.inf
             self._on_death(actor, gone)
         elif unexpected and self.failure is None:
             self._on_fault(actor, gone.status)
         elif (self._stops == 1 and not self._hurried and drains(actor.role)
               and gone.status not in UNHURT):
-            self._undrained = (f"{actor.role} (pid {actor.pid}) {describe_exit(gone.status)} while "
-                               "the engine drained")
+            self._undrained = text
         if self._keeper is not None:
             self._keeper.tell(gone)
 
@@ -379,6 +390,7 @@ class Launcher:
         for rank in sorted({stop_rank(role) for role in self.roles}):
             self._rank = rank
             group = [a for a in self._actors.running.values() if stop_rank(a.role) == rank]
+            self._miss(rank)
             for actor in group:
                 send_signal(actor.pid, signal.SIGTERM)
             if self.failure is None:
@@ -391,6 +403,14 @@ class Launcher:
                 if self._actors.runs(actor):
                     kill_group(actor.pid)
             self._wait_until(partial(self._gone, group))
+
+    def _miss(self, rank: int) -> None:
+        """Who died while the engine drained, and whose successor did not come in time to hear of
+        the streams from those who are gone now."""
+        if self.failure is None and self._stops == 1 and self._gap is not None:
+            role, text, filled = self._gap
+            if stop_rank(role) == rank and time.monotonic() - filled < SETTLED:
+                self._undrained = text
 
     def _gone(self, group: list[Actor], unless_hurried: bool = False) -> bool:
         if unless_hurried and self._stops > 1:

@@ -37,8 +37,8 @@ from actorium.actors.params import SamplingParams
 
 TENANTS, RATE, ALLOWED = 40, 40.0, 0.1
 """Keys; requests a second, and MB a minute, that slopes are told for and may be."""
-POOL = 16_384
-"""Tokens of the pages: soon full, as after days."""
+POOL, STORED = 16_384, 500
+"""Tokens of the pages, and responses that are kept: soon full, as after days."""
 EVERY = 2.0
 """Seconds between two looks at the processes."""
 LEAVES = 0.06
@@ -274,7 +274,8 @@ def run(model: str, requests: int, at_once: int, seed: int) -> dict[str, Any]:
         keys.touch(0o600)
         keys.write_text("".join(f"tenant{i} key-{i}\n" for i in range(TENANTS)))
         with Engine(model, port=0, api_keys_file=str(keys), max_num_seqs=16,
-                    access_log=False, max_total_tokens=POOL, silence=10.0) as engine:
+                    access_log=False, max_total_tokens=POOL, silence=10.0,
+                    responses_max=STORED) as engine:
             path = locate(engine.name, None, None)
             assert not isinstance(path, str)
             where = actor.where(path)  # type: ignore[arg-type]
