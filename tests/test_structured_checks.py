@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from helpers_masking import EOS, MODEL, SIZE
@@ -130,3 +130,27 @@ def test_a_checker_that_cannot_be_started_is_told_once(asked: Asked,
         assert refused.message == "structured: grammars cannot be checked: no more processes"
     assert asked.tell(generate("two", wanted)) == []
     assert [type(message) for message in asked.later()] == [Submit, Accepted]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_process_that_somebody_kills_says_nothing_of_the_grammar(
+        checker: Checker, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel, say, that is short of memory: but not again and again."""
+    usual, killed = child._write, []
+
+    def write(pipe: IO[bytes], frame: bytes) -> None:
+        assert checker.child.process is not None
+        if len(killed) < times:
+            killed.append(checker.child.process.pid)
+            checker.child.process.kill()
+            checker.child.process.wait()
+        usual(pipe, frame)
+
+    checker.check(Structured(regex="a"))
+    monkeypatch.setattr(child, "_write", write)
+    if times == 1:
+        assert "[xy]" in checker.check(Structured(regex="[xy]"))
+    else:
+        with pytest.raises(InvalidRequest, match="takes more than"):
+            checker.check(Structured(regex="[xy]"))
+    assert len(set(killed)) == times

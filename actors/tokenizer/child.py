@@ -22,6 +22,8 @@ MEMORY = 4 << 30
 """Bytes of address space."""
 PATIENCE = 60.0
 """Seconds until a process that does not answer, on a machine that gives it no time, is killed."""
+ENDING = 1.0
+"""Seconds in which a process that has closed its pipes is gone."""
 LENGTH = 4
 """Bytes before each frame that say how long it is."""
 
@@ -37,7 +39,14 @@ class Child:
 
     def ask(self, frame: bytes) -> bytes | None:
         """The answer; None if it took too much. Waits. Raises `OSError` where no process can be
-        had."""
+        had. One that was killed from outside (SIGKILL, which no limit of its own sends: somebody
+        did, or the kernel was short of memory) says nothing of the frame: another one is asked, a
+        single time."""
+        answer, killed = self._try(frame)
+        return self._try(frame)[0] if killed else answer
+
+    def _try(self, frame: bytes) -> tuple[bytes | None, bool]:
+        """The answer, and whether the process was killed from outside."""
         process = self.process
         if process is None or process.poll() is not None:
             process = self._fresh()
@@ -46,9 +55,12 @@ class Child:
             _write(process.stdin, frame)
             answer = _read(process.stdout, monotonic() + PATIENCE)
             if answer is not None:
-                return answer
+                return answer, False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING)  # it is over, unless it has used up its time
+        killed = process.returncode == -signal.SIGKILL
         self.close()
-        return None
+        return None, killed
 
     def _fresh(self) -> subprocess.Popen[bytes]:
         self.close()
