@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from threading import get_ident
 from time import monotonic, sleep
 from types import TracebackType
 from typing import Any
@@ -45,7 +46,8 @@ __all__ = ["AsyncClient", "Client", "Completion", "Request", "SamplingParams", "
 
 
 class Client:
-    """A blocking connection to one engine. For one thread at a time: give each its own.
+    """A blocking connection to one engine. For one thread at a time: give each its own. (A thread
+    that calls while another one waits here gets a `RuntimeError`.)
 
     Connects at the first call, and again after the engine was restarted. `target` is an engine's
     name, the path (`ipc://` or plain) of its run directory, or, on another machine, its address
@@ -65,6 +67,8 @@ class Client:
         self._link: Link | None = None
         self._incarnation = calls.Incarnation(self._directory)
         self._core = ClientCore(calls.fresh_prefix(), tenant)
+        self._waits: int | None = None
+        """The thread that waits for answers."""
 
     # --- completions --------------------------------------------------------------------------
 
@@ -247,12 +251,19 @@ class Client:
 
     def _ready(self) -> None:
         """Connected and attached. Raises `EngineUnavailable`."""
+        self._check_thread()
         self._notice_restart()
         if self._core.attached:
             return
         link = self._connect(TOKENIZER, DETOKENIZER)
         link.send(DETOKENIZER, encode(Attach(), "client"))
         self._wait(lambda: self._core.attached)
+
+    def _check_thread(self) -> None:
+        """ZMQ's sockets end the whole process where two threads use them at once."""
+        if self._waits not in (None, get_ident()):
+            raise RuntimeError("another thread waits for answers of this client: "
+                               "give each thread a Client of its own")
 
     def _notice_restart(self) -> None:
         """Another engine has the run directory now: what was sent to the last one is lost."""
@@ -276,6 +287,7 @@ class Client:
 
     def _abort(self, aborts: list[Abort]) -> None:
         if self._link is not None:
+            self._check_thread()
             for abort in aborts:
                 self._core.aborting(abort.rid, monotonic())
                 self._link.connect(TOKENIZER)
@@ -283,6 +295,7 @@ class Client:
 
     def _ask(self, front: str, question: Callable[[str], Any], timeout: float | None) -> Any:
         check_timeout(timeout)
+        self._check_thread()
         self._notice_restart()
         now = monotonic()
         call: Call = self._core.call(question, math.inf if timeout is None else now + timeout,
@@ -316,6 +329,14 @@ class Client:
 
     def _wait(self, until: Callable[[], bool]) -> None:
         """Take messages until `until()`. Raises `EngineUnavailable` when the engine is gone."""
+        self._check_thread()
+        before, self._waits = self._waits, get_ident()
+        try:
+            self._wait_here(until)
+        finally:
+            self._waits = before
+
+    def _wait_here(self, until: Callable[[], bool]) -> None:
         quiet = calls.Quiet(monotonic())
         while True:
             self._pump()

@@ -6,7 +6,8 @@ import itertools
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,30 @@ def test_the_client_imports_nothing_heavy() -> None:
             "print(sorted(bad & set(sys.modules)))")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_a_second_thread_is_told_and_harms_nothing(client: Client) -> None:
+    """ZMQ ends the process where two threads use a socket at once."""
+    texts: list[str] = []
+    want = client.generate("hello", SamplingParams(max_tokens=40)).text
+    other = threading.Thread(target=lambda: texts.append(
+        client.generate("hello", SamplingParams(max_tokens=40)).text))
+    usual, waiting, go_on = client._pump, threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        waiting.set()
+        go_on.wait(20)
+        usual()
+
+    client._pump = slowly  # type: ignore[method-assign]
+    other.start()
+    assert waiting.wait(20)
+    calls: list[Callable[[], Any]] = [
+        lambda: client.generate("x"), lambda: client.stream("x"), client.status,
+        lambda: client.tokenize("x"), lambda: client.abort("x")]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="give each thread a Client of its own"):
+            call()
+    go_on.set()
+    other.join(20)
+    assert texts == [want] and client.generate("hello", SamplingParams(max_tokens=40)).text == want
