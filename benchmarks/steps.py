@@ -75,7 +75,7 @@ class Bench:
         self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
                                              checkpoints=64 if recurrent else None,
                                              acceptance=ACCEPTANCE)
-        self._commits = committer(self.scheduler)
+        self._commits = committer(self.scheduler, patience=2.0)
         self._encoder = msgspec.msgpack.Encoder()
         self._to_scheduler = msgspec.msgpack.Decoder(ToScheduler)
         self._to_worker = msgspec.msgpack.Decoder(ToWorker)

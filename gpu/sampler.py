@@ -34,8 +34,8 @@ from actorium.gpu.tables import (
     Tables,
 )
 from actorium.kernels import sampling, sampling_cpu
-from actorium.kernels.philox import uniform
-from actorium.kernels.record import FORCED, Layout, Progress, Resident
+from actorium.kernels.philox import FORCED, uniform
+from actorium.kernels.record import Layout, Progress, Resident
 
 
 def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = ()) -> Array:

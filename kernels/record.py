@@ -30,10 +30,6 @@ class Resident(NamedTuple):
     """i32[slots, B]: float32 bits, 0 = none."""
 
 
-FORCED = 1 << 31
-"""Positions from here on draw forced acceptances: nothing else draws there."""
-
-
 class Layout(NamedTuple):
     """How the sampled rows of a step lie: `single` rows of their own, then windows of `q_len`."""
 

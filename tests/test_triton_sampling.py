@@ -279,7 +279,7 @@ def test_commit(seed: int, q_len: int, single: int, windows: int, force: tuple[f
             right = int(tables.drafts[slot, j]) == token if j + 1 < n else False
             if force and j + 1 < n:
                 low, high, at_ = (np.array([word]) for word in (
-                    *seeds[slot - 1].tolist(), position + columns.FORCED))
+                    *seeds[slot - 1].tolist(), position + philox_reference.FORCED))
                 drawn = philox_reference.uniform(low, high, at_)[0]
                 right = bool(drawn < force[min(j, len(force) - 1)])
             accepted = right and not ends

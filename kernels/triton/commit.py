@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
+from ..philox import FORCED
 from ..record import (
     COUNT_ROW,
-    FORCED,
     LIMIT,
     MIN_LEN,
     SEED_HIGH,
