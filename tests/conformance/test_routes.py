@@ -99,13 +99,15 @@ def test_metrics_count(server: Server) -> None:
               "generation_tokens_total": 50, "request_params_n_count": 5,
               "request_params_max_tokens_sum": 50, "request_generation_tokens_sum": 50,
               "e2e_request_latency_seconds_count": 5, "time_to_first_token_seconds_count": 5}
-    before = samples(server)
+    before: dict[str, float] = {}
+    while before != (before := {name: samples(server).get(f"vllm:{name}", 0.0) for name in wanted}):
+        time.sleep(1)  # the last heartbeat may not have told of the requests before
     for _ in range(5):
         server.complete(ids, max_tokens=10, ignore_eos=True)
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline:
         now = samples(server)
-        grown = {name: now[f"vllm:{name}"] - before.get(f"vllm:{name}", 0.0) for name in wanted}
+        grown = {name: now[f"vllm:{name}"] - before[name] for name in wanted}
         if grown == wanted:
             return
         time.sleep(0.5)
