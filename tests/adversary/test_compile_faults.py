@@ -77,7 +77,7 @@ def test_struck_while_a_grammar_is_compiled(served: Served, victim: str, tried: 
         assert len(answers) == ASKED
         for text in answers:
             found = json.loads(text)
-            assert any(set(found) <= set(one["properties"]) and
+            assert any(set(one["required"]) <= set(found) <= set(one["properties"]) and
                        all(found[name] in one["properties"][name]["enum"] for name in found)
                        for one in schemas), text
         tried()
