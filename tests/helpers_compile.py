@@ -1,7 +1,7 @@
 """Triton kernels compiled for Hopper (sm_90) where there is no device; nothing is launched.
 
-What the interpreter accepts may still not compile. Run in a process whose triton does not
-interpret; the compiler and its assembler come with triton.
+What the interpreter accepts may still not compile. What a kernel takes when it does:
+tests/test_ptxas.py.
 """
 
 from __future__ import annotations
@@ -9,62 +9,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-SHARED = 227 * 1024
-"""Bytes of shared memory that one program may have."""
+from helpers_benchmarks import BENCHMARKS
+
+BEFORE = "from ptxas_device import ARCHS, Standin\nhopper = Standin().install()\n"
+AFTER = """
+for kernel in hopper.kernels:
+    assert kernel.metadata.shared <= ARCHS[90].shared, kernel.metadata.name
+    assert kernel.asm["cubin"]
+    print(kernel.metadata.name)
+"""
 
 
-@dataclass
-class Hopper:
-    """Stands for triton's driver; `kernels` collects what was compiled, in order of launches."""
-
-    kernels: list[Any] = field(default_factory=list)
-
-    def get_current_target(self) -> Any:
-        """What to compile for."""
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        """The only one."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """The default one."""
-        return 0
-
-    def install(self) -> Hopper:
-        """From now on a launch compiles, and does nothing."""
-        from triton.runtime import driver
-        from triton.runtime.jit import JITFunction
-
-        compiled = JITFunction.run
-
-        def run(this: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-            self.kernels.append(compiled(this, *args, grid=grid, warmup=True, **options))
-
-        JITFunction.run = run
-        driver.set_active(self)
-        return self
-
-    def check(self) -> None:
-        """Print, and hold against the device, what each kernel takes."""
-        for kernel in self.kernels:
-            print(kernel.metadata.name, kernel.metadata.num_warps, kernel.metadata.shared)
-            assert kernel.metadata.shared <= SHARED, kernel.metadata.name
-            assert kernel.asm["cubin"]
+def alone(arguments: list[str], cache: Path, seconds: float) -> str:
+    """What Python says, in a process whose triton does not interpret."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    paths = os.pathsep.join((str(Path(__file__).parent), str(BENCHMARKS)))
+    env |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True,
+                          timeout=seconds)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+    return done.stdout
 
 
 def compiled(code: str, cache: Path) -> list[str]:
-    """Run code after `hopper = Hopper().install()`; the kernels it launched, by name."""
-    before = "from helpers_compile import Hopper\nhopper = Hopper().install()\n"
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run([sys.executable, "-c", f"{before}{code}\nhopper.check()"], env=env,
-                          capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [line.split()[0] for line in done.stdout.splitlines()]
+    """Run code after `hopper = Standin().install()`; the kernels it launched, by name."""
+    return alone(["-c", f"{BEFORE}{code}\n{AFTER}"], cache, 200).splitlines()

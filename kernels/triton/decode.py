@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention import Attend
+from .device import limits
 from .merge import merge, parts_of
-from .paged import attend_block, load_rows, padded, sm_count
+from .paged import attend_block, load_rows, padded
 from .product import LANES, wide
 from .softmax import nothing, put
 
@@ -211,7 +212,7 @@ class Decode:
     ) -> Shares:
         if self.shares is None:
             seen = min(self.span, self.window + self.q_len - 1) if self.window else self.span
-            self.shares = shares(sequences, each, seen, packed, block, sm_count(device),
+            self.shares = shares(sequences, each, seen, packed, block, limits(device).processors,
                                  self.splits)
         return self.shares
 

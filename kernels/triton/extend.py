@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..attention import Attend, Chunk
+from .device import limits
 from .merge import merge, parts_of
-from .paged import attend_block, load_rows, padded, sm_count
+from .paged import attend_block, load_rows, padded
 from .product import LANES, wide
 from .softmax import nothing, put
 
@@ -182,7 +183,7 @@ class Extend:
                        self.longest)
         self._plan(shape.rows // group, q.device)
         programs = kv_heads * len(self.work)
-        splits = self.splits or splits_of(programs, self.keys, shape, sm_count(q.device))
+        splits = self.splits or splits_of(programs, self.keys, shape, limits(q.device).processors)
         parts, found = parts_of(splits, q, out)
         _extend[(kv_heads, len(self.work), splits)](
             q, layer, self.work, out, parts, found, splits, q.stride(0), q.stride(1),

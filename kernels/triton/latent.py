@@ -15,8 +15,9 @@ from torch import Tensor
 from ..attention import Attend
 from ..mla import Latent
 from .decode import blocks_of, share_of, shares
+from .device import limits
 from .merge import merge, parts_of
-from .paged import load_rows, padded, sm_count
+from .paged import load_rows, padded
 from .product import LANES, operand, wide
 from .softmax import LOG2E, nothing, put, take
 
@@ -119,7 +120,7 @@ class LatentDecode:
         each = min(MOST_ROWS, max(LANES, triton.next_power_of_2(packed)))
         tiles = triton.cdiv(packed, each)
         splits, slots, least = shares(sequences, tiles, self.span, packed, BLOCK,
-                                      sm_count(q.device), self.splits)
+                                      limits(q.device).processors, self.splits)
         named = out[..., :self.rank]
         parts, found = parts_of(splits, q[..., :self.rank], named)
         _latent[(tiles, splits, sequences)](

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -13,13 +12,6 @@ from .softmax import LOG2E, take
 def padded(dim: int) -> int:
     """The width of a head in a tile."""
     return max(LANES, triton.next_power_of_2(dim))
-
-
-def sm_count(device: torch.device) -> int:
-    """Of a CUDA device; in the interpreter programs run one by one."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit
