@@ -160,6 +160,18 @@ def test_a_row_of_nan_disturbs_no_other(room: int) -> None:
         assert ((got == want) | (torch.arange(3) == broken)).all()
 
 
+@pytest.mark.parametrize("room", [8, 2048])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_logits_choose_as_the_same_numbers_in_fp32(dtype: torch.dtype, room: int) -> None:
+    from actorium.kernels.triton.draw import choose
+
+    rows = [{}, {"temperature": 0.0}, {"top_k": 20, "top_p": 0.8}, {"top_p": 0.9, "min_p": 0.01}]
+    logits, tables = logits_of("random", 4, 300, 6).to(dtype), resident(rows, 300)
+    got, want = (choose(x, *slots_of(4), tables, True, True, room) for x in (logits,
+                                                                            logits.float()))
+    assert torch.equal(got, want)
+
+
 def test_padding_rows_take_the_likeliest_token() -> None:
     from actorium.kernels.triton.draw import choose
 

@@ -48,6 +48,7 @@ def _tops(logits: tensor, tops: tensor, best: tensor, found: tensor, vocab: tens
     for tile in tl.range(first, tl.minimum(first + each, count), num_stages=3):
         token = tile * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+        x = x.to(tl.float32)
         top, at = tl.max(x, 0, return_indices=True)
         tl.store(tops + row * count + tile, top)
         tl.store(best + row * count + tile, tl.minimum(tile * BLOCK + at, vocab - 1))

@@ -56,10 +56,10 @@ def narrow(low: tensor, high: tensor, above: tensor, pivots: tensor, sums: tenso
 @triton.jit
 def scaled_tile(logits: tensor, tile: tensor, vocab: tensor, temperature: tensor,
                 BLOCK: tl.constexpr) -> tensor:
-    """A tile of logits / temperature, -inf beyond the vocabulary."""
+    """A tile of logits / temperature, -inf beyond the vocabulary; logits of any dtype."""
     token = tile * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
-    return tl.div_rn(x, temperature)
+    return tl.div_rn(x.to(tl.float32), temperature)
 
 
 @triton.jit
