@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .kv import key_and_value_scales, read_rows, scaled_heads
+
 
 class Chunk(Protocol):
     """Tokens start..start + count of one sequence, and its page table (i32)."""
@@ -25,9 +27,11 @@ class Chunk(Protocol):
 
 class Attend(Protocol):
     """Attention of some rows of a step, made once and called for every layer: (q [N, H, D], the
-    layer's pages, in which the step's own keys and values are) -> [N, H, D], in `out` if given."""
+    layer's pages, in which the step's own keys and values are) -> [N, H, D], in `out` if given.
+    scales: of the pages, see `kv.write_kv`."""
 
-    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor: ...
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
+                 scales: Tensor | None = None) -> Tensor: ...
 
 
 class AttentionOps(Protocol):
@@ -109,7 +113,7 @@ def paged_decode(q: Tensor, kv: Tensor, index: Tensor, mask: Tensor, scale: floa
 
     q: [B, Q, H, D]; kv: a layer's pages; index: i64[B, S]; mask: bool[B, 1, Q, S] -> [B, Q, H, D].
     """
-    rows = kv.index_select(0, index.view(-1)).to(q.dtype)
+    rows = read_rows(kv, index.view(-1), q.dtype)
     keys, values = split_kv(rows.view(*index.shape, *kv.shape[1:]))
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
@@ -121,7 +125,7 @@ def causal_extend(q: Tensor, kv: Tensor, index: Tensor, scale: float) -> Tensor:
 
     q: [B, N, H, D]; kv: a layer's pages; index: i64[B, N] -> [B, N, H, D].
     """
-    rows = kv.index_select(0, index.view(-1)).to(q.dtype)
+    rows = read_rows(kv, index.view(-1), q.dtype)
     keys, values = split_kv(rows.view(*index.shape, *kv.shape[1:]))
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True)
@@ -154,11 +158,7 @@ def torch_decode(
     index = token_index(pages, lens, page_size, span)
     mask = decode_mask(lens, 1, span, window)
 
-    def run(q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
-        done = masked(q.unsqueeze(1), layer, index, mask, scale)
-        return _into(out, done.reshape(q.shape))
-
-    return run
+    return _attend(lambda q, layer: masked(q.unsqueeze(1), layer, index, mask, scale))
 
 
 def torch_extend(
@@ -181,9 +181,11 @@ def torch_extend(
     if len(parts) == 1:
         return parts[0][1]
 
-    def run(q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+    def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
+            scales: Tensor | None = None) -> Tensor:
         pieces = q.split([size for size, _ in parts])
-        done = [part(piece, layer) for (_, part), piece in zip(parts, pieces, strict=True)]
+        done = [part(piece, layer, None, scales)
+                for (_, part), piece in zip(parts, pieces, strict=True)]
         return torch.cat(done, out=out)
 
     return run
@@ -200,11 +202,7 @@ def _prompts(rows: Sequence[Chunk], page_size: int, scale: float, causal: Causal
     lens = torch.full((len(rows),), count, device=pages.device, dtype=torch.int32)
     index = token_index(pages, lens, page_size, count)
 
-    def run(q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
-        done = causal(q.view(-1, count, *q.shape[1:]), layer, index, scale)
-        return _into(out, done.reshape(q.shape))
-
-    return run
+    return _attend(lambda q, layer: causal(q.view(-1, count, *q.shape[1:]), layer, index, scale))
 
 
 def _prefixed(
@@ -216,9 +214,21 @@ def _prefixed(
     lens = torch.full((1,), length, device=device, dtype=torch.int32)
     index = token_index(pages[None], lens, page_size, length)
     mask = extend_mask(start, row.count, window, device)[None, None]
-    return lambda q, layer, out=None: _into(
-        out, masked(q[None], layer, index, mask, scale)[0])
+    return _attend(lambda q, layer: masked(q[None], layer, index, mask, scale))
 
 
-def _into(out: Tensor | None, done: Tensor) -> Tensor:
-    return done if out is None else out.copy_(done)
+def _attend(compute: Callable[[Tensor, Tensor], Tensor]) -> Attend:
+    """compute: of (q [N, H, D], a layer's pages) what has as many numbers as q. The scales of keys
+    are multiplied into the queries, those of values into what comes out."""
+
+    def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
+            scales: Tensor | None = None) -> Tensor:
+        if scales is None:
+            done = compute(q, layer).reshape(q.shape)
+        else:
+            keys, values = key_and_value_scales(scales)
+            done = compute(scaled_heads(q, keys), layer).reshape(q.shape)
+            done = scaled_heads(done, values)
+        return done if out is None else out.copy_(done)
+
+    return run

@@ -27,10 +27,11 @@ class NativeDecode:
         self.window, self.scale = window, scale
         self.plain: Attend | None = None
 
-    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
+                 scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
         if layer.dtype is not torch.bfloat16:
-            return self._plain(q, layer, out)
+            return self._plain(q, layer, out, scales)
         rows, heads, dim = q.shape
         out = q.new_empty(q.shape) if out is None else out
         self.lib.paged_decode(
@@ -40,11 +41,12 @@ class NativeDecode:
             self.threads)
         return out
 
-    def _plain(self, q: Tensor, layer: Tensor, out: Tensor | None) -> Tensor:
+    def _plain(self, q: Tensor, layer: Tensor, out: Tensor | None,
+               scales: Tensor | None) -> Tensor:
         if self.plain is None:
             self.plain = torch_decode(self.pages, self.lens, self.span, self.q_len, self.page_size,
                                       self.window, self.scale)
-        return self.plain(q, layer, out)
+        return self.plain(q, layer, out, scales)
 
 
 class NativeExtend:
@@ -60,11 +62,12 @@ class NativeExtend:
         self.bits, self.window, self.scale = page_size.bit_length() - 1, window, scale
         self.plain = plain
 
-    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
+                 scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
         _, heads, dim = q.shape
         if layer.dtype is not torch.bfloat16 or dim % TILE_DIM:
-            return self.plain()(q, layer, out)
+            return self.plain()(q, layer, out, scales)
         out = q.new_empty(q.shape) if out is None else out
         self.lib.paged_extend(
             q.data_ptr(), q.stride(0), layer.data_ptr(), self.chunks.data_ptr(),

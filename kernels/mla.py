@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import Attend, Chunk, torch_decode, torch_extend
-from .kv import write_kv
+from .kv import read_rows, write_kv
 
 FEW = 8
 """Up to so many queries a sequence, heads are rows of one product with the sequence's latents."""
@@ -38,14 +38,15 @@ def expand(latents: Tensor, to_values: Tensor) -> Tensor:
     return torch.bmm(latents.transpose(0, 1), to_values).transpose(0, 1)
 
 
-def write_latent(pages: Tensor, latent: Tensor, rope: Tensor, index: Tensor) -> None:
-    """pages[index] = latent and rope, in place.
+def write_latent(pages: Tensor, latent: Tensor, rope: Tensor, index: Tensor,
+                 scales: Tensor | None = None) -> None:
+    """pages[index] = latent and rope, divided by the scale, in place.
 
     pages: [pages * page_size, 1, rank + rope]; latent: [T, rank]; rope: [T, 1, rope]; index:
-    i64[T], where several rows name the sink the last one wins (nobody reads it).
+    i64[T], where several rows name the sink the last one wins (nobody reads it); scales: f32[1],
+    of the whole row, None = 1.
     """
-    row = torch.cat((latent.unsqueeze(1), rope), -1)
-    write_kv(pages, row.to(pages.dtype), index)
+    write_kv(pages, torch.cat((latent.unsqueeze(1), rope), -1), index, scales)
 
 
 class Latent:
@@ -95,7 +96,7 @@ def latent_causal(q: Tensor, kv: Tensor, index: Tensor, scale: float) -> Tensor:
 
 def _rows(kv: Tensor, index: Tensor, q: Tensor) -> Tensor:
     """The latents at index i64[B, S]: [B, S, D]."""
-    return kv.index_select(0, index.view(-1)).to(q.dtype).view(*index.shape, -1)
+    return read_rows(kv, index.view(-1), q.dtype).view(*index.shape, -1)
 
 
 def _by_head(q: Tensor, rows: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -98,18 +98,18 @@ class TorchOps:
 
     def rotate_write(
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor,
-        pages: Tensor, index: Tensor,
+        pages: Tensor, index: Tensor, scales: Tensor | None = None,
     ) -> None:
         """Norm and rotate queries in place and keys, then write keys and values to the pages. What
         is left of the keys in qkv is of no use.
 
         qkv: [T, heads + 2 * kv_heads, D]; norm: [heads + kv_heads, D] or None; rope: [T, 2, 1, D];
-        pages: [P, 2 * kv_heads, D]; index: i64[T].
+        pages: [P, 2 * kv_heads, D]; index: i64[T]; scales: of the pages, see `kv.write_kv`.
         """
         qk = qkv[:, :(qkv.shape[1] + heads) // 2]
         normed = qk if norm is None else rms_norm(qk, norm, eps)
         qk.copy_(apply_rope(normed, rope))
-        write_kv(pages, qkv[:, heads:], index)
+        write_kv(pages, qkv[:, heads:], index, scales)
 
     def decode(
         self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
@@ -221,11 +221,11 @@ class NativeOps(TorchOps):
 
     def rotate_write(
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor,
-        pages: Tensor, index: Tensor,
+        pages: Tensor, index: Tensor, scales: Tensor | None = None,
     ) -> None:
         """See `TorchOps.rotate_write`."""
         if pages.dtype is not torch.bfloat16:
-            return super().rotate_write(qkv, heads, norm, eps, rope, pages, index)
+            return super().rotate_write(qkv, heads, norm, eps, rope, pages, index, scales)
         rows, width, dim = qkv.shape
         self.lib.rotate_write(
             qkv.data_ptr(), 0 if norm is None else norm.data_ptr(), rope.data_ptr(),

@@ -89,10 +89,10 @@ class TritonOps(TorchOps):
 
     def rotate_write(
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor,
-        pages: Tensor, index: Tensor,
+        pages: Tensor, index: Tensor, scales: Tensor | None = None,
     ) -> None:
         """See `TorchOps.rotate_write`."""
-        rotate_write(qkv, heads, norm, eps, rope, pages, index)
+        rotate_write(qkv, heads, norm, eps, rope, pages, index, scales)
 
     def conv_extend(self, x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
                     bias: Tensor | None = None) -> Tensor:

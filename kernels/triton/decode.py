@@ -120,9 +120,10 @@ def _decode(
     parts: tl.tensor, found: tl.tensor, splits: tl.tensor, slots: tl.tensor, least: tl.tensor,
     q_stride: tl.tensor, q_head: tl.tensor, out_stride: tl.tensor, pages_stride: tl.tensor,
     kv_stride: tl.tensor, kv_heads: tl.tensor, count: tl.tensor, scale: tl.tensor, cap: tl.tensor,
-    Q_LEN: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    SPLIT: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    scales: tl.tensor, Q_LEN: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ) -> None:
     tiles = tl.cdiv(Q_LEN * GROUP, ROWS)
     head, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -152,6 +153,8 @@ def _decode(
 
     query = load_rows(q + row.to(tl.int64) * q_stride + of * q_head, live, D, BLOCK_D)
     keys, table = layer + head * D, pages + sequence.to(tl.int64) * pages_stride
+    if SCALED:
+        scale *= tl.load(scales + head)
     acc, top, total = nothing(ROWS, BLOCK_D)
     # Blocks in which every row sees all up to the window's front; then those of the newest tokens.
     shared = tl.minimum(tl.maximum(shortest // BLOCK_N, begin), end) if Q_LEN > 1 else end
@@ -167,6 +170,8 @@ def _decode(
                 kv_stride, kv_heads * D, scale, cap, True, WINDOW > 0, True, CAPPED, WIDE, PAGE, D,
                 BLOCK_D, BLOCK_N)
 
+    if SCALED:
+        acc *= tl.load(scales + kv_heads + head)
     put(acc, top, total, out, row.to(tl.int64) * out_stride + of * D, parts, found, slot, live,
         SPLIT, D, BLOCK_D)
 
@@ -184,7 +189,8 @@ class Decode:
         self.soft_cap, self.splits = soft_cap, splits
         self.shares: Shares | None = None
 
-    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
+                 scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
         rows, heads, dim = q.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
@@ -201,8 +207,9 @@ class Decode:
         _decode[(tiles, splits, sequences)](
             q, layer, self.pages, self.lens, out, parts, found, splits, slots, least, q.stride(0),
             q.stride(1), out.stride(0), self.pages.stride(0), layer.stride(0), kv_heads, rows,
-            self.scale, self.soft_cap or 1.0, Q_LEN=self.q_len, GROUP=heads // kv_heads,
-            WINDOW=self.window, CAPPED=self.soft_cap > 0, SPLIT=splits > 1, WIDE=wide(q.dtype),
+            self.scale, self.soft_cap or 1.0, q if scales is None else scales, Q_LEN=self.q_len,
+            GROUP=heads // kv_heads, WINDOW=self.window, CAPPED=self.soft_cap > 0,
+            SCALED=scales is not None, SPLIT=splits > 1, WIDE=wide(q.dtype),
             PAGE=self.page_size, D=dim, BLOCK_D=width, ROWS=shape.rows, BLOCK_N=shape.block,
             num_warps=shape.warps, num_stages=shape.stages)
         return merge(parts, found, out) if splits > 1 else out

@@ -100,10 +100,10 @@ def _extend(
     q: tl.tensor, layer: tl.tensor, work: tl.tensor, out: tl.tensor, parts: tl.tensor,
     found: tl.tensor, splits: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor,
     out_stride: tl.tensor, kv_stride: tl.tensor, kv_heads: tl.tensor, count: tl.tensor,
-    scale: tl.tensor, cap: tl.tensor, GROUP: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-    WORK: tl.constexpr,
+    scale: tl.tensor, cap: tl.tensor, scales: tl.tensor, GROUP: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr,
+    WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, WORK: tl.constexpr,
 ) -> None:
     head = tl.program_id(0)
     mine = work + tl.program_id(1) * WORK
@@ -133,6 +133,8 @@ def _extend(
 
     query = load_rows(q + row.to(tl.int64) * q_stride + of * q_head, live, D, BLOCK_D)
     keys = layer + head * D
+    if SCALED:
+        scale *= tl.load(scales + head)
     acc, top, total = nothing(ROWS, BLOCK_D)
     # Blocks at the window's front; those that every row sees whole; those on the diagonal.
     front = begin
@@ -154,6 +156,8 @@ def _extend(
             acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
             kv_stride, kv_heads * D, scale, cap, True, WINDOW > 0, False, CAPPED, WIDE, PAGE, D,
             BLOCK_D, BLOCK_N)
+    if SCALED:
+        acc *= tl.load(scales + kv_heads + head)
     put(acc, top, total, out, row.to(tl.int64) * out_stride + of * D, parts, found, slot, live,
         SPLIT, D, BLOCK_D)
 
@@ -171,7 +175,8 @@ class Extend:
         self.longest = max((row.count for row in rows), default=0)
         self.tokens, self.keys, self.work = 0, 0, torch.empty(0)
 
-    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
+                 scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
         _, heads, dim = q.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
@@ -188,7 +193,8 @@ class Extend:
         _extend[(kv_heads, len(self.work), splits)](
             q, layer, self.work, out, parts, found, splits, q.stride(0), q.stride(1),
             out.stride(0), layer.stride(0), kv_heads, len(q), self.scale, self.soft_cap or 1.0,
-            GROUP=group, WINDOW=self.window, CAPPED=self.soft_cap > 0, SPLIT=splits > 1,
+            q if scales is None else scales, GROUP=group, WINDOW=self.window,
+            CAPPED=self.soft_cap > 0, SCALED=scales is not None, SPLIT=splits > 1,
             WIDE=wide(q.dtype), PAGE=self.page_size, D=dim, BLOCK_D=width, ROWS=shape.rows,
             BLOCK_N=shape.block, WORK=WORK, num_warps=shape.warps, num_stages=shape.stages)
         return merge(parts, found, out) if splits > 1 else out

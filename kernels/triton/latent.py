@@ -59,9 +59,10 @@ def _latent(
     parts: tl.tensor, found: tl.tensor, splits: tl.tensor, slots: tl.tensor, least: tl.tensor,
     q_stride: tl.tensor, q_head: tl.tensor, out_stride: tl.tensor, out_head: tl.tensor,
     pages_stride: tl.tensor, kv_stride: tl.tensor, count: tl.tensor, scale: tl.tensor,
-    Q_LEN: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
-    PAGE: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, R_BLOCK: tl.constexpr,
-    P_BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    scales: tl.tensor, Q_LEN: tl.constexpr, HEADS: tl.constexpr, SCALED: tl.constexpr,
+    SPLIT: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, RANK: tl.constexpr,
+    ROPE: tl.constexpr, R_BLOCK: tl.constexpr, P_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ) -> None:
     split, sequence = tl.program_id(1), tl.program_id(2)
     packed = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -85,6 +86,8 @@ def _latent(
     query = load_rows(own, live, RANK, R_BLOCK)
     turned = load_rows(own + RANK, live, ROPE, P_BLOCK)
     table = pages + sequence.to(tl.int64) * pages_stride
+    if SCALED:
+        scale *= tl.load(scales)
     acc, top, total = nothing(ROWS, R_BLOCK)
     # Blocks of which every row sees all; then those of the newest tokens.
     shared = tl.minimum(tl.maximum(shortest // BLOCK_N, begin), end) if Q_LEN > 1 else end
@@ -97,6 +100,8 @@ def _latent(
             acc, top, total = _block(acc, top, total, query, turned, layer, table, block * BLOCK_N,
                                      hi, row_hi, kv_stride, scale, True, WIDE, PAGE, RANK, ROPE,
                                      R_BLOCK, P_BLOCK, BLOCK_N)
+    if SCALED:
+        acc *= tl.load(scales)
     put(acc, top, total, out, row.to(tl.int64) * out_stride + of * out_head, parts, found, slot,
         live, SPLIT, RANK, R_BLOCK)
 
@@ -110,7 +115,8 @@ class LatentDecode:
         self.pages, self.lens, self.span, self.q_len = pages, lens.contiguous(), span, q_len
         self.page_size, self.scale, self.rank, self.splits = page_size, scale, rank, splits
 
-    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
+                 scales: Tensor | None = None) -> Tensor:
         """See `Attend`. Of a result's width the first `rank` numbers are written."""
         rows, heads, width = q.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
@@ -126,7 +132,8 @@ class LatentDecode:
         _latent[(tiles, splits, sequences)](
             q, layer, self.pages, self.lens, out, parts, found, splits, slots, least, q.stride(0),
             q.stride(1), out.stride(0), out.stride(1), self.pages.stride(0), layer.stride(0), rows,
-            self.scale, Q_LEN=self.q_len, HEADS=heads, SPLIT=splits > 1, WIDE=wide(q.dtype),
+            self.scale, q if scales is None else scales, Q_LEN=self.q_len, HEADS=heads,
+            SCALED=scales is not None, SPLIT=splits > 1, WIDE=wide(q.dtype),
             PAGE=self.page_size, RANK=self.rank, ROPE=width - self.rank,
             R_BLOCK=padded(self.rank), P_BLOCK=padded(width - self.rank), ROWS=each, BLOCK_N=BLOCK,
             num_warps=8 if each * self.rank >= 32 * 512 else 4, num_stages=STAGES)

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kv import largest
+
 
 class RotateConfig(NamedTuple):
     """Launch of `rotate_write`."""
@@ -29,11 +31,21 @@ def rotate_config(dim: int) -> RotateConfig:
     return RotateConfig(max(1, 512 // half), half, 2)
 
 
+@triton.jit
+def _narrow(x: tl.tensor, DTYPE: tl.constexpr, MOST: tl.constexpr) -> tl.tensor:
+    """x in the pages' dtype; MOST: its largest number, at which others are cut off (NaN stays
+    NaN), 0 where nothing is."""
+    if MOST:
+        x = tl.clamp(x.to(tl.float32), -1.0 * MOST, 1.0 * MOST, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(DTYPE)
+
+
 @triton.jit(do_not_specialize_on_alignment=["index"])
 def _rotate(qkv: tl.tensor, token_stride: tl.tensor, head_stride: tl.tensor, norm: tl.tensor,
             eps: tl.tensor, rope: tl.tensor, rope_stride: tl.tensor, pages: tl.tensor,
-            index: tl.tensor, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-            HAS_NORM: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr) -> None:
+            index: tl.tensor, scales: tl.tensor, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+            DIM: tl.constexpr, HAS_NORM: tl.constexpr, SCALED: tl.constexpr, MOST: tl.constexpr,
+            BLOCK: tl.constexpr, HALF: tl.constexpr) -> None:
     half: tl.constexpr = DIM // 2
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
@@ -63,13 +75,16 @@ def _rotate(qkv: tl.tensor, token_stride: tl.tensor, head_stride: tl.tensor, nor
     kept = live & (head >= HEADS)
     page = tl.load(index + token) * (2 * KV_HEADS) + head - HEADS
     to = pages + page * DIM + column
-    tl.store(to, new_a.to(pages.dtype.element_ty), mask=kept)
-    tl.store(to + half, new_b.to(pages.dtype.element_ty), mask=kept)
+    if SCALED:
+        inverse = tl.div_rn(1.0, tl.load(scales + head - HEADS, mask=head >= HEADS, other=1.0))
+        new_a, new_b = new_a.to(tl.float32) * inverse, new_b.to(tl.float32) * inverse
+    tl.store(to, _narrow(new_a, pages.dtype.element_ty, MOST), mask=kept)
+    tl.store(to + half, _narrow(new_b, pages.dtype.element_ty, MOST), mask=kept)
 
 
 def rotate_write(
     qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor, pages: Tensor,
-    index: Tensor,
+    index: Tensor, scales: Tensor | None = None,
 ) -> None:
     """See `TorchOps.rotate_write`. Rows that name the sink may overwrite one another there; pages
     of another dtype get what queries and keys are rounded to, rounded again."""
@@ -79,5 +94,7 @@ def rotate_write(
     c = rotate_config(dim)
     _rotate[(tokens, triton.cdiv(width, c.heads))](
         qkv, qkv.stride(0), qkv.stride(1), qkv if norm is None else norm, eps, rope,
-        rope.stride(0), pages, index, HEADS=heads, KV_HEADS=(width - heads) // 2, DIM=dim,
-        HAS_NORM=norm is not None, BLOCK=c.heads, HALF=c.half, num_warps=c.warps)
+        rope.stride(0), pages, index, qkv if scales is None else scales, HEADS=heads,
+        KV_HEADS=(width - heads) // 2, DIM=dim, HAS_NORM=norm is not None,
+        SCALED=scales is not None, MOST=largest(pages.dtype), BLOCK=c.heads,
+        HALF=c.half, num_warps=c.warps)
