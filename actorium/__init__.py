@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from actorium.actors.client import AsyncClient as AsyncClient
-    from actorium.actors.client import Client as Client
-    from actorium.actors.client import Completion as Completion
-    from actorium.actors.engine import Engine as Engine
+    from actorium.actors.client.client import AsyncClient as AsyncClient
+    from actorium.actors.client.client import Client as Client
+    from actorium.actors.client.client import Completion as Completion
     from actorium.actors.errors import ActoriumError as ActoriumError
+    from actorium.actors.launcher.engine import Engine as Engine
     from actorium.actors.params import SamplingParams as SamplingParams
     from actorium.actors.params import Structured as Structured
 
 _WHERE = {
-    "Client": "actorium.actors.client",
-    "AsyncClient": "actorium.actors.client",
-    "Completion": "actorium.actors.client",
-    "Engine": "actorium.actors.engine",
+    "Client": "actorium.actors.client.client",
+    "AsyncClient": "actorium.actors.client.client",
+    "Completion": "actorium.actors.client.client",
+    "Engine": "actorium.actors.launcher.engine",
     "SamplingParams": "actorium.actors.params",
     "Structured": "actorium.actors.params",
 }

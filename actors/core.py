@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 
 CLIENT = "client"
 LEDGER = "ledger"

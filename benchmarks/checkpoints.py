@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from loop import Loop
 
-from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
+from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.params import Resolved
 
 POLICIES = ("none", "end", "chunks", "auto")

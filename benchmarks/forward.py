@@ -23,7 +23,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "200")  # as in the worker; read when to
 
 import torch
 
-from actorium.actors.config import Config, ModelConfig
+from actorium.actors.config.tree import Config, ModelConfig
 from actorium.gpu.batch import ExtendRow, ForwardBatch
 from actorium.gpu.device import keep_freed_memory
 from actorium.gpu.models.registry import Model, load_model

@@ -25,10 +25,10 @@ from typing import Any
 
 import uvloop
 
-from actorium.actors.client_async import AsyncClient
-from actorium.actors.client_link import locate
-from actorium.actors.engine import Engine
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.connection import locate
 from actorium.actors.gateway.actor import where
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
 from actorium.tools.bench.http import Http
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from gpu_bench import Part
 
-from actorium.actors.config import (
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     MemoryConfig,

@@ -15,8 +15,8 @@ import numpy as np
 from gpu_bench import Part
 from gpu_model import GRAPHS, LLAMA, shape_of
 
-from actorium.actors.client import Client, SamplingParams
-from actorium.actors.engine import Engine
+from actorium.actors.client.client import Client, SamplingParams
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.events import DEVICE
 from actorium.tools import trace
 

@@ -22,8 +22,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from actorium.actors.client import SamplingParams
-from actorium.actors.engine import Engine
+from actorium.actors.client.client import SamplingParams
+from actorium.actors.launcher.engine import Engine
 
 WORKS: dict[str, tuple[int, dict[str, Any]]] = {
     "demo model": (160, {"device": "cpu", "speculative": "off"}),

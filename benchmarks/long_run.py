@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from loop import Heard, Loop
 
-from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
+from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.params import Resolved
 from actorium.actors.scheduler import core
 from actorium.actors.scheduler.null_worker import VOCAB, hash_tokens

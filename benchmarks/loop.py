@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from actorium.actors.config import Config, RecoveryConfig
+from actorium.actors.config.tree import Config, RecoveryConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import Cancel, Flush, Open, StepResult, Stop, Submit, TokenBatch
 from actorium.actors.params import Resolved, TextParams

@@ -33,7 +33,7 @@ import numpy as np
 import radix
 from loop import Loop
 
-from actorium.actors.config import Config, MemoryConfig, SchedulerConfig
+from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.params import Resolved
 
 PAGE, SYSTEM, TURNS, ASKED, ANSWERED = 16, 1000, 5, 160, 40

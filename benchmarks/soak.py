@@ -30,9 +30,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actorium.actors.client_link import locate
-from actorium.actors.engine import Engine
+from actorium.actors.client.connection import locate
 from actorium.actors.gateway import actor
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
 
 TENANTS, RATE, ALLOWED = 40, 40.0, 0.1

@@ -31,8 +31,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from actorium.actors.client import Client, SamplingParams
-from actorium.actors.config import (
+from actorium.actors.client.client import Client, SamplingParams
+from actorium.actors.config.tree import (
     Config,
     MemoryConfig,
     RecoveryConfig,
@@ -40,7 +40,7 @@ from actorium.actors.config import (
     SpeculationConfig,
 )
 from actorium.actors.core import Context, Send
-from actorium.actors.engine import Engine
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.runtime.commit import committer

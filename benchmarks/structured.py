@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from actorium import Engine, SamplingParams
-from actorium.actors.client import Client, Request
+from actorium.actors.client.client import Client, Request
 from actorium.actors.params import Structured
 
 SCHEMA = {"type": "array", "minItems": 1000, "items": {
@@ -112,7 +112,7 @@ def masks(tokenizer: Path, size: int, eos: int, batch: int, steps: int = 64) -> 
     """Microseconds a row in the scheduler alone: taking a token, and the next mask."""
     import numpy as np
 
-    from actorium.actors.grammar import Vocabulary, json_grammar
+    from actorium.actors.structured.grammar import Vocabulary, json_grammar
 
     start = time.perf_counter()
     vocabulary = Vocabulary(tokenizer, size, [eos])

@@ -28,8 +28,8 @@ import msgspec
 import zmq
 from msgspec import Meta
 
-from actorium.actors import config as configs
-from actorium.actors.config import Config, RuntimeConfig
+from actorium.actors.config import tree as configs
+from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.core import CLIENT, Context, Health, Send
 from actorium.actors.messages import Message
 from actorium.actors.runtime.process import python
@@ -147,7 +147,7 @@ def actors() -> Iterator[Path]:
     config = Config(runtime=RuntimeConfig(queue_messages=100_000))
     (directory / "config.json").write_bytes(configs.dump(config))
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    running = [subprocess.Popen(python("actorium.actors.main", role, str(directory), "1",
+    running = [subprocess.Popen(python("actorium.actors.runtime.main", role, str(directory), "1",
                                        str(os.getpid()), "wire:build"), env=env)
                for role in ("near", "far")]
     try:
@@ -230,7 +230,7 @@ def cpu_seconds(pid: int) -> float:
 
 def measure_idle(seconds: float, real: bool) -> dict[str, float]:
     """Share of one core that each process of an idle engine takes, and their sum."""
-    from actorium.actors.engine import Engine
+    from actorium.actors.launcher.engine import Engine
 
     options: dict[str, Any] = {} if real else {"null_worker": True, "skip_tokenizer": True}
     with Engine(**options) as engine:
@@ -249,7 +249,7 @@ def measure_idle(seconds: float, real: bool) -> dict[str, float]:
 
 def measure_requests(count: int) -> dict[str, float]:
     """Milliseconds from a request's start in the SDK to its first token, with the null worker."""
-    from actorium.actors.engine import Engine
+    from actorium.actors.launcher.engine import Engine
     from actorium.actors.params import SamplingParams
 
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)

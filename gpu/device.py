@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from actorium.actors.config import Config, DeviceConfig
+from actorium.actors.config.speculative import parse_acceptance, parse_speculative
+from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
-from actorium.actors.models import read_json, resolve
+from actorium.actors.models.model_dir import read_json, resolve
 from actorium.actors.params import Resolved
 from actorium.actors.runtime.worker_info import WorkerInfo
-from actorium.actors.speculation import parse_acceptance, parse_speculative
 from actorium.gpu.capture import Capturer, CudaCapturer
 from actorium.gpu.graphs import DecodeGraphs, why_eager
 from actorium.gpu.measure import Footprint, Meter, caches, held_bytes, profile, taken

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
-from actorium.actors.model_files import MAX_INDEX, check_file
-from actorium.actors.models import read_json
+from actorium.actors.models.model_dir import read_json
+from actorium.actors.models.model_files import MAX_INDEX, check_file
 from actorium.gpu.fp8_shape import Fp8Shape
 from actorium.gpu.quantized import INPUT_SCALES, Pairs, level, quantised
 from actorium.gpu.reading import Courier, Wanted, mapped, unreadable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.graphs import why_eager
 from actorium.gpu.measure import Footprint

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from helpers_text import context, i4, loaded
 
-from actorium.actors.client_core import ClientCore
-from actorium.actors.client_pending import DETOKENIZER, TOKENIZER, Pending
-from actorium.actors.client_requests import Request
+from actorium.actors.client.core import ClientCore
+from actorium.actors.client.pending import DETOKENIZER, TOKENIZER, Pending
+from actorium.actors.client.requests import Request
 from actorium.actors.core import CLIENT
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.messages import (

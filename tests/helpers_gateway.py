@@ -13,11 +13,11 @@ import openai
 from helpers_served import serving
 from starlette.types import ASGIApp
 
-from actorium.actors import engine
-from actorium.actors.client_requests import Completion, Request, StreamDelta
-from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.client.requests import Completion, Request, StreamDelta
+from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.engine import Engine
+from actorium.actors.launcher import engine
 from actorium.actors.messages import Status, Usage
 
 USAGE = Usage(7, 0, 5)

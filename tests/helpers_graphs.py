@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from actorium.actors.config import Config, ModelConfig, SpeculationConfig
+from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.graphs import DecodeGraphs
 from actorium.gpu.models.registry import load_model

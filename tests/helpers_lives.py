@@ -19,7 +19,7 @@ import msgspec
 from helpers_lives_actors import Key, Reader, Told, Worker
 from helpers_scheduler import CLIENT, column, config
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Context, Send
 from actorium.actors.ledger.records import META, History, Meta, record
 from actorium.actors.ledger.segments import Record

@@ -11,12 +11,12 @@ import msgspec
 from helpers_scheduler import CLIENT, Ring, column
 
 import actorium
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
-from actorium.actors.grammar import Vocabulary, ebnf_grammar, json_grammar, regex_grammar
 from actorium.actors.messages import Masks, StepPlan, Submit, TokenRules, ToWorker
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.structured.grammar import Vocabulary, ebnf_grammar, json_grammar, regex_grammar
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
 SIZE, EOS = 1920, 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorium.actors.config import Config, DeviceConfig, ModelConfig
+from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.gpu.batch import ExtendRow, ForwardBatch
 from actorium.gpu.models.registry import Model, load_model, read_shape

@@ -16,7 +16,7 @@ from helpers_hybrid import Held, HybridDriver, hybrid_runner
 from helpers_models import generated, oracle_logits
 from torch import Tensor
 
-from actorium.actors.config import (
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     MemoryConfig,

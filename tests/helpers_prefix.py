@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from actorium import Engine, SamplingParams
-from actorium.actors.client import Client, Completion, Request
+from actorium.actors.client.client import Client, Completion, Request
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "debug_memory": True, "max_num_seqs": 12,
                             "max_num_batched_tokens": 256, "threads": 2}

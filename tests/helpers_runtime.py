@@ -23,8 +23,8 @@ import msgspec
 import zmq
 from msgspec import Meta
 
-from actorium.actors import config as configs
-from actorium.actors.config import Config, RuntimeConfig
+from actorium.actors.config import tree as configs
+from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.core import CLIENT, Context, Health, Send
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import FromWatchdogFront, GetStatus, Message, Status
@@ -273,7 +273,7 @@ class ActorProcess:
         self.dir = base
         self.role = role
         (base / "config.json").write_bytes(configs.dump(make_config(base, **runtime)))
-        argv = [sys.executable, "-P", "-m", "actorium.actors.main", role, str(base), "1",
+        argv = [sys.executable, "-P", "-m", "actorium.actors.runtime.main", role, str(base), "1",
                 str(os.getpid()), target]
         self.process = subprocess.Popen(argv, env=child_env(), stderr=subprocess.PIPE)
         self.pid = self.process.pid
@@ -331,8 +331,8 @@ def wait_dead(pids: Sequence[int], timeout: float = 10.0) -> list[int]:
 
 LAUNCH = """
 import signal, sys, threading, msgspec
-from actorium.actors.job import Job
-from actorium.actors.launcher import Launcher
+from actorium.actors.launcher.job import Job
+from actorium.actors.launcher.launcher import Launcher
 job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
 def stray():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -349,7 +349,7 @@ class LauncherProcess:
 
     def __init__(self, config: Config, table: dict[str, str], *flags: str) -> None:
         """flags: "stray" = SIGTERM half a second after the start, taken by a second thread."""
-        from actorium.actors.job import Job
+        from actorium.actors.launcher.job import Job
 
         self.dir = Path(config.runtime.run_dir or "") / config.runtime.name
         self.process = subprocess.Popen([sys.executable, "-c", LAUNCH, *flags], env=child_env(),

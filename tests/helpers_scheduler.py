@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from actorium.actors.config import (
+from actorium.actors.config.tree import (
     Config,
     MemoryConfig,
     ModelConfig,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from actorium.actors.client_link import locate
-from actorium.actors.engine import Engine
+from actorium.actors.client.connection import locate
 from actorium.actors.gateway import actor
+from actorium.actors.launcher.engine import Engine
 
 
 class Served(NamedTuple):

@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 from helpers_gateway import Scripted, ScriptedStream
 
-from actorium.actors.client_requests import Request, StreamDelta
-from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.client.requests import Request, StreamDelta
+from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.engine import Engine as Gateway
 from actorium.actors.messages import ActorStatus, Status

@@ -20,7 +20,7 @@ import msgspec
 import zmq
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from actorium.actors.config import Config, ModelConfig
+from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.core import CLIENT, Context
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.incremental import byte_of_char

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from actorium.actors.config import (
+from actorium.actors.config.tree import (
     Config,
     MemoryConfig,
     RecoveryConfig,

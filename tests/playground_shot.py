@@ -17,8 +17,8 @@ from helpers_browser import NOT_THERE, Browser, Tab, browser_path
 from helpers_served import serving
 from PIL import Image
 
-from actorium.actors.client_async import AsyncClient
-from actorium.actors.client_link import locate
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.connection import locate
 from actorium.actors.params import SamplingParams
 
 SECONDS = 75

@@ -10,7 +10,7 @@ import pytest
 from helpers_scheduler import Ring, column, config, ints
 from helpers_text import context, i4, loaded, write_model
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.ledger.records import ADMITTED, Admitted, Entry, History, Said, entry_records
 from actorium.actors.ledger.records import record as record_of

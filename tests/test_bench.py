@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 from helpers_cli import Cli, cli
 
-from actorium.actors.client_requests import Completion, Request
+from actorium.actors.client.requests import Completion, Request
 from actorium.actors.errors import BadConfig, QueueFull
 from actorium.actors.messages import Usage
-from actorium.actors.models import DEMO_MODEL
+from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.params import SamplingParams
 from actorium.tools.bench import offline, report, works
 from actorium.tools.bench.datasets.sample import SampleRequest

@@ -13,7 +13,7 @@ from helpers_hybrid import DENSE, MOE, NEXT, SPARSE, HybridDriver, hybrid_config
 from helpers_models import load, tiny_config
 from torch import Tensor
 
-from actorium.actors.config import Config, DeviceConfig, ModelConfig
+from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.gpu.loader import Fused
 from actorium.tools.bench import peer
 from actorium.tools.bench.offline import measure

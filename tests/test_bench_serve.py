@@ -16,10 +16,10 @@ import pytest
 from helpers_bench import Scripted
 from helpers_cli import Cli, cli  # noqa: F401
 
-from actorium.actors.config import ModelConfig
+from actorium.actors.config.tree import ModelConfig
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.gateway.actor import where
-from actorium.actors.models import DEMO_MODEL
+from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.bench.backends import CHAT, COMPLETIONS, GENERATE
 from actorium.tools.bench.http import Http

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actorium.actors.models import DEMO_MODEL
+from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.tools.chaos import crowd, fuzz, model, poison, probes, quarantine, reboot, soak, stops
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
 from actorium.tools.chaos.gaps import Gaps, quantile
@@ -57,7 +57,7 @@ def test_quantiles() -> None:
 
 
 def test_a_stream_is_checked_token_by_token() -> None:
-    from actorium.actors.client_requests import StreamDelta
+    from actorium.actors.client.requests import StreamDelta
     from actorium.actors.messages import Usage
 
     def fed(*deltas: StreamDelta) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers_text import FakeEngine, byte_level, write_model
 
-from actorium.actors.client import Client, Completion, Request
+from actorium.actors.client.client import Client, Completion, Request
 from actorium.actors.errors import (
     ActoriumError,
     ContextOverflow,
@@ -270,7 +270,7 @@ def test_deadline_told_by_the_engine(client: Client) -> None:
 
 def test_deadline_when_the_engine_is_silent(client: Client, engine: FakeEngine,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actorium.actors.client_core.GRACE", 0.05)
+    monkeypatch.setattr("actorium.actors.client.core.GRACE", 0.05)
     engine.allow = 0
     with pytest.raises(DeadlineExceeded):
         client.generate("x", params(), timeout=0.05)
@@ -294,7 +294,7 @@ def test_skip_tokenizer(model: Path) -> None:
 
 def test_a_client_that_was_given_up_learns_of_it(client: Client, engine: FakeEngine,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actorium.actors.client_calls.REATTACH", 0.01)
+    monkeypatch.setattr("actorium.actors.client.calls.REATTACH", 0.01)
     engine.allow = 0
     stream = client.stream("abc", params(max_tokens=200))
     client.tokenize("x")
@@ -305,7 +305,7 @@ def test_a_client_that_was_given_up_learns_of_it(client: Client, engine: FakeEng
 
 
 def test_the_client_imports_nothing_heavy() -> None:
-    code = ("import sys, actorium.actors.client as c; "
+    code = ("import sys, actorium.actors.client.client as c; "
             "bad = {'torch','numpy','tokenizers','jinja2','uvloop','transformers','rich'}; "
             "print(sorted(bad & set(sys.modules)))")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,10 +12,10 @@ import pytest
 import uvloop
 from helpers_text import FakeEngine, byte_level, write_model
 
-from actorium.actors.client import AsyncClient, Request
-from actorium.actors.client_core import ClientCore
-from actorium.actors.client_requests import Stay
-from actorium.actors.client_stream import AsyncDeltaStream
+from actorium.actors.client.async_stream import AsyncDeltaStream
+from actorium.actors.client.client import AsyncClient, Request
+from actorium.actors.client.core import ClientCore
+from actorium.actors.client.requests import Stay
 from actorium.actors.errors import EngineUnavailable, InvalidRequest, UnknownRequest
 from actorium.actors.params import SamplingParams
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from helpers_text import i4
 
-from actorium.actors.client_calls import requests
-from actorium.actors.client_core import GRACE, SETTLE, ClientCore, Pending
-from actorium.actors.client_requests import Request, encode
+from actorium.actors.client.calls import requests
+from actorium.actors.client.core import GRACE, SETTLE, ClientCore, Pending
+from actorium.actors.client.requests import Request, encode
 from actorium.actors.errors import (
     Aborted,
     ActoriumError,

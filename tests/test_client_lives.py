@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 from helpers_text import FakeEngine, write_model
 
-from actorium.actors.client import Client
+from actorium.actors.client.client import Client
 from actorium.actors.errors import EngineUnavailable, InvalidRequest, UnknownRequest
 from actorium.actors.params import SamplingParams
 

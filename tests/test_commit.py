@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actorium.actors.config import Config, ModelConfig, RecoveryConfig
+from actorium.actors.config.tree import Config, ModelConfig, RecoveryConfig
 from actorium.actors.core import LEDGER, Context, Send
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.ledger.ledger import Ledger

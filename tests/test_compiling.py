@@ -14,12 +14,12 @@ from helpers_scheduler import CLIENT, column, config
 
 from actorium.actors.core import Context, Send
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.grammar import Vocabulary, json_grammar, regex_grammar
 from actorium.actors.messages import Cancel, Submit, TextParams
 from actorium.actors.params import Resolved
 from actorium.actors.scheduler.compiling import Compiling, compiling
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.masking import Masking
+from actorium.actors.structured.grammar import Vocabulary, json_grammar, regex_grammar
 
 
 class Slow(Vocabulary):

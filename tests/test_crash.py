@@ -16,8 +16,8 @@ import pytest
 from helpers_cli import Cli, one_line
 from helpers_runtime import short_dir
 
-from actorium.actors.client import SamplingParams
-from actorium.actors.engine import Engine
+from actorium.actors.client.client import SamplingParams
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import Exited
 from actorium.actors.recorder.replay import load, play
 from actorium.actors.runtime import crash

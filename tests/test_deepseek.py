@@ -15,7 +15,7 @@ from helpers_models import Seq, Stepper, generated, load, oracle_logits, why_ref
 from helpers_parity import ATOL, NEW, Case, alone, tokens
 from helpers_worker import Ring, make_runner
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import read_shape

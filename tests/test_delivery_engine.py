@@ -15,9 +15,9 @@ from helpers_keys import free_ports, key_dir
 from helpers_runtime import short_dir
 from helpers_text import write_model
 
-from actorium.actors import client_link
-from actorium.actors.client import AsyncClient, Client
-from actorium.actors.engine import Engine
+from actorium.actors.client import connection as client_link
+from actorium.actors.client.client import AsyncClient, Client
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus
 from actorium.actors.params import SamplingParams
 

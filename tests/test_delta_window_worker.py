@@ -11,7 +11,7 @@ import torch
 from test_memory_plan_bytes import DELTA, SMALL
 from torch import Tensor
 
-from actorium.actors.config import (
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     MemoryConfig,

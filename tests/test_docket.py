@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.runtime import docket
 from actorium.actors.runtime.docket import BROKEN, CONVICTS, SIZE, SUSPECTS, Docket, name_of
 from actorium.actors.watchdog.policy import SUSPECTS_EACH

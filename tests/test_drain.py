@@ -17,7 +17,7 @@ import pytest
 from helpers_cli import NULL, Cli
 from helpers_gateway import Scripted, ScriptedStream
 
-from actorium.actors.client_requests import Request, StreamDelta
+from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.detokenizer.readers import RECONNECT_HURRIED, RETURN_HURRIED, Readers
 from actorium.actors.gateway import actor
 from actorium.actors.gateway.joins import Joins

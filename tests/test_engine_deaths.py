@@ -13,7 +13,7 @@ from typing import Any
 
 from helpers_cli import NULL, ROLES, Cli, alive, cli, eventually, read_until
 
-from actorium.actors.client import Client, SamplingParams
+from actorium.actors.client.client import Client, SamplingParams
 
 __all__ = ["cli"]
 

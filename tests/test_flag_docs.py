@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actorium.actors import settings
+from actorium.actors.config import sources as settings
 from actorium.tools.cli import flag_docs, main
 from actorium.tools.cli.flags import command_flags, parse
 from actorium.tools.cli.serve import ServeOptions

@@ -20,7 +20,7 @@ from helpers_speculation import Work, tokens_of
 from safetensors.torch import load_file, save_file
 from test_memory_plan_bytes import CONFIGS, DELTA, LATENT, SMALL
 
-from actorium.actors.config import Config, DeviceConfig, ModelConfig, SpeculationConfig
+from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SpeculationConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.params import Resolved
 from actorium.gpu.fp8_shape import Fp8Shape, fp8_shape

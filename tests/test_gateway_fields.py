@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 from helpers_gateway import Scripted, scripted_app
 
-from actorium.actors.client_requests import Request
+from actorium.actors.client.requests import Request
 from actorium.actors.params import Structured
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from helpers_served import Served, serving
 
-from actorium.actors.engine import Engine
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.gate import AGAIN, FRESH, SILENT, Gate, obstacle
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus, Status
 
 ROLES = ("worker-0", "tokenizer", "detokenizer", "scheduler", "gateway-0", "watchdog")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actorium.actors.config import GatewayConfig
+from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import CODES, from_code
 from actorium.actors.gateway import keys as module
 from actorium.actors.gateway.bodies import decode

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import pytest
 from helpers_served import Served, serving
 
-from actorium.actors import config as configs
-from actorium.actors.client_link import locate
-from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.client.connection import locate
+from actorium.actors.config import tree as configs
+from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import keys
 from actorium.actors.gateway.cors import Cors

@@ -9,7 +9,8 @@ import httpx2 as httpx
 import pytest
 from helpers_gateway import Scripted, scripted_app
 
-from actorium.actors.config import Config, GatewayConfig, ModelConfig
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.model_names import ModelNames
 
@@ -42,7 +43,7 @@ def test_strict_names() -> None:
 @pytest.mark.parametrize("wrong", [("a", "a"), ("",), ("x" * 300,)])
 def test_wrong_names_are_refused(wrong: tuple[str, ...]) -> None:
     with pytest.raises(BadConfig, match="served_model_name"):
-        Config(model=ModelConfig(served_model_name=wrong)).check()
+        checked(Config(model=ModelConfig(served_model_name=wrong)))
 
 
 def test_every_face_takes_any_name_and_shows_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

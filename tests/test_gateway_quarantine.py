@@ -12,7 +12,7 @@ import pytest
 from helpers_gateway import Scripted, ScriptedStream
 from starlette.types import ASGIApp
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.gateway import bodies
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.engine import Engine

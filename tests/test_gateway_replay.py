@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers_served import Event
 
-from actorium.actors.client_requests import StreamDelta
+from actorium.actors.client.requests import StreamDelta
 from actorium.actors.gateway.deltas import Relay
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.replay import Mark, Tracked, parse

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 from helpers_gateway import Scripted
 
-from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.errors import HttpError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actorium.actors.client_requests import StreamDelta
+from actorium.actors.client.requests import StreamDelta
 from actorium.actors.errors import QueueFull
 from actorium.actors.gateway.answers import Running
 from actorium.actors.gateway.streams import Merged, together

@@ -9,7 +9,7 @@ import httpx2 as httpx
 import pytest
 from helpers_served import Served, serving
 
-from actorium.actors.models import DEMO_MODEL
+from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.params import SamplingParams
 from actorium.actors.tokenizer.chat import load
 

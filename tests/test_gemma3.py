@@ -18,7 +18,7 @@ from helpers_models import (
     write_checkpoint,
 )
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.gpu.models.registry import read_shape
 from actorium.gpu.shape import RopeShape
 

@@ -13,10 +13,10 @@ import pytest
 from tokenizers import Tokenizer
 
 import actorium
-from actorium.actors import grammar
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.grammar import Matcher, Vocabulary, grammar_of
 from actorium.actors.params import SamplingParams, Structured
+from actorium.actors.structured import grammar
+from actorium.actors.structured.grammar import Matcher, Vocabulary, grammar_of
 from actorium.actors.tokenizer.defaults import ModelFacts
 from actorium.actors.tokenizer.structured import Grammars
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import actorium
-from actorium.actors import grammar
-from actorium.actors.grammar import Matcher, Vocabulary, grammar_of
 from actorium.actors.params import Structured
+from actorium.actors.structured import grammar
+from actorium.actors.structured.grammar import Matcher, Vocabulary, grammar_of
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
 EOS = 2

@@ -26,7 +26,8 @@ from helpers_models import write_checkpoint
 from helpers_speculation import Guess, make_runner
 from helpers_worker import CPU, Output, Ring
 
-from actorium.actors.config import (
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     ModelConfig,
@@ -215,8 +216,9 @@ def test_default_sizes_pad_little() -> None:
 def test_graphs_of_a_configuration() -> None:
     def shapes_of(drafts: int, why: str = "", speculative: str = "auto",
                   **device: Any) -> list[tuple[int, int]]:
-        config = Config(scheduler=SchedulerConfig(max_num_seqs=4), device=DeviceConfig(**device),
-                        speculation=SpeculationConfig(speculative=speculative)).check()
+        config = checked(Config(
+            scheduler=SchedulerConfig(max_num_seqs=4), device=DeviceConfig(**device),
+            speculation=SpeculationConfig(speculative=speculative)))
         return list(graph_shapes(config, drafts, why))
 
     assert shapes_of(0) == [(4, 1), (2, 1), (1, 1)]

@@ -26,7 +26,7 @@ from helpers_hybrid import (
 from helpers_models import load, oracle_logits, why_refused
 from helpers_parity import ATOL, Case, alone, tokens
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import read_shape

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actorium.actors.client_requests import Request
+from actorium.actors.client.requests import Request
 from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.params import SamplingParams, Structured

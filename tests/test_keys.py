@@ -11,10 +11,11 @@ from helpers_cli import Cli, cli, one_line
 from helpers_keys import key_dir
 from zmq.utils import z85
 
-from actorium.actors import keys
-from actorium.actors.config import Config, RuntimeConfig
-from actorium.actors.endpoints import Endpoint, parse
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.errors import BadConfig
+from actorium.actors.runtime import curve_keys as keys
+from actorium.actors.runtime.endpoints import Endpoint, parse
 
 __all__ = ["cli"]
 STRANGER = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
@@ -121,7 +122,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
     "tcp://h:x", "tcp://h:0", "tcp://h:65534", "tcp://h:-1", "tcp://h:1/x/y:2"])
 def test_bad_addresses(text: str) -> None:
     with pytest.raises(BadConfig, match="^listen: "):
-        Config(runtime=RuntimeConfig(listen=text)).check()
+        checked(Config(runtime=RuntimeConfig(listen=text)))
 
 
 def test_the_command(cli: Cli, tmp_path: Path) -> None:

@@ -30,14 +30,14 @@ from helpers_runtime import (
 )
 from test_mailbox import BAD_FRAMES
 
-from actorium.actors.client import Completion
-from actorium.actors.config import RecoveryConfig
-from actorium.actors.engine import Engine
+from actorium.actors.client.client import Completion
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.errors import BadConfig, BadModel, EngineFailed, EngineUnavailable
-from actorium.actors.launcher import Launcher
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.launcher.launcher import Launcher
 from actorium.actors.messages import Kill
 from actorium.actors.params import SamplingParams
-from actorium.actors.roles import ROLES, roles_of, stop_rank
+from actorium.actors.runtime.roles import ROLES, roles_of, stop_rank
 from actorium.actors.runtime.rundir import address, running_engines
 
 ACTORS = {"worker-0", "tokenizer", "scheduler", "detokenizer", "watchdog"}
@@ -272,7 +272,7 @@ def test_bad_configuration_exits_2_and_names_the_field(base: Path) -> None:
 
 def test_what_is_not_installed_is_said_before_anything_starts(
         base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("actorium.actors.roles.find_spec", lambda name: None)
+    monkeypatch.setattr("actorium.actors.runtime.roles.find_spec", lambda name: None)
     config = make_config(base)
     assert Launcher(config, roles()).run() == 2
     assert capsys.readouterr().err == (
@@ -340,7 +340,7 @@ class TestEngine:
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_everything_dies_with_the_caller(self, base: Path, number: int) -> None:
         code = ("import sys, helpers_runtime as h\n"
-                "from actorium.actors.engine import Engine\n"
+                "from actorium.actors.launcher.engine import Engine\n"
                 "engine = Engine(roles=h.roles(), name='e', run_dir=sys.argv[1],"
                 " crash_reports=False)\n"
                 "print(engine.pid, flush=True)\n"

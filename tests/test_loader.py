@@ -12,7 +12,7 @@ import torch
 from helpers_models import CPU, Seq, Stepper, load, same_logits, write_checkpoint
 from safetensors.torch import load_file, save_file
 
-from actorium.actors.config import Config, ModelConfig
+from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.gpu.loader import INDEX, SINGLE, Want, random_tensors
 from actorium.gpu.models.registry import load_model, read_shape

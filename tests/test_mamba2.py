@@ -13,7 +13,7 @@ from helpers_mamba import BASE, GRANITE, write_granite
 from helpers_models import CPU, load, oracle_logits, why_refused
 from helpers_parity import ATOL, Case, alone, tokens
 
-from actorium.actors.config import Config, ModelConfig
+from actorium.actors.config.tree import Config, ModelConfig
 from actorium.gpu.models.registry import load_model, read_shape
 
 CASES: dict[str, dict[str, Any]] = {

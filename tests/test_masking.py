@@ -13,7 +13,7 @@ import pytest
 from helpers_masking import GRAMMARS, MaskedRing, follows
 from helpers_scheduler import CLIENT, Heard, column, config
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Masks, StepPlan, StepResult, Submit

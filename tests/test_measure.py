@@ -14,9 +14,9 @@ import pytest
 import torch
 from helpers_cli import Cli, cli, eventually
 
-from actorium.actors.client import Client, SamplingParams
-from actorium.actors.client_calls import bytes_of, memory_of
-from actorium.actors.config import (
+from actorium.actors.client.calls import bytes_of, memory_of
+from actorium.actors.client.client import Client, SamplingParams
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     MemoryConfig,

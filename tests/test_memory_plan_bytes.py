@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.config import (
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     MemoryConfig,

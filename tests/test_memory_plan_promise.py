@@ -14,7 +14,7 @@ import pytest
 from helpers_prefix import engine, run_in
 
 from actorium import Engine, SamplingParams
-from actorium.actors.client import Request
+from actorium.actors.client.client import Request
 from actorium.tools.cli import main
 
 SEQUENCES, PAGE, OUTPUT = 4, 16, 40

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actorium.actors import models
 from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models import model_dir as models
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from helpers_models import CPU, Seq, Stepper, generated
 from helpers_parity import ATOL, tokens
 from torch import Tensor
 
-from actorium.actors.config import Config, ModelConfig, SpeculationConfig
+from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.gateway.app import build_app, handlers_of
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.openapi import OPERATIONS, PAGES, document

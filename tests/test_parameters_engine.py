@@ -14,7 +14,7 @@ import pytest
 from helpers_prefix import engine
 
 from actorium import Engine, InvalidRequest, SamplingParams
-from actorium.actors.client import Completion, Request
+from actorium.actors.client.client import Completion, Request
 from actorium.actors.params import Structured
 
 PLAIN: dict[str, Any] = {"dtype": "float32", "speculative": "off", "max_num_seqs": 16}

@@ -14,7 +14,7 @@ import pytest
 from helpers_prefix import Ran, closeness, engine, gauges, mixed, run, run_in
 
 from actorium import Engine, SamplingParams
-from actorium.actors.client import Client, Completion, Request
+from actorium.actors.client.client import Client, Completion, Request
 from actorium.tools.evaluate import evaluate
 
 COUNT, PAGE = 200, 16

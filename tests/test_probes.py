@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from actorium.actors.config import Config, ProbeConfig, RecoveryConfig, SchedulerConfig
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import Config, ProbeConfig, RecoveryConfig, SchedulerConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.watchdog import probes, web
@@ -260,4 +261,4 @@ def test_a_port_that_is_taken_is_a_bad_configuration(tmp_path: Path) -> None:
 
 def test_bad_fields_are_named() -> None:
     with pytest.raises(BadConfig, match="probe_port: must be between 0 and 65535, got 65536"):
-        Config(probes=ProbeConfig(probe_port=65536)).check()
+        checked(Config(probes=ProbeConfig(probe_port=65536)))

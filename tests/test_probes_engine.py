@@ -19,8 +19,8 @@ import msgspec
 from helpers_runtime import LauncherProcess, make_config, roles, short_dir, status
 
 from actorium import Client, Engine, SamplingParams
-from actorium.actors.client_requests import Request
-from actorium.actors.config import ProbeConfig
+from actorium.actors.client.requests import Request
+from actorium.actors.config.tree import ProbeConfig
 from actorium.actors.watchdog import probes
 
 

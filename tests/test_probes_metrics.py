@@ -13,9 +13,9 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from actorium.actors import histograms
-from actorium.actors.config import Config, ModelConfig, RuntimeConfig
-from actorium.actors.histograms import Histogram
+from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
+from actorium.actors.runtime import histograms
+from actorium.actors.runtime.histograms import Histogram
 from actorium.actors.watchdog.metrics import HISTOGRAMS, OWN, Facts, families, render
 from actorium.actors.watchdog.probes import served_name
 from actorium.actors.watchdog.processes import Process, process_of

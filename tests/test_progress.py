@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.messages import ActorStatus, Status
 from actorium.tools.cli.progress import StartUp, process_start
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from helpers_scheduler import CLIENT, Ring, column, config, ints
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams

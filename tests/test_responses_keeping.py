@@ -13,8 +13,8 @@ import openai
 import pytest
 from helpers_gateway import Scripted, ScriptedStream, Served, served_to_openai
 
-from actorium.actors.client_requests import Request
-from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.client.requests import Request
+from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.engine import Engine
 

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import Kill, Restarted, Spawn
 from actorium.actors.watchdog.policy import (
     FIRST_DELAY,

@@ -24,13 +24,13 @@ from helpers_runtime import (
 )
 from msgspec.structs import replace
 
-from actorium.actors.client import AsyncClient, Client
-from actorium.actors.config import Config, DeviceConfig, ModelConfig, RecoveryConfig
-from actorium.actors.engine import Engine
+from actorium.actors.client.client import AsyncClient, Client
+from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, RecoveryConfig
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus
-from actorium.actors.models import DEMO_MODEL
+from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.params import SamplingParams
-from actorium.actors.roles import roles_of
+from actorium.actors.runtime.roles import roles_of
 
 
 @pytest.fixture

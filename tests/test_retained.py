@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import RowLogprobs, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import recovery

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from helpers_scheduler import Ring, cached, config, finish, gauges
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.scheduler import core
 from actorium.actors.scheduler.books import Books

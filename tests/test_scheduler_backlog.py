@@ -11,8 +11,8 @@ import pytest
 import zmq
 from helpers_runtime import short_dir
 
-from actorium.actors.client import Client
-from actorium.actors.engine import Engine
+from actorium.actors.client.client import Client
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus, Hello, ToScheduler
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow

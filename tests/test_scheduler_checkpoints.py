@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, cached, config, finish
 
-from actorium.actors.config import MemoryConfig
+from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.messages import PageGroup
 from actorium.actors.scheduler.checkpoints import POLICIES, Checkpoints
 from actorium.actors.scheduler.memory import Memory

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from helpers_scheduler import Ring, config, gauges
 
-from actorium.actors import histograms
-from actorium.actors.histograms import BOUNDS, Histogram, read, without
+from actorium.actors.runtime import histograms
+from actorium.actors.runtime.histograms import BOUNDS, Histogram, read, without
 
 
 class Clocked(Ring):

@@ -12,7 +12,7 @@ import pytest
 from helpers_masking import GRAMMARS, MaskedRing, vocabulary
 from helpers_scheduler import CLIENT, Ring, column, config, expected
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Context
 from actorium.actors.ledger.records import META, History, Meta, record
 from actorium.actors.messages import Cancel, Hello, Recall, Submit

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from actorium.actors.client import SamplingParams
-from actorium.actors.engine import Engine
+from actorium.actors.client.client import SamplingParams
 from actorium.actors.errors import ContextOverflow, DeadlineExceeded, QueueFull
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.scheduler.null_worker import VOCAB, next_token
 from actorium.actors.scheduler.requests import choice_seed
 

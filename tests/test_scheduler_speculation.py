@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, column, config, expected, ints
 
-from actorium.actors.config import Config, SpeculationConfig
+from actorium.actors.config.tree import Config, SpeculationConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import StepPlan
 from actorium.actors.scheduler.null_memory import BadPlan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, config
 
-from actorium.actors.config import MemoryConfig
+from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.messages import PageGroup, RowLogprobs
 from actorium.actors.scheduler.memory import Memory
 from actorium.actors.scheduler.slots import SlotTable

@@ -11,9 +11,9 @@ from helpers_schemas import check
 from test_grammar import walk
 from tokenizers import Tokenizer
 
-from actorium.actors.grammar import grammar_of
 from actorium.actors.params import Structured
-from actorium.actors.schemas import closed
+from actorium.actors.structured.grammar import grammar_of
+from actorium.actors.structured.schemas import closed
 
 INT, STR = {"type": "integer"}, {"enum": ["s", "t"]}
 AB = {"type": "object", "properties": {"a": INT, "b": STR}}

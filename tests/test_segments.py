@@ -24,7 +24,8 @@ from helpers_models import write_checkpoint
 from helpers_speculation import make_runner
 from helpers_worker import Output
 
-from actorium.actors.config import (
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     ModelConfig,
@@ -165,9 +166,9 @@ def test_the_largest_first_and_nothing_but_the_sink(make: Callable[[str], Any]) 
 
 def test_sizes_of_a_configuration() -> None:
     def sizes(why: str = "", tokens: int = 2048, **own: Any) -> list[int]:
-        return segment_sizes(Config(
+        return segment_sizes(checked(Config(
             scheduler=SchedulerConfig(max_num_batched_tokens=tokens, max_num_seqs=4),
-            device=DeviceConfig(**own)).check(), why)
+            device=DeviceConfig(**own))), why)
 
     assert sizes() == [256, 128, 64, 32, 16] and sizes(tokens=100) == [64, 32, 16]
     assert sizes(graph_token_counts="24, 8,8") == [24, 8]

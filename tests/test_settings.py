@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actorium.actors import config as configs
-from actorium.actors import settings
-from actorium.actors.config import Config
+from actorium.actors.config import sources as settings
+from actorium.actors.config import tree as configs
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.tools.cli.flags import Flag, NoOptions, command_flags, parse
 from actorium.tools.cli.help import field_docs

@@ -19,7 +19,7 @@ import zmq
 from helpers_runtime import ActorProcess, Peer, Say, Told, make_config, short_dir
 from test_mailbox import BAD_FRAMES
 
-from actorium.actors.config import dump
+from actorium.actors.config.tree import dump
 from actorium.actors.messages import Beat, Fatal, ToLauncher, ToWatchdog
 from actorium.actors.runtime.mailbox import Inbox
 from actorium.actors.runtime.process import EXIT_ORPHAN
@@ -240,13 +240,13 @@ def test_stacks_on_sigusr1(base: Path) -> None:
 
 def test_an_actor_of_another_parent_ends_at_once(base: Path) -> None:
     (base / "config.json").write_bytes(dump(make_config(base)))
-    argv = [sys.executable, "-P", "-m", "actorium.actors.main", "echo", str(base), "1", "1",
+    argv = [sys.executable, "-P", "-m", "actorium.actors.runtime.main", "echo", str(base), "1", "1",
             "helpers_runtime:build"]
     assert subprocess.run(argv, timeout=30).returncode == EXIT_ORPHAN
 
 
 def test_wrong_arguments_get_one_line() -> None:
-    argv = [sys.executable, "-P", "-m", "actorium.actors.main", "echo"]
+    argv = [sys.executable, "-P", "-m", "actorium.actors.runtime.main", "echo"]
     done = subprocess.run(argv, timeout=30, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: ") and done.stderr.count("\n") == 1

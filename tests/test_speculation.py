@@ -16,7 +16,7 @@ from helpers_models import write_checkpoint
 from helpers_speculation import Guess, Hand, Work, i4, make_runner, mask, tokens_of
 from helpers_worker import CPU, Output
 
-from actorium.actors.config import Config, ModelConfig, SpeculationConfig
+from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
 from actorium.actors.messages import Admit, RowMask, StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import load_model

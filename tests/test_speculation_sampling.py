@@ -21,7 +21,7 @@ from helpers_worker import CPU
 from numpy.typing import NDArray
 
 from actorium import Engine, SamplingParams
-from actorium.actors.config import (
+from actorium.actors.config.tree import (
     Config,
     MemoryConfig,
     ModelConfig,

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 from helpers_scheduler import column
 
-from actorium.actors.client_calls import speculation_of
-from actorium.actors.config import Config, ModelConfig
+from actorium.actors.client.calls import speculation_of
+from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.core import Context
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.incremental import NoText

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actorium.actors.config import Config, GatewayConfig, ModelConfig
+from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
 from actorium.actors.runtime.worker_info import WorkerInfo, read_info, write_info
 from actorium.gpu.plan.graphs import Graphs, GraphShape
 from actorium.gpu.summary import describe_graphs

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.detokenizer.expressions import LONGEST, MOST_HELD, ExpressionFinder
+from actorium.actors.detokenizer.linear_regex import MAX_STATES, Automaton
+from actorium.actors.detokenizer.stop_expressions import LONGEST, MOST_HELD, ExpressionFinder
 from actorium.actors.detokenizer.stops import Match
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.expressions import MAX_STATES, Automaton
 from actorium.actors.params import SamplingParams
 from actorium.actors.tokenizer.defaults import ModelFacts, check_params
 

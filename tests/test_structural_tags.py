@@ -12,8 +12,8 @@ from test_grammar import walk
 from tokenizers import Tokenizer
 
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.grammar import grammar_of
 from actorium.actors.params import Structured
+from actorium.actors.structured.grammar import grammar_of
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

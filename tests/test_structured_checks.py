@@ -11,9 +11,9 @@ import pytest
 from helpers_masking import EOS, MODEL, SIZE
 from helpers_text import Asked
 
-from actorium.actors import models
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Abort, Accepted, Cancel, Generate, Rejected, Submit
+from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams, Structured
 from actorium.actors.tokenizer import child
 from actorium.actors.tokenizer.checker import Checker

@@ -19,7 +19,7 @@ from helpers_prefix import engine
 from helpers_schemas import check, schema
 
 from actorium import Engine, InvalidRequest, SamplingParams
-from actorium.actors.client import Completion, Request
+from actorium.actors.client.client import Completion, Request
 from actorium.actors.params import Structured
 
 SCHEMAS = 64

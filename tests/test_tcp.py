@@ -17,10 +17,10 @@ import zmq
 from helpers_keys import free_ports, key_dir
 from helpers_runtime import short_dir
 
-from actorium.actors import client_remote, keys
-from actorium.actors.client import AsyncClient, Client, SamplingParams
-from actorium.actors.engine import Engine
+from actorium.actors.client import remote as client_remote
+from actorium.actors.client.client import AsyncClient, Client, SamplingParams
 from actorium.actors.errors import BadConfig, EngineFailed, EngineUnavailable
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import (
     Attach,
     Attached,
@@ -32,6 +32,7 @@ from actorium.actors.messages import (
     ServerInfo,
     Status,
 )
+from actorium.actors.runtime import curve_keys as keys
 
 PROMPT, PARAMS = list(range(1, 40)), SamplingParams(max_tokens=12, seed=3)
 NULL: dict[str, Any] = {"null_worker": True, "skip_tokenizer": True, "drain_timeout": 5.0,

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 from helpers_text import byte_level, context, i4, ints, loaded, write_model
 
-from actorium.actors import models
-from actorium.actors.client_requests import packed
+from actorium.actors.client.requests import packed
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import (
     Abort,
@@ -35,6 +34,7 @@ from actorium.actors.messages import (
     Tokenized,
     ToTokenizerFront,
 )
+from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.explain import explain
 from actorium.actors.tokenizer import core as tokenizer_core

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from actorium.actors.client import SamplingParams
-from actorium.actors.config import Config, RuntimeConfig
+from actorium.actors.client.client import SamplingParams
+from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.core import Context
-from actorium.actors.engine import Engine
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import Reset, StepPlan, StepResult
 from actorium.actors.runtime import events
 from actorium.actors.runtime.events import (

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.gpu.models.registry import read_shape
 from actorium.tools.measure_acceptance import Acceptance, drafted, walk
 from actorium.tools.train_demo import Team, Trainer, model_loss

@@ -13,7 +13,7 @@ from helpers_models import Seq, Stepper, write_checkpoint
 from helpers_speculation import Work, tokens_of
 from helpers_worker import CPU, Ring, make_runner
 
-from actorium.actors.config import Config, DeviceConfig
+from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import Model, load_model
 from actorium.kernels.ops import TorchOps, triton_fault

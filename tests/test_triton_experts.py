@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from actorium.actors.config import Config, DeviceConfig
+from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import load_model
 from actorium.kernels.activation import silu_mul

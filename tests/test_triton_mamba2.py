@@ -14,7 +14,7 @@ from helpers_speculation import Work, tokens_of
 
 pytest.importorskip("triton")
 
-from actorium.actors.config import Config, DeviceConfig
+from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import load_model
 from actorium.kernels.mamba2 import Sizes, split_inputs

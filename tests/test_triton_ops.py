@@ -11,7 +11,7 @@ from helpers_models import write_checkpoint
 from helpers_speculation import Work, tokens_of
 from test_import_rules import loaded_by
 
-from actorium.actors.config import (
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     MemoryConfig,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import CLIENT, Send
 from actorium.actors.errors import EngineFailed
 from actorium.actors.messages import (

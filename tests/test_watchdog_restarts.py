@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from test_watchdog import answer, ask, beat, line
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import CLIENT, Send
 from actorium.actors.messages import (
     Child,

@@ -16,7 +16,7 @@ from helpers_models import generated, load, write_checkpoint
 from helpers_windows import Driver
 from helpers_worker import CPU, Ring, make_runner
 
-from actorium.actors.config import (
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     MemoryConfig,

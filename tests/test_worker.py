@@ -16,7 +16,8 @@ from helpers_models import write_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorium.actors.config import (
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     MemoryConfig,
@@ -50,7 +51,7 @@ class Shell:
     def __init__(self, model: Path | str, **parts: Any) -> None:
         parts.setdefault("device", DeviceConfig(device="cpu", threads=1))
         parts.setdefault("scheduler", SchedulerConfig(max_num_seqs=4))
-        config = Config(model=ModelConfig(model=str(model)), **parts).check()
+        config = checked(Config(model=ModelConfig(model=str(model)), **parts))
         self.core: WorkerCore = build(Context(config, Path("/nowhere"), "worker-0", 3, 1))
         self.news = threading.Event()
         self.phases: list[tuple[str, str]] = []

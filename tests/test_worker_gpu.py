@@ -16,7 +16,7 @@ from helpers_models import write_checkpoint
 from helpers_speculation import make_runner as speculating_runner
 from helpers_worker import Ring, complete, make_runner
 
-from actorium.actors.config import (
+from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     MemoryConfig,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import Masks, PageGroup, Ready, Reset, RowMask, StepPlan
 from actorium.gpu.compute import Abandoned, Compute

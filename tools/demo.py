@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actorium.actors import settings
+from actorium.actors.config import sources as settings
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.progress import StartUp, process_start
 
 if TYPE_CHECKING:
-    from actorium.actors.client import Client
+    from actorium.actors.client.client import Client
 
 CHAT = "Tell me a story about a fox."
 GONE_SECONDS = 5.0

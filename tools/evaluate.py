@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from actorium.actors.client_requests import Request
+from actorium.actors.client.requests import Request
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
 from actorium.tools.demo_tasks import TASKS, Item, held_out, score
 
 if TYPE_CHECKING:
-    from actorium.actors.client import Client
+    from actorium.actors.client.client import Client
 
 MAX_TOKENS = 256
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from actorium.actors.client_requests import Request, check_priority, check_tenant
+from actorium.actors.client.requests import Request, check_priority, check_tenant
 from actorium.actors.errors import ActoriumError, InvalidRequest
 from actorium.actors.params import SamplingParams
 
@@ -180,7 +180,7 @@ def params(body: dict[str, Any], defaults: dict[str, Any] | None = None) -> Samp
     body = _from_openai(body)
     unknown = sorted(set(body) - _PARAMS)
     if unknown:
-        from actorium.actors.settings import suggestion
+        from actorium.actors.config.sources import suggestion
 
         hint = suggestion(unknown[0], (*_PARAMS, *PROMPTS, *ORDER, *OPTIONS))
         raise ValueError(f"{unknown[0]}: no such field{hint}")

@@ -25,9 +25,9 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from actorium.actors import models
-from actorium.actors.config import ModelConfig
-from actorium.actors.model_files import MAX_TOKENIZER, read_file
+from actorium.actors.config.tree import ModelConfig
+from actorium.actors.models import model_dir as models
+from actorium.actors.models.model_files import MAX_TOKENIZER, read_file
 from actorium.actors.tokenizer.files import load_tokenizer, read_steps
 
 _utf8 = codecs.utf_8_decode

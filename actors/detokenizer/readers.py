@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from actorium.actors.detokenizer.sequence import Sequence
-from actorium.actors.retention import REACHED_CLIENTS
+from actorium.actors.runtime.retention import REACHED_CLIENTS
 
 LISTEN = 0.2
 """Seconds between two looks at who has requests and was told nothing since the last one."""

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from actorium.actors.detokenizer.expressions import ExpressionFinder
 from actorium.actors.detokenizer.incremental import Stream
+from actorium.actors.detokenizer.stop_expressions import ExpressionFinder
 from actorium.actors.detokenizer.stops import Match, StopFinder
 from actorium.actors.messages import (
     Delta,

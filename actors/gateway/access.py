@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Scope
 
-from actorium.actors.client_pending import Progress
-from actorium.actors.client_requests import Completion
+from actorium.actors.client.pending import Progress
+from actorium.actors.client.requests import Completion
 from actorium.actors.gateway.routes import Route
-from actorium.actors.histograms import HTTP_REQUESTS, MARK, Histogram
 from actorium.actors.messages import Usage
+from actorium.actors.runtime.histograms import HTTP_REQUESTS, MARK, Histogram
 
 LOG = logging.getLogger("actorium.access")
 GONE = 499

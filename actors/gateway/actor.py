@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from actorium.actors.config import GatewayConfig
+from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.core import Context, Health, Send
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import keys

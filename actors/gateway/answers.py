@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from actorium.actors.client_requests import Completion, StreamDelta
+from actorium.actors.client.requests import Completion, StreamDelta
 from actorium.actors.gateway.chat_body import (
     ChatLogprobs,
     ContentLogprob,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from actorium.actors.client_requests import Request, Stay
+from actorium.actors.client.requests import Request, Stay
 from actorium.actors.errors import Aborted
 from actorium.actors.gateway.access import Tally
 from actorium.actors.gateway.deltas import Deltas

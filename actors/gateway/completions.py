@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.client_requests import Completion, Request, StreamDelta
+from actorium.actors.client.requests import Completion, Request, StreamDelta
 from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.answers import Running
 from actorium.actors.gateway.chat_body import Usage

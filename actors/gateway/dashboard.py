@@ -21,7 +21,7 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.sse import EventStream, event
 from actorium.actors.messages import ActorStatus, Status
-from actorium.actors.retention import DASHBOARD_SAMPLES
+from actorium.actors.runtime.retention import DASHBOARD_SAMPLES
 
 LOG = logging.getLogger("actorium.gateway")
 PERIOD = 1.0

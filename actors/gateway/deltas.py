@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol, TypeAlias
 
-from actorium.actors.client_requests import Completion, StreamDelta
+from actorium.actors.client.requests import Completion, StreamDelta
 from actorium.actors.errors import ActoriumError
 
 Results: TypeAlias = AsyncGenerator[tuple[int, list[Completion] | ActoriumError], None]

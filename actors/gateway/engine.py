@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actorium.actors.client_async import AsyncClient, AsyncDeltaStream
-from actorium.actors.client_requests import Completion, Request
-from actorium.actors.config import Config
+from actorium.actors.client.async_client import AsyncClient, AsyncDeltaStream
+from actorium.actors.client.requests import Completion, Request
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.access import AccessLog
 from actorium.actors.gateway.asking import Ask

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from actorium.actors.client_requests import Request
+from actorium.actors.client.requests import Request
 from actorium.actors.errors import context_overflow
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.unsupported import UnsupportedFields, refuse_unsupported

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from actorium.actors.client_requests import Completion, StreamDelta
+from actorium.actors.client.requests import Completion, StreamDelta
 from actorium.actors.errors import Aborted, ActoriumError
 from actorium.actors.gateway.deltas import Deltas, Relay, Results
 from actorium.actors.gateway.errors import HttpError

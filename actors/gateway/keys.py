@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from actorium.actors.config import GatewayConfig
+from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.routes import Access, find

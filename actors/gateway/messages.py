@@ -10,7 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.client_requests import Completion, Request, StreamDelta
+from actorium.actors.client.requests import Completion, Request, StreamDelta
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.answers import Running

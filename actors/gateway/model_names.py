@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 
 DEFAULT = "default"
 """What clients of engines with one model write where a name must stand."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from actorium.actors import models
-from actorium.actors.config import Config
-from actorium.actors.retention import TOKEN_TEXTS
+from actorium.actors.config.tree import Config
+from actorium.actors.models import model_dir as models
+from actorium.actors.runtime.retention import TOKEN_TEXTS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from actorium.actors.client_requests import StreamDelta, joined
+from actorium.actors.client.requests import StreamDelta, joined
 from actorium.actors.gateway.deltas import Deltas, Relay
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.messages import TokenLogprob

@@ -11,7 +11,7 @@ from msgspec import Struct, to_builtins
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 
-from actorium.actors.client_requests import Completion, Request, StreamDelta
+from actorium.actors.client.requests import Completion, Request, StreamDelta
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.answers import Running

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from actorium.actors.client_requests import Request
+from actorium.actors.client.requests import Request
 from actorium.actors.gateway.chat_body import ROLES, Part, text_of
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.fields import SamplingFields, check_turns, effort_args

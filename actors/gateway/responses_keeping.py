@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import to_builtins
 
-from actorium.actors.config import GatewayConfig
+from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import Aborted, ActoriumError
 from actorium.actors.gateway.errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.responses_body import Item, ResponsesBody

@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.client_requests import Request
+from actorium.actors.client.requests import Request
 from actorium.actors.gateway import answers, bodies
 from actorium.actors.gateway.deltas import prompts_of
 from actorium.actors.gateway.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actorium.actors.client_requests import StreamDelta
+from actorium.actors.client.requests import StreamDelta
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.sglang_body import Telling
 from actorium.actors.messages import TokenLogprob, Usage

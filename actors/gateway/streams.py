@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import msgspec
 
-from actorium.actors.client_requests import StreamDelta, joined
+from actorium.actors.client.requests import StreamDelta, joined
 from actorium.actors.gateway.deltas import Deltas, prompts_of
 
 AHEAD = 256

@@ -9,8 +9,8 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.client_async import AsyncClient
-from actorium.actors.client_requests import Request
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.requests import Request
 from actorium.actors.gateway import bodies
 from actorium.actors.gateway.chat_body import ChatBody, Turn
 from actorium.actors.gateway.completion_body import MAX_PROMPTS

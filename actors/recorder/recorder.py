@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from actorium.actors import config as configs
+from actorium.actors.config import tree as configs
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.ledger.records import Entry
 from actorium.actors.messages import Reset, StepPlan, StepResult, Submit, ToScheduler

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from actorium.actors import config as configs
+from actorium.actors.config import tree as configs
 from actorium.actors.core import Context
 from actorium.actors.ledger.records import Entry, History, Said
 from actorium.actors.messages import StepPlan

@@ -10,7 +10,7 @@ import time
 
 import msgspec
 
-from actorium.actors.config import RuntimeConfig
+from actorium.actors.config.tree import RuntimeConfig
 
 PREFIX = "actorium: "
 

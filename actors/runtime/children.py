@@ -60,7 +60,7 @@ class Actors:
         if any(actor.role == role for actor in self.running.values()):
             return None
         self._remove_sockets(role)
-        argv = python("actorium.actors.main", role, str(self._run_dir), str(epoch),
+        argv = python("actorium.actors.runtime.main", role, str(self._run_dir), str(epoch),
                       str(os.getpid()), self._roles[role])
         # The engine's stdout belongs to whoever runs the launcher.
         environ = {name: value for name, value in os.environ.items() if name not in KEPT_BACK}

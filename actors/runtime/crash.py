@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from actorium.actors import config as configs
+from actorium.actors.config import tree as configs
 from actorium.actors.messages import Exited, FromWatchdogFront, GetStatus
 from actorium.actors.runtime.process import describe_exit
 from actorium.actors.runtime.rundir import address

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils import z85
 
-from actorium.actors import endpoints, keys
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
+from actorium.actors.runtime import curve_keys as keys
+from actorium.actors.runtime import endpoints
 
 if TYPE_CHECKING:
     from actorium.actors.runtime.mailbox import Front

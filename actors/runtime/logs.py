@@ -28,7 +28,7 @@ import msgspec
 from actorium.actors.runtime import private
 
 if TYPE_CHECKING:
-    from actorium.actors.config import RuntimeConfig
+    from actorium.actors.config.tree import RuntimeConfig
 
 LOG = logging.getLogger("actorium.logs")
 OPERATION = frozenset({"actorium.stats", "actorium.access"})

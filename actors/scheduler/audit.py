@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actorium.actors.config import MemoryConfig
+from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.scheduler.books import Books
 
 

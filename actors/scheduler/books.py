@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 import msgspec
 import numpy as np
 
-from actorium.actors.config import MemoryConfig, SchedulerConfig
+from actorium.actors.config.tree import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.adoption import Lingering
 from actorium.actors.scheduler.faults import Faults, request_name

@@ -25,6 +25,7 @@ from time import monotonic
 
 import msgspec
 
+from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.core import Context, Health, Send
 from actorium.actors.errors import Quarantined
 from actorium.actors.ledger.ledger import Ledger
@@ -62,7 +63,6 @@ from actorium.actors.scheduler.requests import Request, Sequence, open_request, 
 from actorium.actors.scheduler.results import drafts_of, resolve
 from actorium.actors.scheduler.speculation import Drafting
 from actorium.actors.scheduler.trials import Trials
-from actorium.actors.speculation import parse_speculative
 
 LOG = logging.getLogger("actorium.scheduler")
 QUARANTINE = Objection(Quarantined.code, "the worker died each time it ran this request alone")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actorium.actors.config import MemoryConfig
+from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.messages import PageGroup
 from actorium.actors.scheduler.checkpoints import POLICIES, Checkpoints
 from actorium.actors.scheduler.pages import Ints, PagePool

@@ -1,8 +1,8 @@
 """What the scheduler observes of requests: waiting, first token, gaps between tokens, ends.
 
-Counted as results come in, into the fixed buckets of `actors/histograms.py`, without a Python
-object per sequence in a steady step: all its rows had their last token in the same step before, so
-they share one gap. Where rows differ, gaps are a column of numpy.
+Counted as results come in, into the fixed buckets of `actors/runtime/histograms.py`, without a
+Python object per sequence in a steady step: all its rows had their last token in the same step
+before, so they share one gap. Where rows differ, gaps are a column of numpy.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.histograms import BOUNDS, HTTP_REQUESTS, Histogram
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepResult
+from actorium.actors.runtime.histograms import BOUNDS, HTTP_REQUESTS, Histogram
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.plans import PlanRecord
 from actorium.actors.scheduler.requests import Request, Sequence

@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.config import Config
+from actorium.actors.config.speculative import parse_acceptance, parse_speculative
+from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Health, Send
 from actorium.actors.messages import (
     Admit,
@@ -35,7 +36,6 @@ from actorium.actors.messages import (
 )
 from actorium.actors.scheduler.null_memory import BadPlan, Ints, Longs, PageMemory, ints_of
 from actorium.actors.scheduler.slots import within
-from actorium.actors.speculation import parse_acceptance, parse_speculative
 
 VOCAB = 512
 MAX_MODEL_LEN = 131_072

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Send
 from actorium.actors.ledger.records import (
     ADMITTED,
@@ -28,8 +28,8 @@ from actorium.actors.ledger.records import (
 )
 from actorium.actors.ledger.segments import Record
 from actorium.actors.messages import Open, RowLogprobs, TokenBatch
-from actorium.actors.retention import RETAINED_BYTES, RETAINED_REQUESTS
 from actorium.actors.runtime.docket import Docket
+from actorium.actors.runtime.retention import RETAINED_BYTES, RETAINED_REQUESTS
 from actorium.actors.scheduler.adoption import Lingering
 from actorium.actors.scheduler.pages import Ints
 from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening

@@ -25,9 +25,9 @@ from actorium.actors.messages import (
     ChatMessage,
     ToolCall,
 )
-from actorium.actors.model_files import read_file
-from actorium.actors.models import read_json
-from actorium.actors.preflight import is_jinja
+from actorium.actors.models.model_dir import read_json
+from actorium.actors.models.model_files import read_file
+from actorium.actors.runtime.preflight import is_jinja
 from actorium.actors.tokenizer.sandbox import (
     CONCAT,
     MAX_CHARS,

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.grammar import Vocabulary, grammar_of
 from actorium.actors.params import Structured
+from actorium.actors.structured.grammar import Vocabulary, grammar_of
 from actorium.actors.tokenizer.child import MEMORY, Child, serve
 
 CPU_SECONDS = 1.0

@@ -39,9 +39,9 @@ from actorium.actors.messages import (
     ToTokenizerFront,
 )
 from actorium.actors.params import for_choices
-from actorium.actors.retention import KNOWN_REQUESTS
 from actorium.actors.runtime.aside import THREADS, Aside, Job
 from actorium.actors.runtime.docket import Docket, name_of, open_docket
+from actorium.actors.runtime.retention import KNOWN_REQUESTS
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat import Unfinished
 from actorium.actors.tokenizer.model import TextModel

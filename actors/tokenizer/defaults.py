@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES, compiled
 from actorium.actors.errors import ContextOverflow, InvalidRequest, context_overflow
-from actorium.actors.expressions import MAX_OF_CHOICES, compiled
 from actorium.actors.params import MAX_N, Resolved, SamplingParams, TextParams
 
 MASK64 = 2**64 - 1

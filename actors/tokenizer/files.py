@@ -18,7 +18,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from actorium.actors.errors import BadModel, shown
-from actorium.actors.model_files import MAX_TOKENIZER, read_file
+from actorium.actors.models.model_files import MAX_TOKENIZER, read_file
 
 MAX_GROWTH = 1024
 """Times that a normalizer or a decoder may make a text longer."""

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from actorium.actors import config as configs
-from actorium.actors import models, params
-from actorium.actors.config import Config
+from actorium.actors import params
+from actorium.actors.config import tree as configs
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel, ContextOverflow, InvalidRequest
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS
+from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams
 from actorium.actors.tokenizer import chat
 from actorium.actors.tokenizer.defaults import ModelFacts

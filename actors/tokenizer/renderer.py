@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import ChatMessage
-from actorium.actors.retention import TEMPLATES
+from actorium.actors.runtime.retention import TEMPLATES
 from actorium.actors.tokenizer.chat import MODELS_TURN, ChatTemplate, Ending
 from actorium.actors.tokenizer.child import MEMORY, Child, hello, serve
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
-from actorium.actors.retention import CHECKED_BYTES
+from actorium.actors.runtime.retention import CHECKED_BYTES
 from actorium.actors.tokenizer.defaults import ModelFacts
 
 if TYPE_CHECKING:
-    from actorium.actors.grammar import Vocabulary
+    from actorium.actors.structured.grammar import Vocabulary
     from actorium.actors.tokenizer.checker import Checker
 
 ANSWER_BYTES = 1024
@@ -131,7 +131,7 @@ class Grammars:
 def vocabulary_of(config: Config) -> Vocabulary:
     """The model's, as the tokenizer knows it: what it lets through compiles with this one. Takes
     more than a second where there are many tokens. Raises `InvalidRequest`, `BadModel`."""
-    from actorium.actors.grammar import Vocabulary
+    from actorium.actors.structured.grammar import Vocabulary
     from actorium.actors.tokenizer.model import TextModel
 
     if config.model.skip_tokenizer:

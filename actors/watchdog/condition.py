@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.watchdog.hangs import find_hang
 from actorium.actors.watchdog.wards import Ward
 

@@ -12,10 +12,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from actorium.actors.config import Config, RecoveryConfig
+from actorium.actors.config.tree import Config, RecoveryConfig
 from actorium.actors.core import CLIENT, Context, Health, Send
 from actorium.actors.errors import EngineFailed
-from actorium.actors.histograms import without
 from actorium.actors.messages import (
     ActorStatus,
     Beat,
@@ -28,6 +27,7 @@ from actorium.actors.messages import (
     ToWatchdogFront,
     Up,
 )
+from actorium.actors.runtime.histograms import without
 from actorium.actors.runtime.process import describe_exit
 from actorium.actors.watchdog import probes
 from actorium.actors.watchdog.condition import Condition, Known, judge

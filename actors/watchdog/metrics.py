@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from actorium.actors import histograms
-from actorium.actors.client_calls import bytes_of
-from actorium.actors.config import Config
+from actorium.actors.client.calls import bytes_of
+from actorium.actors.config.tree import Config
+from actorium.actors.runtime import histograms
 from actorium.actors.watchdog.processes import Process
 from actorium.actors.watchdog.wards import READY_PHASES, Ward
 

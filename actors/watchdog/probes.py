@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from actorium.actors.config import Config, ProbeConfig
+from actorium.actors.config.tree import Config, ProbeConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime import listening

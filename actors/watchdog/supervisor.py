@@ -11,11 +11,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from actorium.actors.config import RecoveryConfig
+from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import MAX_RESTARTS, Kill, Restarted, Spawn
-from actorium.actors.roles import LAUNCHER
 from actorium.actors.runtime.docket import BROKEN
 from actorium.actors.runtime.process import EXIT_FAULT, describe_exit
+from actorium.actors.runtime.roles import LAUNCHER
 from actorium.actors.watchdog.hangs import GLANCE, STOPPED, Witness, find_hang
 from actorium.actors.watchdog.policy import Record, Restarts
 from actorium.actors.watchdog.processes import Sight

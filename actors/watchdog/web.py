@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from actorium import __version__
-from actorium.actors.client_async import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.hosts import Hosts, check_framing, given_twice

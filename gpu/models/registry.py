@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from actorium.actors.config import Config
+from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.models import read_json
-from actorium.actors.speculation import parse_speculative
+from actorium.actors.models.model_dir import read_json
 from actorium.gpu.families.base import Reader, limited
 from actorium.gpu.families.deepseek import deepseek
 from actorium.gpu.families.gemma3 import gemma3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actorium.actors.model_files import MAX_INDEX
-from actorium.actors.models import read_json
+from actorium.actors.models.model_dir import read_json
+from actorium.actors.models.model_files import MAX_INDEX
 
 INDEX = "model.safetensors.index.json"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from actorium.actors.config import Config, graph_sizes
-from actorium.actors.speculation import parse_speculative
+from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.config.tree import Config, graph_sizes
 from actorium.gpu.memory import page_table_width
 from actorium.gpu.plan.memory import Demand
 from actorium.gpu.plan.shape import PlanShape

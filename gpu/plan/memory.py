@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from actorium.actors.config import Config
+from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.speculation import parse_speculative
 from actorium.gpu.memory import GroupSize, Sizes, pool_pages
 from actorium.gpu.plan.shape import BYTES, PlanShape
 

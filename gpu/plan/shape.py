@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import SHOWN, BadConfig, BadModel, shown
-from actorium.actors.models import max_model_len
+from actorium.actors.models.model_dir import max_model_len
 from actorium.gpu.fields import Fields
 from actorium.gpu.fp8_shape import Fp8Shape, fp8_shape
 from actorium.gpu.hybrid_shape import (

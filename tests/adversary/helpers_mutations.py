@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import torch
 
-from actorium.actors.config import Config, DeviceConfig, ModelConfig
+from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.detokenizer import incremental
 from actorium.actors.errors import ActoriumError
 from actorium.actors.messages import ChatMessage
-from actorium.actors.models import DEMO_MODEL
+from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.tokenizer.chat import Unfinished
 from actorium.actors.tokenizer.model import TextModel
 from actorium.gpu.device import open_device

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from helpers_served import Served, serving
 
-from actorium.actors.client import Client, SamplingParams
+from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.params import Structured
 
 ROLES = ("tokenizer", "scheduler", "worker-0", "detokenizer")

@@ -14,14 +14,13 @@ from time import monotonic
 
 import pytest
 
-from actorium.actors import roles
-from actorium.actors.client import AsyncClient
-from actorium.actors.config import Config, RuntimeConfig
+from actorium.actors.client.client import AsyncClient
+from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.core import Context
-from actorium.actors.engine import Engine
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.responses_store import ResponseStore, Stored
-from actorium.actors.runtime import listening
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.runtime import listening, roles
 from actorium.actors.runtime.events import open_events
 from actorium.actors.runtime.listening import Where
 from actorium.tools.chaos.faults import Fault, actors, strike

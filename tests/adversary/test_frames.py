@@ -21,10 +21,10 @@ import zmq
 from helpers_keys import free_ports, key_dir
 from helpers_runtime import short_dir
 
-from actorium.actors import keys
 from actorium.actors import messages as m
-from actorium.actors.client import Client, SamplingParams
-from actorium.actors.engine import Engine
+from actorium.actors.client.client import Client, SamplingParams
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.runtime import curve_keys as keys
 from actorium.actors.tokenizer.core import Nudge
 
 encode = msgspec.msgpack.encode

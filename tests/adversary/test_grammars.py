@@ -20,7 +20,6 @@ import pytest
 
 import actorium
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.grammar import Matcher, Vocabulary, grammar_of
 from actorium.actors.params import (
     MAX_WRITTEN_N,
     WRITTEN,
@@ -28,6 +27,7 @@ from actorium.actors.params import (
     Structured,
     for_choices,
 )
+from actorium.actors.structured.grammar import Matcher, Vocabulary, grammar_of
 from actorium.actors.tokenizer.checker import Checker
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"

@@ -15,7 +15,7 @@ import pytest
 from helpers_ledger import batch, submit
 from msgspec import Struct
 
-from actorium.actors.config import Config, ModelConfig, RecoveryConfig
+from actorium.actors.config.tree import Config, ModelConfig, RecoveryConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.ledger import segments as files

@@ -31,10 +31,10 @@ from helpers_mutations import (
 )
 from helpers_runtime import short_dir
 
-from actorium.actors.client import Client, SamplingParams
+from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.messages import ChatMessage
-from actorium.actors.models import DEMO_MODEL
+from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.tokenizer.chat import ChatTemplate
 
 EXTRA = (

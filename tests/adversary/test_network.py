@@ -42,8 +42,9 @@ from helpers_network import (
 )
 from helpers_served import Served, serving
 
-from actorium.actors.client_link import locate
-from actorium.actors.config import Config, GatewayConfig
+from actorium.actors.client.connection import locate
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import page, routes
 from actorium.actors.runtime import hosts
@@ -532,7 +533,7 @@ def test_names_that_are_allowed(setting: str | None, bound: str, address: str, g
 @pytest.mark.parametrize("setting", ["", "http://a", "a b", "a.b:80", "*a", "a.*", "a,,b"])
 def test_a_wrong_list_of_names_is_named(setting: str) -> None:
     with pytest.raises(BadConfig, match="allowed_hosts"):
-        Config(gateway=GatewayConfig(allowed_hosts=setting)).check()
+        checked(Config(gateway=GatewayConfig(allowed_hosts=setting)))
 
 
 CROSS: list[dict[str, str]] = [

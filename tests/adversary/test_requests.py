@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from helpers_text import Asked, write_model
 
-from actorium.actors.detokenizer.expressions import ExpressionFinder
+from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES
+from actorium.actors.detokenizer.stop_expressions import ExpressionFinder
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.expressions import MAX_OF_CHOICES
 from actorium.actors.gateway import bodies
 from actorium.actors.gateway.chat_body import ChatBody
 from actorium.actors.gateway.errors import HttpError

@@ -25,13 +25,13 @@ from helpers_runtime import LauncherProcess, make_config, short_dir
 from helpers_served import Served
 from helpers_tenants import ask, bearer, packed, raw
 
-from actorium.actors import keys as curve
-from actorium.actors.client import Client
-from actorium.actors.config import DeviceConfig, GatewayConfig
+from actorium.actors.client.client import Client
+from actorium.actors.config.tree import DeviceConfig, GatewayConfig
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import actor
 from actorium.actors.gateway.responses_store import ResponseStore, Stored
-from actorium.actors.roles import roles_of
+from actorium.actors.runtime import curve_keys as curve
+from actorium.actors.runtime.roles import roles_of
 
 ROLES = ("scheduler", "tokenizer", "detokenizer", "gateway-0", "watchdog", "worker-0")
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from actorium.actors.client_link import locate
-from actorium.actors.engine import Engine
+from actorium.actors.client.connection import locate
 from actorium.actors.gateway import actor
 from actorium.actors.gateway.openapi import document
+from actorium.actors.launcher.engine import Engine
 
 schemathesis = pytest.importorskip("schemathesis")
 pytestmark = pytest.mark.conformance

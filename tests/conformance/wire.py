@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from actorium.actors.client import Client
+from actorium.actors.client.client import Client
 
 TIMEOUT = 120.0
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

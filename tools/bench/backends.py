@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.client_async import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import BadConfig, EngineUnavailable, InvalidRequest
 from actorium.actors.params import SamplingParams
 from actorium.tools.bench.datasets.sample import SampleRequest

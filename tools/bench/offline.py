@@ -10,14 +10,14 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Protocol
 
-from actorium.actors import models
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
+from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams
 from actorium.tools.bench.works import Measured, Ran, Work, prompts
 
 if TYPE_CHECKING:
-    from actorium.actors.client import Client
+    from actorium.actors.client.client import Client
 
 SHAPES = Path(__file__).parent / "shapes"
 WARM_TOKENS = 4

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.runtime.process import python, tied
 from actorium.tools.bench.works import Ran, Work, prompts
 
@@ -120,7 +120,7 @@ def _model(config: Config) -> tuple[Any, str]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from actorium.actors.models import resolve
+    from actorium.actors.models.model_dir import resolve
     from actorium.gpu.loader import random_tensors
     from actorium.gpu.models.registry import FAMILIES, read_shape, wanted_tensors
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from actorium.actors.client import Client
-from actorium.actors.client_requests import Request
+from actorium.actors.client.client import Client
+from actorium.actors.client.requests import Request
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
 from actorium.tools.bench.datasets.sample import SampleRequest

@@ -19,10 +19,10 @@ from itertools import combinations
 from pathlib import Path
 from time import monotonic, sleep
 
-from actorium.actors import roles
-from actorium.actors.client import AsyncClient
-from actorium.actors.engine import Engine
+from actorium.actors.client.client import AsyncClient
 from actorium.actors.errors import ActoriumError
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.runtime import roles
 from actorium.tools.chaos.faults import actors, naming, wait_gone
 from actorium.tools.chaos.moments import (
     ACTORS,

@@ -76,7 +76,7 @@ def actors(run_dir: Path) -> dict[str, Process]:
         if entry.name.isdecimal():
             with suppress(OSError, ValueError, IndexError):
                 argv = (entry / "cmdline").read_bytes().decode().split("\0")
-                at = argv.index("actorium.actors.main")
+                at = argv.index("actorium.actors.runtime.main")
                 if argv[at + 2] == str(run_dir) and _state(entry) != "Z":
                     found[argv[at + 1]] = Process(argv[at + 1], int(entry.name), int(argv[at + 3]))
     return found

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any
 
-from actorium.actors.client import AsyncClient
+from actorium.actors.client.client import AsyncClient
 from actorium.tools.chaos.faults import (
     FULL,
     FULL_SECONDS,

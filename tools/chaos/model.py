@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from actorium.actors.client import AsyncClient
+from actorium.actors.client.client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
-from actorium.actors.roles import ROLES
+from actorium.actors.runtime.roles import ROLES
 from actorium.tools.chaos.faults import Fault, actors, strike, wait_gone
 from actorium.tools.chaos.gaps import Gaps
 from actorium.tools.chaos.rig import Rig, rig

@@ -21,10 +21,10 @@ from time import monotonic
 
 from msgspec import Struct
 
-from actorium.actors import roles
-from actorium.actors.client import AsyncClient
+from actorium.actors.client.client import AsyncClient
 from actorium.actors.gateway.actor import where
 from actorium.actors.params import SamplingParams
+from actorium.actors.runtime import roles
 from actorium.tools.bench.http import Http
 from actorium.tools.chaos.faults import actors
 from actorium.tools.chaos.quarantine import post

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from time import monotonic, perf_counter
 from typing import Any
 
-from actorium.actors.client import AsyncClient
+from actorium.actors.client.client import AsyncClient
 from actorium.actors.watchdog.probes import where
 from actorium.tools.chaos.faults import Fault, actors, strike
 from actorium.tools.chaos.gaps import quantile

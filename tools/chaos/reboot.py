@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from actorium.actors.client import AsyncClient
+from actorium.actors.client.client import AsyncClient
 from actorium.tools.chaos.faults import actors, wait_gone
 from actorium.tools.chaos.gaps import Gaps
 from actorium.tools.chaos.rig import Rig, engine, leftovers

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from actorium.actors.engine import Engine
-from actorium.actors.roles import roles_of
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.runtime.roles import roles_of
 from actorium.tools.chaos.faults import naming, wait_gone
 
 WORKER = "actorium.tools.chaos.worker:build"
@@ -73,7 +73,7 @@ def engine(base: Path, worker: str = WORKER, roles: dict[str, str] | None = None
 
 
 def _roles(worker: str, others: dict[str, str]) -> dict[str, str]:
-    from actorium.actors.config import Config
+    from actorium.actors.config.tree import Config
 
     return roles_of(Config()) | {"worker-0": worker} | others
 

@@ -6,7 +6,7 @@ import asyncio
 from time import monotonic
 from typing import Any
 
-from actorium.actors.client import AsyncClient
+from actorium.actors.client.client import AsyncClient
 from actorium.tools.chaos.faults import actors
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, resources, rig
 from actorium.tools.chaos.streams import Maker, Traffic

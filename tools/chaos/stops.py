@@ -9,9 +9,9 @@ import signal
 from time import monotonic
 from typing import Any
 
-from actorium.actors.client import AsyncClient
-from actorium.actors.engine import Engine
+from actorium.actors.client.client import AsyncClient
 from actorium.actors.errors import ActoriumError
+from actorium.actors.launcher.engine import Engine
 from actorium.tools.chaos.faults import actors, wait_gone
 from actorium.tools.chaos.rig import Rig, rig
 from actorium.tools.chaos.streams import Maker, Traffic

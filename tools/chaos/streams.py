@@ -13,9 +13,9 @@ from time import monotonic
 
 import numpy as np
 
-from actorium.actors.client import AsyncClient
-from actorium.actors.client_async import AsyncDeltaStream
-from actorium.actors.client_requests import StreamDelta
+from actorium.actors.client.async_client import AsyncDeltaStream
+from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.requests import StreamDelta
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
 from actorium.actors.scheduler.null_worker import VOCAB, hash_tokens

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from actorium.actors.client_pending import Choice, Pending
+from actorium.actors.client.pending import Choice, Pending
 from actorium.actors.core import Context
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.messages import Delta

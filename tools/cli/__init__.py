@@ -69,7 +69,7 @@ def _terminated(*_: object) -> None:
 
 def _command(name: str) -> Callable[[str, list[str]], int]:
     if name not in COMMANDS:
-        from actorium.actors.settings import suggestion
+        from actorium.actors.config.sources import suggestion
 
         raise BadConfig(f"{name}: no such command{suggestion(name, COMMANDS)}", name)
     module = import_module(f"actorium.tools.cli.{COMMANDS[name][0]}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.params import SamplingParams
 from actorium.tools.bench import offline, report, results

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from actorium.actors.config import Config, RuntimeConfig
+from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.runtime.process import raise_file_limit
 from actorium.tools.bench import offline, report, results

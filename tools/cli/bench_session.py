@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actorium.actors.client_async import AsyncClient
-from actorium.actors.config import Config
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.gateway.actor import where
 from actorium.actors.messages import Status

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.tools.bench import offline, peer, report, works
 from actorium.tools.cli.engines import own_engine

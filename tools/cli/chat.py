@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 from actorium.actors.params import SamplingParams
-from actorium.actors.preflight import check_machine
+from actorium.actors.runtime.preflight import check_machine
 from actorium.actors.runtime.rundir import engine_dir, is_running
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
 from actorium.tools.cli.sampling import SamplingOptions, sampling_of
 
 if TYPE_CHECKING:
-    from actorium.actors.client import Client
+    from actorium.actors.client.client import Client
 
 ABOUT = """Talk to a model. --name NAME talks to an engine that runs already; otherwise one is
 started and stopped again. Ctrl-C stops an answer, Ctrl-D (or /exit) leaves, /new begins afresh."""
@@ -42,7 +42,7 @@ def run(_command: str, argv: list[str]) -> int:
 
 
 def _client(parsed: Parsed[ChatOptions], stack: contextlib.ExitStack) -> Client:
-    from actorium.actors.client import Client
+    from actorium.actors.client.client import Client
 
     runtime = parsed.config.runtime
     if "name" not in parsed.written:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from actorium.actors import models
-from actorium.actors.config import Config, RuntimeConfig
+from actorium.actors.config.tree import Config, RuntimeConfig
+from actorium.actors.models import model_dir as models
 from actorium.actors.runtime.rundir import engine_dir
 
 if TYPE_CHECKING:
-    from actorium.actors.engine import Engine
+    from actorium.actors.launcher.engine import Engine
     from actorium.tools.cli.progress import StartUp
 
 
@@ -37,7 +37,7 @@ def own_engine(config: Config, start_up: StartUp | None = None) -> Iterator[Engi
 
     On a terminal, or with `start_up`, its way to readiness is watched. Raises what `Engine` does.
     """
-    from actorium.actors.engine import Engine
+    from actorium.actors.launcher.engine import Engine
 
     models.resolve(config.model.model)
     values = settings_of(config)

@@ -17,10 +17,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec import Struct
 
-from actorium.actors import settings
-from actorium.actors.config import SECRETS, Config
+from actorium.actors.config import sources as settings
+from actorium.actors.config.flag_names import SHORT, flag_names, spellings
+from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.flag_names import SHORT, flag_names, spellings
 from actorium.actors.runtime.announce import announce
 from actorium.actors.runtime.process import hide_arguments
 from actorium.tools.cli.foreign_flags import VALUES

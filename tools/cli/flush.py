@@ -24,7 +24,7 @@ def run(_command: str, argv: list[str]) -> int:
     parsed = parse("actorium flush-cache [NAME]", name_first(argv), FlushOptions, ABOUT,
                    model=False)
     runtime = parsed.config.runtime
-    from actorium.actors.client import Client
+    from actorium.actors.client.client import Client
 
     with Client(runtime.name, run_dir=runtime.run_dir) as client:
         found = client.flush_cache()

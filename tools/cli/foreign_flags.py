@@ -2,7 +2,7 @@
 
 `ACCEPTED` are taken with one line that says why they change nothing; `REFUSED` end the command with
 the reason, unless their value asks for nothing; `VALUES` are other names of values. What means
-something here under another name or form is in `actors/flag_names.py` and `translate.py`.
+something here under another name or form is in `actors/config/flag_names.py` and `translate.py`.
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from actorium.actors.errors import ActoriumError, BadConfig
-from actorium.actors.preflight import check_machine
+from actorium.actors.runtime.preflight import check_machine
 from actorium.tools import jsonl
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
 from actorium.tools.cli.sampling import SamplingOptions, sampling_of
 
 if TYPE_CHECKING:
-    from actorium.actors.client import AsyncClient
-    from actorium.actors.engine import Engine
+    from actorium.actors.client.client import AsyncClient
+    from actorium.actors.launcher.engine import Engine
 
 ABOUT = """Run a batch of prompts and stop. With --input, one JSON object a line is read (prompt,
 prompt_token_ids or messages, sampling parameters, tenant, priority) and one is written, in the
@@ -99,7 +99,7 @@ def _sink(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO:
 async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
                  items: Iterable[jsonl.Job | jsonl.BadLine], sink: BinaryIO) -> int:
     """Run everything; returns how many failed."""
-    from actorium.actors.client import AsyncClient
+    from actorium.actors.client.client import AsyncClient
 
     options = parsed.options
     plain = options.input is None and options.output is None

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec import Struct
 
-from actorium.actors import settings
-from actorium.actors.config import Config
+from actorium.actors.config import sources as settings
+from actorium.actors.config.flag_names import INVERSES
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.flag_names import INVERSES
 from actorium.tools.cli.flags import Flag
 
 INDENT = " " * 8

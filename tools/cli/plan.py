@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from actorium.actors import models, settings
-from actorium.actors.config import Config
+from actorium.actors.config import sources as settings
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.retention import kept
+from actorium.actors.models import model_dir as models
+from actorium.actors.runtime.retention import kept
 from actorium.gpu.memory import device_budget
 from actorium.gpu.plan import checkpoint, weights
 from actorium.gpu.plan.beside import largest_step, tables_estimate, workspace_estimate
@@ -211,7 +213,7 @@ def _notes(plan: MemoryPlan, config: Config, options: PlanOptions, quantized: bo
 def _served(config: Config, kv_dtype: str) -> bool:
     memory = msgspec.structs.replace(config.memory, kv_cache_dtype=kv_dtype)
     try:
-        msgspec.structs.replace(config, memory=memory).check()
+        checked(msgspec.structs.replace(config, memory=memory))
     except BadConfig:
         return False
     return True

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import BadConfig
-from actorium.actors.retention import Kept
+from actorium.actors.runtime.retention import Kept
 from actorium.gpu.plan.memory import Change, MemoryPlan, changes
 from actorium.gpu.plan.reuse import choices
 

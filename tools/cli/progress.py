@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.announce import PREFIX, announce
 from actorium.tools.cli import start_report

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from actorium.actors import config as configs
-from actorium.actors.config import Config
+from actorium.actors.config import tree as configs
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import EngineUnavailable
-from actorium.actors.retention import most_kept
 from actorium.actors.runtime import private
+from actorium.actors.runtime.retention import most_kept
 from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
 from actorium.actors.watchdog.processes import process_of
 from actorium.tools.cli import status

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from actorium.actors import config as configs
+from actorium.actors.config import tree as configs
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
 from actorium.actors.recorder.replay import Played, load, play

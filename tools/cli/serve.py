@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from actorium.actors import models
-from actorium.actors.config import Config
-from actorium.actors.preflight import check_machine
+from actorium.actors.config.tree import Config
+from actorium.actors.models import model_dir as models
+from actorium.actors.runtime.preflight import check_machine
 from actorium.tools.cli.flags import Parsed, parse
 from actorium.tools.cli.progress import StartUp, watch
 
@@ -47,7 +47,7 @@ def run(_command: str, argv: list[str]) -> int:
     config = configured(parse("actorium serve [MODEL]", argv, ServeOptions, ABOUT,
                               checks=[check_machine]))
     models.resolve(config.model.model)
-    from actorium.actors.launcher import Launcher
+    from actorium.actors.launcher.launcher import Launcher
 
     over = threading.Event()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
-from actorium.actors.preflight import is_jinja
+from actorium.actors.runtime.preflight import is_jinja
 from actorium.actors.runtime.worker_info import WorkerInfo, read_info
 
 WORKER = "worker-0"
@@ -29,7 +29,7 @@ def lines(config: Config, worker: WorkerInfo | None, info: dict[str, Any] | None
 
 def look_up(run_dir: Path) -> tuple[WorkerInfo | None, dict[str, Any] | None]:
     """What there is to be told of a ready engine."""
-    from actorium.actors.client import Client
+    from actorium.actors.client.client import Client
 
     try:
         with Client(run_dir) as client:

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actorium.actors import models, settings
-from actorium.actors.config import Config
+from actorium.actors.config import sources as settings
+from actorium.actors.config.flag_names import switch_forms
+from actorium.actors.config.sources import Setting
+from actorium.actors.config.speculative import AUTO_DRAFTS, MAX_DRAFTS
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.flag_names import switch_forms
+from actorium.actors.models import model_dir as models
 from actorium.actors.params import MAX_LOGPROBS
-from actorium.actors.settings import Setting
-from actorium.actors.speculation import AUTO_DRAFTS, MAX_DRAFTS
 from actorium.tools.cli import foreign_flags
 from actorium.tools.cli.foreign_flags import Group
 

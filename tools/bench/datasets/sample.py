@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from actorium.actors import models
 from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models import model_dir as models
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.messages import Beat, Child, Children, Exited, Kill, Restarted, Spawn
-from actorium.actors.roles import WATCHDOG
+from actorium.actors.runtime.roles import WATCHDOG
 from actorium.actors.runtime.rundir import address
 from actorium.actors.watchdog.processes import sight_by_its_watcher
 from actorium.actors.watchdog.supervisor import Supervisor

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 
 NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg",

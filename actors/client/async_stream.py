@@ -8,13 +8,13 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from actorium.actors.client_core import TOKENIZER, Pending
-from actorium.actors.client_pending import Progress
-from actorium.actors.client_requests import Request, StreamDelta
+from actorium.actors.client.core import TOKENIZER, Pending
+from actorium.actors.client.pending import Progress
+from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.messages import Abort
 
 if TYPE_CHECKING:
-    from actorium.actors.client_async import AsyncClient
+    from actorium.actors.client.async_client import AsyncClient
 
 NEWS_LATE = 1.0
 """Seconds that the tokenizer's answer may come after the first delta."""

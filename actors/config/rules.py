@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from actorium.actors import endpoints
+from actorium.actors.config.speculative import parse_acceptance, parse_speculative
+from actorium.actors.config.tree import SECRETS, Config, GatewayConfig, graph_sizes
+from actorium.actors.errors import BadConfig
 from actorium.actors.messages import RESERVED_TEMPLATE_ARGS, Tenant
-from actorium.actors.models import MAX_NEW_TOKENS, SAMPLING_DEFAULTS
+from actorium.actors.models.model_dir import MAX_NEW_TOKENS, SAMPLING_DEFAULTS
 from actorium.actors.params import MAX_N, SamplingParams
+from actorium.actors.runtime import endpoints
 from actorium.actors.runtime.hosts import names
-
-if TYPE_CHECKING:
-    from actorium.actors.config import Config, GatewayConfig
 
 TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder")
 REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3")
@@ -23,6 +22,23 @@ KEY = ("must be printable, not empty, and without spaces around it: callers coul
        "none at all is not to open the doors")
 Rule = tuple[str, bool, str]
 """(section.field, whether its value will do, what it must be)"""
+
+
+def checked(config: Config) -> Config:
+    """The configuration itself; raises `BadConfig`, naming the field as `section.field`, where a
+    value will not do."""
+    for where, ok, want in rules(config):
+        if not ok:
+            section, field = where.split(".")
+            value = getattr(getattr(config, section), field)
+            got = "" if (section, field) in SECRETS else f", got {value!r}"
+            raise BadConfig(f"{field}: {want}{got}", where)
+    parse_speculative(config.speculation.speculative)
+    parse_acceptance(config.speculation.force_acceptance)
+    graph_sizes(config.device.graph_batch_sizes)
+    if config.device.graph_token_counts != "off":
+        graph_sizes(config.device.graph_token_counts, "graph_token_counts", "auto, off,")
+    return config
 
 
 def rules(c: Config) -> list[Rule]:

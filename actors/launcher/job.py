@@ -1,7 +1,7 @@
 """What an `Engine` and its launcher say to each other, as lines of JSON, and that launcher's entry.
 
-`python -m actorium.actors.job PARENT_PID REPORT_FD`, with a `Job` on stdin, runs that job; it stops
-when that parent dies.
+`python -m actorium.actors.launcher.job PARENT_PID REPORT_FD`, with a `Job` on stdin, runs that job;
+it stops when that parent dies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 
 
 class Job(Struct, frozen=True):
@@ -34,7 +34,7 @@ class Report(Struct, frozen=True, omit_defaults=True):
 
 def main(argv: list[str]) -> int:
     """Run the job on stdin for the process `argv[0]`, reporting to the descriptor `argv[1]`."""
-    from actorium.actors.launcher import Launcher
+    from actorium.actors.launcher.launcher import Launcher
 
     parent, report_fd = int(argv[0]), int(argv[1])
     os.set_inheritable(report_fd, False)

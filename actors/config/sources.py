@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from actorium.actors.config import SECRETS, Config
+from actorium.actors.config.flag_names import flag_names, spellings
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.flag_names import flag_names, spellings
 
 ENV_PREFIX = "ACTORIUM_"
 ENV_CONFIG = "ACTORIUM_CONFIG"
@@ -332,7 +333,7 @@ def resolve(flags: Layer, config_file: str | None = None,
 
 def _checked(config: Config, merged: Layer) -> Config:
     try:
-        return config.check()
+        return checked(config)
     except BadConfig as error:
         name = (error.param or "").rpartition(".")[2]
         if name not in merged:

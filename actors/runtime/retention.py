@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 
 # --- scheduler ---
 RETAINED_REQUESTS, RETAINED_BYTES = 4096, 32 << 20

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import WRITTEN, Structured
-from actorium.actors.retention import GRAMMAR_BYTES
-from actorium.actors.schemas import closed
-from actorium.actors.structural_tags import lark_of
+from actorium.actors.runtime.retention import GRAMMAR_BYTES
+from actorium.actors.structured.schemas import closed
+from actorium.actors.structured.structural_tags import lark_of
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from actorium.actors.config import Config
+from actorium.actors.config.tree import Config
 
 ROLES: Mapping[str, str] = {
     "worker-0": "actorium.gpu.worker:build",

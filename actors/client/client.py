@@ -1,4 +1,4 @@
-"""The client SDK: `Client`, and its asyncio twin `AsyncClient` (`client_async.py`).
+"""The client SDK: `Client`, and its asyncio twin `AsyncClient` (`async_client.py`).
 
     with Client("default") as c:
         c.wait_ready(60)
@@ -20,10 +20,9 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Any
 
-from actorium.actors import client_calls as calls
-from actorium.actors.client_async import AsyncClient
-from actorium.actors.client_core import WINDOW, Batch, Call, ClientCore, Pending
-from actorium.actors.client_link import (
+from actorium.actors.client import calls
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.connection import (
     DETOKENIZER,
     TOKENIZER,
     WATCHDOG,
@@ -31,7 +30,8 @@ from actorium.actors.client_link import (
     check_alive,
     locate,
 )
-from actorium.actors.client_requests import (
+from actorium.actors.client.core import WINDOW, Batch, Call, ClientCore, Pending
+from actorium.actors.client.requests import (
     Completion,
     Request,
     StreamDelta,
@@ -194,9 +194,9 @@ class Client:
 
     def server_info(self, timeout: float | None = None) -> dict[str, Any]:
         """Model, limits, defaults and configuration of the engine; `memory`: its pages, prefix
-        cache and preemptions as of its last heartbeat (`client_calls.MEMORY_GAUGES`), and as
-        `bytes` what the worker holds, measured beside planned (`client_calls.bytes_of`);
-        `speculation`: drafts and how many were accepted (`client_calls.speculation_of`)."""
+        cache and preemptions as of its last heartbeat (`calls.MEMORY_GAUGES`), and as
+        `bytes` what the worker holds, measured beside planned (`calls.bytes_of`);
+        `speculation`: drafts and how many were accepted (`calls.speculation_of`)."""
         info = calls.info_of(self._ask(TOKENIZER, calls.server_info, timeout))
         return info | calls.gauges_of(self.status(timeout or calls.STATUS_TIMEOUT))
 

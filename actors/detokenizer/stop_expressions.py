@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from actorium.actors.detokenizer.stops import Match
-from actorium.actors.expressions import (
+from actorium.actors.detokenizer.linear_regex import (
     LINE,
     MIDDLE,
     TEXT,
@@ -15,6 +14,7 @@ from actorium.actors.expressions import (
     compiled,
     members,
 )
+from actorium.actors.detokenizer.stops import Match
 
 LONGEST = 1024
 """Characters of a match that is found for sure."""

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from actorium.actors import config as configs
-from actorium.actors import keys
-from actorium.actors.config import Config
+from actorium.actors.config import tree as configs
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
 from actorium.actors.messages import (
     Beat,
@@ -39,19 +39,10 @@ from actorium.actors.messages import (
     ToLauncher,
     Up,
 )
-from actorium.actors.preflight import check_machine
-from actorium.actors.roles import (
-    LAUNCHER,
-    WATCHDOG,
-    drains,
-    hears_of_drain,
-    missing_packages,
-    refuses,
-    roles_of,
-    stop_rank,
-)
+from actorium.actors.runtime import curve_keys as keys
 from actorium.actors.runtime.announce import announce
 from actorium.actors.runtime.children import Actor, Actors
+from actorium.actors.runtime.preflight import check_machine
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
@@ -61,10 +52,20 @@ from actorium.actors.runtime.process import (
     kill_group,
     send_signal,
 )
+from actorium.actors.runtime.roles import (
+    LAUNCHER,
+    WATCHDOG,
+    drains,
+    hears_of_drain,
+    missing_packages,
+    refuses,
+    roles_of,
+    stop_rank,
+)
 from actorium.actors.runtime.rundir import RunDir, address, sweep, write_private
 
 if TYPE_CHECKING:
-    from actorium.actors.keeper import Keeper
+    from actorium.actors.launcher.keeper import Keeper
     from actorium.actors.runtime.mailbox import Inbox
 
 STOP_GRACE = 3.0
@@ -169,7 +170,7 @@ class Launcher:
         return {number: signal.signal(number, lambda *_: self.stop()) for number in SIGNALS}
 
     def _start(self) -> None:
-        runtime = self.config.check().runtime
+        runtime = checked(self.config).runtime
         if missing := missing_packages(self.config):
             raise BadConfig(f"an engine needs {', '.join(missing)}: pip install 'actorium[engine]'")
         check_machine(self.config)
@@ -196,7 +197,7 @@ class Launcher:
         """Only now: importing zmq takes longer than starting all the actors."""
         import zmq
 
-        from actorium.actors.keeper import Keeper
+        from actorium.actors.launcher.keeper import Keeper
         from actorium.actors.runtime.mailbox import Inbox
 
         self._context = zmq.Context(io_threads=1)

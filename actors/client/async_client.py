@@ -14,9 +14,9 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from actorium.actors import client_calls as calls
-from actorium.actors.client_core import WINDOW, Batch, ClientCore
-from actorium.actors.client_link import (
+from actorium.actors.client import calls
+from actorium.actors.client.async_stream import AsyncDeltaStream
+from actorium.actors.client.connection import (
     DETOKENIZER,
     TOKENIZER,
     WATCHDOG,
@@ -24,8 +24,8 @@ from actorium.actors.client_link import (
     check_alive,
     locate,
 )
-from actorium.actors.client_requests import Completion, Request, check_timeout, encode
-from actorium.actors.client_stream import AsyncDeltaStream
+from actorium.actors.client.core import WINDOW, Batch, ClientCore
+from actorium.actors.client.requests import Completion, Request, check_timeout, encode
 from actorium.actors.errors import ActoriumError, DeadlineExceeded, EngineUnavailable
 from actorium.actors.messages import Abort, Attach, Status
 from actorium.actors.params import SamplingParams

@@ -1,8 +1,9 @@
-"""Entry of every actor's process: `python -m actorium.actors.main ROLE RUN_DIR EPOCH PARENT_PID`.
+"""Entry of every actor's process.
 
-A fifth argument "module:function" overrides what builds the role. The process dies with its
-parent from the first moment; imports are kept lean, since actors start on the way to the first
-token.
+    python -m actorium.actors.runtime.main ROLE RUN_DIR EPOCH PARENT_PID [MODULE:FUNCTION]
+
+MODULE:FUNCTION overrides what builds the role. The process dies with its parent from the first
+moment; imports are kept lean, since actors start on the way to the first token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 from actorium.actors.runtime.process import die_with_parent, raise_file_limit
 
 RECORDED = "scheduler"
-USAGE = "usage: python -m actorium.actors.main ROLE RUN_DIR EPOCH PARENT_PID [MODULE:FUNCTION]"
+USAGE = ("usage: python -m actorium.actors.runtime.main ROLE RUN_DIR EPOCH PARENT_PID "
+         "[MODULE:FUNCTION]")
 
 
 def main(argv: list[str]) -> int:
@@ -35,10 +37,10 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
     from importlib import import_module
     from pathlib import Path
 
-    from actorium.actors import config as configs
+    from actorium.actors.config import tree as configs
     from actorium.actors.core import Context, Core
-    from actorium.actors.roles import roles_of
     from actorium.actors.runtime import logs, private
+    from actorium.actors.runtime.roles import roles_of
     from actorium.actors.runtime.shell import run_actor
 
     path = Path(run_dir)

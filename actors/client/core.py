@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from actorium.actors.client_pending import (
+from actorium.actors.client.pending import (
     DETOKENIZER,
     SILENCE,
     TOKENIZER,
@@ -19,7 +19,7 @@ from actorium.actors.client_pending import (
     Pending,
     nothing,
 )
-from actorium.actors.client_requests import (
+from actorium.actors.client.requests import (
     Completion,
     Request,
     check_tenant,

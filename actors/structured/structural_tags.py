@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.schemas import closed
+from actorium.actors.structured.schemas import closed
 
 MAX_PARTS = 2000
 """Of a description."""

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from actorium.actors.client_remote import Remote
-from actorium.actors.client_requests import (
+from actorium.actors.client.remote import Remote
+from actorium.actors.client.requests import (
     Completion,
     Request,
     chat_messages,

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from actorium.actors.errors import BadConfig, BadModel, shown
-from actorium.actors.model_files import MAX_JSON, check_file, read_file
+from actorium.actors.models.model_files import MAX_JSON, check_file, read_file
 
-DEMO_MODEL = Path(__file__).parent.parent / "tools" / "demo_model"
+DEMO_MODEL = Path(__file__).parents[2] / "tools" / "demo_model"
 """The packaged demo checkpoint: `actorium/tools/demo_model`."""
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 import msgspec
 import zmq
 
-from actorium.actors.client_pending import DETOKENIZER, TOKENIZER, WATCHDOG
-from actorium.actors.client_remote import WATCHED, Remote
-from actorium.actors.endpoints import SCHEME
+from actorium.actors.client.pending import DETOKENIZER, TOKENIZER, WATCHDOG
+from actorium.actors.client.remote import WATCHED, Remote
 from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.messages import (
     MAX_MESSAGE_BYTES,
@@ -23,6 +22,7 @@ from actorium.actors.messages import (
     FromWatchdogFront,
 )
 from actorium.actors.runtime import private, rundir
+from actorium.actors.runtime.endpoints import SCHEME
 
 LINGER_MS = 200
 """How long closing may take to get the last aborts out."""

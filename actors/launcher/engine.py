@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
-from actorium.actors import settings
-from actorium.actors.config import Config
+from actorium.actors.config import sources as settings
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import CODES, ActoriumError, EngineFailed
-from actorium.actors.job import Job, Report
-from actorium.actors.launcher import STOP_GRACE
+from actorium.actors.launcher.job import Job, Report
+from actorium.actors.launcher.launcher import STOP_GRACE
 from actorium.actors.messages import FromWatchdogFront, GetStatus, Status
 from actorium.actors.runtime.process import describe_exit, kill_group, python, wait_exit
 from actorium.actors.runtime.rundir import address
 
 if TYPE_CHECKING:
-    from actorium.actors.client import Client
+    from actorium.actors.client.client import Client
 
 CLOSE_MARGIN = 5.0
 """Seconds beyond the drain timeout until a launcher that does not end is killed."""
@@ -51,7 +52,7 @@ class Engine:
                  roles: Mapping[str, str] | None = None, **config: Any) -> None:
         if "config" not in config:  # a TOML file may name the engine
             config.setdefault("name", f"engine-{os.getpid()}-{secrets.token_hex(3)}")
-        self.config: Config = settings.from_kwargs(str(model) or None, **config).check()
+        self.config: Config = checked(settings.from_kwargs(str(model) or None, **config))
         self.name = self.config.runtime.name
         self.status: Status | None = None
         """The watchdog's report at the moment the engine became ready."""
@@ -71,7 +72,7 @@ class Engine:
     def client(self) -> Client:
         """A client of this engine; closed with it."""
         if self._client is None:
-            from actorium.actors.client import Client
+            from actorium.actors.client.client import Client
 
             self._client = Client(self.name, run_dir=self.config.runtime.run_dir)
         return self._client
@@ -90,7 +91,7 @@ class Engine:
     def _launch(self) -> None:
         self._reports, report_fd = os.pipe2(os.O_CLOEXEC)
         try:
-            argv = python("actorium.actors.job", str(os.getpid()), str(report_fd))
+            argv = python("actorium.actors.launcher.job", str(os.getpid()), str(report_fd))
             self._launcher = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=(report_fd,),
                                               process_group=0)
         finally:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from actorium.actors.client_requests import Completion, StreamDelta, joined
+from actorium.actors.client.requests import Completion, StreamDelta, joined
 from actorium.actors.errors import ActoriumError, UnknownRequest, from_code
 from actorium.actors.messages import Delta, TokenLogprob, Usage
 

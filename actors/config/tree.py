@@ -1,8 +1,8 @@
 """The one configuration tree. Frozen; every field documented; nothing else configures anything.
 
 Values come from, in rising order: the defaults here, a TOML file, `ACTORIUM_*`, flags
-(`actors/settings.py`). The launcher writes the resolved tree into the run directory and each actor
-reads it from there.
+(`actors/config/sources.py`). The launcher writes the resolved tree into the run directory and each
+actor reads it from there. What values may be is in `actors/config/rules.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from actorium.actors import config_rules
 from actorium.actors.errors import BadConfig
-from actorium.actors.speculation import parse_acceptance, parse_speculative
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -292,21 +290,6 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     probes: ProbeConfig = ProbeConfig()
     gateway: GatewayConfig = GatewayConfig()
     runtime: RuntimeConfig = RuntimeConfig()
-
-    def check(self) -> Config:
-        """Return self; raise `BadConfig`, naming the field as `section.field`, on a bad value."""
-        for where, ok, want in config_rules.rules(self):
-            if not ok:
-                section, field = where.split(".")
-                value = getattr(getattr(self, section), field)
-                got = "" if (section, field) in SECRETS else f", got {value!r}"
-                raise BadConfig(f"{field}: {want}{got}", where)
-        parse_speculative(self.speculation.speculative)
-        parse_acceptance(self.speculation.force_acceptance)
-        graph_sizes(self.device.graph_batch_sizes)
-        if self.device.graph_token_counts != "off":
-            graph_sizes(self.device.graph_token_counts, "graph_token_counts", "auto, off,")
-        return self
 
 
 def graph_sizes(text: str, name: str = "graph_batch_sizes", words: str = "auto,"
