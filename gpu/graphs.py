@@ -186,9 +186,8 @@ class DecodeGraphs:
         runner, t = self._runner, self._runner.tables
         step = of_decodes(t, np.zeros(shape.rows, np.int32), shape.q_len, t.max_len)
         step.bounded = False
-        fill_decodes(t, step, t.chosen[:shape.rows])
-        self._statics.positions(shape).copy_(step.positions)
-        self._statics.row_slots(shape).copy_(step.row_slots_d)
+        fill_decodes(t, step, t.chosen[:shape.rows],
+                     (self._statics.positions(shape), self._statics.row_slots(shape)))
         normed = runner.forward_all(step, runner.recurrent(StepPlan(0, 0), step))
         return step, normed, runner.model.head_logits(normed)
 

@@ -35,7 +35,7 @@ from actorium.gpu.tables import (
 )
 from actorium.kernels import sampling, sampling_cpu
 from actorium.kernels.philox import FORCED, uniform
-from actorium.kernels.record import Layout, Progress, Resident
+from actorium.kernels.record import Layout, Resident
 
 
 def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = ()) -> Array:
@@ -182,8 +182,7 @@ def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = ()) 
 
 
 def _commit_at_once(t: Tables, step: Step, tokens: Array, force: tuple[float, ...]) -> Emitted:
-    progress = Progress(t.last_token, t.seq_len, t.ended, t.drafts.accepted)
-    told = t.sampling.commit(step.slots_d, step.positions, tokens, _resident(t), progress,
+    told = t.sampling.commit(step.slots_d, step.positions, tokens, _resident(t), t.progress,
                              Layout(step.ending, step.q_len), bool(step.needs & PENALISES), force)
     return Emitted(tokens, tuple(told[2:]), told[0], told[1])
 

@@ -87,7 +87,7 @@ class Drafting:
         t.drafts.tokens[slots, 0] = token
         if drafts == 1:
             return
-        table, rows = t.pages[self._group], moves.tensor(long(moves.arange(0, len(step.slots))))
+        table, rows = t.pages[self._group], moves.tensor(t.row_numbers[:len(step.slots)])
         length, ended = t.seq_len[slots], t.ended[slots]
         limit = t.record[slots, LIMIT]
         bound = min(int(t.host_len[step.slots].max()), t.max_len) if step.bounded else t.max_len

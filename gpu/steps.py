@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from actorium.actors.messages import StepPlan
 from actorium.gpu.batch import ExtendRow, ForwardBatch
 from actorium.gpu.staging import Array, Upload
 from actorium.gpu.tables import I32, LIMIT, PROMPT_LOGPROBS, Tables
+from actorium.kernels.record import Lengths, Windows
 
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
 
@@ -167,21 +169,21 @@ def of_decodes(t: Tables, decode: I32, q_len: int, bound: int) -> Step:
     return Step(decode, decode, slots, flags, int(np.bitwise_or.reduce(flags)), bound, 0, q_len)
 
 
-def fill_decodes(t: Tables, step: Step, decode_d: Array) -> None:
-    """The rows of such a step. decode_d: i32, its slots. Reads nothing else of the host than their
-    number, `q_len` and `bound`."""
+def fill_decodes(t: Tables, step: Step, decode_d: Array, kept: tuple[Array, ...] = ()) -> None:
+    """The rows of such a step. decode_d: i32, its slots; kept: where `positions` and `row_slots_d`
+    are to lie, if anywhere. Reads nothing else of the host than the number of slots, `q_len` and
+    `bound`."""
     q_len, tensor, long = step.q_len, t.moves.tensor, t.moves.long
     count = len(decode_d)
-    rows = long(t.moves.arange(0, count * q_len))
-    dec = _decode_rows(t, decode_d, q_len - 1, step.bound)
+    rows = t.row_numbers[:count * q_len]
+    dec = _decode_rows(t, decode_d, q_len - 1, step.bound, kept)
     tokens, positions, wanted = tensor(dec.tokens), tensor(long(dec.position)), tensor(rows)
     lens = tensor(dec.lens)
     step.batches = [
         ForwardBatch(tokens, positions, tensor(long(dec.kv[g])), [], 0, count,
                      tensor(dec.pages[g]), lens, dec.bound, wanted, q_len)
         for g in range(t.groups)]
-    step.slots_d, step.positions = decode_d, dec.sampled
-    step.row_slots_d = decode_d[rows // q_len] if q_len > 1 else decode_d
+    step.slots_d, step.positions, step.row_slots_d = decode_d, dec.sampled, dec.slots
 
 
 class _Decodes(NamedTuple):
@@ -197,15 +199,29 @@ class _Decodes(NamedTuple):
     """The host's, on `lens`."""
     sampled: Array
     """Index in its sequence of the token each row samples."""
+    slots: Array
+    """Of each row."""
 
 
-def _decode_rows(t: Tables, decode_d: Array, drafts: int, bound: int) -> _Decodes:
+def _decode_rows(t: Tables, decode_d: Array, drafts: int, bound: int,
+                 kept: tuple[Array, ...] = ()) -> _Decodes:
     if not len(decode_d):
         none = t.seq_len[:0]
         return _Decodes(t.last_token[:0], none, [none] * t.groups,
-                        [table[:0, :1] for table in t.pages], none, 0, none)
-    if drafts:
-        return _windows(t, decode_d, drafts, bound + drafts)
+                        [table[:0, :1] for table in t.pages], none, 0, none, none)
+    if t.fills:
+        return _at_once(t, decode_d, drafts + 1, bound + drafts, kept)
+    found = (_windows(t, decode_d, drafts, bound + drafts) if drafts
+             else _single(t, decode_d, bound))
+    if not kept:
+        return found
+    for to, own in zip(kept, (found.sampled, found.slots), strict=True):
+        to[:] = own
+    return found._replace(sampled=kept[0], slots=kept[1])
+
+
+def _single(t: Tables, decode_d: Array, bound: int) -> _Decodes:
+    """The last token of each sequence."""
     where, size = t.moves.xp.where, t.page_size
     length, ended = t.seq_len[decode_d], t.ended[decode_d]
     position = length - 1
@@ -216,7 +232,7 @@ def _decode_rows(t: Tables, decode_d: Array, drafts: int, bound: int) -> _Decode
         kv.append(where(ended, 0, table[decode_d, index] * size + offset))
         pages.append(table[decode_d, :width])
     return _Decodes(t.last_token[decode_d], position, kv, pages, where(ended, 1, length), bound,
-                    length)
+                    length, decode_d)
 
 
 def _windows(t: Tables, decode_d: Array, drafts: int, bound: int) -> _Decodes:
@@ -235,7 +251,23 @@ def _windows(t: Tables, decode_d: Array, drafts: int, bound: int) -> _Decodes:
     # Drafts beyond the model's length are never accepted: any position serves them.
     position = xp.where(at < t.max_len, at, t.max_len - 1)
     return _Decodes(tokens.reshape(-1), position.reshape(-1), kv, pages,
-                    xp.where(ended, q_len, length + drafts), bound, (at + 1).reshape(-1))
+                    xp.where(ended, q_len, length + drafts), bound, (at + 1).reshape(-1),
+                    decode_d[t.row_numbers[:len(decode_d) * q_len] // q_len])
+
+
+def _at_once(t: Tables, decode_d: Array, q_len: int, bound: int, kept: tuple[Array, ...]
+             ) -> _Decodes:
+    """Either of them, by a kernel."""
+    count, width = len(decode_d), -(-bound // t.page_size)
+    rows, new = count * q_len, decode_d.new_empty
+    sampled, row_slots = kept or (new((rows,)), new((rows,)))
+    out = Windows(new((rows,), dtype=torch.int64), new((rows,), dtype=torch.int64),
+                  new((t.groups, rows), dtype=torch.int64), new((t.groups, count, width)),
+                  new((count,)), sampled, row_slots)
+    t.sampling.fill(decode_d, t.progress, t.drafts.tokens, t.record, t.page_tables,
+                    Lengths(q_len, t.page_size, width, t.max_len), out)
+    return _Decodes(out.tokens, out.positions, list(out.kv), list(out.pages), out.lens, bound,
+                    out.sampled, out.row_slots)
 
 
 def _mixed(t: Tables, plan: StepPlan, decode: I32, q_len: int, bound: int) -> Step:

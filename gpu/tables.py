@@ -18,6 +18,7 @@ from actorium.actors.params import Resolved
 from actorium.gpu.drafts import Drafts
 from actorium.gpu.staging import Array, Device, Host, Upload
 from actorium.kernels.philox import uniform
+from actorium.kernels.record import Progress
 from actorium.kernels.sampling import PROMPT_BIT
 from actorium.kernels.sampling_ops import TorchSampling, select_sampling
 
@@ -70,12 +71,16 @@ class Tables:
         self.seq_len = moves.full((slots,), 1, "int32")
         """Tokens of the sequence, the last one (not yet in the pages) included; >= 1."""
         self.ended = moves.full((slots,), 1, "bool")
-        self.record, self.eos, self.chosen, *self.pages = moves.resident(
+        self.record, self.eos, self.chosen, self.page_tables = moves.resident(
             (slots, WIDTH), (slots, MOST_EOS if isinstance(moves, Device) else 1), (slots,),
-            *[(slots, pages_per_seq)] * groups)
-        """`pages`: page tables of each group; entries behind a window stay as they were. `eos`: as
-        wide as it may have to be where graphs keep its address. `chosen`: the slots that a graph's
-        rows are of."""
+            (groups, slots, pages_per_seq))
+        """`page_tables`: of each group; entries behind a window stay as they were. `eos`: as wide
+        as it may have to be where graphs keep its address. `chosen`: the slots that a graph's rows
+        are of."""
+        self.pages = list(self.page_tables)
+        """Those of each group."""
+        self.row_numbers = moves.long(moves.arange(0, slots * (1 + drafts)))
+        """i64[rows]: 0, 1, 2, ... for as many rows as a step can sample."""
         self.eos[:] = -1
         self.bias_ids: Array = None
         self.bias_values: Array = None
@@ -94,6 +99,16 @@ class Tables:
         self.sequences: dict[int, Sequence] = {}
         self._count_rows: dict[int, int] = {}
         self._free_count_rows: list[int] = []
+
+    @property
+    def fills(self) -> bool:
+        """Whether a kernel reads the rows of decodes from the tables."""
+        return self.sampling.fills and isinstance(self.moves, Device)
+
+    @property
+    def progress(self) -> Progress:
+        """What each step changes of the tables."""
+        return Progress(self.last_token, self.seq_len, self.ended, self.drafts.accepted)
 
     def reset(self) -> None:
         """Forget every slot."""

@@ -48,3 +48,36 @@ class Progress(NamedTuple):
     """bool[slots]"""
     accepted: Tensor
     """i64[slots]: of the drafts of its last window."""
+
+
+class Lengths(NamedTuple):
+    """What the rows of decodes depend on, and the host knows."""
+
+    q_len: int
+    """Rows of each: its last token, and the drafts that follow on it."""
+    page_size: int
+    """A power of two."""
+    width: int
+    """Entries of each page table that are wanted."""
+    max_len: int
+    """Of any sequence."""
+
+
+class Windows(NamedTuple):
+    """The rows of B decodes, q_len each: T = B * q_len, sequence by sequence."""
+
+    tokens: Tensor
+    """i64[T]: the last token, then drafts."""
+    positions: Tensor
+    """i64[T], below the model's length."""
+    kv: Tensor
+    """i64[groups, T]: where keys and values go; 0, in the sink page, for a sequence that has ended,
+    and for drafts behind a sequence's limit."""
+    pages: Tensor
+    """i32[groups, B, width]: page tables."""
+    lens: Tensor
+    """i32[B]: tokens with the new ones among them; q_len for a sequence that has ended."""
+    sampled: Tensor
+    """i32[T]: index in its sequence of the token that each row samples."""
+    row_slots: Tensor
+    """i32[T]"""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import sampling
 from .logprobs import Logprobs, logprobs
-from .record import Layout, Progress, Resident
+from .record import Layout, Lengths, Progress, Resident, Windows
 
 
 class TorchSampling:
@@ -20,6 +20,15 @@ class TorchSampling:
     commits = False
     """Whether there is a kernel that writes to the tables what was sampled: see
     `triton.commit.commit`."""
+
+    fills = False
+    """Whether there is one that reads the rows of decodes from the tables: see
+    `triton.fill.fill`."""
+
+    def fill(self, slots: Tensor, progress: Progress, drafts: Tensor, record: Tensor,
+             tables: Tensor, lengths: Lengths, out: Windows) -> None:
+        """Only where `fills`."""
+        raise TypeError(f"{self.name}: the tables' arithmetic is the steps' own")
 
     def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
                layout: Layout, penalises: bool, biases: bool, holds: bool) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..logprobs import Logprobs
-from ..record import Layout, Progress, Resident
+from ..record import Layout, Lengths, Progress, Resident, Windows
 from ..sampling_ops import TorchSampling
-from . import commit, draw, logprobs, masks, penalties
+from . import commit, draw, fill, logprobs, masks, penalties
 
 
 class TritonSampling(TorchSampling):
@@ -15,6 +15,11 @@ class TritonSampling(TorchSampling):
 
     name = "triton"
     commits = True
+    fills = True
+
+    def fill(self, slots: Tensor, progress: Progress, drafts: Tensor, record: Tensor,
+             tables: Tensor, lengths: Lengths, out: Windows) -> None:
+        fill.fill(slots, progress, drafts, record, tables, lengths, out)
 
     def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
                layout: Layout, penalises: bool, biases: bool, holds: bool) -> None:

@@ -1,0 +1,283 @@
+"""What a decode step asks of the device: kernels launched, graphs replayed, copies; counted by
+operation, on any machine.
+
+The runner is the real one, with the kernels and the graphs of CUDA devices, on CPU tensors in which
+nothing is computed: each Triton launch and each operation of torch is written down, a capture keeps
+what it saw, and a replay stands for that. Memory that a kernel would have filled holds zeros. How
+many launches a step takes depends on the number of layers and on the grids that a device of `SMS`
+multiprocessors is given, not on the widths, which are tiny here.
+
+An operation of torch counts as one launch, unless it is one of `NOT_LAUNCHED`. Of some, CUDA makes
+more (a sort, an index of int32), so where torch still does such work the figure is a lower bound;
+a product counts as one.
+
+    python benchmarks/launches.py [--out benchmarks/results/launches.json] [--before FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+
+import numpy as np
+from gpu_model import HYBRID, LLAMA
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.runtime.interpreter import InterpretedFunction
+
+from actorium.actors.config import (
+    Config,
+    DeviceConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
+from actorium.actors.messages import Admit, StepPlan
+from actorium.actors.params import Resolved
+from actorium.gpu.device import open_device
+from actorium.gpu.graphs import DecodeGraphs
+from actorium.gpu.plan.graphs import GraphShape
+from actorium.gpu.runner import Runner
+from actorium.gpu.staging import Device
+
+T = TypeVar("T")
+SMS = 132
+"""Of an H100 or H200."""
+CONTEXT = 1000
+"""Tokens of each sequence."""
+PAGE = 16
+NOT_LAUNCHED = frozenset(f"aten::{name}" for name in (
+    # Views: other shapes and strides of the same memory.
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "expand",
+    "narrow", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
+    "transpose", "unbind", "unfold", "unsqueeze", "view",
+    # Memory that nobody fills.
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+    # A number of Python's, which goes along with the launch that takes it.
+    "lift_fresh", "scalar_tensor"))
+MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+               "num_hidden_layers": 48, "num_key_value_heads": 4, "num_experts": 16,
+               "num_experts_per_tok": 8, "moe_intermediate_size": 64, "norm_topk_prob": True,
+               "decoder_sparse_step": 1, "mlp_only_layers": []}
+"""Qwen3-30B-A3B, with fewer experts."""
+WIDTHS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32, "vocab_size": 5000,
+          "eos_token_id": 4999, "max_position_embeddings": 4096, "linear_num_key_heads": 2,
+          "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+GREEDY, TOP_P = Resolved(max_tokens=64, temperature=0.0), Resolved(max_tokens=64, top_p=0.9)
+
+
+@dataclass
+class Tally:
+    """What was asked of the device."""
+
+    launches: Counter[str] = field(default_factory=Counter)
+    """By kernel, or operation of torch; those of replayed graphs too."""
+    replays: int = 0
+    uploads: int = 0
+    fetches: int = 0
+    """Copies to the device and back."""
+
+    def figures(self) -> dict[str, Any]:
+        """As `results/launches.json` has them."""
+        return {"launches": sum(self.launches.values()), "replays": self.replays,
+                "uploads": self.uploads, "fetches": self.fetches,
+                "by_name": dict(self.launches.most_common())}
+
+
+class Counting(TorchDispatchMode):
+    """Writes down every operation; memory that a kernel would fill holds zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally = Tally()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options, name = kwargs or {}, func._schema.name
+        with self:  # what consists of others is counted as those
+            parts = func.decompose(*args, **options)
+        if parts is not NotImplemented:
+            return parts
+        out = func(*args, **options)
+        if name not in NOT_LAUNCHED:
+            self.tally.launches[name] += 1
+        elif "empty" in name:
+            out.zero_()
+        return out
+
+    @contextmanager
+    def apart(self) -> Iterator[Tally]:
+        """What is asked meanwhile, in a tally of its own."""
+        before, self.tally = self.tally, Tally()
+        try:
+            yield self.tally
+        finally:
+            self.tally = before
+
+
+@dataclass
+class Replay:
+    """What a graph holds."""
+
+    counting: Counting
+    held: Tally
+
+    def replay(self) -> None:
+        """Count it."""
+        self.counting.tally.replays += 1
+        self.counting.tally.launches += self.held.launches
+
+
+@dataclass
+class CountingCapturer:
+    """See `gpu.capture.Capturer`."""
+
+    counting: Counting
+    captured: int = 0
+
+    def capture(self, run: Callable[[], T]) -> tuple[Replay, T]:
+        """What `run` asks for."""
+        with self.counting.apart() as held:
+            out = run()
+        assert not (held.replays or held.uploads or held.fetches), "no graph can hold that"
+        self.captured += 1
+        return Replay(self.counting, held), out
+
+    def borrow(self, tensor: Tensor) -> Tensor:
+        """See `gpu.capture.Capturer`."""
+        return tensor
+
+
+@contextmanager
+def counted() -> Iterator[Counting]:
+    """Everything inside is counted, nothing computed."""
+    counting, send, fetch = Counting(), Device.send, Device.fetch
+
+    def launch(kernel: InterpretedFunction, *args: Any, grid: Any, **options: Any) -> None:
+        counting.tally.launches[kernel.fn.__name__] += 1
+
+    def send_counted(self: Device, parts: Any) -> Tensor:
+        counting.tally.uploads += 1
+        with _disable_current_modes():
+            return send(self, parts)
+
+    def fetch_counted(self: Device, *arrays: Tensor) -> Any:
+        counting.tally.fetches += len(arrays)
+        with _disable_current_modes():
+            return fetch(self, *arrays)
+
+    with ExitStack() as stack:
+        for owner, name, other in ((InterpretedFunction, "run", launch),
+                                   (Device, "send", send_counted),
+                                   (Device, "fetch", fetch_counted)):
+            stack.enter_context(patch.object(owner, name, other))
+        # As on a CUDA device: its products, and its multiprocessors.
+        stack.enter_context(patch("actorium.kernels.ops_triton.can_pack", lambda weight: False))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("actorium.kernels.triton") and hasattr(module, "sm_count"):
+                stack.enter_context(patch.object(module, "sm_count", lambda device: SMS))
+        yield stack.enter_context(counting)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step to count."""
+
+    name: str
+    config: dict[str, Any]
+    batch: int
+    params: Resolved = GREEDY
+    drafts: int = 0
+
+
+CASES = (
+    Case("Llama-3.1-8B, 1 greedy", LLAMA, 1),
+    Case("Llama-3.1-8B, 1 top_p", LLAMA, 1, TOP_P),
+    Case("Llama-3.1-8B, 64 greedy", LLAMA, 64),
+    Case("Llama-3.1-8B, 64 top_p", LLAMA, 64, TOP_P),
+    Case("Llama-3.1-8B, 256 greedy", LLAMA, 256),
+    Case("Qwen3.5-9B, 1 greedy, 2 drafts", HYBRID, 1, GREEDY, 2),
+    Case("Qwen3.5-9B, 32 top_p, 2 drafts", HYBRID, 32, TOP_P, 2),
+    Case("Qwen3-30B-A3B, 1 greedy", MOE, 1),
+    Case("Qwen3-30B-A3B, 64 greedy", MOE, 64),
+)
+
+
+def settings(path: Path, case: Case) -> Config:
+    """Of a model directory."""
+    return Config(
+        model=ModelConfig(model=str(path), load_format="dummy"),
+        memory=MemoryConfig(kv_cache_bytes=512 << 20, prefix_cache=False),
+        scheduler=SchedulerConfig(max_num_seqs=case.batch, max_num_batched_tokens=4096),
+        speculation=SpeculationConfig(
+            speculative=f"mtp:{case.drafts},fixed" if case.drafts else "off"),
+        device=DeviceConfig(device="cpu", threads=1, kernels="triton"))
+
+
+def count(case: Case) -> Tally:
+    """One step of a batch that decodes, replayed where it can be."""
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "config.json").write_text(json.dumps(case.config | WIDTHS))
+        with counted() as counting:
+            runner = open_device(settings(Path(scratch), case), 1, lambda *_: None, {}).runner
+            graphs = DecodeGraphs(runner, CountingCapturer(counting),
+                                  [GraphShape(case.batch, case.drafts + 1)])
+            graphs.capture(lambda *_: None)
+            runner.graphs = graphs
+            return _step(runner, case, counting)
+
+
+def _step(runner: Runner, case: Case, counting: Counting) -> Tally:
+    slots, pages = np.arange(1, case.batch + 1, dtype=np.int32), -(-CONTEXT // PAGE) + 1
+    tokens = np.zeros(CONTEXT, np.int32).tobytes()
+    own = np.zeros(runner.tables.groups * pages, np.int32).tobytes()
+    cached = 0 if runner.states is not None else CONTEXT - 1
+    admit = [Admit(slot, tokens, CONTEXT, cached, own, case.params, slot)
+             for slot in slots.tolist()]
+    extend = np.stack((slots, np.full_like(slots, CONTEXT - cached)), 1).tobytes()
+    runner.launch(StepPlan(1, 0, admit=admit, extend=extend, drafts=case.drafts))
+    decode = StepPlan(1, 0, decode=slots.tobytes(), drafts=case.drafts)
+    runner.launch(decode)  # brings the slots of the graph's rows
+    with counting.apart() as found:
+        runner.launch(decode)
+    return found
+
+
+def table(found: dict[str, Any], before: dict[str, Any]) -> str:
+    """For people."""
+    lines = ["| step | launches before | now | graphs replayed before | now |",
+             "|---|---|---|---|---|"]
+    for name, now in found.items():
+        was = before.get(name, {"launches": "", "replays": ""})
+        lines.append(f"| {name} | {was['launches']} | {now['launches']} | {was['replays']} | "
+                     f"{now['replays']} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Count all cases."""
+    args = argparse.ArgumentParser()
+    args.add_argument("--out", type=Path, help="writes what was found, as JSON")
+    args.add_argument("--before", type=Path, help="such a file, of another tree, to put beside it")
+    given = args.parse_args()
+    before = json.loads(given.before.read_text())["now"] if given.before else {}
+    found = {case.name: count(case).figures() for case in CASES}
+    print(table(found, before))
+    if given.out:
+        given.out.write_text(json.dumps({"before": before, "now": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
