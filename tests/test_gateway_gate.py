@@ -17,7 +17,8 @@ from helpers_served import Served, serving
 
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.gate import AGAIN, FRESH, SILENT, Gate, obstacle
+from actorium.actors.gateway.gate import AGAIN, FRESH, Gate, obstacle
+from actorium.actors.health import SILENT_AFTER
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus, Status
 
@@ -59,7 +60,7 @@ def test_what_is_in_the_way() -> None:
     assert obstacle(status()) == "" and obstacle(status(scheduler="stepping")) == ""
     assert obstacle(status(worker_0="exited")) == "worker-0 is exited"
     assert obstacle(status(gateway_0="exited", watchdog="starting")) == ""
-    assert obstacle(status(age=SILENT + 1)) == "worker-0 is silent"
+    assert obstacle(status(age=SILENT_AFTER + 1)) == "worker-0 is silent"
     assert obstacle(status("it is all over", worker_0="loading")) == "it is all over"
     assert obstacle(status(worker_0="loading", tokenizer="loading")) == \
         "worker-0 is loading, tokenizer is loading"

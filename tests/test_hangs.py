@@ -13,6 +13,7 @@ import time
 import pytest
 
 from actorium.actors.core import IDLE_BEAT
+from actorium.actors.health import READY_PHASES
 from actorium.actors.messages import Beat
 from actorium.actors.watchdog.hangs import (
     DOUBT,
@@ -27,7 +28,7 @@ from actorium.actors.watchdog.hangs import (
     find_hang,
 )
 from actorium.actors.watchdog.processes import Sight, sight_by_its_watcher, sight_of
-from actorium.actors.watchdog.wards import READY_PHASES, Ward, born
+from actorium.actors.watchdog.wards import Ward, born
 
 SILENCE, HEARTBEAT, TICK = 3.0, 0.25, 0.25
 

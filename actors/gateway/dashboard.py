@@ -20,6 +20,7 @@ from starlette.requests import Request as HttpRequest
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.sse import EventStream, event
+from actorium.actors.health import Growth, Reading, growth, reading, why_not_ready
 from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.retention import DASHBOARD_SAMPLES
 
@@ -27,7 +28,6 @@ LOG = logging.getLogger("actorium.gateway")
 PERIOD = 1.0
 PATIENCE = 2.0
 """Seconds that the watchdog has for an answer."""
-AT_WORK = frozenset({"ready", "idle", "stepping"})
 _DRAFTS, _ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
 _SUMS = ("tokens", "prompt_tokens", "steps", "busy_us", _DRAFTS, _ACCEPTED)
 _NEW_BEAT = 0.05
@@ -68,17 +68,8 @@ class Sample(Struct, frozen=True):
     actors: list[Line] = []
 
 
-class Look(NamedTuple):
-    """The scheduler's sums at one heartbeat."""
-
-    epoch: int
-    at: float
-    """CLOCK_MONOTONIC seconds."""
-    sums: tuple[float, ...]
-
-
 class Rates(NamedTuple):
-    """What two looks come to."""
+    """What two readings come to."""
 
     tokens: float | None = None
     prompt_tokens: float | None = None
@@ -90,7 +81,7 @@ class Sampler:
     """Makes samples of the watchdog's answers. Pure: it is told the time."""
 
     def __init__(self) -> None:
-        self._before: Look | None = None
+        self._before: Reading | None = None
         self._rates = Rates()
 
     def sample(self, status: Status, draining: bool, at: float, now: float) -> Sample:
@@ -115,34 +106,23 @@ class Sampler:
 
     def _look(self, scheduler: ActorStatus, now: float) -> Rates:
         """The rates since the last beat; between beats those of before."""
-        look = Look(scheduler.epoch, now - scheduler.beat_age,
-                    tuple(scheduler.gauges.get(name, 0.0) for name in _SUMS))
-        before = self._before
-        if before is None or before.epoch != look.epoch:
-            self._before, self._rates = look, Rates()
-        elif look.at - before.at > _NEW_BEAT:
-            self._before, self._rates = look, rates_between(before, look)
+        before, new = self._before, reading(scheduler, _SUMS, now)
+        if before is None or before.epoch != new.epoch or new.at - before.at > _NEW_BEAT:
+            self._before, self._rates = new, _rates(growth(before, new))
         return self._rates
 
 
-def rates_between(before: Look, after: Look) -> Rates:
-    """Nothing is known where a sum went back: somebody else counts."""
-    seconds = after.at - before.at
-    more = [b - a for a, b in zip(before.sums, after.sums, strict=True)]
-    if min(more) < 0 or seconds <= 0:
+def _rates(grown: Growth | None) -> Rates:
+    if grown is None:
         return Rates()
-    tokens, prompt, steps, busy, drafts, accepted = more
-    return Rates(tokens / seconds, prompt / seconds, busy / steps / 1e3 if steps else None,
-                 accepted / drafts if drafts else None)
+    steps, drafts = grown.counts["steps"], grown.counts[_DRAFTS]
+    return Rates(grown.rate("tokens"), grown.rate("prompt_tokens"),
+                 grown.counts["busy_us"] / steps / 1e3 if steps else None,
+                 grown.counts[_ACCEPTED] / drafts if drafts else None)
 
 
 def _why(status: Status, draining: bool) -> str:
-    if draining:
-        return "the engine is stopping"
-    if status.ready or status.error:
-        return status.error or ""
-    missing = [f"{one.role} is {one.phase}" for one in status.actors if one.phase not in AT_WORK]
-    return ", ".join(missing) or "not every actor has been heard of"
+    return "the engine is stopping" if draining else why_not_ready(status)
 
 
 class Dashboard:

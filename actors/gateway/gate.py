@@ -16,30 +16,21 @@ from time import monotonic
 
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.errors import SERVER, HttpError
-from actorium.actors.messages import ActorStatus, Status
+from actorium.actors.health import WORKING_PHASES, not_at_work
+from actorium.actors.messages import Status
 
 FRESH = 0.25
 """Seconds for which what the watchdog has said counts."""
 AGAIN = 0.1
 """Seconds between two questions while the engine is not ready."""
-SILENT = 2.0
-"""Seconds without a sign of life after which an actor is not counted upon."""
 NEEDED = ("tokenizer", "detokenizer", "scheduler", "worker-")
 """Without any of them no token comes. Gateways are not: this one is at work."""
-WORKING = frozenset({"ready", "idle", "stepping", "draining"})
 
 
 def obstacle(status: Status) -> str:
     """What keeps new requests from being served; empty = nothing."""
-    if status.error is not None:
-        return status.error
-    missing = [f"{one.role} is {_state(one)}" for one in status.actors
-               if one.role.startswith(NEEDED) and _state(one) not in WORKING]
-    return ", ".join(missing)
-
-
-def _state(actor: ActorStatus) -> str:
-    return "silent" if actor.beat_age > SILENT and actor.phase in WORKING else actor.phase
+    needed = (actor for actor in status.actors if actor.role.startswith(NEEDED))
+    return status.error or not_at_work(needed, WORKING_PHASES)
 
 
 class Gate:

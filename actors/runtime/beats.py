@@ -16,13 +16,13 @@ from typing import Any
 import zmq
 
 from actorium.actors.core import IDLE_BEAT, Context, Health
+from actorium.actors.health import RESTING
 from actorium.actors.messages import Beat
 from actorium.actors.runtime.docket import BUSY, Docket
 from actorium.actors.runtime.mailbox import Outbox
 from actorium.actors.runtime.rundir import address
 
 WATCHDOG, LAUNCHER = "watchdog", "launcher"
-RESTING = ("idle", "ready")
 BEATS_HWM = 64
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from actorium.actors.config.tree import Config, RecoveryConfig
 from actorium.actors.core import CLIENT, Context, Health, Send
 from actorium.actors.errors import EngineFailed
+from actorium.actors.health import EXITED
 from actorium.actors.messages import (
     ActorStatus,
     Beat,
@@ -34,7 +35,7 @@ from actorium.actors.watchdog.condition import Condition, Known, judge
 from actorium.actors.watchdog.interval import Interval, Line
 from actorium.actors.watchdog.processes import Sight, sight_by_its_watcher
 from actorium.actors.watchdog.supervisor import Supervisor
-from actorium.actors.watchdog.wards import EXITED, Ward, born
+from actorium.actors.watchdog.wards import Ward, born
 
 if TYPE_CHECKING:
     from actorium.actors.watchdog.metrics import Facts

@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from actorium.actors.health import EXITED, SILENT, STARTING_PHASES
 from actorium.actors.runtime.docket import BUSY
 from actorium.actors.watchdog.processes import Sight
-from actorium.actors.watchdog.wards import EXITED, STARTING_PHASES, Ward
+from actorium.actors.watchdog.wards import Ward
 
-SILENT, HUNG = "silent", "hung"
+HUNG = "hung"
 STOPPED, ASLEEP = "stopped", "asleep"
 """What is known of who is silent."""
 STARTING_SILENCE = 60.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from actorium.actors.health import Reading, growth
 from actorium.actors.watchdog.wards import Ward
 
 SCHEDULER, WORKER = "scheduler", "worker-0"
@@ -26,14 +27,6 @@ class Line(NamedTuple):
     fields: dict[str, float]
 
 
-class Sample(NamedTuple):
-    """Counters as a beat has told them."""
-
-    epoch: int
-    seen: float
-    counts: Mapping[str, float]
-
-
 class Interval:
     """Tells when a line is due, and makes it."""
 
@@ -41,7 +34,7 @@ class Interval:
         """seconds: between two lines; 0 = there are none."""
         self._seconds = seconds
         self._due: float | None = None
-        self._before: dict[str, Sample] = {}
+        self._before: dict[str, Reading] = {}
 
     def next_timer(self) -> float | None:
         """When to look; None = never."""
@@ -63,17 +56,17 @@ class Interval:
         return _line(told, done, modes, took)
 
     def _since(self, ward: Ward | None, names: tuple[str, ...]
-               ) -> tuple[float, dict[str, float]]:
+               ) -> tuple[float, Mapping[str, float]]:
         """Seconds between the beats of the last look and of this one, and what was counted."""
         if ward is None:
             return 0.0, dict.fromkeys(names, 0.0)
         counts = {name: ward.gauges.get(name, 0.0) for name in names}
         before = self._before.get(ward.role)
-        self._before[ward.role] = Sample(ward.epoch, ward.seen, counts)
-        if before is None or before.epoch != ward.epoch:  # it counts from 0 on
+        new = self._before[ward.role] = Reading(ward.epoch, ward.seen, counts)
+        grown = growth(before, new)
+        if grown is None:  # it counts from 0 on
             return self._seconds, counts
-        return ward.seen - before.seen, {name: max(0.0, n - before.counts[name])
-                                         for name, n in counts.items()}
+        return grown
 
 
 def _line(told: Mapping[str, float], done: Mapping[str, float], modes: Mapping[str, float],

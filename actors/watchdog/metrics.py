@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from actorium.actors.client.calls import bytes_of
 from actorium.actors.config.tree import Config
+from actorium.actors.health import READY_PHASES
 from actorium.actors.runtime import histograms
 from actorium.actors.watchdog.processes import Process
-from actorium.actors.watchdog.wards import READY_PHASES, Ward
+from actorium.actors.watchdog.wards import Ward
 
 SCHEDULER, DETOKENIZER, WORKER = "scheduler", "detokenizer", "worker-0"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"

@@ -5,12 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from actorium.actors.core import IDLE_BEAT
+from actorium.actors.health import READY_PHASES, RESTING, SILENT
 from actorium.actors.messages import Beat
 
-RESTING = frozenset({"ready", "idle"})
-READY_PHASES = frozenset({"ready", "idle", "stepping"})
-STARTING_PHASES = frozenset({"starting", "loading", "warming"})
-EXITED = "exited"
 LATE = 1.0
 """Seconds by which a beat is overdue before its actor no longer counts as ready."""
 
@@ -58,7 +55,7 @@ class Ward(Struct):
     @property
     def state(self) -> str:
         """Why it is not at work, in a word."""
-        return "silent" if self.phase in READY_PHASES else self.phase
+        return SILENT if self.phase in READY_PHASES else self.phase
 
 
 def born(role: str, pid: int, epoch: int, now: float) -> Ward:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actorium.actors.config.tree import Config
+from actorium.actors.health import READY_PHASES
 from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.announce import PREFIX, announce
 from actorium.tools.cli import start_report
-from actorium.tools.cli.status import READY_PHASES, Asker
+from actorium.tools.cli.status import Asker
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -14,7 +14,6 @@ from actorium.actors.client.calls import bytes_of
 from actorium.actors.messages import ActorStatus, GetStatus, Status
 from actorium.actors.runtime.rundir import address
 
-READY_PHASES = ("ready", "idle", "stepping")
 COUNTED = "restarts."
 """How the watchdog's gauges of restarts begin: "restarts.ROLE.CAUSE"."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct
 
+from actorium.actors import health
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 1.0
 SCHEDULER = "scheduler"
+COUNTERS = ("tokens", "prompt_tokens", "steps", "preemptions", "finished", "busy_us", "idle_us")
+"""`finished`: the sum of all `finished_*`."""
 MIB = 1 << 20
 BAR = 40
 """Characters of the bar of pages."""
@@ -157,10 +160,9 @@ def view(name: str, before: Reading, now: Reading) -> dict[str, Any]:
     seconds = now.at - before.at
     told = actors[SCHEDULER].gauges if SCHEDULER in actors else {}
     causes = status.causes(now.status) if now.status is not None else {}
-    past = _same_life(old.get(SCHEDULER), actors.get(SCHEDULER))
     return {
         "name": name, "model": now.about.get("model") or "demo", "state": _state(now.status),
-        "rates": rates(past, told, seconds),
+        "rates": rates(_counters(old, before.at), _counters(actors, now.at)),
         "running": int(told.get("running", 0)), "waiting": int(told.get("waiting", 0)),
         "pages": {kind: int(told.get(f"{kind}_pages", 0))
                   for kind in ("free", "held", "cached", "quarantined")},
@@ -185,31 +187,27 @@ def _same_life(old: ActorStatus | None, new: ActorStatus | None) -> Mapping[str,
 def _state(answer: Status | None) -> str:
     if answer is None:
         return "no answer"
-    if answer.ready:
-        return "ready"
-    return answer.error or ", ".join(
-        f"{a.role} is {a.phase}" for a in answer.actors
-        if a.phase not in status.READY_PHASES or a.beat_age > 1.5) or "not ready"
+    return health.why_not_ready(answer) or "ready"
 
 
-def rates(past: Mapping[str, float] | None, told: Mapping[str, float],
-          seconds: float) -> dict[str, float]:
-    """Of a second, from two readings of one scheduler's gauges; zeros without two."""
-    names = ("tokens", "prompt_tokens", "steps", "busy_us", "idle_us", "preemptions")
-    if past is None or seconds <= 0:
-        grown = dict.fromkeys(names, 0.0)
-        finished = 0.0
-    else:
-        grown = {name: max(0.0, told.get(name, 0.0) - past.get(name, 0.0)) / seconds
-                 for name in names}
-        finished = max(0.0, _finished(told) - _finished(past)) / seconds
-    busy, idle = grown.pop("busy_us"), grown.pop("idle_us")
-    return grown | {"finished": finished, "device_busy": min(1.0, busy / 1e6),
+def rates(past: health.Reading | None, now: health.Reading | None) -> dict[str, float]:
+    """Of a second, from two readings of one scheduler's counters; zeros without two."""
+    grown = None if now is None else health.growth(past, now)
+    found = {name: 0.0 if grown is None else grown.rate(name) for name in COUNTERS}
+    busy, idle = found.pop("busy_us"), found.pop("idle_us")
+    return found | {"device_busy": min(1.0, busy / 1e6),
                     "device_idle_ratio": _ratio(idle, busy + idle)}
 
 
-def _finished(gauges: Mapping[str, float]) -> float:
-    return sum(value for name, value in gauges.items() if name.startswith("finished_"))
+def _counters(actors: Mapping[str, ActorStatus], at: float) -> health.Reading | None:
+    """The scheduler's, as of its last heartbeat."""
+    if SCHEDULER not in actors:
+        return None
+    scheduler = actors[SCHEDULER]
+    known = health.reading(scheduler, [name for name in COUNTERS if name != "finished"], at)
+    finished = sum(value for name, value in scheduler.gauges.items()
+                   if name.startswith("finished_"))
+    return known._replace(counts={**known.counts, "finished": finished})
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -292,4 +290,4 @@ def _cells(actor: dict[str, Any]) -> list[str]:
 
 
 def _troubled(actor: dict[str, Any]) -> bool:
-    return actor["phase"] == "exited" or actor["beat_age"] > 1.5
+    return actor["phase"] == health.EXITED or actor["beat_age"] > health.SILENT_AFTER

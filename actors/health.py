@@ -1,0 +1,83 @@
+"""How an engine's actors are, in one place: phases, who is at work, why the engine is not ready,
+and how much its counters have grown. Pure.
+
+The watchdog judges by what it hears (`watchdog/condition.py`); whoever has only its answer, a
+`Status`, reads it with these functions: the gateway, the dashboard, the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from actorium.actors.messages import ActorStatus, Status
+
+RESTING = frozenset({"ready", "idle"})
+"""Phases in which an actor has nothing to do."""
+READY_PHASES = RESTING | {"stepping"}
+WORKING_PHASES = READY_PHASES | {"draining"}
+"""Phases in which what was accepted goes on."""
+STARTING_PHASES = frozenset({"starting", "loading", "warming"})
+EXITED = "exited"
+SILENT = "silent"
+"""What a phase is called whose actor has not been heard of for too long."""
+SILENT_AFTER = 2.0
+"""Seconds without a heartbeat after which an actor's last word no longer counts."""
+
+
+def state_of(actor: ActorStatus) -> str:
+    """The actor's phase; `SILENT` where it claims to work and its heartbeat is overdue."""
+    overdue = actor.beat_age > SILENT_AFTER and actor.phase in WORKING_PHASES
+    return SILENT if overdue else actor.phase
+
+
+def not_at_work(actors: Iterable[ActorStatus], phases: Collection[str] = READY_PHASES) -> str:
+    """ "ROLE is STATE" of each actor whose state is none of `phases`, joined by commas; empty where
+    there is none."""
+    return ", ".join(f"{actor.role} is {state}" for actor in actors
+                     if (state := state_of(actor)) not in phases)
+
+
+def why_not_ready(status: Status) -> str:
+    """What keeps the engine from being ready; empty where it is."""
+    if status.ready or status.error:
+        return status.error or ""
+    return not_at_work(status.actors) or "not every actor has been heard of"
+
+
+class Reading(NamedTuple):
+    """Counters of one actor, as one of its heartbeats gave them."""
+
+    epoch: int
+    """Of the incarnation that counted."""
+    at: float
+    """CLOCK_MONOTONIC seconds of the heartbeat."""
+    counts: Mapping[str, float]
+
+
+class Growth(NamedTuple):
+    """What was counted between two readings."""
+
+    seconds: float
+    counts: Mapping[str, float]
+
+    def rate(self, name: str) -> float:
+        """Of a counter, a second; 0 where no time has passed."""
+        return self.counts[name] / self.seconds if self.seconds > 0 else 0.0
+
+
+def growth(before: Reading | None, after: Reading) -> Growth | None:
+    """Between two readings with the same counters. None where they are not of one incarnation, or a
+    counter has fallen: somebody else counts."""
+    if before is None or before.epoch != after.epoch:
+        return None
+    grown = {name: count - before.counts[name] for name, count in after.counts.items()}
+    if any(more < 0 for more in grown.values()):
+        return None
+    return Growth(after.at - before.at, grown)
+
+
+def reading(actor: ActorStatus, names: Iterable[str], now: float) -> Reading:
+    """These gauges of an actor, 0 where it has none. now: CLOCK_MONOTONIC seconds of the answer."""
+    return Reading(actor.epoch, now - actor.beat_age,
+                   {name: actor.gauges.get(name, 0.0) for name in names})
