@@ -109,6 +109,65 @@ def test_candidates_that_just_fit_and_that_do_not(kept: int) -> None:
     drawn_as_reference(choose(logits, *slots_of(8), tables, True, True, 16), logits, tables)
 
 
+WIDE: list[dict[str, Any]] = [
+    {"top_p": 0.9}, {"top_k": 500}, {"top_k": 700, "top_p": 0.7}, {"min_p": 0.01},
+    {"top_k": 900, "top_p": 0.95, "min_p": 0.2}, {"top_p": 0.3, "min_p": 0.5}, {"top_k": 5}]
+
+
+def wide_passes(logits: torch.Tensor, tables: Any, programs: int,
+                monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, list[int], int]:
+    """The tokens of rows that no list holds; which rows were wide; passes over them, the last one
+    of which is that of a program that finds nothing more to do."""
+    from actorium.kernels.triton import draw
+
+    scratch: list[torch.Tensor] = []
+    monkeypatch.setattr(draw, "helpers", lambda device: programs)
+    own = draw._scratch
+    with monkeypatch.context() as patch:
+        patch.setattr(draw, "_scratch",
+                      lambda *given: scratch.append(own(*given)[-1]) or own(*given)[:-1] + (
+                          scratch[-1],))
+        got = draw.choose(logits, *slots_of(len(logits)), tables, True, True, 64)
+    wide, tickets, done, *rows = scratch[0].tolist()
+    assert done == wide
+    count = draw.tiles(len(logits), logits.shape[1]).number
+    each = -(-count // max(1, max(len(logits), programs) // max(wide, 1)))
+    return got, sorted(rows[:wide]), -(-tickets // max(1, wide * -(-count // each)))
+
+
+@pytest.mark.parametrize("kind", ["flat", "random", "ties"])
+def test_wide_rows_are_read_by_any_number_of_programs(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a row's logits are, a few passes find its thresholds; parts do not show."""
+    rows = WIDE[3:] if kind == "flat" else WIDE[:3]
+    logits, tables = logits_of(kind, len(rows), 700, 8), resident(rows, 700)
+    first, wide, _ = wide_passes(logits, tables, 1, monkeypatch)
+    drawn_as_reference(first, logits, tables)
+    assert len(wide) >= 2
+    got, again, passes = wide_passes(logits, tables, 10, monkeypatch)
+    assert torch.equal(got, first) and again == wide
+    assert passes <= (6 if kind == "flat" else 14)
+
+
+def test_no_row_is_wide_where_all_candidates_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = logits_of("random", 4, 900, 8) * 9
+    tables = resident([{"top_p": 0.5}, {"top_k": 20}, {}, {"temperature": 0.0}], 900)
+    got, rows, passes = wide_passes(logits, tables, 5, monkeypatch)
+    drawn_as_reference(got, logits, tables)
+    assert (rows, passes) == ([], 0)
+
+
+@pytest.mark.slow
+def test_wide_rows_of_a_real_vocabulary() -> None:
+    from actorium.kernels.triton.draw import choose
+
+    rows: list[dict[str, Any]] = [{"top_p": 0.95}, {"top_k": 50_000, "top_p": 0.5}]
+    logits, tables = logits_of("random", 2, 151_936, 9) * 0.3, resident(rows, 151_936)
+    logits[1] = 0.5
+    drawn_as_reference(choose(logits, *slots_of(2), tables, True, True), logits, tables)
+
+
 def test_draws_without_truncation_and_greedy_ones() -> None:
     from actorium.kernels.triton.draw import choose
 

@@ -3,7 +3,8 @@
 Launches of a step, each a grid of (rows, parts of a row) but the last: the highest logit of every
 tile; where any row samples, the weights of every tile, and for truncated rows the sums at a few
 thresholds; the candidates above the last of these that is certainly low enough; the choice. The
-logits are read three times, or twice without truncation, or once where nothing samples.
+logits are read three times, or twice without truncation, or once where nothing samples; rows of
+which more is left than the choice has room for are read a few more times in its launch (`wide`).
 """
 
 from __future__ import annotations
@@ -17,34 +18,32 @@ from torch import Tensor
 from triton.language import tensor
 
 from ..record import MIN_P, SEED_HIGH, SEED_LOW, TEMPERATURE, TOP_K, TOP_P, Resident
+from .device import limits
+from .invert import draw_tiles, least_of, target_of, top_of
 from .keys import LOWEST, Tiles, field, key_of, real, scale, tiles, weight_of
 from .philox import uniform_of
-from .search import (
-    PIVOTS,
-    first_pivots,
-    narrow,
-    scaled_tile,
-    search_list,
-    search_row,
-    wanted_mass,
-)
+from .search import PIVOTS, first_pivots, narrow, scaled_tile, search_list, wanted_mass
+from .wide import QUEUE, STATE, draw_wide, enlist
 
 _TEMPERATURE, _TOP_K, _TOP_P = tl.constexpr(TEMPERATURE), tl.constexpr(TOP_K), tl.constexpr(TOP_P)
 _MIN_P, _SEED_LOW = tl.constexpr(MIN_P), tl.constexpr(SEED_LOW)
 _SEED_HIGH = tl.constexpr(SEED_HIGH)
 
 CANDIDATES = 2048
-"""Tokens that the last launch holds in registers, 8 a thread. Rows with more are read again."""
+"""Tokens that the last launch holds in registers, 8 a thread. Rows with more: see `wide`."""
 
 
 @triton.jit(do_not_specialize=["each"])
-def _tops(logits: tensor, tops: tensor, best: tensor, found: tensor, vocab: tensor, count: tensor,
-          each: tensor, BLOCK: tl.constexpr) -> None:
+def _tops(logits: tensor, tops: tensor, best: tensor, found: tensor, queue: tensor, vocab: tensor,
+          count: tensor, each: tensor, BLOCK: tl.constexpr) -> None:
     """tops f32[R, T]: the highest of each tile; best i32[R, T]: its token, the first of ties;
-    found i32[R]: zeroed."""
+    found i32[R], and the counters of `wide`: zeroed."""
     row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * each
     if first == 0:
         tl.store(found + row, 0)
+        if row == 0:
+            at = tl.arange(0, 4)
+            tl.store(queue + at, at * 0, mask=at < QUEUE)
     for tile in tl.range(first, tl.minimum(first + each, count), num_stages=3):
         token = tile * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
@@ -52,14 +51,6 @@ def _tops(logits: tensor, tops: tensor, best: tensor, found: tensor, vocab: tens
         top, at = tl.max(x, 0, return_indices=True)
         tl.store(tops + row * count + tile, top)
         tl.store(best + row * count + tile, tl.minimum(tile * BLOCK + at, vocab - 1))
-
-
-@triton.jit
-def _top_of(tops: tensor, row: tensor, count: tensor, TILES: tl.constexpr) -> tensor:
-    """The highest logit of a row, and its tile."""
-    tile = tl.arange(0, TILES)
-    x = tl.load(tops + row * count + tile, mask=tile < count, other=float("-inf"))
-    return tl.max(x, 0, return_indices=True)
 
 
 @triton.jit(do_not_specialize=["slots", "each"])
@@ -73,7 +64,7 @@ def _weigh(logits: tensor, slots: tensor, record: tensor, tops: tensor, masses: 
     slot = tl.load(slots + row).to(tl.int64)
     temperature = real(record, slot, _TEMPERATURE)
     if temperature > 0:
-        top, tile_of_top = _top_of(tops, row, count, TILES)
+        top, tile_of_top = top_of(tops, row, count, TILES)
         top = tl.div_rn(top, temperature)
         pivots = first_pivots(top)
         at_pivots = tl.zeros((PIVOTS,), tl.int64)
@@ -121,32 +112,29 @@ def _need(record: tensor, slot: tensor, total: tensor) -> tensor:
     return tl.where(top_k > 0, top_k, wanted_mass(real(record, slot, _TOP_P), total))
 
 
-@triton.jit
-def _least(record: tensor, slot: tensor) -> tensor:
-    """f64: log(min_p), the least distance (negative) to the highest logit that is kept."""
-    min_p = real(record, slot, _MIN_P).to(tl.float64)
-    return tl.where(min_p > 0, tl.log(tl.where(min_p > 0, min_p, 1.0)), float("-inf"))
-
-
 @triton.jit(do_not_specialize=["slots", "parts", "each"])
 def _gather(logits: tensor, slots: tensor, record: tensor, tops: tensor, masses: tensor,
-            sums: tensor, found: tensor, keys: tensor, ids: tensor, vocab: tensor, count: tensor,
-            parts: tensor, each: tensor, room: tensor, BLOCK: tl.constexpr,
-            TILES: tl.constexpr) -> None:
-    """found i32[R]: a row's candidates; keys, ids i32[R, room]: those that fit, in any order."""
+            sums: tensor, found: tensor, keys: tensor, ids: tensor, state: tensor, queue: tensor,
+            vocab: tensor, count: tensor, parts: tensor, each: tensor, room: tensor,
+            BLOCK: tl.constexpr, TILES: tl.constexpr) -> None:
+    """found i32[R]: a row's candidates; keys, ids i32[R, room]: those that fit, in any order; rows
+    of which not all fit go to `queue`."""
     row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * each
     slot = tl.load(slots + row).to(tl.int64)
     temperature = real(record, slot, _TEMPERATURE)
     top_k, min_p = field(record, slot, _TOP_K), real(record, slot, _MIN_P)
-    searched = (top_k > 0) | (real(record, slot, _TOP_P) < 1)
+    top_p = real(record, slot, _TOP_P)
+    searched = (top_k > 0) | (top_p < 1)
     if (temperature > 0) & (searched | (min_p > 0)):
-        top, tile_of_top = _top_of(tops, row, count, TILES)
+        top, tile_of_top = top_of(tops, row, count, TILES)
         top = tl.div_rn(top, temperature)
-        low = key_of(top) * 0 + LOWEST
+        low, high = key_of(top) * 0 + LOWEST, key_of(top) + 1
+        above = low.to(tl.int64) * 0
+        need = above
         if searched:
-            total = tl.sum(_mass_of(masses, row, count, TILES), 0)
-            low, high, above = _bracket(sums, row, parts, top, _need(record, slot, total))
-        least = _least(record, slot)
+            need = _need(record, slot, tl.sum(_mass_of(masses, row, count, TILES), 0))
+            low, high, above = _bracket(sums, row, parts, top, need)
+        least = least_of(record, slot)
         # What top_k keeps is needed whole: top_p takes its part of it.
         least = tl.where(top_k > 0, float("-inf"), least)
         for tile in range(first, tl.minimum(first + each, count)):
@@ -154,55 +142,14 @@ def _gather(logits: tensor, slots: tensor, record: tensor, tops: tensor, masses:
                 x = scaled_tile(logits + row * vocab, tile, vocab, temperature, BLOCK)
                 key, token = key_of(x), tile * BLOCK + tl.arange(0, BLOCK)
                 good = (key >= low) & (token < vocab) & ((x - top).to(tl.float64) >= least)
-                place = tl.cumsum(good.to(tl.int32), 0) - 1
-                place += tl.atomic_add(found + row, tl.sum(good.to(tl.int32), 0))
+                more = tl.sum(good.to(tl.int32), 0)
+                before = tl.atomic_add(found + row, more)
+                if (before <= room) & (before + more > room):
+                    enlist(state, queue, row, low, high, above, need, top_k, top_p)
+                place = before + tl.cumsum(good.to(tl.int32), 0) - 1
                 good &= place < room
                 tl.store(keys + row * room + place, key, mask=good)
                 tl.store(ids + row * room + place, token, mask=good)
-
-
-@triton.jit
-def _target(uniform: tensor, total: tensor) -> tensor:
-    """int64 in [0, total): the place of a uniform number in a row's weight."""
-    return tl.minimum((uniform * total.to(tl.float64)).to(tl.int64), total - 1)
-
-
-@triton.jit
-def _draw_tiles(logits: tensor, masses: tensor, vocab: tensor, temperature: tensor, top: tensor,
-                low: tensor, least: tensor, uniform: tensor, fallback: tensor, BLOCK: tl.constexpr,
-                TILES: tl.constexpr, SCALE: tl.constexpr) -> tensor:
-    """A token from the weights at and above two thresholds, whose sums by tile are masses[TILES];
-    `fallback` if there is none."""
-    total = tl.sum(masses, 0)
-    target = _target(uniform, total)
-    through = tl.cumsum(masses, 0)
-    tile = tl.sum((through <= target).to(tl.int32), 0)
-    before = tl.max(tl.where(through <= target, through, 0), 0)
-    x = scaled_tile(logits, tile, vocab, temperature, BLOCK)
-    weight = _kept(x, top, low, least, SCALE)
-    target = tl.minimum(target, before + tl.sum(weight, 0) - 1)
-    inside = tl.sum((before + tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
-    return tl.where(total > 0, tl.minimum(tile * BLOCK + inside, vocab - 1), fallback)
-
-
-@triton.jit
-def _kept(x: tensor, top: tensor, low: tensor, least: tensor, SCALE: tl.constexpr) -> tensor:
-    """Weights of a tile; 0 where a token is out."""
-    good = (key_of(x) >= low) & ((x - top).to(tl.float64) >= least)
-    return tl.where(good, weight_of(x - top, SCALE), 0)
-
-
-@triton.jit
-def _kept_masses(logits: tensor, vocab: tensor, temperature: tensor, top: tensor, low: tensor,
-                 least: tensor, tiles: tensor, BLOCK: tl.constexpr, TILES: tl.constexpr,
-                 SCALE: tl.constexpr) -> tensor:
-    """i64[TILES]: the weight kept of each tile."""
-    masses = tl.zeros((TILES,), tl.int64)
-    for tile in tl.range(tiles, num_stages=3):
-        x = scaled_tile(logits, tile, vocab, temperature, BLOCK)
-        mass = tl.sum(_kept(x, top, low, least, SCALE), 0)
-        masses = tl.where(tl.arange(0, TILES) == tile, mass, masses)
-    return masses
 
 
 @triton.jit
@@ -226,7 +173,7 @@ def _draw_list(keys: tensor, ids: tensor, found: tensor, vocab: tensor, top: ten
         low = search_list(key, weight, low, high, wanted_mass(top_p, total))
     weight = tl.where((key >= low) & (below.to(tl.float64) >= least), weight, 0)
     total = tl.sum(weight, 0)
-    target = _target(uniform, total)
+    target = target_of(uniform, total)
     # The first token by whose id more than the target has gone by.
     first, last = vocab * 0 - 1, vocab - 1
     while first + 1 < last:
@@ -245,34 +192,14 @@ def _below(key: tensor, top: tensor, live: tensor) -> tensor:
 
 
 @triton.jit
-def _read_again(logits: tensor, sums: tensor, row: tensor, vocab: tensor, count: tensor,
-                parts: tensor, temperature: tensor, top: tensor, top_k: tensor, top_p: tensor,
-                need: tensor, total: tensor, BLOCK: tl.constexpr, TILES: tl.constexpr,
-                SCALE: tl.constexpr) -> tensor:
-    """The key of the least logit that top_k and top_p keep, for rows with many candidates."""
-    low = key_of(top) * 0 + LOWEST
-    if (top_k > 0) | (top_p < 1):
-        low, high, above = _bracket(sums, row, parts, top, need)
-        low = search_row(logits, vocab, temperature, top, count, low, high, above, need,
-                         top_k > 0, BLOCK, SCALE)
-        if (top_k > 0) & (top_p < 1):
-            none = top * 0 + float("-inf")
-            total = tl.sum(_kept_masses(logits, vocab, temperature, top, low,
-                                        none.to(tl.float64), count, BLOCK, TILES, SCALE), 0)
-            low = search_row(logits, vocab, temperature, top, count, low, key_of(top) + 1,
-                             total * 0, wanted_mass(top_p, total), False, BLOCK, SCALE)
-    return low
-
-
-@triton.jit(do_not_specialize=["slots", "positions", "parts"])
-def _choose(logits: tensor, slots: tensor, positions: tensor, record: tensor, tops: tensor,
-            best: tensor, masses: tensor, sums: tensor, found: tensor, keys: tensor, ids: tensor,
-            out: tensor, vocab: tensor, count: tensor, parts: tensor, BLOCK: tl.constexpr,
-            TILES: tl.constexpr, ROOM: tl.constexpr, SCALE: tl.constexpr, SAMPLES: tl.constexpr,
-            TRUNCATES: tl.constexpr) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    top, tile = _top_of(tops, row, count, TILES)
-    token = tl.load(best + row * count + tl.minimum(tile, count - 1))
+def _choose_row(logits: tensor, slots: tensor, positions: tensor, record: tensor, tops: tensor,
+                best: tensor, masses: tensor, found: tensor, keys: tensor, ids: tensor,
+                out: tensor, row: tensor, vocab: tensor, count: tensor, BLOCK: tl.constexpr,
+                TILES: tl.constexpr, ROOM: tl.constexpr, SCALE: tl.constexpr,
+                SAMPLES: tl.constexpr, TRUNCATES: tl.constexpr) -> None:
+    """The token of a row that is not left to `draw_wide`."""
+    top, tile = top_of(tops, row, count, TILES)
+    token, wide = tl.load(best + row * count + tl.minimum(tile, count - 1)), False
     if SAMPLES:
         slot = tl.load(slots + row).to(tl.int64)
         temperature = real(record, slot, _TEMPERATURE)
@@ -280,29 +207,39 @@ def _choose(logits: tensor, slots: tensor, positions: tensor, record: tensor, to
             uniform = uniform_of(field(record, slot, _SEED_LOW), field(record, slot, _SEED_HIGH),
                                  tl.load(positions + row))
             top = tl.div_rn(top, temperature)
-            logits += row * vocab
             mass = _mass_of(masses, row, count, TILES)
-            low, least = key_of(top) * 0 + LOWEST, _least(record, slot)
-            many = True
+            least, whole = least_of(record, slot), True
             if TRUNCATES:
                 top_k, top_p = field(record, slot, _TOP_K), real(record, slot, _TOP_P)
-                if (top_k > 0) | (top_p < 1) | (real(record, slot, _MIN_P) > 0):
-                    candidates, total = tl.load(found + row), tl.sum(mass, 0)
-                    many = candidates > ROOM
-                    if many:
-                        low = _read_again(logits, sums, row, vocab, count, parts, temperature,
-                                          top, top_k, top_p, _need(record, slot, total), total,
-                                          BLOCK, TILES, SCALE)
-                        mass = _kept_masses(logits, vocab, temperature, top, low, least, count,
-                                            BLOCK, TILES, SCALE)
-                    else:
+                whole = (top_k <= 0) & (top_p >= 1) & (real(record, slot, _MIN_P) <= 0)
+                if not whole:
+                    candidates = tl.load(found + row)
+                    wide = candidates > ROOM
+                    if not wide:
                         token = _draw_list(keys + row * ROOM, ids + row * ROOM, candidates, vocab,
-                                           top, top_k, top_p, least, total, uniform, token, ROOM,
-                                           SCALE)
-            if many:
-                token = _draw_tiles(logits, mass, vocab, temperature, top, low, least, uniform,
-                                    token, BLOCK, TILES, SCALE)
-    tl.store(out + row, token.to(tl.int64))
+                                           top, top_k, top_p, least, tl.sum(mass, 0), uniform,
+                                           token, ROOM, SCALE)
+            if whole:
+                token = draw_tiles(logits + row * vocab, mass, vocab, temperature, top,
+                                   key_of(top) * 0 + LOWEST, least, uniform, token, BLOCK, TILES,
+                                   SCALE)
+    if not wide:
+        tl.store(out + row, token.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["slots", "positions", "rows"])
+def _choose(logits: tensor, slots: tensor, positions: tensor, record: tensor, tops: tensor,
+            best: tensor, masses: tensor, found: tensor, keys: tensor, ids: tensor, state: tensor,
+            queue: tensor, out: tensor, rows: tensor, vocab: tensor, count: tensor,
+            BLOCK: tl.constexpr, TILES: tl.constexpr, ROOM: tl.constexpr, SCALE: tl.constexpr,
+            SAMPLES: tl.constexpr, TRUNCATES: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    if row < rows:
+        _choose_row(logits, slots, positions, record, tops, best, masses, found, keys, ids, out,
+                    row, vocab, count, BLOCK, TILES, ROOM, SCALE, SAMPLES, TRUNCATES)
+    if TRUNCATES:
+        draw_wide(logits, slots, positions, record, tops, best, masses, state, queue, out, vocab,
+                  count, BLOCK, TILES, SCALE)
 
 
 def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, samples: bool,
@@ -319,19 +256,22 @@ def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, s
     truncates = samples and truncates
     cut, record = tiles(rows, vocab), tables.record
     room = min(candidates, triton.next_power_of_2(vocab))
-    tops, best, masses, sums, found, keys, ids = _scratch(logits, cut, samples, truncates, room)
+    tops, best, masses, sums, found, keys, ids, state, queue = _scratch(
+        logits, cut, samples, truncates, room)
     grid, size = (rows, cut.splits), {"BLOCK": cut.block, "num_warps": 4}
     shape: dict[str, Any] = {"TILES": cut.padded, "SCALE": scale(vocab)}
-    _tops[grid](logits, tops, best, found, vocab, cut.number, cut.each, **size)
+    _tops[grid](logits, tops, best, found, queue, vocab, cut.number, cut.each, **size)
     if samples:
         _weigh[grid](logits, slots, record, tops, masses, sums, vocab, cut.number, cut.each,
                      TRUNCATES=truncates, STAGES=1 if truncates else 3, **size, **shape)
     if truncates:
-        _gather[grid](logits, slots, record, tops, masses, sums, found, keys, ids, vocab,
-                      cut.number, cut.splits, cut.each, room, TILES=cut.padded, **size)
-    _choose[(rows,)](logits, slots, positions, record, tops, best, masses, sums, found, keys, ids,
-                     out, vocab, cut.number, cut.splits, BLOCK=cut.block, ROOM=room,
-                     SAMPLES=samples, TRUNCATES=truncates, num_warps=8, **shape)
+        _gather[grid](logits, slots, record, tops, masses, sums, found, keys, ids, state, queue,
+                      vocab, cut.number, cut.splits, cut.each, room, TILES=cut.padded, **size)
+    # More programs than rows read the rows that are wide; without such they exit at once.
+    programs = max(rows, helpers(logits.device)) if truncates else rows
+    _choose[(programs,)](logits, slots, positions, record, tops, best, masses, found, keys, ids,
+                         state, queue, out, rows, vocab, cut.number, BLOCK=cut.block, ROOM=room,
+                         SAMPLES=samples, TRUNCATES=truncates, num_warps=8, **shape)
     return out
 
 
@@ -348,4 +288,12 @@ def _scratch(logits: Tensor, cut: Tiles, samples: bool, truncates: bool,
             array(samples, torch.int64, rows, cut.number),
             array(truncates, torch.int64, rows, cut.splits, int(PIVOTS.value)),
             array(True, torch.int32, rows), array(truncates, torch.int32, rows, room),
-            array(truncates, torch.int32, rows, room))
+            array(truncates, torch.int32, rows, room),
+            array(truncates, torch.int64, rows, int(STATE.value)),
+            array(True, torch.int32, int(QUEUE.value) + rows))
+
+
+def helpers(device: torch.device) -> int:
+    """Programs that read wide rows: one for each SM, which is what the registers of `_choose` leave
+    room for; some in the interpreter as well, whose programs run one by one."""
+    return max(3, limits(device).processors)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from .keys import key_of, value_of, weight_of
+from .keys import key_of, value_of
 
 PIVOTS = tl.constexpr(16)
 
@@ -25,7 +25,7 @@ def first_pivots(top: tensor) -> tensor:
 
 
 @triton.jit
-def _pivots(low: tensor, high: tensor, by_value: tensor) -> tensor:
+def pivots_of(low: tensor, high: tensor, by_value: tensor) -> tensor:
     """int32[PIVOTS] inside the bracket: equal steps of value, or of key. The latter make a bracket
     16 times as narrow whatever the values are."""
     last = high - 1
@@ -60,36 +60,6 @@ def scaled_tile(logits: tensor, tile: tensor, vocab: tensor, temperature: tensor
     token = tile * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
     return tl.div_rn(x.to(tl.float32), temperature)
-
-
-@triton.jit
-def search_row(logits: tensor, vocab: tensor, temperature: tensor, top: tensor, tiles: tensor,
-               low: tensor, high: tensor, above: tensor, need: tensor, counts: tensor,
-               BLOCK: tl.constexpr, SCALE: tl.constexpr) -> tensor:
-    """The key of the highest logit that has `need` at or above it: tokens if `counts`, else weight.
-
-    Reads the row a few times; for rows whose candidates do not fit `search_list`.
-    """
-    by_value = 1
-    while low + 1 < high:
-        pivots = _pivots(low, high, by_value != 0)
-        sums = tl.zeros((PIVOTS,), tl.int64) + above
-        least, most = high, low
-        for tile in range(tiles):
-            x = scaled_tile(logits, tile, vocab, temperature, BLOCK)
-            token = tile * BLOCK + tl.arange(0, BLOCK)
-            key = key_of(x)
-            inside = (key >= low) & (key < high) & (token < vocab)
-            least = tl.minimum(least, tl.min(tl.where(inside, key, high), 0))
-            most = tl.maximum(most, tl.max(tl.where(inside, key, low), 0))
-            if tl.max(inside.to(tl.int32), 0) > 0:
-                amount = tl.where(counts, 1, weight_of(x - top, SCALE))
-                amount = tl.where(inside, amount, 0)
-                sums += tl.sum(tl.where(key[:, None] >= pivots[None, :], amount[:, None], 0), 0)
-        low, high, above = narrow(low, high, above, pivots, sums, need)
-        low, high = tl.maximum(low, least), tl.minimum(high, most + 1)
-        by_value = 1 - by_value
-    return low
 
 
 @triton.jit
