@@ -59,13 +59,12 @@ class GatewayCore:
         threading.Thread(target=self._load, args=(post,), name="gateway", daemon=True).start()
 
     def _load(self, post: Post) -> None:
-        import uvicorn
-
         from actorium.actors.gateway.app import build_app
         from actorium.actors.gateway.bodies import PATIENCE
         from actorium.actors.gateway.engine import Engine
         from actorium.actors.runtime.hosts import Hosts
-        from actorium.actors.runtime.web import Limits, most_connections, protocol
+        from actorium.actors.runtime.http_server import http_server
+        from actorium.actors.runtime.web import Limits, most_connections
 
         def serve() -> None:
             self._engine = engine = Engine(self._ctx.config, self._ctx.run_dir, self.docket)
@@ -74,13 +73,7 @@ class GatewayCore:
             limits = Limits(most_connections(settings.max_connections), settings.body_timeout,
                             settings.send_timeout, (PATIENCE + 1) * settings.max_body_bytes)
             hosts = Hosts(settings.allowed_hosts, settings.host, self._where.host)
-            config = uvicorn.Config(
-                build_app(engine, hosts), http=protocol(limits), ws="none", lifespan="off",
-                interface="asgi3", log_config=None, access_log=False, server_header=False,
-                date_header=False, timeout_keep_alive=KEEP_ALIVE, backlog=BACKLOG)
-            config.load()
-            self._server = uvicorn.Server(config)
-            self._server.lifespan = config.lifespan_class(config)
+            self._server = http_server(build_app(engine, hosts), limits, KEEP_ALIVE, BACKLOG)
             self._serving = asyncio.get_running_loop().create_task(self._start())
 
         post(serve)
@@ -88,8 +81,9 @@ class GatewayCore:
     async def _start(self) -> None:
         if self._ctx.config.gateway.gateways > 1:
             await self._engine.peers.listen()
-        # Not `Server.serve`: its main loop wakes ten times a second and takes the signals.
-        await self._server.startup(sockets=[self._sock])
+        from actorium.actors.runtime.http_server import start
+
+        await start(self._server, [self._sock])
 
     # --- Core ---
 

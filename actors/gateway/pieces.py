@@ -6,19 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from actorium.actors.config.tree import Config
+from actorium.actors.detokenizer.incremental import byte_of_char
 from actorium.actors.models import model_dir as models
 from actorium.actors.runtime.retention import TOKEN_TEXTS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-
-def byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's letters and the bytes they stand for (Radford et al. 2019, GPT-2)."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {chr(byte): byte for byte in plain}
-    rest = (byte for byte in range(256) if byte not in set(plain))
-    return letters | {chr(256 + i): byte for i, byte in enumerate(rest)}
 
 
 class Pieces:
@@ -45,7 +38,7 @@ class Pieces:
 
         tokenizer = load_tokenizer(models.resolve(self._config.model.model))
         if "ByteLevel" in repr(tokenizer.decoder):
-            self._letters = byte_alphabet()
+            self._letters = byte_of_char()
         self._special = frozenset(tokenizer.get_added_tokens_decoder())
         return tokenizer
 

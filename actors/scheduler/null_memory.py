@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.messages import Admit, Ready
+from actorium.actors.runtime.splitmix64 import FIRST_FACTOR, GOLDEN_GAMMA, SECOND_FACTOR
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.uint64]
@@ -169,9 +170,9 @@ class PageMemory:
 def hash_words(tokens: Longs, places: Longs) -> Longs:
     """A word for each (token, place), to be summed into the hash of a prefix."""
     with np.errstate(over="ignore"):
-        z = (tokens + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
-        z += (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
+        z = (tokens + np.uint64(1)) * np.uint64(FIRST_FACTOR)
+        z += (places + np.uint64(1)) * np.uint64(GOLDEN_GAMMA)
+        z = (z ^ (z >> np.uint64(31))) * np.uint64(SECOND_FACTOR)
         return z ^ (z >> np.uint64(29))
 
 

@@ -34,6 +34,7 @@ from actorium.actors.messages import (
     StepResult,
     ToWorker,
 )
+from actorium.actors.runtime.splitmix64 import FIRST_FACTOR, GOLDEN_GAMMA, SECOND_FACTOR
 from actorium.actors.scheduler.null_memory import BadPlan, Ints, Longs, PageMemory, ints_of
 from actorium.actors.scheduler.slots import within
 
@@ -49,9 +50,9 @@ Cost = Callable[[int, int, int, int], int]
 
 def hash_tokens(seeds: Longs, positions: Longs, vocab: int) -> Ints:
     """Token of each (seed, position): splitmix64 of both, modulo the vocabulary. u8[n] -> i4[n]."""
-    z = seeds + positions * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = seeds + positions * np.uint64(GOLDEN_GAMMA)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST_FACTOR)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND_FACTOR)
     return ((z ^ (z >> np.uint64(31))) % np.uint64(vocab)).astype(np.int32)
 
 

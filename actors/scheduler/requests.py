@@ -9,6 +9,7 @@ import numpy as np
 
 from actorium.actors.messages import Open, RowLogprobs, SequenceEvent, Submit
 from actorium.actors.params import Resolved
+from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.scheduler.faults import request_name
 from actorium.actors.scheduler.memory import Lock
 from actorium.actors.scheduler.nodes import Node
@@ -18,20 +19,11 @@ from actorium.actors.scheduler.radix import Match, PrefixKey
 PROMPT_TOLD = 1024
 """Tokens at the end of a prompt that the detokenizer is told for each choice; all where it has to
 tell of their log-probabilities."""
-_MASK = 2**64 - 1
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Seed of choice `index`: the request's own for 0, else splitmix64 of (seed, index), 63 bits.
-
-    splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
-    """
-    if index == 0:
-        return seed
-    z = (seed + index * 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return (z ^ (z >> 31)) >> 1
+    """Seed of choice `index`, 63 bits: the request's own for 0, else splitmix64 of both."""
+    return splitmix64(seed, index) >> 1 if index else seed
 
 
 @dataclass(slots=True, eq=False)

@@ -9,8 +9,7 @@ from msgspec import Struct
 from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES, compiled
 from actorium.actors.errors import ContextOverflow, InvalidRequest, context_overflow
 from actorium.actors.params import MAX_N, Resolved, SamplingParams, TextParams
-
-MASK64 = 2**64 - 1
+from actorium.actors.runtime.splitmix64 import splitmix64
 
 
 class ModelFacts(Struct, frozen=True):
@@ -152,14 +151,6 @@ def text_params(params: SamplingParams) -> TextParams:
                       stop_regex=tuple(params.stop_expressions()))
 
 
-def splitmix64(x: int) -> int:
-    """One output of SplitMix64 for state x (Steele, Lea & Flood, OOPSLA 2014): 64 mixed bits."""
-    x = (x + 0x9E3779B97F4A7C15) & MASK64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
-    return x ^ (x >> 31)
-
-
 class Seeds:
     """Fresh seeds for requests that name none: SplitMix64 over a counter.
 
@@ -174,4 +165,4 @@ class Seeds:
     def next(self) -> int:
         """63 bits."""
         self._count += 1
-        return splitmix64((self._start + self._count * 0x9E3779B97F4A7C15) & MASK64) >> 1
+        return splitmix64(self._start, self._count + 1) >> 1

@@ -13,6 +13,8 @@ from collections import deque
 
 from msgspec import Struct, field
 
+from actorium.actors.runtime.splitmix64 import splitmix64
+
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 30.0
 JITTER = 0.25
@@ -25,22 +27,18 @@ STEP_BACK = 10.0
 SUSPECTS_EACH = 8
 """Deaths of which one request each is suspected, that together count as one: as many requests may
 come at once that kill an actor, before the first of them is sent again and convicted."""
-MASK = (1 << 64) - 1
 
 
 class Dice:
-    """splitmix64 (Steele, Lea, Flood 2014): uniform numbers from a seed, for pure cores."""
+    """Uniform numbers from a seed, for pure cores."""
 
     def __init__(self, seed: int) -> None:
-        self._state = seed & MASK
+        self._seed, self._count = seed, 0
 
     def uniform(self) -> float:
         """The next number in [0, 1)."""
-        self._state = (self._state + 0x9E3779B97F4A7C15) & MASK
-        z = self._state
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-        return ((z ^ (z >> 31)) >> 11) / 2**53
+        self._count += 1
+        return (splitmix64(self._seed, self._count) >> 11) / 2**53
 
 
 class Record(Struct):

@@ -32,7 +32,7 @@ LOG = logging.getLogger("actorium.probes")
 FILE = "probes.json"
 SOCKET = "probes.sock"
 """The unix socket, in the run directory: only its owner may open that."""
-BACKLOG = 128
+BACKLOG, KEEP_ALIVE = 128, 30
 MAX_CONNECTIONS = 512
 RECEIVE_SECONDS, SEND_SECONDS, MAX_BODY = 10.0, 30.0, 1 << 20
 
@@ -96,10 +96,10 @@ class Probes:
     def _load(self, post: Post, engine: Engine) -> None:
         """In a thread: import what takes time."""
         import prometheus_client.exposition  # noqa: F401
-        import uvicorn
 
         from actorium.actors.runtime.hosts import Hosts
-        from actorium.actors.runtime.web import Limits, most_connections, protocol
+        from actorium.actors.runtime.http_server import http_server
+        from actorium.actors.runtime.web import Limits, most_connections
         from actorium.actors.watchdog.web import App
 
         wanted = self._ctx.config
@@ -107,22 +107,16 @@ class Probes:
         host = self.where.host if self.where is not None else ""
         hosts = Hosts(wanted.gateway.allowed_hosts, wanted.probes.probe_host, host)
         self._app = App(engine, self._ctx.run_dir, monotonic, hosts)
-        config = uvicorn.Config(
-            self._app, http=protocol(limits), ws="none", lifespan="off", interface="asgi3",
-            log_config=None, access_log=False, server_header=False, date_header=False,
-            timeout_keep_alive=30, backlog=BACKLOG)
-        config.load()
-        self._server = uvicorn.Server(config)
-        self._server.lifespan = config.lifespan_class(config)
+        self._server = http_server(self._app, limits, KEEP_ALIVE, BACKLOG)
         post(self._serve)
 
     def _serve(self) -> None:
         if self._stopped:
             return
         sockets = [self._local] if self._port is None else [self._local, self._port]
-        # Not `Server.serve`: its main loop wakes ten times a second, and it takes the signals.
-        self._serving = asyncio.get_running_loop().create_task(
-            self._server.startup(sockets=sockets))
+        from actorium.actors.runtime.http_server import start
+
+        self._serving = asyncio.get_running_loop().create_task(start(self._server, sockets))
 
     def stop(self) -> None:
         """Drop the requests under way and listen no more. From the loop's thread."""
