@@ -31,7 +31,7 @@ from actorium.gpu.plan.graphs import Graphs, planned_graphs
 from actorium.gpu.plan.memory import MemoryPlan, demand_of, make_plan
 from actorium.gpu.plan.shape import read_plan_shape
 from actorium.gpu.pools import make_draft_pool, make_pools
-from actorium.gpu.quantized import multiplies
+from actorium.gpu.quantized import keeps
 from actorium.gpu.runner import Runner
 from actorium.gpu.segments import SegmentGraphs
 from actorium.gpu.shape import DTYPES, ModelShape
@@ -209,7 +209,8 @@ def _allocate(config: Config, model: Model, device: torch.device
                     make_draft_pool(shape, 1, size, dtype, device),
                     force=parse_acceptance(config.speculation.force_acceptance))
     workspace, step = 0, Step(0, 0)
-    graphs, fp8 = _graphs(config, runner), multiplies(device, config.device.kernels)
+    graphs = _graphs(config, runner)
+    fp8 = keeps(device, config.device.kernels, config.model.quantization)
     if device.type == "cuda":
         workspace, step = _cuda_workspace(config, runner, device)
         budget = _cuda_budget(config, runner, device, workspace + _graph_bytes(runner, graphs))
@@ -238,7 +239,7 @@ def plan_caches(config: Config, budget: int, name: str, drafts: bool = True,
     """
     where = resolve(config.model.model) / "config.json"
     shape = read_plan_shape(read_json(where), where, config.model.dtype,
-                            config.model.max_model_len)
+                            config.model.max_model_len, config.model.quantization)
     shape = shape if fp8 else replace(shape, fp8=None)
     demand = demand_of(config)
     return make_plan(shape, demand if drafts else demand._replace(drafts=0), budget, name)

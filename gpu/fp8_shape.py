@@ -11,6 +11,9 @@ from actorium.actors.errors import BadModel, shown
 BLOCK = 128
 """Rows and columns of a block that shares a scale."""
 NAME = "quantization_config"
+MADE_APART = ("in_proj_a", "in_proj_b")
+"""Modules that stay as they are where weights are made FP8 at load: what gates a recurrent layer's
+states (GatedDeltaNet), a row for each head."""
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore")
 """What lists the modules whose weights are not in FP8."""
 _OUTER = re.compile(r"^(?:(?:model|language_model)\.)+")
@@ -24,6 +27,9 @@ class Fp8Shape(NamedTuple):
     """Rows and columns that share one; 0: the whole weight has one."""
     ignored: tuple[str, ...] = ()
     """Modules that are not in FP8, as checkpoints of the language model alone call them."""
+    made: bool = False
+    """The checkpoint is not in FP8: its weights are quantised when they are read, each row by its
+    own largest number."""
 
     def covers(self, module: str) -> bool:
         """Whether the weight of this module, by its whole name, is in FP8."""
@@ -46,15 +52,38 @@ def _is(module: str, name: str) -> bool:
     return not name or f".{module}".endswith(f".{name}") or module.startswith(f"{name}.")
 
 
+def quantization_config(raw: dict[str, Any]) -> Any:
+    """What a parsed config says of quantisation, the language model's part counted; None where it
+    says nothing."""
+    found, text = raw.get(NAME), raw.get("text_config")
+    return found or (text.get(NAME) if isinstance(text, dict) else None) or None
+
+
+def otherwise_quantized(raw: dict[str, Any]) -> bool:
+    """Whether the checkpoint of this config is quantised in a way that is not served."""
+    found = quantization_config(raw)
+    return found is not None and not (
+        isinstance(found, dict) and found.get("quant_method") == "fp8")
+
+
+def served_fp8(raw: dict[str, Any], where: Path, quantization: str) -> Fp8Shape | None:
+    """Which weights are in FP8 where they are served so; None: none are.
+
+    quantization: see `ModelConfig`. Raises `BadModel` on a checkpoint that is not served.
+    """
+    found = fp8_shape(raw, where)
+    if quantization == "none":
+        return None
+    return Fp8Shape(0, MADE_APART, True) if found is None and quantization == "fp8" else found
+
+
 def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
     """What a parsed config says; None where its weights are not quantised.
 
     Raises `BadModel` on what is not served.
     """
-    found = raw.get(NAME)
-    if not found and isinstance(raw.get("text_config"), dict):
-        found = raw["text_config"].get(NAME)
-    if not found:
+    found = quantization_config(raw)
+    if found is None:
         return None
     if not isinstance(found, dict):
         raise BadModel(f"{where}: {NAME}: must be an object")

@@ -53,6 +53,10 @@ class Fp8(NamedTuple):
     keep: bool
     """Those of projections stay in FP8."""
 
+    def makes(self, name: str) -> bool:
+        """Whether this tensor, a projection's weight, is quantised when it is read."""
+        return self.shape.made and self.shape.covers(name.removesuffix(".weight"))
+
 
 class Fused(NamedTuple):
     """How a checkpoint may have several wanted tensors in one."""
@@ -158,7 +162,7 @@ class Intake:
         self.shapes = {**{name: own.shape for name, own in self.cuts.items()},
                        **{want.name: want.shape for want in wants}}
         self.dtype, self.device, self.fp8 = dtype, device, fp8
-        self.pairs = Pairs(list(self.shapes), fp8.shape) if fp8 else None
+        self.pairs = Pairs(list(self.shapes), fp8.shape) if fp8 and not fp8.shape.made else None
         self.found: dict[str, Tensor] = {}
         self.static = 0
         """Scales of inputs that the files hold, and nobody reads."""
@@ -198,9 +202,13 @@ class Intake:
             dtype = torch.float32 if want.wide else self.dtype
             if keep and want.product:
                 self.found[part] = tensor.contiguous()
+            elif want.product and self.fp8 and self.fp8.makes(part):
+                self.found[part] = quantised(tensor.to(self.device), self.fp8.shape)
             else:
                 tensor = dequantise_rows(tensor, dtype) if keep else tensor
-                self.found[part] = tensor.to(device=self.device, dtype=dtype)
+                # A norm that is a mapped file's own memory would keep the whole file mapped.
+                apart = self.fp8 is not None and self.fp8.keep and self.device.type == "cpu"
+                self.found[part] = tensor.to(device=self.device, dtype=dtype, copy=apart)
 
     def all(self, path: Path) -> dict[str, Tensor]:
         """What is wanted, by name. Raises `BadModel` where some of it did not come."""

@@ -8,7 +8,9 @@ number in the pass that quantises it, which costs no other one. A token is then 
 by the static scale that would have held it, and one beyond that scale's range is not cut off.
 
 On a device with products in FP8 the weights of projections stay as they are, as rows that carry
-their scales (`kernels.scaled_mm.pack`); all else is dequantised when it is read.
+their scales (`kernels.scaled_mm.pack`); all else is dequantised when it is read. With
+`--quantization fp8` they stay so on any device; and those of a checkpoint that is not in FP8 are
+quantised as they are read, one after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from torch import Tensor
 
 from actorium.actors.errors import BadModel
 from actorium.gpu.fp8_shape import BLOCK, Fp8Shape
-from actorium.kernels.scaled_mm import FP8, dequantise_rows, groups, is_packed, pack
+from actorium.kernels.scaled_mm import (
+    FP8,
+    dequantise_rows,
+    groups,
+    has_products,
+    is_packed,
+    pack,
+    quantise_rows,
+)
 
 SUFFIXES = ("_scale_inv", "_scale")
 """Of a weight's name: that of its scales."""
@@ -34,8 +44,26 @@ STACKED = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"),
 def multiplies(device: torch.device, kernels: str) -> bool:
     """Whether these kernels (see `select_ops`) multiply in FP8 on the device."""
     if device.type == "cuda":
-        return kernels != "torch" and torch.cuda.get_device_capability(device) >= (8, 9)
+        return kernels != "torch" and has_products(device)
     return kernels == "triton"
+
+
+def keeps(device: torch.device, kernels: str, quantization: str) -> bool:
+    """Whether weights in FP8 stay so in memory. quantization: see `ModelConfig`."""
+    return quantization == "fp8" or quantization == "auto" and multiplies(device, kernels)
+
+
+def how_served(device: torch.device, kernels: str) -> str:
+    """What weights that stay in FP8 are served by, where these kernels do not multiply in FP8 on
+    the device; empty where they do."""
+    if multiplies(device, kernels):
+        return ""
+    if device.type == "cuda" and not has_products(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        return (f"compute capability {major}.{minor} has no products in FP8 (8.9 has): weights are "
+                "held in FP8 and dequantised at every product; tokens are not quantised")
+    return ("products in FP8 are computed by reference, exactly and slowly: for tests and "
+            "comparisons, not for speed")
 
 
 class Pairs:
@@ -109,6 +137,8 @@ def level(found: dict[str, Tensor], dtype: torch.dtype) -> None:
 
 def quantised(weight: Tensor, shape: Fp8Shape) -> Tensor:
     """The weight in FP8, as a checkpoint has it, packed: [N, K] -> u8 rows."""
+    if shape.made:
+        return pack(*quantise_rows(weight))
     rows, columns = weight.shape
     wide = weight.float()
     if shape.block:

@@ -16,7 +16,7 @@ from .linear import Linear, can_pack
 from .mamba2 import Inputs
 from .ops import TorchOps
 from .ragged import Ragged
-from .scaled_mm import is_packed
+from .scaled_mm import DequantisedLinear, ScaledLinear, has_products, is_packed
 from .triton.activation import gelu_mul, silu_mul
 from .triton.apply_plan import apply_plan
 from .triton.causal_conv import conv_extend
@@ -55,7 +55,9 @@ class TritonOps(TorchOps):
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """See `TorchOps.linear`."""
         if is_packed(weight):
-            return TritonScaledLinear(weight, bias)
+            served = has_products(weight.device)
+            kind: type[ScaledLinear] = TritonScaledLinear if served else DequantisedLinear
+            return kind(weight, bias)
         return super().linear(weight, bias) if can_pack(weight) else SumLinear(weight, bias)
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:

@@ -7,6 +7,7 @@ columns of it, by its own largest number.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,13 @@ COLUMNS = ROWS = 128
 """Of a block."""
 BYTES = 4
 """Of a scale."""
+AT_ONCE = 1 << 22
+"""Numbers of a weight that are widened at once."""
+
+
+def has_products(device: torch.device) -> bool:
+    """Whether the device multiplies in FP8; a CPU does so by reference, or in the interpreter."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 class Scaled(NamedTuple):
@@ -102,11 +110,23 @@ def quantise(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     count = -(-x.shape[1] // columns)
     wide = torch.zeros((len(x), count * columns), dtype=torch.float32, device=x.device)
     wide[:, :x.shape[1]] = x
-    wide = wide.view(len(x), count, columns)
-    most = wide.abs().amax(-1)
+    parts = wide.view(len(x), count, columns)
+    most = torch.linalg.vector_norm(parts, math.inf, dim=-1)
     scales = torch.where(most > 0, most / LARGEST, 1.0)
-    q = (wide / scales.unsqueeze(-1)).clamp_(-LARGEST, LARGEST).to(FP8)
-    return q.flatten(1)[:, :x.shape[1]].contiguous(), scales
+    parts.div_(scales.unsqueeze(-1)).clamp_(-LARGEST, LARGEST)
+    return wide[:, :x.shape[1]].to(FP8).contiguous(), scales
+
+
+def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(e4m3[N, K], f32[N, 1]) of a weight, [N, K]: `quantise` of whole rows, a few at once so that
+    little is held beside the weight."""
+    rows, columns = weight.shape
+    q = torch.empty((rows, columns), dtype=FP8, device=weight.device)
+    scales = torch.empty((rows, 1), dtype=torch.float32, device=weight.device)
+    each = max(1, AT_ONCE // max(1, columns))
+    for at in range(0, rows, each):
+        q[at:at + each], scales[at:at + each] = quantise(weight[at:at + each], columns)
+    return q, scales
 
 
 def scaled_mm(
@@ -117,14 +137,30 @@ def scaled_mm(
 
     x: e4m3[T, K]; x_scales: f32[T, groups(K)], or [T, 1] where w has a scale a row -> [T, N].
     """
-    scales = w.scales.repeat_interleave(w.rows, 0)[:len(w.weight)]
-    y = (dequantise(x, x_scales, torch.float32)
-         @ dequantise(w.weight, scales, torch.float32).t())
+    if w.scales.shape[1] == 1 and w.rows == 1:
+        y = exact_mm(x, w.weight) * (x_scales * w.scales.t())
+    else:
+        scales = w.scales.repeat_interleave(w.rows, 0)[:len(w.weight)]
+        y = (dequantise(x, x_scales, torch.float32)
+             @ dequantise(w.weight, scales, torch.float32).t())
     if bias is not None:
         y += bias
     if residual is not None:
         y += residual
     return y.to(dtype)
+
+
+def exact_mm(x: Tensor, w: Tensor) -> Tensor:
+    """f32[T, N]: x @ w.T, rounded once; the same whatever other rows there are.
+
+    x: e4m3[T, K]; w: e4m3[N, K]. Products are multiples of 2**-18 below 2**18, so that f64 holds
+    every sum of up to 2**17 of them without rounding, in whatever order they come.
+    """
+    wide, each = x.double(), max(1, AT_ONCE // max(1, w.shape[1]))
+    y = torch.empty((len(x), len(w)), dtype=torch.float32, device=x.device)
+    for at in range(0, len(w), each):
+        y[:, at:at + each] = wide @ w[at:at + each].double().t()
+    return y
 
 
 class ScaledLinear(Linear):
@@ -152,6 +188,19 @@ class ScaledLinear(Linear):
     def run(self, x: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
         """See `scaled_mm`."""
         return scaled_mm(*quantise(x, self.columns), self.scaled, dtype, self.bias, residual)
+
+
+class DequantisedLinear(ScaledLinear):
+    """The same where a device has no products in FP8: the weight is dequantised at each one, and
+    the input is left as it is."""
+
+    def run(self, x: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
+        """See `scaled_mm`."""
+        w = self.scaled
+        weight = dequantise(w.weight, w.scales.repeat_interleave(w.rows, 0)[:len(w.weight)],
+                            x.dtype)
+        y = torch.nn.functional.linear(x, weight, self.bias).to(dtype)
+        return y if residual is None else residual + y
 
 
 class SideBySide(Linear):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from pathlib import Path
 from typing import IO
 
 import pytest
@@ -12,7 +10,6 @@ from helpers_cli import Cli, cli, one_line
 
 from actorium.actors.config import sources as settings
 from actorium.actors.config.tree import Config
-from actorium.actors.errors import BadConfig
 from actorium.actors.models import model_dir as models
 from actorium.actors.runtime import preflight
 from actorium.actors.runtime.preflight import check_machine
@@ -137,9 +134,8 @@ ONE_DEVICE = "must be 1: an engine runs on one device, got '2'"
     (["--lora-modules", "a=b", "c=d"], "--lora-modules: not here: adapters"),
     (["--revision", "v2"], "--revision: must be main: the newest snapshot"),
     (["--cpu-offload-gb", "4"], "--cpu-offload-gb: must be 0: "),
-    (["--quantization", "awq"], "--quantization: weights are served as the checkpoint has them "
-                                "(not quantized), got 'awq'"),
-    (["-q", "fp8"], "-q: weights are served as the checkpoint has them"),
+    (["--quantization", "awq"], "--quantization: must be auto, none or fp8, got 'awq'"),
+    (["-q", "int8"], "-q: must be auto, none or fp8, got 'int8'"),
     (["--chat-template", "no-such"], "--chat-template: no such file: 'no-such'"),
     (["--speculative-config", "{"], "--speculative-config: is not a JSON object"),
     (["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'],
@@ -281,12 +277,13 @@ def test_flags_of_one_reason_share_a_line() -> None:
                      "other kernels are chosen by --kernels"]
 
 
-def test_a_checkpoints_own_quantization_is_no_change(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config":
-                                                      {"quant_method": "fp8"}}))
-    assert serve(str(tmp_path), "--quantization", "fp8").notes == []
-    with pytest.raises(BadConfig, match="--quantization: weights are served as the checkpoint has"):
-        serve(str(tmp_path), "--quantization", "awq")
+def test_other_tools_names_of_quantization() -> None:
+    for value, own in (("fp8", "fp8"), ("ptpc_fp8", "fp8"), ("w8a8_fp8", "fp8"), ("null", "auto"),
+                       ("compressed-tensors", "auto"), ("unquant", "none"), ("none", "none")):
+        told = serve("--quantization", value)
+        assert told.config.model.quantization == own and told.notes == []
+    told = serve("-q", "fp8_per_tensor")
+    assert told.config.model.quantization == "fp8" and "a scale for each row" in told.notes[0]
 
 
 def test_keyword_arguments_know_switches_that_mean_the_opposite() -> None:

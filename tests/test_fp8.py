@@ -26,7 +26,6 @@ from actorium.actors.params import Resolved
 from actorium.gpu.fp8_shape import Fp8Shape, fp8_shape
 from actorium.gpu.hybrid_shape import ExpertShape
 from actorium.gpu.loader import INDEX, Fp8, read_tensors
-from actorium.gpu.models import registry
 from actorium.gpu.models.mlp import mixture_fused, mixture_wants
 from actorium.gpu.models.registry import (
     Model,
@@ -62,10 +61,9 @@ def twins(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "fp8", tmp_path / "twin"
 
 
-def kept(path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str = "torch") -> Model:
+def kept(path: Path, kernels: str = "torch") -> Model:
     """The model with its weights in FP8."""
-    monkeypatch.setattr(registry, "multiplies", lambda *_: True)
-    config = Config(model=ModelConfig(), device=DeviceConfig(kernels=kernels))
+    config = Config(model=ModelConfig(quantization="fp8"), device=DeviceConfig(kernels=kernels))
     return load_model(path, config, CPU, lambda *_: None)
 
 
@@ -116,18 +114,17 @@ def test_scales_of_other_dtypes(tmp_path: Path, scale_dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_static_scales_of_inputs_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture,
-                                             monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
+                                             keep: bool) -> None:
     """A checkpoint whose inputs were to be divided by what it holds is served without, and says
     so; one without such scales says nothing."""
     source = tmp_path / "source"
     write_checkpoint(source, **WIDE)
-    monkeypatch.setattr("actorium.gpu.models.registry.multiplies", lambda *_: keep)
     for block, said in ((False, 1), (True, 0)):
         at = tmp_path / f"fp8-{block}"
         stored = write_twins(source, at, tmp_path / f"twin-{block}", block)
         caplog.clear()
         with caplog.at_level("WARNING", logger="actorium.model"):
-            load(at)
+            load(at, quantization="fp8" if keep else "auto")
         lines = [r.getMessage() for r in caplog.records if "static scales" in r.getMessage()]
         assert len(lines) == said
         count = sum(name.endswith("input_scale") for name in stored)
@@ -152,7 +149,7 @@ def test_scales_in_another_file_than_their_weights(twins: tuple[Path, Path]) -> 
 def test_kept_in_fp8_all_but_the_inputs_rounding(twins: tuple[Path, Path],
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     fp8, twin = twins
-    model = kept(fp8, monkeypatch)
+    model = kept(fp8)
     mixer = model.layers[0].mixer
     assert mixer.qkv.weight.dtype is FP8 and mixer.qkv.weight.shape == (512, 256)
     assert off(logits(model), logits(load(twin))) < 0.08
@@ -177,8 +174,8 @@ def test_kept_in_fp8_in_triton(tmp_path: Path, block: bool,
     exact_fp8(monkeypatch)
     write_calm(tmp_path / "source", num_hidden_layers=1)
     write_twins(tmp_path / "source", tmp_path / "fp8", tmp_path / "twin", block)
-    got = logits(kept(tmp_path / "fp8", monkeypatch, "triton"))
-    assert off(got, logits(kept(tmp_path / "fp8", monkeypatch))) < 0.02
+    got = logits(kept(tmp_path / "fp8", "triton"))
+    assert off(got, logits(kept(tmp_path / "fp8"))) < 0.02
     assert 0 < off(got, logits(load(tmp_path / "twin"))) < 0.08
 
 
@@ -188,7 +185,7 @@ def test_experts_in_fp8_are_grouped_in_triton(tmp_path: Path,
     exact_fp8(monkeypatch)
     write_hybrid(tmp_path / "source", MOE, num_hidden_layers=2)
     write_twins(tmp_path / "source", tmp_path / "fp8", tmp_path / "twin", True)
-    one_by_one, grouped = (kept(tmp_path / "fp8", monkeypatch, name)
+    one_by_one, grouped = (kept(tmp_path / "fp8", name)
                            for name in ("torch", "triton"))
     assert one_by_one.waits and not grouped.waits
     assert off(logits(grouped), logits(one_by_one)) < 0.02
@@ -238,7 +235,7 @@ def _same_tokens(at: Path, ignored: tuple[str, ...], monkeypatch: pytest.MonkeyP
     work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]], [Resolved(max_tokens=5, temperature=0.0)] * 2)
     want = tokens_of(work.plain(load(at / "twin")))
     assert tokens_of(work.plain(load(at / "fp8"))) == want
-    model = kept(at / "fp8", monkeypatch)
+    model = kept(at / "fp8")
     monkeypatch.setattr(ScaledLinear, "run", exactly)
     assert tokens_of(work.plain(model)) == want
 
@@ -315,28 +312,27 @@ SOME = re.compile(r"layers\.0\..*(in_proj_[qz]|q_proj|[^e]\.gate_proj)|in_proj_[
 """Modules that are not in FP8."""
 
 
-@pytest.mark.parametrize("block", [True, False])
+@pytest.mark.parametrize("form", ["blocks", "whole", "made"])
 @pytest.mark.parametrize("at", range(len(SHAPES)))
-def test_the_plan_counts_what_is_held(tmp_path: Path, at: int, block: bool,
+def test_the_plan_counts_what_is_held(tmp_path: Path, at: int, form: str,
                                       monkeypatch: pytest.MonkeyPatch) -> None:
     wants = wanted_tensors(shape_from_config(SHAPES[at], tmp_path))
     modules = [want.name.removesuffix(".weight") for want in wants if want.product]
     ignored = [name for name in modules if SOME.search(name) and "experts." not in name]
     found = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", *ignored],
-             **({"weight_block_size": [128, 128]} if block else {})}
-    raw = {**SHAPES[at], "quantization_config": found}
+             **({"weight_block_size": [128, 128]} if form == "blocks" else {})}
+    raw = {**SHAPES[at], **({} if form == "made" else {"quantization_config": found})}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     made: list[ScaledLinear] = []
     plain = ScaledLinear.__init__
     monkeypatch.setattr(ScaledLinear, "__init__", lambda own, *args: (
         plain(own, *args), made.append(own))[0])
-    monkeypatch.setattr(registry, "multiplies", lambda *_: True)
-    config = Config(model=ModelConfig(load_format="dummy"),
+    config = Config(model=ModelConfig(load_format="dummy", quantization="fp8"),
                     speculation=SpeculationConfig(speculative="mtp:1"))
     if not read_shape(tmp_path, config).mtp_layers:
         config = Config(model=config.model)
     model = load_model(tmp_path, config, CPU, lambda *_: None)
-    plan = read_plan_shape(raw, tmp_path / "config.json")
+    plan = read_plan_shape(raw, tmp_path / "config.json", quantization="fp8")
     covered = sum(linear.weight.numel() for linear in made)
     scales = sum(linear.scaled.scales.nbytes for linear in made)
     dense = weight_bytes(replace(plan, fp8=None), mtp=model.shape.mtp_layers > 0)

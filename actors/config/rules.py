@@ -55,6 +55,8 @@ def _work_rules(c: Config) -> list[Rule]:
     strange = [name for name in s.tenant_weights if not _is_tenant(name)]
     return [
         ("model.dtype", m.dtype in dtypes, f"must be one of {', '.join(dtypes)}"),
+        ("model.quantization", m.quantization in ("auto", "none", "fp8"),
+         "must be auto, none or fp8"),
         ("model.load_format", m.load_format in ("auto", "safetensors", "dummy"),
          "must be auto, safetensors or dummy"),
         ("model.max_model_len", m.max_model_len is None or m.max_model_len >= 2,

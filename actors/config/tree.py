@@ -25,6 +25,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `model`."""
     dtype: str = "auto"
     """auto (the checkpoint's) | float32 | bfloat16 | float16: weights and activations."""
+    quantization: str = "auto"
+    """Weights of projections: auto (as the checkpoint has them; what it has in fp8 is dequantised
+    where the device has no products in fp8) | none (in `dtype`, whatever the checkpoint has) | fp8
+    (in e4m3, with a scale for each row, made when a checkpoint in float32, bfloat16 or float16 is
+    read; each token is scaled on the way; on cuda below 8.9 weights alone are in fp8). Embeddings,
+    head, norms, routers and small gates stay in `dtype`."""
     load_format: str = "auto"
     """auto | safetensors | dummy (random weights: config.json alone is needed)."""
     max_model_len: int | None = None

@@ -14,6 +14,7 @@ from actorium.gpu.loader import Fused, Want
 from actorium.gpu.models.weights import Normed, Weights, linear_wants
 from actorium.kernels.experts import EachExpert, Experts, route
 from actorium.kernels.linear import Gated, Linear
+from actorium.kernels.scaled_mm import has_products
 
 
 def dense_wants(at: str, hidden: int, size: int, bias: bool = False) -> list[Want]:
@@ -103,10 +104,12 @@ class Mixture:
 
 def experts(w: Weights, number: int) -> Experts:
     """So many of these weights; grouped on the device where the kernels can, and all of them are in
-    FP8, or none."""
+    FP8, of which the device has products, or none."""
     own = [w.under(f"experts.{e}.") for e in range(number)]
     kinds = {each.packed(name) for each in own for name in ("gate_proj", "up_proj", "down_proj")}
-    if not w.ops.groups_experts or len(kinds) > 1:
+    weight = own[0].tensors[f"{own[0].prefix}down_proj.weight"]
+    served = len(kinds) == 1 and (kinds == {False} or has_products(weight.device))
+    if not w.ops.groups_experts or not served:
         return EachExpert([dense(each) for each in own])
     gate_up = torch.stack([each.take("gate_proj.weight", "up_proj.weight") for each in own])
     return w.ops.experts(gate_up, torch.stack([each.take("down_proj.weight") for each in own]))

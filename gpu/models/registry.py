@@ -19,7 +19,7 @@ from actorium.gpu.families.gemma3 import gemma3
 from actorium.gpu.families.granite import granite
 from actorium.gpu.families.llama import llama, mistral, qwen2, qwen3
 from actorium.gpu.families.qwen_hybrid import qwen_hybrid
-from actorium.gpu.fp8_shape import fp8_shape
+from actorium.gpu.fp8_shape import fp8_shape, served_fp8
 from actorium.gpu.hybrid_shape import HYBRIDS
 from actorium.gpu.loader import Fp8, Progress, Want, holds, random_tensors, read_tensors
 from actorium.gpu.models.decoder import Decoder as Model
@@ -27,7 +27,7 @@ from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.hybrid import HybridLM
 from actorium.gpu.models.llama import CausalLM
-from actorium.gpu.quantized import multiplies
+from actorium.gpu.quantized import how_served, keeps
 from actorium.gpu.shape import ModelShape, architecture_of
 from actorium.kernels.ops import triton_fault
 
@@ -104,8 +104,11 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     if shape.mtp_layers and not _drafts(path, shape, kind, config):
         shape = replace(shape, mtp_layers=0)
     wants, where = kind.wants(shape), path / "config.json"
-    scaled = fp8_shape(read_json(where), where)
-    fp8 = Fp8(scaled, multiplies(device, config.device.kernels)) if scaled else None
+    raw, asked = read_json(where), config.model.quantization
+    scaled = served_fp8(raw, where, asked) or fp8_shape(raw, where)
+    fp8 = Fp8(scaled, keeps(device, config.device.kernels, asked)) if scaled else None
+    if fp8 and fp8.keep and (how := how_served(device, config.device.kernels)):
+        LOG.warning("--quantization fp8: %s", how)
     if config.model.load_format == "dummy":
         tensors = random_tensors(wants, shape.dtype, device, config.model.seed, progress, fp8)
     else:

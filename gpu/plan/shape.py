@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from actorium.actors.errors import SHOWN, BadConfig, BadModel, shown
 from actorium.actors.models.model_dir import max_model_len
 from actorium.gpu.fields import Fields
-from actorium.gpu.fp8_shape import Fp8Shape, fp8_shape
+from actorium.gpu.fp8_shape import Fp8Shape, otherwise_quantized, served_fp8
 from actorium.gpu.hybrid_shape import (
     HYBRIDS,
     ExpertShape,
@@ -176,11 +176,12 @@ _GEMMA3: dict[str, Any] = {
 
 
 def read_plan_shape(raw: dict[str, Any], where: Path, dtype: str = "auto",
-                    longest: int | None = None) -> PlanShape:
+                    longest: int | None = None, quantization: str = "auto") -> PlanShape:
     """The shape of a parsed `config.json`.
 
     dtype: of the weights, "auto" = the checkpoint's. longest: max_model_len, None = the model's own
-    limit. Raises `BadModel` naming the file and the field that is missing, wrong or unknown.
+    limit. quantization: see `ModelConfig`. Raises `BadModel` naming the file and the field that is
+    missing, wrong or unknown.
     """
     names = raw.get("architectures")
     if (not isinstance(names, list) or not names or not isinstance(names[0], str)
@@ -196,14 +197,16 @@ def read_plan_shape(raw: dict[str, Any], where: Path, dtype: str = "auto",
     if shape.heads % shape.kv_heads:
         raise get.bad("num_key_value_heads",
                       f"{shape.kv_heads} does not divide {shape.heads} heads")
-    return replace(shape, max_model_len=max_model_len(get.raw, longest), fp8=_fp8(raw, where))
+    return replace(shape, max_model_len=max_model_len(get.raw, longest),
+                   fp8=_fp8(raw, where, quantization))
 
 
-def _fp8(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
-    """Of FP8 checkpoints; those quantised otherwise are not served, but can be planned."""
-    found = raw.get("quantization_config")
-    fp8 = isinstance(found, dict) and found.get("quant_method") == "fp8"
-    return fp8_shape(raw, where) if fp8 else None
+def _fp8(raw: dict[str, Any], where: Path, quantization: str) -> Fp8Shape | None:
+    """Weights in FP8; checkpoints quantised otherwise are not served, but can be planned, unless
+    FP8 is to be made of them."""
+    if otherwise_quantized(raw) and quantization != "fp8":
+        return None
+    return served_fp8(raw, where, quantization)
 
 
 def _text(raw: dict[str, Any], arch: str) -> dict[str, Any]:

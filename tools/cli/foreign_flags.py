@@ -210,7 +210,8 @@ REFUSED = (
           "stream-response-default-include-usage"),
     Group("too long a prompt is refused (truncate_prompt_tokens of a request cuts it)",
           "auto-truncate"),
-    Group("weights are served as the checkpoint has them", "quantize-and-serve",
+    Group("weights are served as the checkpoint has them, or by --quantization fp8",
+          "quantize-and-serve",
           "torchao-config modelopt-quant quantization-config rl-quant-profile"),
     Group("the grammar of a JSON schema decides about white space",
           valued="constrained-json-whitespace-pattern"),
@@ -239,12 +240,16 @@ BUILTIN_TEMPLATES = (
 """Names by which other engines know chat templates of their own."""
 
 _READER = "safetensors are read in one way"
+_BY_ROW = "weights in fp8 have a scale for each row here"
 _OWN_TEMPLATE = "a template of another engine; the model's own is used"
 VALUES: dict[str, dict[str, tuple[str | None, str]]] = {
     "load_format": {"hf": ("auto", ""), **{
         name: ("auto", _READER) for name in (
             "instanttensor", "runai_streamer", "fastsafetensors", "layered", "local_cached",
             "modelexpress")}},
+    "quantization": {"null": ("auto", ""), "compressed-tensors": ("auto", ""),
+                     "unquant": ("none", ""), "ptpc_fp8": ("fp8", ""), "w8a8_fp8": ("fp8", ""),
+                     "fp8_per_tensor": ("fp8", _BY_ROW), "fp8_per_block": ("fp8", _BY_ROW)},
     "chat_template": {name: (None, _OWN_TEMPLATE) for name in BUILTIN_TEMPLATES},
     "tool_call_parser": {"qwen": ("hermes", ""), "qwen25": ("hermes", ""),
                          "qwen3_json": ("hermes", ""), "qwen3_xml": ("qwen3_coder", ""),

@@ -17,6 +17,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
 from actorium.actors.runtime.retention import kept
+from actorium.gpu.fp8_shape import otherwise_quantized
 from actorium.gpu.memory import device_budget
 from actorium.gpu.plan import checkpoint, weights
 from actorium.gpu.plan.beside import largest_step, tables_estimate, workspace_estimate
@@ -88,7 +89,8 @@ def _report(parsed: Parsed[PlanOptions]) -> Report:
                         f"got {tp}", "tensor_parallel_size")
     where = config_file(config.model.model)
     raw = models.read_json(where)
-    shape = read_plan_shape(raw, where, config.model.dtype, config.model.max_model_len)
+    shape = read_plan_shape(raw, where, config.model.dtype, config.model.max_model_len,
+                            config.model.quantization)
     part, demand = as_served(shape.split(tp), _demand(parsed))
     outside = _outside(part, demand, config, _weights(options, part, raw, where))
     budget, source = _budget(parsed, outside)
@@ -144,7 +146,7 @@ def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any], where: 
     if options.weights is not None:
         return Outside("weights", size(options.weights, "--weights"), "as given by --weights")
     found = checkpoint.total_bytes(where.parent)
-    if raw.get("quantization_config") and part.fp8 is None:
+    if otherwise_quantized(raw):
         if found is None:
             raise BadConfig("--weights: the checkpoint is quantized and its safetensors index is "
                             f"not in {where.parent}: say what the weights take", "weights")

@@ -16,7 +16,7 @@ from actorium.actors.config.flag_names import switch_forms
 from actorium.actors.config.sources import Setting
 from actorium.actors.config.speculative import AUTO_DRAFTS, MAX_DRAFTS
 from actorium.actors.config.tree import Config
-from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.errors import BadConfig
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import MAX_LOGPROBS
 from actorium.tools.cli import foreign_flags
@@ -83,7 +83,7 @@ _MEANT = {
     "priority": ((SWITCH, "priority-scheduling"),),
     "logs": ((SWITCH, "log-stats"),),
     "logprobs": ((VALUE, "max-logprobs"),),
-    "checkpoint": ((VALUE, "quantization tokenizer tokenizer-path"),),
+    "checkpoint": ((VALUE, "tokenizer tokenizer-path"),),
 }
 """Family -> its flags."""
 
@@ -321,25 +321,7 @@ def _logprobs(words: list[ForeignWord], result: Translation) -> None:
 
 
 def _checkpoint(words: list[ForeignWord], result: Translation) -> None:
-    for word in words:
-        value = word.values[-1]
-        if word.name != "quantization":
-            result.checks.append(_same_model(value, word.origin))
-        elif value.lower() not in ("none", "null", "auto"):
-            result.checks.append(_same_quantization(value, word.origin))
-
-
-def _same_quantization(wanted: str, origin: str) -> Callable[[Config], None]:
-    def check(config: Config) -> None:
-        try:
-            own = models.read_config(models.resolve(config.model.model)).get("quantization_config")
-        except BadModel:
-            return  # whoever loads it says what is wrong with it
-        method = str(own.get("quant_method", "")).lower() if isinstance(own, dict) else ""
-        if wanted.lower() != method:
-            raise BadConfig(f"{origin}: weights are served as the checkpoint has them "
-                            f"({method or 'not quantized'}), got {wanted!r}", "quantization")
-    return check
+    result.checks += [_same_model(word.values[-1], word.origin) for word in words]
 
 
 _FAMILIES: dict[str, Callable[[list[ForeignWord], Translation], None]] = {
