@@ -21,6 +21,7 @@ from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
 from actorium.actors.models.model_dir import read_json, resolve
 from actorium.actors.params import Resolved
 from actorium.actors.runtime.worker_info import WorkerInfo
+from actorium.gpu.cache_dtype import check_kv_dtype, kv_dtype
 from actorium.gpu.capture import Capturer, CudaCapturer
 from actorium.gpu.graphs import DecodeGraphs, why_eager
 from actorium.gpu.measure import Footprint, Meter, caches, held_bytes, profile, taken
@@ -79,6 +80,7 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     path = resolve(config.model.model)
     shape = read_shape(path, config)  # says what cannot be before it loads
     most_drafts(config, shape)
+    check_kv_dtype(config.memory.kv_cache_dtype, device, config.device.kernels)
     check_positions(config, shape, physical_bytes())
     model = load_model(path, config, device,
                        lambda what, done, of: say("loading", f"{what} {done}/{of}"))
@@ -151,11 +153,6 @@ def physical_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def kv_dtype(config: Config, shape: ModelShape) -> torch.dtype:
-    """Of the pages: as asked for, else as the weights."""
-    return DTYPES.get(config.memory.kv_cache_dtype, shape.dtype)
-
-
 def most_drafts(config: Config, shape: ModelShape) -> int:
     """Drafts that a sequence can have in a step. Raises `BadConfig` where they are asked for and
     the model has no layer to make them."""
@@ -198,7 +195,7 @@ def _allocate(config: Config, model: Model, device: torch.device
     """A runner with what the memory plan gives it, what the plan and CUDA say of its bytes, and the
     plan."""
     shape = model.shape
-    size, dtype = config.memory.page_size, kv_dtype(config, shape)
+    size, dtype = config.memory.page_size, kv_dtype(config.memory.kv_cache_dtype, shape.dtype)
     slots = config.scheduler.max_num_seqs + 1
     moves = transport(device, model.ops.apply_plan, config.device.kernels == "triton")
     tables = Tables(moves, slots, page_table_width(shape.max_model_len, size), size,

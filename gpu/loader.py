@@ -16,6 +16,7 @@ from torch import Tensor
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import MAX_INDEX, check_file
+from actorium.gpu.cache_dtype import CacheScales
 from actorium.gpu.fp8_shape import Fp8Shape
 from actorium.gpu.quantized import INPUT_SCALES, Pairs, level, quantised
 from actorium.gpu.reading import Courier, Wanted, mapped, unreadable
@@ -116,11 +117,12 @@ def holds(path: Path, name: str) -> bool:
 
 def read_tensors(
     path: Path, wants: list[Want], dtype: torch.dtype, device: torch.device, progress: Progress,
-    fused: Sequence[Fused] = (), fp8: Fp8 | None = None,
+    fused: Sequence[Fused] = (), fp8: Fp8 | None = None, cache: CacheScales | None = None,
 ) -> dict[str, Tensor]:
     """Every wanted tensor, cast to dtype, on the device; weights of projections, where those in FP8
-    are kept, as `kernels.scaled_mm.pack` has them. Raises `BadModel` naming what is wrong."""
-    intake = Intake(wants, dtype, device, fused, fp8)
+    are kept, as `kernels.scaled_mm.pack` has them; and what scales of the KV cache there are, where
+    they are asked for. Raises `BadModel` naming what is wrong."""
+    intake = Intake(wants, dtype, device, fused, fp8, cache)
     shards = checkpoint_files(path)
     files = [path / file for file in shards]
     for done, (file, tensors) in enumerate(_read(files, device, intake.wanted), 1):
@@ -156,12 +158,12 @@ class Intake:
     """Tensors as they come out of files, made into those that are wanted."""
 
     def __init__(self, wants: list[Want], dtype: torch.dtype, device: torch.device,
-                 fused: Sequence[Fused], fp8: Fp8 | None) -> None:
+                 fused: Sequence[Fused], fp8: Fp8 | None, cache: CacheScales | None) -> None:
         self.wants = {want.name: want for want in wants}
         self.cuts = {own.name: own for own in fused}
         self.shapes = {**{name: own.shape for name, own in self.cuts.items()},
                        **{want.name: want.shape for want in wants}}
-        self.dtype, self.device, self.fp8 = dtype, device, fp8
+        self.dtype, self.device, self.fp8, self.cache = dtype, device, fp8, cache
         self.pairs = Pairs(list(self.shapes), fp8.shape) if fp8 and not fp8.shape.made else None
         self.found: dict[str, Tensor] = {}
         self.static = 0
@@ -171,6 +173,8 @@ class Intake:
         """See `reading.Wanted`."""
         name = _plain(stored)
         if self.pairs is not None and name in self.pairs.of_scales:
+            return True
+        if self.cache is not None and name in self.cache.names:
             return True
         self.static += self.pairs is not None and name.endswith(INPUT_SCALES)
         if name not in self.shapes:
@@ -184,7 +188,9 @@ class Intake:
 
     def take(self, name: str, tensor: Tensor) -> None:
         """A tensor of a file. Raises `BadModel`."""
-        if self.pairs is None:
+        if self.cache is not None and name in self.cache.names:
+            self.cache.take(name, tensor)
+        elif self.pairs is None:
             self._place(name, tensor, None)
         else:
             for whole in self.pairs.offer(name, tensor):
@@ -227,6 +233,8 @@ class Intake:
             LOG.warning("%s: %d static scales of inputs are not used: %s", path, self.static,
                         "each token is scaled by its own largest number" if kept
                         else "nothing is multiplied in FP8 here")
+        if self.cache is not None:
+            self.found |= self.cache.layers(path, self.device)
         return self.found
 
 

@@ -224,13 +224,19 @@ class NativeOps(TorchOps):
         pages: Tensor, index: Tensor, scales: Tensor | None = None,
     ) -> None:
         """See `TorchOps.rotate_write`."""
-        if pages.dtype is not torch.bfloat16:
+        if pages.dtype is not torch.bfloat16 and pages.dtype.itemsize > 1:
             return super().rotate_write(qkv, heads, norm, eps, rope, pages, index, scales)
         rows, width, dim = qkv.shape
+        to, at = pages, index
+        if pages.dtype.itemsize == 1:
+            to = qkv.new_empty((rows, width - heads, dim))
+            at = torch.arange(rows)
         self.lib.rotate_write(
             qkv.data_ptr(), 0 if norm is None else norm.data_ptr(), rope.data_ptr(),
-            pages.data_ptr(), index.data_ptr(), rows, heads, (width - heads) // 2, dim, eps,
+            to.data_ptr(), at.data_ptr(), rows, heads, (width - heads) // 2, dim, eps,
             self.threads)
+        if to is not pages:
+            write_kv(pages, to, index, scales)
 
     def decode(
         self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,

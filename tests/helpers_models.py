@@ -115,9 +115,10 @@ class Seq:
 class Stepper:
     """Runs steps of a model over sequences, with a shuffled page allocator."""
 
-    def __init__(self, model: Model, pages: int = 256, page_size: int = 16, seed: int = 0) -> None:
+    def __init__(self, model: Model, pages: int = 256, page_size: int = 16, seed: int = 0,
+                 kv_dtype: torch.dtype | None = None) -> None:
         self.model, self.page_size = model, page_size
-        dtype = model.shape.dtype
+        dtype = kv_dtype or model.shape.dtype
         self.pages, groups = pages, len(model.shape.groups)
         self.pools = make_pools(model.shape, [pages] * groups, page_size, dtype, model.device)
         order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(seed)) + 1

@@ -29,13 +29,14 @@ RUBBISH = 50.0
 def make_runner(model: Any, drafts: int, propose: Propose | None = None, slots: int = 9,
                 pages: int = 400, page_size: int = 8, checkpoints: int = 0,
                 moves: type[Host] | type[Device] | Device = Host, mtp: bool = False,
-                force: tuple[float, ...] = ()) -> Runner:
+                force: tuple[float, ...] = (), kv_dtype: torch.dtype | None = None) -> Runner:
     """A runner over a loaded model that verifies up to `drafts` drafts. mtp: of its own layer."""
     shape, transport = model.shape, moves(CPU) if isinstance(moves, type) else moves
     device = transport.device
     tables = Tables(transport, slots, page_table_width(shape.max_model_len, page_size), page_size,
                     shape.vocab_size, shape.max_model_len, len(shape.groups), drafts)
-    pools = make_pools(shape, [pages] * len(shape.groups), page_size, shape.dtype, device)
+    dtype = kv_dtype or shape.dtype
+    pools = make_pools(shape, [pages] * len(shape.groups), page_size, dtype, device)
     states = None
     if shape.state is not None:
         states = StatePool(shape.state, len(shape.recurrent), slots, checkpoints, torch.float32,
@@ -43,7 +44,7 @@ def make_runner(model: Any, drafts: int, propose: Propose | None = None, slots: 
         for layer in states.layers:
             for part in layer:
                 part.fill_(RUBBISH)
-    own = make_draft_pool(shape, pages, page_size, shape.dtype, device) if mtp else None
+    own = make_draft_pool(shape, pages, page_size, dtype, device) if mtp else None
     for pool in (*pools, *([own] if own else [])):
         for pages_of in pool.layers:
             pages_of.fill_(RUBBISH)
@@ -86,9 +87,10 @@ class Work:
             out.submit(prompt, params, i + 1)
         return out
 
-    def plain(self, model: Any, **ring: Any) -> list[Output]:
+    def plain(self, model: Any, runner: dict[str, Any] | None = None,
+              **ring: Any) -> list[Output]:
         """What comes out without drafts."""
-        return self.ring(make_runner(model, 0), **ring).run()
+        return self.ring(make_runner(model, 0, **(runner or {})), **ring).run()
 
     def guessed(self, model: Any, want: list[Output], drafts: int,
                 right: Callable[[int, int], bool], choose: Callable[[], int] | None = None,

@@ -14,10 +14,11 @@ from helpers_compile import compiled
 from helpers_fp8 import exact_fp8
 from torch import Tensor
 
+from actorium.kernels import attention_native
 from actorium.kernels.attention import torch_decode, torch_extend
 from actorium.kernels.kv import key_and_value_scales, largest, write_kv
 from actorium.kernels.mla import Latent, write_latent
-from actorium.kernels.ops import TorchOps
+from actorium.kernels.ops import NativeOps, TorchOps, select_ops
 from actorium.kernels.rope import rope_table
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -81,6 +82,62 @@ def test_a_latent_has_one_scale() -> None:
     attend = Latent().decode(table, lens, 40, 1, 16, 0, 0.2)
     want = attend(q, pages.float() * scale)
     assert torch.allclose(attend(q, pages, None, scale), want, rtol=1e-5, atol=1e-6)
+
+
+# --- in C ----------------------------------------------------------------------------------------
+
+@pytest.fixture
+def native() -> NativeOps:
+    found = select_ops(BF16, torch.device("cpu"), 64, native=True)
+    if not isinstance(found, NativeOps):
+        pytest.skip("no C compiler, or torch with another OpenMP")
+    return found
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("widened", [1, 1 << 25])
+@pytest.mark.parametrize(("q_len", "window"), [(1, 0), (3, 0), (1, 20), (3, 20)])
+def test_decodes_in_c(native: NativeOps, dtype: torch.dtype, widened: int, q_len: int, window: int,
+                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_native, "WIDENED", widened)
+    case = Paged([(90, q_len), (0, q_len), (33, q_len)], 6, 2, 32, 16, window, BF16, dtype)
+    scales, (tables, lens) = spread(4), case.tables()
+    attend = native.decode(tables, lens, int(lens.max()), q_len, 16, window, case.scale)
+    assert isinstance(attend, attention_native.NativeDecode)
+    for own in (scales, None):
+        got = attend(case.q, case.layer, case.poisoned(), own)
+        assert error(got, wanted(case, torch.ones(4) if own is None else own)) < 5e-3
+    # One by one, as without drafts: the same bits.
+    for at in range(q_len):
+        alone = native.decode(tables, lens - (q_len - 1 - at), int(lens.max()), 1, 16, window,
+                              case.scale)(case.q[at::q_len], case.layer)
+        assert torch.equal(alone, attend(case.q, case.layer)[at::q_len])
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_chunks_in_c(native: NativeOps, window: int) -> None:
+    case = Paged([(70, 40), (0, 9), (20, 1)], 6, 2, 32, 16, window, BF16, E4M3)
+    attend, scales = native.extend(case.rows, 16, window, case.scale), spread(4)
+    for own in (scales, None):
+        got = attend(case.q, case.layer, case.poisoned(), own)
+        assert error(got, wanted(case, torch.ones(4) if own is None else own)) < 5e-3
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_rotate_write_in_c(native: NativeOps, scaled: bool) -> None:
+    """What it writes to pages of bf16, quantised."""
+    gen = torch.Generator().manual_seed(1)
+    qkv = torch.randn(5, 8, 64, generator=gen).to(BF16) * 200
+    rope = rope_table(torch.linspace(1, 0.01, 32), 1.0, 5, BF16)
+    plain, index = qkv.clone(), torch.tensor([3, 1, 7, 0, 2])
+    wide, got, want = torch.zeros(8, 4, 64, dtype=BF16), *torch.zeros(2, 8, 4, 64).to(E4M3)
+    scales = spread(4) if scaled else None
+    native.rotate_write(plain, 4, None, 1e-6, rope, wide, index)
+    native.rotate_write(qkv, 4, None, 1e-6, rope, got, index, scales)
+    write_kv(want, wide[index], index, scales)
+    assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+    assert torch.equal(qkv[:, :4], plain[:, :4])
+    assert (got.float().abs() == 448).any() and got.float().isfinite().all()
 
 
 # --- Triton --------------------------------------------------------------------------------------

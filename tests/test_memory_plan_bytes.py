@@ -22,6 +22,7 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
 )
 from actorium.actors.errors import BadConfig
+from actorium.gpu.cache_dtype import kv_dtype
 from actorium.gpu.device import open_device
 from actorium.gpu.memory import page_table_width
 from actorium.gpu.models.registry import ARCHITECTURES, shape_from_config, wanted_tensors
@@ -170,11 +171,12 @@ def test_tables_take_what_they_say() -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=name_of)
 @pytest.mark.parametrize("demand", [
     Demand(3, 4, 64, checkpoints=0), Demand(2, 16, 32, state_dtype="bfloat16", checkpoints=5),
-    Demand(4, 1, 64, kv_dtype="float16"), Demand(3, 8, 64, max_total_tokens=200)])
+    Demand(4, 1, 64, kv_dtype="float16"), Demand(3, 16, 64, kv_dtype="fp8_e4m3"),
+    Demand(3, 8, 64, max_total_tokens=200)])
 def test_the_plan_is_what_torch_allocates(config: dict[str, Any], demand: Demand) -> None:
     ours, theirs = both(config)
     plan = make_plan(ours, demand, 3 << 20)
-    dtype = theirs.dtype if demand.kv_dtype == "auto" else DTYPES[demand.kv_dtype]
+    dtype = kv_dtype(demand.kv_dtype, theirs.dtype)
     pools = make_pools(theirs, [pool.pages for pool in plan.pools], demand.page_size, dtype, CPU)
     assert [pool.bytes for pool in pools] == [pool.bytes for pool in plan.pools]
     used = sum(pool.bytes for pool in pools)
@@ -203,7 +205,7 @@ def shapes(draw: st.DrawFn) -> PlanShape:
 
 demands = st.builds(
     Demand, st.integers(1, 40), st.sampled_from([1, 4, 16, 64]), st.integers(1, 600),
-    st.integers(0, 4), st.sampled_from(["auto", "fp8"]),
+    st.integers(0, 4), st.sampled_from(["auto", "fp8_e4m3"]),
     st.sampled_from(["float32", "bfloat16"]), st.integers(0, 20),
     st.none() | st.none() | st.integers(64, 50_000))
 spares = st.integers(0, 1 << 20)
@@ -308,18 +310,24 @@ def test_gpus_share_states_and_heads(tp: int, demand: Demand, spare: int) -> Non
 
 # --- the worker ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("checkpoints", [None, 0, 7])
+@pytest.mark.parametrize(("checkpoints", "kv"), [(None, "auto"), (0, "auto"), (7, "auto"),
+                                                 (3, "fp8_e4m3")])
 def test_the_worker_allocates_what_the_command_prints(
-        checkpoints: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        checkpoints: int | None, kv: str, tmp_path: Path,
+        capsys: pytest.CaptureFixture[str]) -> None:
     raw = {**SMALL, **DELTA, "architectures": ["Qwen3_5ForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(raw))
+    budget = 150_000 if kv == "auto" else 100_000
     config = Config(
         model=ModelConfig(model=str(tmp_path), load_format="dummy"),
-        memory=MemoryConfig(kv_cache_bytes=150_000, page_size=4, checkpoints=checkpoints),
+        memory=MemoryConfig(kv_cache_bytes=budget, page_size=4, checkpoints=checkpoints,
+                            kv_cache_dtype=kv),
         scheduler=SchedulerConfig(max_num_seqs=3), device=DeviceConfig(device="cpu", threads=1))
     opened = open_device(config, 1, lambda phase, detail: None, {})
-    argv = ["plan", str(tmp_path), "--memory", "150000", "--page-size", "4", "--max-num-seqs", "3"]
+    argv = ["plan", str(tmp_path), "--memory", str(budget), "--page-size", "4"]
+    argv += ["--max-num-seqs", "3"]
     argv += ["--checkpoints", str(checkpoints)] if checkpoints is not None else []
+    argv += ["--kv-cache-dtype", kv]
     assert main([*argv, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     states = opened.runner.states
@@ -330,6 +338,9 @@ def test_the_worker_allocates_what_the_command_prints(
     assert opened.ready.checkpoints == plan["checkpoints"] == (
         1 if checkpoints is None else checkpoints)
     assert plan["limited_by"] == "memory"
+    found = {layer.dtype for pool in opened.runner.pools for layer in pool.layers}
+    assert found == {kv_dtype(kv, torch.bfloat16)}
+    assert opened.info.kv_dtype == plan["kv_dtype"] == ("bfloat16" if kv == "auto" else kv)
 
 
 def test_a_worker_without_room_says_what_is_missing(tmp_path: Path) -> None:

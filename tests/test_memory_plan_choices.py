@@ -76,7 +76,10 @@ def test_checkpoints_that_cost_nothing_are_made() -> None:
 
 def test_fp8_pages_hold_twice_as_much(capsys: pytest.CaptureFixture[str]) -> None:
     whole, half = shown(capsys), shown(capsys, "--kv-cache-dtype", "fp8")
-    assert half["kv_dtype"] == "fp8" and half["bytes_per_token"] * 2 == whole["bytes_per_token"]
+    assert half["kv_dtype"] == "fp8_e4m3"
+    assert half["bytes_per_token"] * 2 == whole["bytes_per_token"]
+    assert all(" in fp8_e4m3" in line["detail"] for line in half["bytes"]
+               if line["name"].startswith("pages,"))
     (change,) = (c for c in whole["changes"] if c["name"] == "fp8 pages")
     assert change["token_capacity"] == half["token_capacity"] > 1.99 * whole["token_capacity"]
     assert sum(line["bytes"] for line in half["bytes"]) == GPU

@@ -34,17 +34,24 @@ def model() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module", params=["auto", "fp8"])
+def kv_cache_dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def running(model: str) -> Iterator[Engine]:
+def running(model: str, kv_cache_dtype: str) -> Iterator[Engine]:
     with engine(model=model, load_format="dummy", skip_tokenizer=True, kv_cache_bytes=200_000,
-                page_size=PAGE, max_num_seqs=SEQUENCES, max_num_batched_tokens=4096) as started:
+                page_size=PAGE, max_num_seqs=SEQUENCES, max_num_batched_tokens=4096,
+                kv_cache_dtype=kv_cache_dtype) as started:
         yield started
 
 
 @pytest.fixture
-def plan(model: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def plan(model: str, kv_cache_dtype: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert main(["plan", model, "--memory", "200000", "--page-size", str(PAGE), "--max-num-seqs",
-                 str(SEQUENCES), "--max-num-batched-tokens", "4096", "--json"]) == 0
+                 str(SEQUENCES), "--max-num-batched-tokens", "4096", "--kv-cache-dtype",
+                 kv_cache_dtype, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 

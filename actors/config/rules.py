@@ -50,6 +50,7 @@ def _work_rules(c: Config) -> list[Rule]:
     """Of the model and what computes it."""
     m, mem, s, d = c.model, c.memory, c.scheduler, c.device
     dtypes = ("auto", "float32", "bfloat16", "float16")
+    kv_dtypes = (*dtypes, "fp8_e4m3", "fp8_e5m2")
     wrong_default = _wrong_default(m.override_generation_config)
     wrong_kwarg = _wrong_kwarg(m.default_chat_template_kwargs)
     strange = [name for name in s.tenant_weights if not _is_tenant(name)]
@@ -74,8 +75,8 @@ def _work_rules(c: Config) -> list[Rule]:
         ("memory.memory_fraction", 0.05 <= mem.memory_fraction <= 0.98,
          "must be between 0.05 and 0.98"),
         ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
-        ("memory.kv_cache_dtype", mem.kv_cache_dtype in dtypes,
-         f"must be one of {', '.join(dtypes)}"),
+        ("memory.kv_cache_dtype", mem.kv_cache_dtype in kv_dtypes,
+         f"must be one of {', '.join(kv_dtypes)}"),
         ("memory.state_dtype", mem.state_dtype in ("float32", "bfloat16"),
          "must be float32 or bfloat16"),
         ("memory.checkpoint_policy", mem.checkpoint_policy in ("auto", "end", "chunks", "none"),

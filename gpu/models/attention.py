@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from actorium.gpu.cache_dtype import NAME as KV_SCALES
 from actorium.gpu.loader import Want
 from actorium.gpu.models.plan import Step
 from actorium.gpu.models.rotary import frequencies
@@ -80,6 +81,8 @@ class Attention:
     """Its place in the group."""
     rope: int
     """Its place in `ModelShape.ropes`."""
+    kv_scales: Tensor | None = None
+    """Of pages in FP8, f32[2 * kv_heads]; None: all 1."""
 
     @property
     def inner(self) -> int:
@@ -91,7 +94,7 @@ class Attention:
         s, (kv_index, layers, _) = self.shape, step.groups[self.group]
         qkv = self.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
         self.ops.rotate_write(qkv, s.heads, self.norm, s.norm_eps, step.ropes[self.rope],
-                              layers[self.place], kv_index)
+                              layers[self.place], kv_index, self.kv_scales)
         return qkv
 
     def between(self, p: Tensor, step: Step, rows: Tensor | None,
@@ -100,9 +103,9 @@ class Attention:
         s, (_, layers, plan) = self.shape, step.groups[self.group]
         q, pages = p[:, :s.heads], layers[self.place]
         if rows is not None:
-            y = plan.attend_rows(q, pages, rows)
+            y = plan.attend_rows(q, pages, rows, self.kv_scales)
         else:
-            y = plan.attend(q, pages, out if out is None else out.view(q.shape))
+            y = plan.attend(q, pages, out if out is None else out.view(q.shape), self.kv_scales)
         return y.reshape(-1, s.q_size)
 
     def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
@@ -132,7 +135,7 @@ def attention(w: Weights, s: ModelShape, i: int) -> Attention:
         s, w.ops, w.ops.linear(qkv, qkv_bias),
         w.ops.linear(gate, gate_bias) if gate is not None else None,
         w.linear(s.o_bias, "o_proj"), norm, group, place,
-        len(s.ropes) - 1 if i < s.layers and s.windows[i] else 0)
+        len(s.ropes) - 1 if i < s.layers and s.windows[i] else 0, w.optional(KV_SCALES))
 
 
 def _split_gate(stacked: Tensor, s: ModelShape) -> tuple[Tensor, Tensor | None]:

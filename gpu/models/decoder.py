@@ -30,6 +30,8 @@ from actorium.kernels.ops import select_ops
 from actorium.kernels.rope import rope_rows
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+ATTENTION = "self_attn."
+"""What the names of an attention's tensors begin with, in a layer of any family."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
 """Of a layer, before its mixer and before its MLP, as most families name them."""
 
@@ -115,6 +117,14 @@ class Decoder(ABC):
             wants.append(Want(HEAD, (s.vocab_size, s.hidden)))
         wants += [want for i in range(s.layers) for want in cls.layer_wants(s, i, _at(i))]
         return wants + draft_wants(cls, s)
+
+    @classmethod
+    def attention_modules(cls, s: ModelShape) -> list[str]:
+        """What the names of each attention layer's tensors begin with; that of a layer that drafts
+        is the last."""
+        found = [f"{_at(i)}{ATTENTION}" for i in range(s.layers) if i not in s.recurrent]
+        names = cls.draft_names(s) if s.mtp_layers else None
+        return [*found, f"{names.layer}{ATTENTION}"] if names else found
 
     @classmethod
     def fused(cls, s: ModelShape) -> list[Fused]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from actorium.gpu.cache_dtype import NAME as KV_SCALES
 from actorium.gpu.loader import Want
 from actorium.gpu.mla_shape import LatentShape
 from actorium.gpu.models.plan import Step
@@ -63,6 +64,8 @@ class LatentAttention:
     o: Linear
     place: int
     """Its place among the layers that share a pool."""
+    kv_scale: Tensor | None = None
+    """Of pages in FP8, f32[1]: of the whole row, latent and key; None: 1."""
 
     @property
     def inner(self) -> int:
@@ -77,7 +80,7 @@ class LatentAttention:
         _, latent, key = first.split([first.shape[1] - m.row, m.rank, m.rope], -1)
         latent = self.ops.rms_norm(latent.contiguous(), self.kv_norm, LATENT_EPS)
         write_latent(layers[self.place], latent, apply_rope(key.unsqueeze(1), step.ropes[0]),
-                     kv_index)
+                     kv_index, self.kv_scale)
         return first
 
     def between(self, p: Tensor, step: Step, rows: Tensor | None,
@@ -88,9 +91,9 @@ class LatentAttention:
         if rows is not None and (plan.few is not None or not len(rows)):
             # Only these rows attend: nothing need be made of the other queries.
             few = self._queries(q.index_select(0, rows), rope.index_select(0, rows))
-            return (plan.few(few, pages) if plan.few else few).flatten(1)
+            return (plan.few(few, pages, None, self.kv_scale) if plan.few else few).flatten(1)
         room = None if out is None else out.view(-1, self.shape.heads, m.row)
-        y = plan.attend(self._queries(q, rope), pages, room).flatten(1)
+        y = plan.attend(self._queries(q, rope), pages, room, self.kv_scale).flatten(1)
         return y if rows is None else y.index_select(0, rows)
 
     def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
@@ -130,7 +133,7 @@ def latent_attention(w: Weights, s: ModelShape, i: int) -> LatentAttention:
     return LatentAttention(
         s, w.ops, w.ops.linear(torch.cat((q, weight)), bias), q_norm, q_up,
         w.norm("kv_a_layernorm"), keys.contiguous(), values.transpose(1, 2).contiguous(),
-        w.linear(s.o_bias, "o_proj"), s.place(i)[1])
+        w.linear(s.o_bias, "o_proj"), s.place(i)[1], w.optional(KV_SCALES))
 
 
 def rope_order(m: LatentShape) -> Tensor:

@@ -13,6 +13,7 @@ from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models.model_dir import read_json
+from actorium.gpu.cache_dtype import CacheScales, kv_dtype
 from actorium.gpu.families.base import Reader, limited
 from actorium.gpu.families.deepseek import deepseek
 from actorium.gpu.families.gemma3 import gemma3
@@ -112,8 +113,17 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     if config.model.load_format == "dummy":
         tensors = random_tensors(wants, shape.dtype, device, config.model.seed, progress, fp8)
     else:
-        tensors = read_tensors(path, wants, shape.dtype, device, progress, kind.fused(shape), fp8)
+        tensors = read_tensors(path, wants, shape.dtype, device, progress, kind.fused(shape), fp8,
+                               _cache_scales(config, kind, shape))
     return kind(shape, tensors, device, config.device.native_kernels, config.device.kernels)
+
+
+def _cache_scales(config: Config, kind: type[Model], shape: ModelShape) -> CacheScales | None:
+    """What reads them; None where the KV cache is not in FP8."""
+    name = config.memory.kv_cache_dtype
+    if kv_dtype(name, shape.dtype).itemsize > 1:
+        return None
+    return CacheScales(kind.attention_modules(shape), shape, name)
 
 
 def _drafts(path: Path, shape: ModelShape, kind: type[Model], config: Config) -> bool:

@@ -52,6 +52,10 @@ class Weights:
         parts = [self.tensors.pop(self.prefix + name) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def optional(self, name: str) -> Tensor | None:
+        """One tensor, if it is there."""
+        return self.tensors.pop(self.prefix + name, None)
+
     def packed(self, name: str) -> bool:
         """Whether the weight of this projection is in FP8."""
         return is_packed(self.tensors[f"{self.prefix}{name}.weight"])

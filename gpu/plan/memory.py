@@ -166,9 +166,10 @@ class MemoryPlan:
         return lines
 
     def _page_lines(self) -> list[Line]:
+        dtype = kv_dtype(self.shape, self.demand)
         lines = [Line(f"pages, {pool.name}", (pool.pages - 1) * pool.page_bytes, pool.pages - 1,
                       pool.page_bytes, f"{pool.layers} layer{'s' * (pool.layers > 1)}, "
-                      f"{pool.page_bytes // self.demand.page_size:,} bytes a token")
+                      f"{pool.page_bytes // self.demand.page_size:,} bytes a token in {dtype}")
                  for pool in self.pools]
         return [*lines, Line("page 0, the padding sink", self._page_of_each, 1, self._page_of_each,
                              "one of each pool")]
@@ -330,8 +331,12 @@ def token_bytes(shape: PlanShape, demand: Demand) -> int:
 
 
 def _layer_bytes(shape: PlanShape, demand: Demand) -> int:
-    dtype = shape.dtype if demand.kv_dtype == "auto" else demand.kv_dtype
-    return shape.kv_row * BYTES[dtype]
+    return shape.kv_row * BYTES[kv_dtype(shape, demand)]
+
+
+def kv_dtype(shape: PlanShape, demand: Demand) -> str:
+    """Of the pages: a key of `BYTES`."""
+    return shape.dtype if demand.kv_dtype == "auto" else demand.kv_dtype
 
 
 def _groups(shape: PlanShape, demand: Demand) -> list[Pool]:
@@ -384,8 +389,9 @@ def changes(plan: MemoryPlan) -> list[Change]:
         wanted.append((f"{other} states", d._replace(state_dtype=other)))
     if d.drafts:
         wanted.append(("no speculation", d._replace(drafts=0)))
-    if _layer_bytes(plan.shape, d) > _layer_bytes(plan.shape, d._replace(kv_dtype="fp8")):
-        wanted.append(("fp8 pages", d._replace(kv_dtype="fp8")))
+    fp8 = d._replace(kv_dtype="fp8_e4m3")
+    if _layer_bytes(plan.shape, d) > _layer_bytes(plan.shape, fp8):
+        wanted.append(("fp8 pages", fp8))
     return [_change(plan, name, demand) for name, demand in wanted]
 
 

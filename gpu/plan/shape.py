@@ -37,7 +37,7 @@ from actorium.gpu.mla_shape import (
 from actorium.gpu.mtp_shape import mtp_layers
 
 GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 """Bytes of one element."""
 
 

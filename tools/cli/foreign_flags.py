@@ -156,8 +156,8 @@ ACCEPTED = (
           "speculative-accept-threshold-single speculative-accept-threshold-acc"),
     Group("--device says where layers lie: all on one device",
           valued="n-gpu-layers gpu-layers split-mode main-gpu"),
-    Group("pages are stored as --kv-cache-dtype says", "calculate-kv-scales",
-          "cache-type-k cache-type-v"),
+    Group("pages are stored as --kv-cache-dtype says, in fp8 with the scales of the checkpoint",
+          "calculate-kv-scales", "cache-type-k cache-type-v"),
     Group("adapters (LoRA) are not served, so there is nothing to bound",
           valued="max-loras max-lora-rank max-cpu-loras max-loras-per-batch max-loaded-loras "
           "lora-backend lora-dtype lora-extra-vocab-size", lists="lora-target-modules"),

@@ -8,11 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from msgspec import Struct
 
-from actorium.actors.config import sources as settings
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
@@ -23,7 +20,7 @@ from actorium.gpu.plan import checkpoint, weights
 from actorium.gpu.plan.beside import largest_step, tables_estimate, workspace_estimate
 from actorium.gpu.plan.graphs import graphs_estimate, planned_graphs, why_eager
 from actorium.gpu.plan.memory import Demand, MemoryPlan, as_served, demand_of, make_plan
-from actorium.gpu.plan.shape import BYTES, PlanShape, read_plan_shape
+from actorium.gpu.plan.shape import PlanShape, read_plan_shape
 from actorium.tools.cli import plan_report
 from actorium.tools.cli.flags import Parsed, parse
 from actorium.tools.cli.plan_report import Outside, Report
@@ -47,8 +44,6 @@ class PlanOptions(Struct, frozen=True, kw_only=True):
     """Memory of each GPU, weights and workspace included."""
     tensor_parallel_size: int = 1
     """GPUs that share each layer."""
-    kv_cache_dtype: str | None = None
-    """auto (as the weights) | float32 | bfloat16 | float16 | fp8."""
     weights: str | None = None
     """Bytes of weights on each GPU, where config.json does not tell."""
     json: bool = False
@@ -91,7 +86,7 @@ def _report(parsed: Parsed[PlanOptions]) -> Report:
     raw = models.read_json(where)
     shape = read_plan_shape(raw, where, config.model.dtype, config.model.max_model_len,
                             config.model.quantization)
-    part, demand = as_served(shape.split(tp), _demand(parsed))
+    part, demand = as_served(shape.split(tp), demand_of(config))
     outside = _outside(part, demand, config, _weights(options, part, raw, where))
     budget, source = _budget(parsed, outside)
     plan = make_plan(part, demand, budget, f"--{source.rpartition('--')[2].split()[0]}")
@@ -108,16 +103,6 @@ def config_file(model: str) -> Path:
     if model.endswith(".json"):
         raise BadModel(f"model: no such file: {path.absolute()}", "model")
     return models.resolve(model) / "config.json"
-
-
-def _demand(parsed: Parsed[PlanOptions]) -> Demand:
-    options, config = parsed.options, parsed.config
-    kv = options.kv_cache_dtype or config.memory.kv_cache_dtype
-    kv = {**settings.DTYPES, "fp8_e4m3": "fp8"}.get(kv, kv)
-    if kv != "auto" and kv not in BYTES:
-        raise BadConfig(f"--kv-cache-dtype: must be one of auto, {', '.join(BYTES)}, got {kv!r}",
-                        "kv_cache_dtype")
-    return demand_of(config)._replace(kv_dtype=kv)
 
 
 def size(text: str, flag: str) -> int:
@@ -207,15 +192,5 @@ def _notes(plan: MemoryPlan, config: Config, options: PlanOptions, quantized: bo
          "memory"),
         (shape.recurrent is not None and not plan.checkpoints, lambda: "without checkpoints no "
          "prefix is reused"),
-        (not _served(config, d.kv_dtype), lambda: f"the worker does not serve {d.kv_dtype} pages"),
     ]
     return [note() for wrong, note in checks if wrong]
-
-
-def _served(config: Config, kv_dtype: str) -> bool:
-    memory = msgspec.structs.replace(config.memory, kv_cache_dtype=kv_dtype)
-    try:
-        checked(msgspec.structs.replace(config, memory=memory))
-    except BadConfig:
-        return False
-    return True

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.retention import Kept
-from actorium.gpu.plan.memory import Change, MemoryPlan, changes
+from actorium.gpu.plan.memory import Change, MemoryPlan, changes, kv_dtype
 from actorium.gpu.plan.reuse import choices
 
 PLOT_KINDS = (".png", ".svg", ".pdf")
@@ -127,7 +127,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "model": report.model, "architecture": plan.shape.architecture, "tp": plan.shape.tp,
         "max_num_seqs": d.max_num_seqs, "page_size": d.page_size, "drafts": d.drafts,
         "max_model_len": plan.shape.max_model_len, "weights_dtype": plan.shape.dtype,
-        "kv_dtype": plan.shape.dtype if d.kv_dtype == "auto" else d.kv_dtype,
+        "kv_dtype": kv_dtype(plan.shape, d),
         "state_dtype": d.state_dtype, "checkpoints": plan.checkpoints,
         "token_capacity": plan.token_capacity, "one_sequence": plan.one_sequence,
         "page_tokens": plan.page_tokens, "arithmetic_limit": plan.arithmetic_limit,
