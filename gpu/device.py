@@ -7,19 +7,16 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from actorium.actors.config.speculative import parse_acceptance, parse_speculative
 from actorium.actors.config.tree import Config, DeviceConfig
-from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.messages import Admit, PageGroup, Ready, StepPlan
+from actorium.actors.errors import BadConfig
+from actorium.actors.messages import PageGroup, Ready
 from actorium.actors.models.model_dir import read_json, resolve
-from actorium.actors.params import Resolved
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.cache_dtype import check_kv_dtype, kv_dtype
 from actorium.gpu.capture import Capturer, CudaCapturer
@@ -40,6 +37,7 @@ from actorium.gpu.staging import transport
 from actorium.gpu.states import StatePool
 from actorium.gpu.summary import summarize
 from actorium.gpu.tables import Tables
+from actorium.gpu.warmup import check_numbers, rehearse, walk
 
 LOG = logging.getLogger(__name__)
 MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
@@ -93,7 +91,7 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     seconds["allocate"] = perf_counter() - start
     start = perf_counter()
     say("warming", "first steps")
-    meter = _warm_up(config, runner, footprint)
+    meter = _warm_up(config, runner, footprint, say)
     seconds["warm up"] = perf_counter() - start
     graphs = _capture(config, runner, footprint, say, seconds)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -175,13 +173,15 @@ def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
                      most_drafts(config, shape))
 
 
-def _warm_up(config: Config, runner: Runner, footprint: Footprint) -> Meter | None:
-    """One small step; on a CPU then larger ones, of which the temporaries are measured."""
+def _warm_up(config: Config, runner: Runner, footprint: Footprint, say: Say) -> Meter | None:
+    """The first steps: on CUDA of every form; on a CPU ever larger ones, of which the temporaries
+    are measured."""
     most = config.scheduler.max_num_batched_tokens
     check_numbers(runner, resolve(config.model.model), most)
-    rehearse(runner, min(2, most))
     if runner.moves.device.type != "cpu":
+        walk(runner, most, say)
         return None
+    rehearse(runner, min(2, most))
     meter = Meter(footprint, caches(runner))
     rows = runner.tables.slots
     if runner.states is not None:
@@ -320,6 +320,9 @@ def _capture(config: Config, runner: Runner, footprint: Footprint, say: Say,
     footprint.measured["graphs"] = before - _free_bytes(device)
     runner.graphs, runner.segments = decodes, segments
     seconds["graphs"] = perf_counter() - start
+    start = perf_counter()
+    walk(runner, max(graphs.tokens, default=1), say)  # as these serve them
+    seconds["warm up"] += perf_counter() - start
     return graphs
 
 
@@ -328,43 +331,3 @@ def _free_bytes(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
-
-
-def check_numbers(runner: Runner, path: Path, most: int) -> None:
-    """A step over a few tokens, `most` at the most: raise `BadModel` where the model at `path`
-    makes no numbers of them, since its weights are nan or infinite. The tables are left empty."""
-    t = runner.tables
-    ids = np.arange(max(1, min(8, most, t.vocab, t.max_len - 1)), dtype=np.int32)
-    pages = np.zeros(t.groups * -(-len(ids) // t.page_size), np.int32).tobytes()
-    admit = Admit(1, ids.tobytes(), len(ids), 0, pages, Resolved(max_tokens=1, logprobs=0), 1)
-    found = runner.run(StepPlan(0, 0, admit=[admit],
-                                extend=np.array([[1, len(ids)]], np.int32).tobytes()))
-    runner.run(StepPlan(0, 0, release=np.array([1], np.int32).tobytes()))
-    if not all(np.isfinite(np.frombuffer(row.chosen, np.float32)).all() for row in found.logprobs):
-        raise BadModel(f"model: {path}: what it says to its first tokens is nan or infinite: its "
-                       "weights are damaged", "model")
-
-
-def rehearse(runner: Runner, tokens: int, rows: int = 1 << 16) -> Step:
-    """Run an extend step of `tokens` tokens in all and a decode step, over the sink page; the size
-    of the larger one.
-
-    As many sequences as there are slots, if there are enough tokens, but at most `rows`. The tables
-    are left empty.
-    """
-    t, drafts = runner.tables, runner.tables.drafts.most
-    rows = max(1, min(t.slots - 1, tokens, rows))
-    each = np.full(rows, tokens // rows)
-    each[:tokens % rows] += 1
-    each = np.clip(each, 1, max(1, t.max_len - 1))
-    params = Resolved(max_tokens=2, temperature=1.0, top_k=2, top_p=0.9)
-    slots = np.arange(1, rows + 1, dtype=np.int32)
-    admits = [Admit(slot, np.zeros(n, np.int32).tobytes(), n, 0,
-                    np.zeros(t.groups * -(-n // t.page_size), np.int32).tobytes(), params, slot)
-              for slot, n in zip(slots.tolist(), each.tolist(), strict=True)]
-    extend = np.stack((slots, each.astype(np.int32)), axis=1).tobytes()
-    runner.run(StepPlan(0, 0, admit=admits, extend=extend, drafts=drafts))
-    runner.run(StepPlan(0, 0, decode=slots.tobytes(), drafts=drafts))
-    runner.run(StepPlan(0, 0, release=slots.tobytes()))
-    rows *= 1 + drafts
-    return Step(max(int(each.sum()), rows), rows)

@@ -29,6 +29,13 @@ class Drafts:
         self._serial = np.zeros(slots, np.int64)
         self._known: deque[tuple[I32, NDArray[np.int64], I32, I32]] = deque()
 
+    def clear(self) -> None:
+        """No sequence has any, and nothing is left to be learned."""
+        self.tokens[...] = 0
+        self.accepted[...] = 0
+        self.held[:] = 0
+        self._known.clear()
+
     def admit(self, slots: I32, up: Upload) -> None:
         """New sequences have none."""
         self.held[slots] = 0

@@ -73,6 +73,12 @@ class StatePool:
         """Bytes of all layers."""
         return sum(part.numel() * part.element_size() for layer in self.layers for part in layer)
 
+    def clear(self) -> None:
+        """Zeros, as they were made."""
+        for layer in self.layers:
+            for part in layer:
+                part.zero_()
+
     def admit(self, admits: Sequence[Admit]) -> None:
         """Live states begin at zero, or as copies of their checkpoints; whoever counts accepted
         drafts must begin at none. Raises `ValueError`."""

@@ -115,6 +115,19 @@ class Tables:
         for slot in list(self.sequences):
             self._forget(slot)
 
+    def clear(self) -> None:
+        """As they were made; `chosen` alone stays, of which graphs know what it holds."""
+        self.reset()
+        for array, value in ((self.last_token, 0), (self.seq_len, 1), (self.ended, 1),
+                             (self.record, 0), (self.eos, -1), *((own, 0) for own in self.pages)):
+            array[...] = value
+        for host in (self.host_len, self.host_low, self.host_min):
+            host[:] = 0
+        self.bias_ids = self.bias_values = self.counts = None
+        self._free_count_rows = []
+        self.draws.forget(np.arange(self.slots, dtype=np.int32))
+        self.drafts.clear()
+
     def release(self, slots: I32) -> None:
         """Slots whose sequence is gone."""
         for slot in slots.tolist():

@@ -151,6 +151,11 @@ class RecordingCapturer:
                 _start(t) not in other.promised and other.read_by.get(_start(t), -1) < at))
 
 
+def tensors_of(out: Any) -> list[Tensor]:
+    """In lists, tuples and dataclasses alike."""
+    return _tensors(_flat(out))
+
+
 def _flat(out: Any) -> Any:
     """Tensors in lists, tuples and dataclasses alike."""
     if hasattr(out, "__dataclass_fields__"):

@@ -21,8 +21,9 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.device import Opened, open_device, plan_caches, rehearse
+from actorium.gpu.device import Opened, open_device, plan_caches
 from actorium.gpu.runner import Runner
+from actorium.gpu.warmup import rehearse
 
 BUDGET, SLOT, PROMPT = 300_000, 2, [5, 9, 17, 4, 88, 3, 21]
 

@@ -13,11 +13,11 @@ from helpers_worker import CPU, Ring, complete, make_runner
 
 from actorium.actors.messages import Admit, StepPlan, StepResult
 from actorium.actors.params import Resolved
-from actorium.gpu.device import rehearse
 from actorium.gpu.runner import Runner
 from actorium.gpu.staging import Device, Host
 from actorium.gpu.tables import COUNT_ROW
 from actorium.gpu.timing import clock
+from actorium.gpu.warmup import rehearse
 from actorium.kernels.sampling import PROMPT_BIT
 
 GREEDY = Resolved(max_tokens=8, temperature=0.0)

@@ -114,7 +114,8 @@ def share_of(
 
 
 # What varies from step to step must not be compiled for.
-@triton.jit(do_not_specialize=["splits", "slots", "least", "pages_stride", "count"])
+@triton.jit(do_not_specialize=["splits", "slots", "least", "pages_stride", "count"],
+            do_not_specialize_on_alignment=["pages"])
 def _decode(
     q: tl.tensor, layer: tl.tensor, pages: tl.tensor, lens: tl.tensor, out: tl.tensor,
     parts: tl.tensor, found: tl.tensor, splits: tl.tensor, slots: tl.tensor, least: tl.tensor,

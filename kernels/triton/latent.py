@@ -53,7 +53,8 @@ def _block(
     return take(acc, top, total, score, latent, seen, q, GUARD, WIDE)
 
 
-@triton.jit(do_not_specialize=["splits", "slots", "least", "pages_stride", "count"])
+@triton.jit(do_not_specialize=["splits", "slots", "least", "pages_stride", "count"],
+            do_not_specialize_on_alignment=["pages"])
 def _latent(
     q: tl.tensor, layer: tl.tensor, pages: tl.tensor, lens: tl.tensor, out: tl.tensor,
     parts: tl.tensor, found: tl.tensor, splits: tl.tensor, slots: tl.tensor, least: tl.tensor,

@@ -68,5 +68,5 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int, named: Tensor | None = None
         _part[(rows, cut.splits)](logits, tokens, tops, masses, ahead, vocab, cut.each,
                                   BLOCK=cut.block, num_warps=4)
         _join[(rows,)](logits, tokens, tops, masses, ahead, chosen, ranks, norms, vocab,
-                       cut.splits, PADDED=triton.next_power_of_2(cut.splits), num_warps=1)
+                       cut.splits, PADDED=cut.padded, num_warps=1)  # one form for any rows
     return Logprobs(chosen, ranks, *others(logits, norms[:, None], k, named))
