@@ -1,0 +1,331 @@
+"""Launches of the kernels that serve, at the shapes of models that people run.
+
+Shapes: Llama-3.1-8B, Qwen3-32B, Qwen3.5-27B (hybrid), Qwen3-30B-A3B, Qwen2.5-7B, Gemma 3, Llama-3.2-1B,
+DeepSeek-V3, Granite 4 (Mamba-2). Nothing is run, so tensors are never filled; batches are small
+where they decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from actorium.gpu.batch import ExtendRow
+from actorium.kernels.apply_plan import table_addresses
+from actorium.kernels.delta_window import Delta
+from actorium.kernels.gated_delta import Heads
+from actorium.kernels.mamba2 import Sizes, split_inputs
+from actorium.kernels.ops_triton import TritonOps
+from actorium.kernels.ragged import Run, plan_ragged
+from actorium.kernels.record import WIDTH, Layout, Progress, Resident
+from actorium.kernels.scaled_mm import FP8, Scaled
+from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
+from actorium.kernels.triton.scaled_experts import ScaledExperts
+from actorium.kernels.triton.scaled_mm import quantise, scaled_mm
+
+BF16, F32, I32, I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
+OPS = TritonOps()
+PAGE = 16
+
+
+class Case(NamedTuple):
+    """Launches of one op."""
+
+    name: str
+    """What is launched; of which model."""
+    launch: Callable[[], Any]
+    oldest: int = 80
+    """Compute capability that it needs: FP8 begins with 89."""
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    """Memory that nobody touches."""
+    return torch.empty(shape, dtype=dtype)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+def norms(width: int) -> None:
+    """As a layer has them."""
+    x = empty(64, width)
+    OPS.rms_norm(x, x[0], 1e-5)
+    OPS.rms_norm_add(x, x[0], 1e-5, x)
+
+
+def rotation(heads: int, kv_heads: int, dim: int, normed: bool = False,
+             pages: torch.dtype = BF16) -> None:
+    """Queries, keys and values of 64 tokens."""
+    qkv, norm = empty(64, heads + 2 * kv_heads, dim), empty(heads + kv_heads, dim)
+    OPS.rotate_write(qkv, heads, norm if normed else None, 1e-5, empty(64, 2, 1, dim),
+                     empty(PAGE * 99, 2 * kv_heads, dim, dtype=pages), torch.zeros(64, dtype=I64))
+
+
+def tables() -> None:
+    """What a plan changes."""
+    table = torch.zeros(257, 4096, dtype=I32)
+    OPS.apply_plan([table], table_addresses([table]), torch.zeros(3, 400, dtype=I32))
+
+
+def rows() -> Iterator[Case]:
+    """What goes over each token once."""
+    for width in (1152, 4096, 5120, 7168):
+        yield Case(f"norm {width}", partial(norms, width))
+    yield Case("rotate_write Llama-3.1-8B", partial(rotation, 32, 8, 128))
+    yield Case("rotate_write Qwen3-32B", partial(rotation, 64, 8, 128, True))
+    yield Case("rotate_write Gemma 3 4B", partial(rotation, 8, 4, 256, True))
+    yield Case("rotate_write Llama-3.1-8B, FP8 pages", partial(rotation, 32, 8, 128, False, FP8),
+               89)
+    yield Case("silu_mul 14336", lambda: OPS.silu_mul(empty(64, 2 * 14336)))
+    yield Case("gelu_mul 21504", lambda: OPS.gelu_mul(empty(64, 2 * 21504)))
+    yield Case("gated_norm Qwen3.5-27B", lambda: OPS.gated_norm(
+        empty(64, 48, 128, dtype=F32), empty(128, dtype=F32), empty(64, 48, 128), 1e-6))
+    yield Case("norm_gated Granite 4", lambda: OPS.norm_gated(
+        empty(64, 3072, dtype=F32), empty(3072, dtype=F32), empty(64, 3072), 1e-5, 1))
+    yield Case("apply_plan", tables)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+class Attention(NamedTuple):
+    """Of a model's layer."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    window: int = 0
+    dtype: torch.dtype = BF16
+    pages: torch.dtype = BF16
+
+
+LLAMA, QWEN3 = Attention(32, 8, 128), Attention(64, 8, 128)
+QWEN2, QWEN35 = Attention(28, 4, 128), Attention(24, 4, 256)
+GEMMA_27B, GEMMA_4B = Attention(32, 16, 128, 1024), Attention(8, 4, 256, 1024)
+LLAMA_1B = Attention(32, 8, 64)
+
+
+def decode(a: Attention, q_len: int, sequences: int = 64) -> None:
+    """Few sequences are split, many are not."""
+    pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
+    q = empty(sequences * q_len, a.heads, a.dim, dtype=a.dtype)
+    attend = OPS.decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)
+    attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages))
+
+
+def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
+    """A chunk that few programs would serve is split."""
+    own = [ExtendRow(0, start, count, torch.zeros(2048, dtype=I32)) for _ in range(chunks)]
+    q = empty(chunks * count, a.heads, a.dim, dtype=a.dtype)
+    attend = OPS.extend(own, PAGE, a.window, a.dim**-0.5)
+    attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages))
+
+
+def wide(a: Attention) -> Attention:
+    """In fp32."""
+    return a._replace(dtype=F32, pages=F32)
+
+
+def fp8(a: Attention) -> Attention:
+    """Over FP8 pages."""
+    return a._replace(pages=FP8)
+
+
+def decodes() -> Iterator[Case]:
+    """One token a sequence, and windows of drafts."""
+    for name, a, lengths in (
+            ("Llama-3.1-8B", LLAMA, (1, 3, 8)), ("Qwen3-32B", QWEN3, (1, 3, 8)),
+            ("Qwen2.5-7B, window", QWEN2._replace(window=4096), (1, 8)),
+            ("Gemma 3 27B, window", GEMMA_27B, (1, 3)), ("Gemma 3 4B, window", GEMMA_4B, (1, 3)),
+            ("Qwen3.5-27B", QWEN35, (1, 3, 8)), ("Llama-3.2-1B", LLAMA_1B, (1, 3, 8)),
+            ("Llama-3.1-8B, fp32", wide(LLAMA), (1, 3, 8)),
+            ("Qwen3.5-27B, fp32", wide(QWEN35), (1, 3)),
+            ("Llama-3.2-1B, fp32", wide(LLAMA_1B), (1, 3))):
+        for q_len in lengths:
+            yield Case(f"decode {name}, q{q_len}", partial(decode, a, q_len))
+    yield Case("decode Llama-3.1-8B, q1, 1024 sequences", partial(decode, LLAMA, 1, 1024))
+    for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3-32B", QWEN3), ("Qwen3.5-27B", QWEN35)):
+        for q_len in (1, 3, 8):
+            yield Case(f"decode {name}, FP8 pages, q{q_len}", partial(decode, fp8(a), q_len), 89)
+
+
+def extends() -> Iterator[Case]:
+    """Chunks of prompts; a question behind a long text."""
+    for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3-32B", QWEN3),
+                    ("Gemma 3 27B, window", GEMMA_27B), ("Gemma 3 4B, window", GEMMA_4B),
+                    ("Qwen3.5-27B", QWEN35), ("Llama-3.2-1B", LLAMA_1B),
+                    ("Llama-3.1-8B, fp32", wide(LLAMA)), ("Qwen3.5-27B, fp32", wide(QWEN35)),
+                    ("Llama-3.2-1B, fp32", wide(LLAMA_1B))):
+        yield Case(f"extend {name}", partial(extend, a, 0, 2048, 4))
+        yield Case(f"extend {name}, split", partial(extend, a, 16000, 64))
+    yield Case("extend Llama-3.1-8B, few tokens", partial(extend, LLAMA, 16000, 3))
+    for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3.5-27B", QWEN35)):
+        yield Case(f"extend {name}, FP8 pages", partial(extend, fp8(a), 0, 2048, 4), 89)
+
+
+def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, sequences: int = 32) -> None:
+    """DeepSeek-V3's latents."""
+    pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
+    attend = OPS.latent(512).decode(pages, lens, 8192, q_len, PAGE, 0, 0.1)
+    attend(empty(sequences * q_len, heads, 576, dtype=dtype), empty(99 * PAGE, 1, 576, dtype=dtype))
+
+
+def latents() -> Iterator[Case]:
+    """All heads, and those of one of eight devices."""
+    for heads, q_len in ((128, 1), (128, 2), (16, 1), (16, 2), (16, 4)):
+        yield Case(f"latent DeepSeek-V3, {heads} heads, q{q_len}", partial(latent, heads, q_len))
+    yield Case("latent DeepSeek-V3, 16 heads, q1, fp32", partial(latent, 16, 1, F32))
+
+
+# --- layers with a state --------------------------------------------------------------------------
+
+GDN = Heads(16, 48, 128, 128)
+
+
+def delta(new: int, states: torch.dtype) -> None:
+    """A step, or a window of drafts."""
+    layer = Delta(GDN, empty(4, GDN.channels, dtype=F32), empty(48, dtype=F32),
+                  empty(48, dtype=F32))
+    p, columns = empty(64 * new, GDN.channels + 48 * 130), empty(99, 3, GDN.channels)
+    kept, at = empty(99, 48, 128, 128, dtype=states), torch.zeros(64, dtype=I64)
+    if new == 1:
+        OPS.delta_step(p, kept, columns, at, layer)
+    else:
+        pending = empty(99, new - 1, GDN.channels + 96)
+        OPS.delta_window(p, kept, columns, pending, at, at, layer)
+
+
+def delta_chunks(states: torch.dtype) -> None:
+    """Prompts through their chunks."""
+    kept, plan = torch.zeros(3, 48, 128, 128, dtype=states), plan_ragged([Run(1, 200)], 4, CPU)
+    OPS.delta_extend(torch.zeros(200, GDN.channels), torch.zeros(200, 48), torch.zeros(200, 48),
+                     kept, plan, GDN)
+
+
+CPU = torch.device("cpu")
+
+
+def convolution(channels: int, biased: bool) -> None:
+    """Of a prompt."""
+    x, plan = empty(200, channels), plan_ragged([Run(1, 200)], 4, CPU)
+    OPS.conv_extend(x, empty(9, 3, channels), empty(4, channels, dtype=F32), plan,
+                    empty(channels, dtype=F32) if biased else None)
+
+
+def mamba(states: torch.dtype) -> None:
+    """Granite 4's."""
+    sizes, at = Sizes(48, 1, 64, 128), torch.zeros(64, dtype=I64)
+    inputs = split_inputs(empty(64, sizes.channels, dtype=F32), empty(64, 48, dtype=F32), sizes)
+    OPS.ssd_step(inputs, empty(99, 48, 64, 128, dtype=states), at, empty(48, dtype=F32),
+                 empty(48, dtype=F32))
+
+
+def recurrent() -> Iterator[Case]:
+    """GatedDeltaNet and Mamba-2."""
+    for name, dtype in (("", F32), (", bf16 states", BF16)):
+        yield Case(f"delta Qwen3.5-27B, q1{name}", partial(delta, 1, dtype))
+        yield Case(f"delta Qwen3.5-27B, q3{name}", partial(delta, 3, dtype))
+        yield Case(f"delta_extend Qwen3.5-27B{name}", partial(delta_chunks, dtype))
+        yield Case(f"ssd_step Granite 4{name}", partial(mamba, dtype))
+    yield Case("conv_extend Qwen3.5-27B", partial(convolution, GDN.channels, False))
+    yield Case("conv_extend Granite 4", partial(convolution, 3328, True))
+
+
+# --- products -------------------------------------------------------------------------------------
+
+def experts(count: int, number: int, width: int, inner: int, dtype: torch.dtype = BF16) -> None:
+    """Eight of a token."""
+    own = GroupedExperts(empty(number, 2 * inner, width, dtype=dtype),
+                         empty(number, width, inner, dtype=dtype))
+    own(empty(count, width, dtype=dtype), empty(count, 8, dtype=dtype), of_each(count, number))
+
+
+def of_each(count: int, number: int) -> Tensor:
+    """Eight experts a token, all of them as often."""
+    return torch.arange(count * 8).view(count, 8) % number
+
+
+def scaled_experts(count: int, number: int, width: int, inner: int) -> None:
+    """The same in FP8, blocks of 128 x 128 with a scale each."""
+    own = object.__new__(ScaledExperts)  # what it is made of would have to be filled
+    first, second = (Scaled(empty(number * outs, columns, dtype=FP8),
+                            empty(number * outs // 128, columns // 128, dtype=F32), 128)
+                     for outs, columns in ((2 * inner, width), (width, inner)))
+    SortedExperts.__init__(own, first, second, torch.arange(number), inner)
+    own(empty(count, width), empty(count, 8), of_each(count, number))
+
+
+def scaled(count: int, outs: int, width: int, blocks: bool = True) -> None:
+    """An FP8 product, and what quantises its input."""
+    size = (outs // 128, width // 128) if blocks else (outs, 1)
+    w = Scaled(empty(outs, width, dtype=FP8), empty(*size, dtype=F32), 128 if blocks else 1)
+    x = empty(count, width)
+    scaled_mm(*quantise(x, 128 if blocks else width), w, BF16, None, empty(count, outs))
+
+
+def products() -> Iterator[Case]:
+    """Mixtures of experts, and FP8."""
+    for count in (1, 64, 256, 600, 4096):
+        yield Case(f"experts Qwen3-30B-A3B, {count} rows",
+                   partial(experts, count, 128, 2048, 768))
+    yield Case("experts Qwen3-30B-A3B, fp32, 64 rows", partial(experts, 64, 128, 2048, 768, F32))
+    yield Case("experts Qwen3-30B-A3B, fp32, 4096 rows",
+               partial(experts, 4096, 128, 2048, 768, F32))
+    for count in (1, 64, 256, 4096):
+        yield Case(f"scaled_experts DeepSeek-V3, {count} rows",
+                   partial(scaled_experts, count, 256, 7168, 2048), 89)
+    for count in (1, 64, 512):
+        yield Case(f"scaled_mm DeepSeek-V3, {count} rows", partial(scaled, count, 7168, 2048), 89)
+    yield Case("scaled_mm 4096 x 4096, a scale a row, 1 row", partial(scaled, 1, 4096, 4096, False),
+               89)
+    yield Case("scaled_mm 4096 x 4096, a scale a row, 512 rows",
+               partial(scaled, 512, 4096, 4096, False), 89)
+
+
+# --- the sampler ----------------------------------------------------------------------------------
+
+def sample(vocab: int, samples: bool, truncates: bool) -> None:
+    """64 rows."""
+    slots = torch.zeros(64, dtype=I32)
+    OPS.sampling.choose(empty(64, vocab, dtype=F32), slots, slots, resident(vocab), samples,
+                        truncates)
+
+
+def resident(vocab: int) -> Resident:
+    """Everything that can be asked for."""
+    return Resident(empty(99, WIDTH, dtype=I32), empty(99, 64, dtype=I32), empty(99, 2, dtype=I64),
+                    empty(99, vocab, dtype=I32), empty(99, 4, dtype=I32), empty(99, 4, dtype=I32))
+
+
+def change(vocab: int) -> None:
+    """What changes logits, and reads their probabilities."""
+    logits, slots = empty(64, vocab, dtype=F32), torch.zeros(64, dtype=I32)
+    OPS.sampling.adjust(logits, slots, slots, resident(vocab), Layout(64), True, True, True)
+    OPS.sampling.mask(logits, slots, empty(64, -(-vocab // 32), dtype=I32))
+    OPS.sampling.logprobs(torch.zeros(2, vocab), slots[:2].long(), 3)
+
+
+def commit(q_len: int, counts: bool) -> None:
+    """Tokens go to the tables."""
+    slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
+    progress = Progress(own, slots, slots.bool(), own)
+    OPS.sampling.commit(slots, slots, own, resident(4096), progress, Layout(1, q_len), counts)
+
+
+def sampler() -> Iterator[Case]:
+    """Vocabularies of Llama 3, Qwen3 and Gemma 3."""
+    for vocab in (128256, 151936, 262208):
+        yield Case(f"choose {vocab}, greedy", partial(sample, vocab, False, False))
+        yield Case(f"choose {vocab}, sampled", partial(sample, vocab, True, False))
+        yield Case(f"choose {vocab}, truncated", partial(sample, vocab, True, True))
+    yield Case("adjust, mask, logprobs 151936", partial(change, 151936))
+    yield Case("commit q1", partial(commit, 1, False))
+    yield Case("commit q3, counts", partial(commit, 3, True))
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    parts = (rows, decodes, extends, latents, recurrent, products, sampler)
+    return [case for part in parts for case in part()]
