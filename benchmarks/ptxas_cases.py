@@ -1,8 +1,8 @@
 """Launches of the kernels that serve, at the shapes of models that people run.
 
-Shapes: Llama-3.1-8B, Qwen3-32B, Qwen3.5-27B (hybrid), Qwen3-30B-A3B, Qwen2.5-7B, Gemma 3, Llama-3.2-1B,
-DeepSeek-V3, Granite 4 (Mamba-2). Nothing is run, so tensors are never filled; batches are small
-where they decide nothing.
+Shapes: Llama-3.1-8B, Qwen3-32B, Qwen3.5-27B (hybrid), Qwen3-30B-A3B, Qwen2.5-7B, Gemma 3,
+Llama-3.2-1B, DeepSeek-V3, Granite 4 (Mamba-2). Nothing is run, so tensors are never filled; batches
+are small where they decide nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def rotation(heads: int, kv_heads: int, dim: int, normed: bool = False,
     """Queries, keys and values of 64 tokens."""
     qkv, norm = empty(64, heads + 2 * kv_heads, dim), empty(heads + kv_heads, dim)
     OPS.rotate_write(qkv, heads, norm if normed else None, 1e-5, empty(64, 2, 1, dim),
-                     empty(PAGE * 99, 2 * kv_heads, dim, dtype=pages), torch.zeros(64, dtype=I64))
+                     empty(PAGE * 99, 2 * kv_heads, dim, dtype=pages), torch.zeros(64, dtype=I64),
+                     empty(2 * kv_heads, dtype=F32) if pages is FP8 else None)
 
 
 def tables() -> None:
@@ -112,7 +113,7 @@ def decode(a: Attention, q_len: int, sequences: int = 64) -> None:
     pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
     q = empty(sequences * q_len, a.heads, a.dim, dtype=a.dtype)
     attend = OPS.decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)
-    attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages))
+    attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None, scales_of(a))
 
 
 def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
@@ -120,7 +121,12 @@ def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
     own = [ExtendRow(0, start, count, torch.zeros(2048, dtype=I32)) for _ in range(chunks)]
     q = empty(chunks * count, a.heads, a.dim, dtype=a.dtype)
     attend = OPS.extend(own, PAGE, a.window, a.dim**-0.5)
-    attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages))
+    attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None, scales_of(a))
+
+
+def scales_of(a: Attention) -> Tensor | None:
+    """As FP8 pages have them."""
+    return empty(2 * a.kv_heads, dtype=F32) if a.pages is FP8 else None
 
 
 def wide(a: Attention) -> Attention:

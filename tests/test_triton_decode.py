@@ -69,7 +69,7 @@ def test_soft_cap(cap: float) -> None:
 
 def test_more_rows_than_a_program_takes() -> None:
     case = Paged([(30, 7), (0, 7)], 20, 1, 16, 16)  # 140 rows share keys
-    assert config(140, 16, 4).rows == 128
+    assert config(140, 16, 4, True).rows == 128
     for splits in (1, 2):
         assert error(run(case, 7, splits=splits), case.wanted()) < 1e-6
 

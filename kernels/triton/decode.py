@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention import Attend
-from .device import limits
+from .device import HOPPER, limits
 from .merge import merge, parts_of
 from .paged import attend_block, load_rows, padded
 from .product import LANES, wide
@@ -38,17 +38,29 @@ class Shape(NamedTuple):
     stages: int
 
 
-def config(packed: int, dim: int, itemsize: int) -> Shape:
-    """packed: rows that share keys; dim: of a head, padded; itemsize: of the pages' dtype.
+def config(packed: int, dim: int, itemsize: int, fp32: bool = False,
+           capability: int = HOPPER.capability) -> Shape:
+    """packed: rows that share keys; dim: of a head, padded; itemsize: of the pages' dtype; fp32:
+    whether products are of fp32; capability: of the device.
 
     16 KiB of keys and as much of values a block. A page's number is loaded before the keys that it
     names, and Triton counts both as stages: five are two blocks under way, 72 KiB of shared memory,
     so that an SM takes three programs. Four warps are what 16 rows can use; from 128 rows on the
-    sums alone (128 x 128 floats) would take all their registers.
+    sums alone (128 x 128 floats) would take all their registers, and half as many sums leave room
+    for half a block. Before sm_90 that is what every block has: an SM of sm_89 has 100 KiB.
+
+    Keys of one byte are widened in registers: 4 KiB a block, three blocks under way. fp32 has no
+    tensor cores, and a product there holds rows of both operands: tiles that fit registers.
     """
     rows = min(MOST_ROWS, max(LANES, triton.next_power_of_2(packed)))
-    block = max(16, min(64, 16384 // (dim * itemsize)))
-    return Shape(rows, block, 8 if rows * dim >= 128 * 128 else 4, 5)
+    if fp32:
+        return Shape(min(rows, max(LANES, 2048 // dim)), min(64, max(LANES, 1024 // dim)),
+                     4 if dim <= 128 else 8, 5 if dim <= 128 else 3)
+    half = capability < 90 or rows * dim >= 64 * 128
+    size = 4096 if itemsize == 1 else 8192 if half else 16384
+    full = (64 if capability < 90 else 128) * 128
+    return Shape(rows, max(LANES, min(64, size // (dim * itemsize))),
+                 8 if rows * dim >= full else 4, 7 if itemsize == 1 else 5)
 
 
 class Shares(NamedTuple):
@@ -200,7 +212,8 @@ class Decode:
             return out
         packed = self.q_len * heads // kv_heads
         width = padded(dim)
-        shape = config(packed, width, layer.element_size())
+        shape = config(packed, width, layer.element_size(), q.dtype is torch.float32,
+                       limits(q.device).capability)
         tiles = kv_heads * triton.cdiv(packed, shape.rows)
         splits, slots, least = self._shares(sequences, tiles, packed, shape.block, q.device)
         parts, found = parts_of(splits, q, out)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..attention import Attend, Chunk
-from .device import limits
+from .device import HOPPER, limits
 from .merge import merge, parts_of
 from .paged import attend_block, load_rows, padded
 from .product import LANES, wide
@@ -41,19 +41,27 @@ class Shape(NamedTuple):
     stages: int
 
 
-def config(group: int, dim: int, itemsize: int, longest: int) -> Shape:
+def config(group: int, dim: int, itemsize: int, longest: int, fp8: bool = False,
+           capability: int = HOPPER.capability) -> Shape:
     """group: query heads of a key head; dim: of a head, padded; itemsize: of q's or the pages'
-    dtype, the wider; longest: tokens of the longest chunk.
+    dtype, the wider; longest: tokens of the longest chunk; fp8: whether pages are, which is widened
+    in registers; capability: of the device.
 
     128 x 64 tiles: with 8 warps the sums are 64 registers a thread, which leaves room for one
     program on an SM, and so for its queries and two blocks under way (five stages, as in decode) in
     128 KiB. Heads of 256 halve the rows, and one block under way is what fits. Where all chunks
     hardly begin a tile, the smallest one; nothing between them, since each is compiled when it is
-    first met. fp32 has no tensor cores: tiles that fit registers.
+    first met. Before sm_90 a warp holds its rows' queries in registers, and half a block of keys.
+    fp32 has no tensor cores, and a product there holds rows of both operands: tiles that fit
+    registers.
     """
-    most = 32 if itemsize > 2 else 128 if dim <= 128 else 64
+    fp32 = itemsize > 2
+    most = max(LANES, min(32, 4096 // dim)) if fp32 else 128 if dim <= 128 else 64
     rows = max(LANES if group * longest <= LANES else most, triton.next_power_of_2(group))
-    return Shape(rows, 32 if itemsize > 2 else 64, 8 if rows >= 64 else 4, 5 if dim <= 128 else 3)
+    if fp32:
+        return Shape(rows, max(LANES, min(32, 2048 // dim)), 8 if rows >= 32 else 4, 3)
+    block = (64 if capability >= 90 else 32) // (2 if fp8 and dim > 128 else 1)
+    return Shape(rows, block, 8 if rows >= 64 else 4, 5 if dim <= 128 else 3)
 
 
 def plan_blocks(
@@ -185,7 +193,7 @@ class Extend:
         kv_heads = layer.shape[1] // 2
         group, width = heads // kv_heads, padded(dim)
         shape = config(group, width, max(q.element_size(), layer.element_size()),
-                       self.longest)
+                       self.longest, layer.element_size() == 1, limits(q.device).capability)
         self._plan(shape.rows // group, q.device)
         programs = kv_heads * len(self.work)
         splits = self.splits or splits_of(programs, self.keys, shape, limits(q.device).processors)
