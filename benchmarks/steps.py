@@ -43,7 +43,7 @@ from actorium.actors.core import Context, Send
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.runtime.commit import committer
+from actorium.actors.runtime.commit import Committer
 from actorium.actors.scheduler import core, null_worker
 from actorium.actors.scheduler.outgoing import WORKER
 
@@ -75,7 +75,8 @@ class Bench:
         self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
                                              checkpoints=64 if recurrent else None,
                                              acceptance=ACCEPTANCE)
-        self._commits = committer(self.scheduler, patience=2.0)
+        self._commits = None if self.scheduler.ledger is None else Committer(
+            self.scheduler, self.scheduler.ledger, patience=2.0)
         self._encoder = msgspec.msgpack.Encoder()
         self._to_scheduler = msgspec.msgpack.Decoder(ToScheduler)
         self._to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -30,7 +30,7 @@ from msgspec import Meta
 
 from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config, RuntimeConfig
-from actorium.actors.core import CLIENT, Context, Health, Send
+from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.messages import Message
 from actorium.actors.runtime.process import python
 from actorium.actors.runtime.rundir import address
@@ -69,11 +69,12 @@ class Result(Message):
 Union = Ping | Burst | Item | Result
 
 
-class WireCore:
+class WireCore(Core):
     """Role `near` measures (a benchmark's core may read the clock), role `far` answers."""
 
     inbox: Any = Union
     front: Any = Union
+    done = False
 
     def __init__(self, role: str) -> None:
         self.near = role == "near"
@@ -84,7 +85,6 @@ class WireCore:
         self.sent_at = 0.0
         self.wakes = 0
         self.counting = False
-        self.done = False
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
         self.client, self.micros = client, []

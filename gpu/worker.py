@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from actorium.actors.core import Context, Health, Send
+from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.messages import ToWorker
 from actorium.gpu.compute import Compute
 
@@ -17,7 +17,7 @@ STEP_BUDGET = 60.0
 """Seconds a step may take before it counts as hung."""
 
 
-class WorkerCore:
+class WorkerCore(Core):
     """The actor's logic (see `core.Core`)."""
 
     inbox = ToWorker

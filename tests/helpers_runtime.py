@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config, RuntimeConfig
-from actorium.actors.core import CLIENT, Context, Health, Send
+from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import FromWatchdogFront, GetStatus, Message, Status
 from actorium.actors.runtime.process import tied
@@ -51,7 +51,7 @@ class Told(Message):
 Union = Say | Told
 
 
-class TestCore:
+class TestCore(Core):
     """Echoes to clients; the text of a `Say` may be an order."""
 
     __test__ = False

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actorium.actors.config.tree import Config, ModelConfig, RecoveryConfig
-from actorium.actors.core import LEDGER, Context, Send
+from actorium.actors.core import LEDGER, Context, Core, Send
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import ADMITTED, Admitted, record
@@ -22,15 +22,14 @@ from actorium.actors.runtime.commit import Committer, open_ledger
 from actorium.actors.runtime.rundir import RunDir
 
 
-class Core:
+class Recording(Core):
     """What a core with a ledger offers."""
 
-    next_sid = 1
+    done = False
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.heard: list[str] = []
-        self.done = False
         self.kept: list[Record] = []
 
     def alive(self) -> Iterable[list[Record]]:
@@ -67,7 +66,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_records_are_there_before_what_follows(tmp_path: Path) -> None:
-    commits = Committer(core := Core(Ledger(tmp_path)), core.ledger)
+    commits = Committer(core := Recording(Ledger(tmp_path)), core.ledger)
     assert said(commits.pass_on(sends("a", "b"), 0.0)) == "a b"
     assert written(tmp_path) == []
     assert said(commits.pass_on(sends("a", "X", "Y", "b", "c"), 0.0)) == "a b c"
@@ -77,7 +76,7 @@ def test_records_are_there_before_what_follows(tmp_path: Path) -> None:
 
 def test_a_full_disk_holds_back_what_follows(tmp_path: Path,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = Committer(core := Core(Ledger(tmp_path)), core.ledger)
+    commits = Committer(core := Recording(Ledger(tmp_path)), core.ledger)
     with monkeypatch.context() as patch:
         full(patch)
         assert said(commits.pass_on(sends("a", "X", "b"), 0.0)) == "a" and commits.full
@@ -96,7 +95,7 @@ def test_a_full_disk_holds_back_what_follows(tmp_path: Path,
 
 def test_requests_go_on_without_a_ledger_after_a_while(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = Committer(core := Core(Ledger(tmp_path)), core.ledger, patience=2.0)
+    commits = Committer(core := Recording(Ledger(tmp_path)), core.ledger, patience=2.0)
     with monkeypatch.context() as patch:
         full(patch)
         assert said(commits.pass_on(sends("a", "X", "b"), 10.0)) == "a" and commits.holds
@@ -121,7 +120,7 @@ def test_requests_go_on_without_a_ledger_after_a_while(
 def test_a_disk_that_fails_in_any_way_is_a_full_one(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Read-only from now on, or gone: the scheduler does not die of it."""
-    commits = Committer(core := Core(Ledger(tmp_path)), core.ledger, patience=2.0)
+    commits = Committer(core := Recording(Ledger(tmp_path)), core.ledger, patience=2.0)
 
     def fails(*_: object) -> int:
         raise OSError(number, "no")
@@ -143,7 +142,7 @@ def test_files_that_are_gone_are_written_anew(tmp_path: Path,
     """The directory, a segment or its lock: nobody else may take the place."""
     monkeypatch.setattr("actorium.actors.runtime.commit.LOOK", 0.0)
     where = tmp_path / "ledger"
-    commits = Committer(core := Core(Ledger(where)), core.ledger)
+    commits = Committer(core := Recording(Ledger(where)), core.ledger)
     core.kept = [Record(9, b"KEPT")]
     for turn in range(3):
         commits.pass_on(sends("X", "a"), 0.0)
@@ -165,7 +164,7 @@ def test_files_that_are_gone_are_written_anew(tmp_path: Path,
 
 
 def test_compaction_when_it_has_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = Committer(core := Core(Ledger(tmp_path, segment_bytes=300)), core.ledger)
+    commits = Committer(core := Recording(Ledger(tmp_path, segment_bytes=300)), core.ledger)
     core.kept = [Record(9, b"KEPT")]
     commits.pass_on(sends(*["X" * 50] * 3), 0.0)
     commits.tidy()
@@ -188,7 +187,7 @@ def test_compaction_when_it_has_grown(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_disk_that_is_full_in_the_middle_of_a_compaction(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = Committer(core := Core(Ledger(tmp_path, segment_bytes=300)), core.ledger)
+    commits = Committer(core := Recording(Ledger(tmp_path, segment_bytes=300)), core.ledger)
     core.kept = [Record(9, b"KEPT %d" % number) for number in range(100)]
     commits.pass_on(sends(*["X" * 50] * 6), 0.0)
     for _ in range(3):

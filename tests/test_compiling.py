@@ -12,11 +12,11 @@ import pytest
 from helpers_masking import EOS, MODEL, SIZE, vocabulary
 from helpers_scheduler import CLIENT, column, config
 
-from actorium.actors.core import Context, Send
+from actorium.actors.core import Context, Core, Send
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Cancel, Submit, TextParams
 from actorium.actors.params import Resolved
-from actorium.actors.scheduler.compiling import Compiling, compiling
+from actorium.actors.scheduler.compiling import Compiling
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.masking import Masking
 from actorium.actors.structured.grammar import Vocabulary, json_grammar, regex_grammar
@@ -35,19 +35,22 @@ class Slow(Vocabulary):
         return super().compile(grammar)
 
 
-class Core:
+class Heard(Core):
     """What the scheduler's core gets, and when."""
 
     def __init__(self, words: Vocabulary) -> None:
         self.masking = Masking(lambda: words)
         self.heard: list[Any] = []
-        self.done = True
 
     def on_message(self, message: Any, now: float) -> None:
         self.heard.append(message)
 
     def on_wake(self, now: float) -> Sequence[Send]:
         return []
+
+    @property
+    def done(self) -> bool:
+        return True
 
 
 def submit(rid: str, grammar: str = "") -> Submit:
@@ -60,9 +63,9 @@ class Stage:
 
     def __init__(self) -> None:
         self.words = Slow()
-        self.core = Core(self.words)
+        self.core = Heard(self.words)
         self.woken = threading.Semaphore(0)
-        self.wrapped = Compiling(self.core, self.core.masking)  # type: ignore[arg-type]
+        self.wrapped = Compiling(self.core, self.core.masking)
         self.wrapped.on_start(lambda: self.woken.release())
 
     def tell(self, *messages: Any) -> list[str]:
@@ -122,8 +125,9 @@ def test_without_a_vocabulary_the_core_says_so() -> None:
 def test_a_whole_scheduler_takes_what_was_compiled() -> None:
     core = SchedulerCore(Context(config(), Path("/nowhere"), "scheduler", 3, 0),
                          load=lambda: vocabulary())
-    wrapped = compiling(core)
-    assert isinstance(wrapped, Compiling) and wrapped.next_sid == 1
+    assert core.masking is not None
+    wrapped = Compiling(core, core.masking)
+    assert wrapped.next_sid == 1
     woken = threading.Event()
     wrapped.on_start(woken.set)
     grammar = json_grammar(json.dumps({"enum": ["compiled", "elsewhere"]}))

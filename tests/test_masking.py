@@ -289,7 +289,9 @@ class Taped(MaskedRing):
 
     def start(self, **changes: Any) -> None:
         context = Context(self.settings, self.where or Path(), "scheduler", 3, 0)
-        self.scheduler = Recorder(self.scheduler, context)  # type: ignore[assignment]
+        self.bare = self.scheduler
+        self.scheduler = Recorder(  # type: ignore[assignment]
+            self.scheduler, context, self.scheduler.masking)
         super().start(**changes)
 
     def wake(self) -> None:
@@ -306,10 +308,10 @@ def test_a_recording_replays(tmp_path: Path, prompts: bool, speculative: str) ->
         settings.runtime, record_prompts=prompts, recorder_bytes=1 << 22))
     ring = Taped(tmp_path, settings,
                  **({"acceptance": (0.9, 0.9)} if speculative != "off" else {}))
-    good = ring.scheduler.masking._load()
-    ring.scheduler.masking._words = Broken(good, 6)
+    good = ring.bare.masking._load()
+    ring.bare.masking._words = Broken(good, 6)
     bad = ring.structured(GRAMMARS[3], max_tokens=30)
-    ring.scheduler.masking._words = good
+    ring.bare.masking._words = good
     day(ring, random.Random(1))
     assert ring.of(bad)[0].reason == "error"
     sent = [checksum(plan) for plan in ring.sent if isinstance(plan, StepPlan)]

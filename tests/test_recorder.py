@@ -20,10 +20,12 @@ from actorium.actors.core import Context
 from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.recorder import tape
-from actorium.actors.recorder.recorder import Recorder, checksum, recorded
+from actorium.actors.recorder.recorder import Recorder, checksum
 from actorium.actors.recorder.replay import load, play
 from actorium.actors.recorder.tape import BadTape, Recording
 from actorium.actors.recorder.veil import Veil
+from actorium.actors.scheduler.null_worker import NullWorker
+from actorium.actors.scheduler.observed import observed, recorded
 from actorium.tools.cli.replay import plan_line
 
 replace = msgspec.structs.replace
@@ -42,7 +44,8 @@ class Taped(Ring):
     def __init__(self, where: Path, settings: Config, **more: Any) -> None:
         self.taped = False
         super().__init__(settings, start=False, **more)
-        self.scheduler = Recorder(self.scheduler, Context(settings, where, "scheduler", 3, 0))
+        context = Context(settings, where, "scheduler", 3, 0)
+        self.scheduler = Recorder(self.scheduler, context, self.scheduler.masking)
         self.taped = True
         self.start()
 
@@ -290,15 +293,16 @@ def test_a_full_disk_ends_the_recording_alone(tmp_path: Path, monkeypatch: pytes
     assert len(recording(tmp_path).turns) == before + 49
     monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     context = Context(with_recorder(config()), tmp_path, "scheduler", 4, 0)
-    core = ring.scheduler
-    assert recorded(core, context) is core
+    bare = Ring(config(), start=False).scheduler
+    assert recorded(bare, context) is bare
 
 
-def test_only_a_scheduler_is_recorded(tmp_path: Path) -> None:
+def test_only_a_scheduler_is_recorded_and_only_on_request(tmp_path: Path) -> None:
     ring = Ring(config(), start=False)
-    for settings, role in ((config(), "worker-0"), (with_recorder(config(), limit=0), "scheduler")):
-        context = Context(settings, tmp_path, role, 1, 0)
-        assert recorded(ring.scheduler, context) is ring.scheduler
+    context = Context(with_recorder(config(), limit=0), tmp_path, "scheduler", 1, 0)
+    assert recorded(ring.scheduler, context) is ring.scheduler
+    worker = NullWorker(context)
+    assert observed(worker, context) is worker
     assert not list(tmp_path.iterdir())
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from actorium.actors.core import CLIENT, Context, Health, Send
+from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.detokenizer.departed import Departed, error_delta, unknown
 from actorium.actors.detokenizer.incremental import Detokenizer, load
 from actorium.actors.detokenizer.readers import Readers
@@ -50,11 +50,12 @@ ASK_AGAIN = 0.5
 NO_EVENT: dict[int, SequenceEvent] = {}
 
 
-class DetokenizerCore:
-    """See the module. Implements `actorium.actors.core.Core`."""
+class DetokenizerCore(Core):
+    """See the module."""
 
     inbox: Any = ToDetokenizer
     front: Any = ToDetokenizerFront
+    docket: Docket
 
     def __init__(self, ctx: Context, docket: Docket | None = None) -> None:
         self._ctx = ctx

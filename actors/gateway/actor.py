@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.config.tree import GatewayConfig
-from actorium.actors.core import Context, Health, Send
+from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import keys
 from actorium.actors.messages import Message
@@ -39,8 +39,8 @@ def where(run_dir: Path) -> Where | None:
     return listening.read(run_dir / FILE)
 
 
-class GatewayCore:
-    """See the module. Implements `actorium.actors.core.Core`."""
+class GatewayCore(Core):
+    """See the module."""
 
     inbox: Any = Nudge
     front: Any = None

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from actorium.actors.config import tree as configs
-from actorium.actors.core import Context, Core, Health, Send
+from actorium.actors.core import Context, Core, CoreObserver, Send
 from actorium.actors.ledger.records import Entry
-from actorium.actors.messages import Reset, StepPlan, StepResult, Submit, ToScheduler
+from actorium.actors.messages import Reset, StepPlan, StepResult, Submit
 from actorium.actors.recorder.tape import (
     VERSION,
     Choice,
@@ -29,6 +29,7 @@ from actorium.actors.recorder.tape import (
     Turn,
 )
 from actorium.actors.recorder.veil import Veil
+from actorium.actors.scheduler.masking import Masking
 
 LOG = logging.getLogger("actorium.recorder")
 ROLE = "scheduler"
@@ -36,18 +37,6 @@ STUCK = "stuck"
 """The call of an event: the grammars of these sequences could not go on."""
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-def recorded(core: Core, ctx: Context) -> Core:
-    """The core, with a recorder around it where it is a scheduler's and one is wanted."""
-    runtime = ctx.config.runtime
-    if ctx.role != ROLE or core.inbox != ToScheduler or not runtime.recorder_bytes:
-        return core
-    try:
-        return Recorder(core, ctx)
-    except OSError as error:
-        LOG.warning("no flight recorder: %s", error)
-        return core
 
 
 def checksum(plan: StepPlan) -> int:
@@ -58,16 +47,13 @@ def checksum(plan: StepPlan) -> int:
                                plan.extend, plan.decode, plan.checkpoints, plan.drafts)))
 
 
-class Recorder:
-    """See `core.Core`; what is not told here is the core's own."""
+class Recorder(CoreObserver):
+    """Around the scheduler's core."""
 
-    inbox: Any = ToScheduler
-    front: Any = None
-
-    def __init__(self, core: Core, ctx: Context) -> None:
-        """Raises `OSError` if the tape cannot be made."""
-        config = ctx.config
-        self._core = core
+    def __init__(self, core: Core, ctx: Context, masking: Masking | None = None) -> None:
+        """masking: the core's. Raises `OSError` if the tape cannot be made."""
+        super().__init__(core)
+        config, self._masking = ctx.config, masking
         self._events: list[Event] = []
         self._turns: list[tuple[list[Event], float | None, Sequence[Send]]] = []
         self._veil = None if config.runtime.record_prompts else Veil(
@@ -78,7 +64,7 @@ class Recorder:
 
     def _past(self) -> Past | None:
         """What the core has found in its ledger."""
-        ledger = getattr(self._core, "ledger", None)
+        ledger = self._core.ledger
         if ledger is None or not ledger.history.entries:
             return None
         kept = [self._kept(entry) for entry in ledger.history.entries.values()]
@@ -93,9 +79,6 @@ class Recorder:
         choices = [Choice(c.sid, said(bytes(c.tokens)), c.cached_tokens, c.finish)
                    for c in entry.choices]
         return Kept(submit if veil is None else veil.submit(submit), choices)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
 
     # --- what is recorded ---
 
@@ -113,7 +96,7 @@ class Recorder:
         except BaseException:
             self._end()
             raise
-        masking = getattr(self._core, "masking", None)
+        masking = self._masking
         if masking is not None and masking.told:  # by a grammar, which a replay does not know
             self._events.append(Event(now, None, STUCK, [str(sid) for sid in masking.told]))
         self._turns.append((self._events, now, sends))
@@ -140,18 +123,6 @@ class Recorder:
         if self._turns:
             self._write()
         return self._core.next_timer()
-
-    # --- what is passed on ---
-
-    def on_client(self, client: bytes, message: Any, now: float) -> None:
-        self._core.on_client(client, message, now)
-
-    @property
-    def done(self) -> bool:
-        return self._core.done
-
-    def health(self) -> Health:
-        return self._core.health()
 
     # --- writing ---
 

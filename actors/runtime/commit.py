@@ -9,18 +9,17 @@ core is told that, too. Once the disk takes records again, all that is alive is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
 
 from actorium.actors.core import LEDGER as RECORDS
-from actorium.actors.core import Context, Send
+from actorium.actors.core import Context, Core, Send
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import History
-from actorium.actors.ledger.segments import LedgerFull, Record
+from actorium.actors.ledger.segments import LedgerFull
 from actorium.actors.runtime.rundir import LEDGER
 
 LOG = logging.getLogger("actorium.ledger")
@@ -33,28 +32,10 @@ SHORTAGES = (ENOSPC, EDQUOT, EFBIG, EIO)
 """Errors that may pass; others are of the configuration."""
 
 
-class Recorder(Protocol):
-    """What a core with a ledger offers (see `core.Core`)."""
-
-    ledger: Ledger | None
-    next_sid: int
-
-    def alive(self) -> Iterable[Sequence[Record]]: ...
-
-    def on_ledger_full(self, why: str, now: float) -> None: ...
-
-    def on_ledger_lost(self, why: str, now: float) -> None: ...
-
-    def on_ledger_ok(self, now: float) -> None: ...
-
-    @property
-    def done(self) -> bool: ...
-
-
 class Committer:
     """Between a core and the sockets."""
 
-    def __init__(self, core: Recorder, ledger: Ledger, patience: float = 2.0) -> None:
+    def __init__(self, core: Core, ledger: Ledger, patience: float = 2.0) -> None:
         """patience: seconds for which news wait for a ledger that takes nothing."""
         self._core, self._ledger, self._patience = core, ledger, patience
         self._held: list[Send] = []
@@ -156,12 +137,6 @@ class Committer:
     def close(self) -> None:
         """Give up the ledger; what it holds is forgotten if all of it was told."""
         self._ledger.close(forget=self._core.done and not self.holds)
-
-
-def committer(core: Any, patience: float) -> Committer | None:
-    """For a core that has a ledger. patience: as of `Committer`."""
-    ledger = getattr(core, "ledger", None)
-    return None if ledger is None else Committer(core, ledger, patience)
 
 
 def open_ledger(context: Context) -> Ledger | None:

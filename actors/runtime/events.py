@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actorium.actors.core import Context, Core, Send
+from actorium.actors.core import Context, Core, CoreObserver, Send
 from actorium.actors.messages import StepPlan, StepResult, TokenBatch
 from actorium.actors.runtime import private
 
@@ -155,31 +155,13 @@ def traced(core: Core, ctx: Context) -> Core:
     return kind(core, events, ctx.config.device.null_worker)
 
 
-class Traced:
-    """See `core.Core`; what is not told here is the core's own."""
-
-    inbox: Any = None
-    front: Any = None
+class Traced(CoreObserver):
+    """A core whose steps are written down."""
 
     def __init__(self, core: Core, events: Events, null_worker: bool = False) -> None:
         """null_worker: it runs a plan as it takes it."""
-        self.inbox, self.front = core.inbox, core.front
-        self._core, self._events, self._null = core, events, null_worker
-        self.on_client = core.on_client
-        self.next_timer, self.drain, self.health = core.next_timer, core.drain, core.health
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-    def on_message(self, message: Any, now: float) -> None:
-        self._core.on_message(message, now)
-
-    def on_wake(self, now: float) -> Sequence[Send]:
-        return self._core.on_wake(now)
-
-    @property
-    def done(self) -> bool:
-        return self._core.done
+        super().__init__(core)
+        self._events, self._null = events, null_worker
 
 
 class TracedScheduler(Traced):

@@ -51,10 +51,9 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
     def build(ctx: Context) -> Core:
         core: Core = getattr(import_module(module), function)(ctx)
         if role == RECORDED:
-            from actorium.actors.recorder.recorder import recorded
-            from actorium.actors.scheduler.compiling import compiling
+            from actorium.actors.scheduler.observed import observed
 
-            core = compiling(recorded(core, ctx))
+            core = observed(core, ctx)
         if config.runtime.trace_dir is not None:
             from actorium.actors.runtime.events import traced
 

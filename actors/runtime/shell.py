@@ -59,7 +59,7 @@ def run_actor(build: Callable[[Context], Core], ctx: Context) -> int:
 
 
 class Shell:
-    """One actor. Hooks a core may have beside the `Core` protocol are listed there."""
+    """One actor."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -91,7 +91,7 @@ class Shell:
         try:
             self._beats.start()
             self.core = build(self.ctx)
-            self._docket = self._beats.docket = getattr(self.core, "docket", None)
+            self._docket = self._beats.docket = self.core.docket
             gc.freeze()  # what start-up made lives to the end: not worth a collector's look
             self._start(self.core)
             self.loop.run_forever()
@@ -115,14 +115,12 @@ class Shell:
             self._gate = open_gate(self.ctx, self.context, self.front)
             if self._gate is not None:
                 self.loop.add_reader(self._gate.fd, self._gate.serve)
-        if getattr(core, "ledger", None) is not None:
-            from actorium.actors.runtime.commit import committer
+        if core.ledger is not None:
+            from actorium.actors.runtime.commit import Committer
 
             patience = self.ctx.config.recovery.ledger_patience
-            self._commits = committer(core, patience)
-        on_start = getattr(core, "on_start", None)
-        if on_start is not None:
-            on_start(self.post)
+            self._commits = Committer(core, core.ledger, patience)
+        core.on_start(self.post)
         self.loop.call_soon(self.wake)
 
     def _listen_to_signals(self) -> None:
@@ -210,24 +208,18 @@ class Shell:
     def _take_clients(self, core: Core, front: Front, now: float) -> None:
         for client, message in front.receive(BURST):
             core.on_client(client, message, now)
-        on_bad_client = getattr(core, "on_bad_client", None) if front.refused else None
-        if on_bad_client is not None:
-            for client, text in front.refused:
-                on_bad_client(client, text)
+        for client, text in front.refused:
+            core.on_bad_client(client, text)
         if front.waiting:
             front.flush()
 
     def _tell_of_clients(self, core: Core, front: Front, now: float) -> None:
         """Who has fallen behind or caught up, and who is gone."""
         (turned, front.turned), (lost, front.lost) = (front.turned, []), (front.lost, [])
-        on_client_slow = getattr(core, "on_client_slow", None)
-        on_client_gone = getattr(core, "on_client_gone", None)
-        if on_client_slow is not None:
-            for client, slow in turned:
-                on_client_slow(client, slow, now)
-        if on_client_gone is not None:
-            for client in lost:
-                on_client_gone(client, now)
+        for client, slow in turned:
+            core.on_client_slow(client, slow, now)
+        for client in lost:
+            core.on_client_gone(client, now)
         self.wake_soon()
 
     def _after_wake(self, core: Core, now: float) -> None:
@@ -273,8 +265,8 @@ class Shell:
             try:
                 outbox.send(send.message)
             except Overflow:
-                on_missed = getattr(self.core, "on_missed", None)
-                if on_missed is None or not on_missed(send.to, now):
+                assert self.core is not None
+                if not self.core.on_missed(send.to, now):
                     raise
                 outbox.give_up()
             if outbox.waiting:
@@ -302,9 +294,9 @@ class Shell:
         if outbox.flush():
             self.loop.remove_reader(outbox.fd)
             self._watched.discard(role)
-            on_hears = getattr(self.core, "on_hears", None) if deaf else None
-            if on_hears is not None:
-                on_hears(role, monotonic())
+            if deaf:
+                assert self.core is not None
+                self.core.on_hears(role, monotonic())
             self.wake_soon()
 
     def _arm_retry(self) -> None:

@@ -13,9 +13,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from actorium.actors.core import Core, Health, Send
+from actorium.actors.core import Core, CoreObserver, Health, Send
 from actorium.actors.errors import ActoriumError
-from actorium.actors.messages import Cancel, Submit, ToScheduler
+from actorium.actors.messages import Cancel, Submit
 from actorium.actors.runtime.aside import Aside, Job
 from actorium.actors.runtime.docket import Docket
 from actorium.actors.scheduler.faults import grammar_name
@@ -24,29 +24,18 @@ from actorium.actors.scheduler.masking import Masking, Prepared
 Post = Callable[..., None]
 
 
-def compiling(core: Core) -> Core:
-    """The core, with its grammars compiled elsewhere, where it has any."""
-    masking = getattr(core, "masking", None)
-    return core if masking is None else Compiling(core, masking)
-
-
-class Compiling:
-    """See `core.Core`; what is not told here is the core's own."""
-
-    inbox: Any = ToScheduler
-    front: Any = None
+class Compiling(CoreObserver):
+    """Around the scheduler's core."""
 
     def __init__(self, core: Core, masking: Masking) -> None:
-        self._core, self._masking = core, masking
-        self._docket: Docket = getattr(core, "docket", None) or Docket(actor="scheduler")
+        super().__init__(core)
+        self._masking = masking
+        self._docket: Docket = core.docket or Docket(actor="scheduler")
         self._aside = Aside(self._docket)
         self._post: Post | None = None
         self._jobs: dict[str, Job[Prepared]] = {}
         """By grammar."""
         self._waiting: list[Submit] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
 
     def on_start(self, post: Post) -> None:
         """post: wakes the core, from any thread."""
@@ -89,17 +78,6 @@ class Compiling:
                 self._waiting.append(submit)
             else:
                 self._core.on_message(submit, now)
-
-    # --- what is passed on ---
-
-    def on_client(self, client: bytes, message: Any, now: float) -> None:
-        self._core.on_client(client, message, now)
-
-    def next_timer(self) -> float | None:
-        return self._core.next_timer()
-
-    def drain(self, now: float) -> None:
-        self._core.drain(now)
 
     @property
     def done(self) -> bool:

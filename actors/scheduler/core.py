@@ -26,7 +26,7 @@ from time import monotonic
 import msgspec
 
 from actorium.actors.config.speculative import parse_speculative
-from actorium.actors.core import Context, Health, Send
+from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import Quarantined
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.segments import Record
@@ -70,7 +70,7 @@ STEP_BUDGET_S = 60.0
 """Seconds after which a step without progress counts as hung."""
 
 
-class SchedulerCore:
+class SchedulerCore(Core):
     """The actor's logic (see `core.Core`)."""
 
     inbox = ToScheduler

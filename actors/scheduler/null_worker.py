@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from actorium.actors.config.speculative import parse_acceptance, parse_speculative
 from actorium.actors.config.tree import Config
-from actorium.actors.core import Context, Health, Send
+from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.messages import (
     Admit,
     Masks,
@@ -75,7 +75,7 @@ def next_allowed(seed: int, position: int, bits: bytes, held_back: tuple[int, ..
     return int(allowed[at % len(allowed)])
 
 
-class NullWorker:
+class NullWorker(Core):
     """The actor's logic (see `core.Core`)."""
 
     inbox = ToWorker

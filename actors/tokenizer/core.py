@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actorium.actors.core import CLIENT, Context, Health, Send
+from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, EngineUnavailable, InvalidRequest
 from actorium.actors.messages import (
     Abort,
@@ -80,11 +80,12 @@ class Waiting(NamedTuple):
         return name_of(self.client, self.message.rid.encode())
 
 
-class TokenizerCore:
-    """See the module. Implements `actorium.actors.core.Core`."""
+class TokenizerCore(Core):
+    """See the module."""
 
     inbox: Any = Nudge
     front: Any = ToTokenizerFront
+    docket: Docket
 
     def __init__(self, ctx: Context, docket: Docket | None = None) -> None:
         self._ctx = ctx

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from actorium.actors.config.tree import Config, RecoveryConfig
-from actorium.actors.core import CLIENT, Context, Health, Send
+from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import EngineFailed
 from actorium.actors.health import EXITED
 from actorium.actors.messages import (
@@ -47,7 +47,7 @@ LAUNCHER = "launcher"
 SCHEDULER = "scheduler"
 
 
-class WatchdogCore:
+class WatchdogCore(Core):
     """Pure core of the watchdog; see `core.Core`."""
 
     inbox: Any = ToWatchdog
