@@ -26,13 +26,13 @@ def deltas(s: Setting) -> Iterator[Case]:
         for batch in (2,) if s.toy else (1, 32, 256):
             yield from _delta_steps(s, heads, batch)
         yield _conv_extend(s, heads, s.size(4096, 40))
-        yield _delta_extend(s, heads, s.size(4096, 40))
+        yield from _delta_extend(s, heads, s.size(4096, 40))
 
 
 def _layer(s: Setting, heads: Heads) -> Delta:
     fp32 = torch.float32
-    return Delta(heads, s.randn(4, heads.channels, dtype=fp32), s.randn(heads.values, dtype=fp32),
-                 s.randn(heads.values, dtype=fp32))
+    return Delta(heads, s.randn(4, heads.channels, dtype=fp32),
+                 s.randn(heads.values, dtype=fp32).abs(), s.randn(heads.values, dtype=fp32))
 
 
 def _delta_steps(s: Setting, heads: Heads, batch: int) -> Iterator[Case]:
@@ -75,16 +75,20 @@ def _conv_extend(s: Setting, heads: Heads, tokens: int) -> Case:
                 peers={"torch": lambda: peer.conv_extend(x, kept, layer.conv, plan)})
 
 
-def _delta_extend(s: Setting, heads: Heads, tokens: int) -> Case:
-    states = s.randn(2, heads.values, heads.value_dim, heads.key_dim, dtype=torch.float32) * 0
-    plan = plan_ragged([RaggedRun(1, tokens)], 4, s.device)
-    qkv = s.randn(tokens, heads.channels, dtype=torch.float32)
-    beta = s.randn(tokens, heads.values, dtype=torch.float32).sigmoid()
-    g = -beta
-    flops = tokens * heads.values * 64 * 2 * (4 * heads.key_dim + 3 * heads.value_dim)
-    return Case("delta extend", f"{tokens} tokens, {heads.keys}/{heads.values} heads",
-                lambda: s.ops.delta_extend(qkv, g, beta, states, plan, heads), flops=flops,
-                peers=_fla_extend(s, heads, tokens))
+def _delta_extend(s: Setting, heads: Heads, tokens: int) -> Iterator[Case]:
+    """With the convolution and the gates, which the peer is given. Operations: of the products that
+    the rule needs, each counted once, whatever it takes to make it."""
+    plan, layer = plan_ragged([RaggedRun(1, tokens)], 4, s.device), _layer(s, heads)
+    p, kept = s.randn(tokens, heads.channels + 2 * heads.values), s.randn(2, 3, heads.channels)
+    flops = tokens * heads.values * 2 * (64 * 2 * heads.key_dim + 64 * 2 * heads.value_dim
+                                         + 3 * heads.key_dim * heads.value_dim)
+    for dtype in (torch.float32, BF16):
+        states = s.randn(2, heads.values, heads.value_dim, heads.key_dim, dtype=torch.float32)
+        states = states.zero_().to(dtype)
+        yield Case("delta extend", f"{tokens} tokens, {heads.keys}/{heads.values} heads, "
+                   f"{str(dtype)[6:]} state",
+                   partial(s.ops.delta_extend, p, states, kept, plan, layer), flops=flops,
+                   peers=_fla_extend(s, heads, tokens))
 
 
 def _fla_inputs(s: Setting, heads: Heads, batch: int, tokens: int) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ where q and k have length 1 and q is scaled by K ** -0.5. A key head serves R va
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -71,7 +70,7 @@ def delta_step(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, rows: Tenso
     return (state @ q).squeeze(-1)
 
 
-class Parts(NamedTuple):
+class _Parts(NamedTuple):
     """What is known of each chunk without the state before it. B = chunks * HV."""
 
     read: Tensor
@@ -86,7 +85,7 @@ class Parts(NamedTuple):
     """[B, 1, 1]: of the state, over the chunk."""
 
 
-def through_chunks(parts: Parts, states: Tensor, plan: Ragged, heads: Heads) -> Tensor:
+def _through(parts: _Parts, states: Tensor, plan: Ragged, heads: Heads) -> Tensor:
     """The states through the waves, and kept where the plan says.
 
     parts: f32; states: [rows, HV, V, K], in place. Returns f32[B, L, V].
@@ -107,12 +106,8 @@ def through_chunks(parts: Parts, states: Tensor, plan: Ragged, heads: Heads) -> 
     return out
 
 
-Through = Callable[[Parts, Tensor, Ragged, Heads], Tensor]
-"""`through_chunks`, or what does the same."""
-
-
 def delta_extend(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Ragged,
-                 heads: Heads, through: Through = through_chunks) -> Tensor:
+                 heads: Heads) -> Tensor:
     """The tokens of an extend step, in chunks (UT transform); states go on, and are kept where the
     plan says.
 
@@ -126,14 +121,14 @@ def delta_extend(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Rag
     if plan.real is not None:  # padding changes no state
         g, beta = g * plan.real, beta * plan.real
     parts = _inside(split_heads(qkv, heads), g, beta, plan.size, heads)
-    out = through(parts, states, plan, heads)
+    out = _through(parts, states, plan, heads)
     out = out.view(-1, heads.values, plan.size, heads.value_dim).transpose(1, 2)
     out = out.reshape(-1, heads.values, heads.value_dim)
     return out if plan.places is None else out.index_select(0, plan.places)
 
 
 def _inside(qkv: tuple[Tensor, Tensor, Tensor], g: Tensor, beta: Tensor, size: int,
-            heads: Heads) -> Parts:
+            heads: Heads) -> _Parts:
     """See section 3.3 of the paper. All but q and k are by value head: [N, HK, R, L, ...]."""
     shared, key = heads.values // heads.keys, heads.key_dim
     q, k = (x.view(-1, size, heads.keys, key).transpose(1, 2) for x in qkv[:2])
@@ -151,6 +146,6 @@ def _inside(qkv: tuple[Tensor, Tensor, Tensor], g: Tensor, beta: Tensor, size: i
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     read = torch.cat((solved[..., heads.value_dim:], q * old.unsqueeze(-1)), -2)
     write = k * (total[..., -1:] - total).exp_().unsqueeze(-1)
-    return Parts(read.reshape(-1, 2 * size, key), solved[..., :heads.value_dim].reshape(
+    return _Parts(read.reshape(-1, 2 * size, key), solved[..., :heads.value_dim].reshape(
         *shape, heads.value_dim), attend.reshape(*shape, size), write.reshape(*shape, key),
         old[..., -1].reshape(-1, 1, 1))

@@ -17,7 +17,7 @@ from .attention_native import NativeDecode, NativeExtend, chunk_rows
 from .causal_conv import conv_extend
 from .delta_window import Delta, delta_window
 from .experts import Experts
-from .gated_delta import Heads, delta_extend
+from .gated_delta import delta_extend
 from .gated_norm import gated_norm, norm_gated
 from .kv import write_kv
 from .linear import (
@@ -132,10 +132,13 @@ class TorchOps:
         """See `causal_conv.conv_extend`."""
         return conv_extend(x, columns, weight, plan, bias)
 
-    def delta_extend(self, qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Ragged,
-                     heads: Heads) -> Tensor:
-        """See `gated_delta.delta_extend`."""
-        return delta_extend(qkv, g, beta, states, plan, heads)
+    def delta_extend(self, p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
+                     layer: Delta) -> Tensor:
+        """GatedDeltaNet between its projections, the tokens of an extend step; states and columns
+        go on, and are kept where the plan says. p: [T, ...], as of `delta_step`. Returns
+        [T, HV, V], in fp32 or p's dtype."""
+        qkv = self.conv_extend(p[:, :layer.heads.channels], columns, layer.conv, plan)
+        return delta_extend(qkv, *layer.gates(p), states, plan, layer.heads)
 
     def delta_step(self, p: Tensor, states: Tensor, columns: Tensor, rows: Tensor,
                    layer: Delta) -> Tensor:

@@ -1,6 +1,6 @@
 """The kernels of CUDA devices, in Triton. What has none runs on torch's: products with weights that
 are not in FP8, routers, chunks of prompts over latents, Mamba-2's chunks and its convolution of
-single tokens, and what the delta rule does inside its chunks."""
+single tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from .attention import Attend, Chunk
 from .delta_window import Delta
 from .experts import Experts
-from .gated_delta import Heads, delta_extend
 from .linear import Linear, can_pack
 from .mamba2 import Inputs
 from .ops import TorchOps
@@ -22,7 +21,7 @@ from .triton.apply_plan import apply_plan
 from .triton.causal_conv import conv_extend
 from .triton.decode import decode
 from .triton.delta import delta_step, delta_window
-from .triton.delta_extend import through
+from .triton.delta_extend import delta_extend
 from .triton.experts import GroupedExperts
 from .triton.extend import extend
 from .triton.gated_norm import gated_norm, norm_gated
@@ -101,10 +100,10 @@ class TritonOps(TorchOps):
         """See `causal_conv.conv_extend`."""
         return conv_extend(x, columns, weight, plan, bias)
 
-    def delta_extend(self, qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Ragged,
-                     heads: Heads) -> Tensor:
-        """See `gated_delta.delta_extend`."""
-        return delta_extend(qkv, g, beta, states, plan, heads, through)
+    def delta_extend(self, p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
+                     layer: Delta) -> Tensor:
+        """See `TorchOps.delta_extend`."""
+        return delta_extend(p, states, columns, plan, layer)
 
     def delta_step(self, p: Tensor, states: Tensor, columns: Tensor, rows: Tensor,
                    layer: Delta) -> Tensor:

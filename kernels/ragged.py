@@ -50,6 +50,19 @@ class Spans(NamedTuple):
     """i32[blocks, 2]: sequence, and which of its tokens is the block's first."""
 
 
+class Segments(NamedTuple):
+    """The tokens of a step in chunks that follow one another within a sequence, cut where its state
+    is to be kept. Each is i32, the sequences the longest first."""
+
+    sequences: Tensor
+    """[S, 3]: first piece, the piece after the last one, state row."""
+    pieces: Tensor
+    """[S + saves, 4]: first token (row of T), tokens (maybe 0), first chunk, and the row in which
+    the state after them is put."""
+    chunks: Tensor
+    """[chunks, 2]: first token, tokens."""
+
+
 @dataclass(slots=True)
 class Ragged:
     """The layout of a step. S sequences, T tokens, N chunks of L tokens; W = width of the
@@ -57,6 +70,8 @@ class Ragged:
 
     size: int
     """L"""
+    runs: Sequence[Run]
+    """In the step's order."""
     counts: list[int]
     """Tokens of each sequence, in the step's order."""
     rows: Tensor
@@ -80,8 +95,8 @@ class Ragged:
     """Of the M, how many are each sequence's; they lie side by side, the one at its end last."""
     spans: Spans | None = None
     """`spans_of` this, once it was asked for."""
-    chain: Tensor | None = None
-    """`chain_of` this, once it was asked for."""
+    segments: Segments | None = None
+    """`segments_of` this, once it was asked for."""
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
@@ -110,24 +125,28 @@ def spans_of(plan: Ragged, size: int) -> Spans:
     return plan.spans
 
 
-def chain_of(plan: Ragged) -> Tensor | None:
-    """i32[S, 1 + 2 * waves], sequences in the order of the waves: how many chunks one has, and for
-    each its number, and the row in which the state after it is kept, or -1.
-
-    On the device of the plan, made once; None where a state is to be kept twice.
-    """
-    if plan.chain is None:
-        out = torch.full((len(plan.counts), 1 + 2 * len(plan.waves)), -1, dtype=torch.int32)
-        for number, wave in enumerate(plan.waves):
-            if len({i for i, _ in wave.saves}) < len(wave.saves):
-                return None
-            each = wave.end - wave.start
-            out[:each, 0] = number + 1
-            out[:each, 1 + 2 * number] = torch.arange(wave.start, wave.end)
-            for i, row in wave.saves:
-                out[i, 2 + 2 * number] = row
-        plan.chain = sent(out, plan.rows.device)
-    return plan.chain
+def segments_of(plan: Ragged, size: int) -> Segments:
+    """The tokens of a step in chunks of up to `size`, the same at each call; on the device of the
+    plan, made once."""
+    if plan.segments is None:
+        order = sorted(range(len(plan.runs)), key=lambda i: -plan.runs[i].length)
+        starts = _starts(plan.counts)
+        sequences: list[tuple[int, ...]] = []
+        pieces: list[tuple[int, ...]] = []
+        chunks: list[tuple[int, ...]] = []
+        for run, start in ((plan.runs[i], starts[i]) for i in order):
+            at = 0
+            sequences.append((len(pieces), len(pieces) + len(run.saves) + 1, run.row))
+            for tokens, row in [*sorted(run.saves), (run.length, run.row)]:
+                pieces.append((start + at, tokens - at, len(chunks), row))
+                chunks += [(start + i, min(size, tokens - i)) for i in range(at, tokens, size)]
+                at = tokens
+        parts = [torch.tensor(part, dtype=torch.int32) for part in (sequences, pieces, chunks)]
+        own = sent(torch.cat([part.view(-1) for part in parts]), plan.rows.device)
+        views = own.split([part.numel() for part in parts])
+        plan.segments = Segments(*(view.view_as(part)
+                                   for view, part in zip(views, parts, strict=True)))
+    return plan.segments
 
 
 def plan_ragged(
@@ -158,7 +177,7 @@ def plan_ragged(
         return sent(x, device)
 
     return Ragged(
-        size, [run.length for run in runs], there(torch.tensor([run.row for run in runs])),
+        size, runs, [run.length for run in runs], there(torch.tensor([run.row for run in runs])),
         there(torch.tensor([runs[i].row for i in order])), waves,
         None if plain else there(tokens.flatten()),
         None if plain and len(runs) == 1 else there(outputs.flatten()),

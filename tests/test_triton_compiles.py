@@ -34,10 +34,9 @@ ops.apply_plan([table], table_addresses([table]), torch.zeros(3, 40, dtype=torch
 DELTA = """
 import torch
 from actorium.kernels.delta_window import Delta
-from actorium.kernels.gated_delta import Heads, Parts
+from actorium.kernels.gated_delta import Heads
 from actorium.kernels.ops_triton import TritonOps
 from actorium.kernels.ragged import Run, plan_ragged
-from actorium.kernels.triton.delta_extend import through
 
 heads, ops = Heads(16, 48, 128, 128), TritonOps()
 layer = Delta(heads, torch.empty(4, heads.channels), torch.empty(48), torch.empty(48))
@@ -46,10 +45,7 @@ p = torch.empty(6, heads.channels + 48 * 130, dtype=torch.bfloat16)
 pending = torch.empty(9, 2, heads.channels + 96, dtype=torch.bfloat16)
 rows = torch.zeros(2, dtype=torch.int64)
 states = torch.empty(9, 48, 128, 128)
-sizes = (128, 128), (64, 128), (64, 64), (64, 128), (1, 1)
-parts = [torch.empty(4 * 48, *size) for size in sizes]
-plan = plan_ragged([Run(1, 128, ((64, 3),)), Run(2, 100)], 4, states.device)
-through(Parts(*parts), states, plan, heads)
+ops.delta_extend(p, states, columns, plan_ragged([Run(1, 5), Run(2, 1)], 4, p.device), layer)
 ops.delta_step(p[:2], states, columns, rows, layer)
 ops.delta_window(p, states.bfloat16(), columns, pending, rows, rows, layer)
 """
@@ -61,4 +57,5 @@ def test_row_wise_kernels(tmp_path: Path) -> None:
 
 
 def test_gated_delta(tmp_path: Path) -> None:
-    assert compiled(DELTA, tmp_path) == ["_through", *["_inputs", "_rule"] * 2]
+    names = ["_conv", "_keep", "_prepare", "_walk", *["_inputs", "_rule"] * 2]
+    assert compiled(DELTA, tmp_path) == names

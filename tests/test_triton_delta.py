@@ -16,7 +16,6 @@ from actorium.kernels.delta_window import Delta
 from actorium.kernels.gated_delta import Heads
 from actorium.kernels.ops import TorchOps, triton_fault
 from actorium.kernels.ops_triton import TritonOps
-from actorium.kernels.ragged import Run, plan_ragged
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FLOAT, HALF = torch.float32, torch.bfloat16
@@ -135,71 +134,6 @@ def test_any_count_of_accepted_drafts_stays_in_bounds() -> None:
 def test_windows_equal_steps(state_dtype: torch.dtype) -> None:
     case = delta(SHAPES[0][0], 4, FLOAT, state_dtype, ops=TritonOps())
     check(Speculation(case), [(2, [3, 1, 2]), (0, [1, 1, 1]), (1, [2, 1, 2])])
-
-
-def extend(runs: list[Run], heads: Heads, chunk: int, state_dtype: torch.dtype,
-           device: torch.device = CPU) -> None:
-    """Outputs and states of an extend step, through Triton and in fp64."""
-    gen = torch.Generator().manual_seed(len(runs))
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(size, generator=gen).to(device)
-
-    tokens = sum(run.length for run in runs)
-    qkv = normal(tokens + 3 * (len(runs) - 1), heads.channels)
-    g, beta = -normal(tokens, heads.values).square(), normal(tokens, heads.values).sigmoid()
-    states = torch.full((20, heads.values, heads.value_dim, heads.key_dim), torch.nan,
-                        dtype=state_dtype, device=device)
-    for run in runs:
-        states[run.row] = normal(*states.shape[1:]).to(state_dtype)
-    results = []
-    for ops, wide in ((TorchOps(), torch.float64), (TritonOps(), FLOAT)):
-        plan = plan_ragged(runs, 4, device, chunk)
-        if plan.outputs is None:
-            plan.outputs = torch.arange(tokens, device=device)
-        if plan.real is not None:
-            plan.real = plan.real.to(wide)
-        own = states.double() if wide is torch.float64 else states.clone()
-        results.append((ops.delta_extend(qkv.to(wide), g.to(wide), beta.to(wide), own, plan, heads),
-                        own))
-    (want, right), (got, mine) = results
-    named = {row for run in runs for row in (run.row, *(to for _, to in run.saves))}
-    others = [row for row in range(len(states)) if row not in named]
-    assert mine[others].isnan().all()
-    own = sorted(named)
-    most = 2e-5 if state_dtype is FLOAT else 1e-2
-    assert (got.double() - want).norm() <= 2e-5 * want.norm() and got.isfinite().all()
-    assert (mine[own].double() - right[own]).norm() <= most * right[own].norm()
-
-
-RUNS = [Run(3, 70, ((64, 11), (66, 12))), Run(1, 7), Run(9, 33, ((1, 13), (33, 14))), Run(2, 1)]
-
-
-@interpreted
-@pytest.mark.parametrize(("heads", "taps"), SHAPES)
-@pytest.mark.parametrize("chunk", [8, 64])
-def test_extends(heads: Heads, taps: int, chunk: int) -> None:
-    extend(RUNS, heads, chunk, FLOAT)
-
-
-@interpreted
-def test_extends_with_states_in_bf16() -> None:
-    extend(RUNS, SHAPES[0][0], 64, HALF)
-
-
-@interpreted
-def test_a_state_that_is_kept_twice() -> None:
-    extend([Run(3, 20, ((8, 11), (8, 12)))], SHAPES[0][0], 8, FLOAT)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("state_dtype", [FLOAT, HALF], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("heads", [Heads(16, 32, 128, 128), Heads(16, 48, 128, 128),
-                                   Heads(3, 6, 96, 80)])
-def test_extends_on_the_device(heads: Heads, state_dtype: torch.dtype) -> None:
-    extend(RUNS, heads, 64, state_dtype, CUDA)
-    extend([Run(1, 1024, ((512, 4),)), Run(2, 300)], heads, 64, state_dtype, CUDA)
 
 
 @pytest.mark.gpu

@@ -79,10 +79,7 @@ class GatedDelta(RecurrentLayer):
         """See `RecurrentLayer`: [T, HV * V]."""
         if self.native is not None:
             return self.native.extend(p, states.columns, states.state, plan.runs)
-        h = self.rule.heads
-        qkv = self.ops.conv_extend(p[:, :h.channels], states.columns, self.rule.conv, plan.ragged)
-        y = self.ops.delta_extend(qkv, *self.rule.gates(p), states.state, plan.ragged, h)
-        return self.gate(y, p)
+        return self.gate(self.ops.delta_extend(p, *states.committed, plan.ragged, self.rule), p)
 
     def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
         """See `RecurrentLayer`: [B, HV * V]."""
@@ -106,7 +103,7 @@ class GatedDelta(RecurrentLayer):
         return self.rule.advance(x, pools, rows)
 
     def gate(self, y: Tensor, p: Tensor) -> Tensor:
-        """See `RecurrentLayer`: [T, HV * V]. y: f32[T, HV, V]."""
+        """See `RecurrentLayer`: [T, HV * V]. y: [T, HV, V], in fp32 or p's dtype."""
         h = self.rule.heads
         z = p[:, h.channels:-2 * h.values].unflatten(-1, (h.values, h.value_dim))
         return self.ops.gated_norm(y, self.norm, z, self.eps).flatten(1)

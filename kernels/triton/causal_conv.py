@@ -20,10 +20,11 @@ KEPT = 256
 """Channels of a program that keeps columns."""
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows", "sequences", "blocks"])
+@triton.jit(do_not_specialize=["gap"],
+            do_not_specialize_on_alignment=["rows", "sequences", "blocks"])
 def _conv(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
           sequences: tl.tensor, blocks: tl.tensor, weight: tl.tensor, bias: tl.tensor,
-          out: tl.tensor, TAPS: tl.constexpr, C: tl.constexpr, BIASED: tl.constexpr,
+          out: tl.tensor, gap: tl.tensor, TAPS: tl.constexpr, C: tl.constexpr, BIASED: tl.constexpr,
           TOKENS: tl.constexpr, BLOCK: tl.constexpr) -> None:
     sequence = tl.load(blocks + 2 * tl.program_id(0))
     token = tl.load(blocks + 2 * tl.program_id(0) + 1) + tl.arange(0, TOKENS)
@@ -44,8 +45,8 @@ def _conv(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
                       mask=(here & (place < 0))[:, None] & live[None, :], other=0)
         by = tl.load(weight + tap * C + channel, mask=live, other=0)
         total += (new.to(tl.float32) + old.to(tl.float32)) * by[None, :]
-    to = first + sequence * (TAPS - 1) + token
-    tl.store(out + to[:, None] * C + channel[None, :], silu(total),
+    to = first + sequence * gap + token
+    tl.store(out + to[:, None] * C + channel[None, :], silu(total).to(out.dtype.element_ty),
              mask=here[:, None] & live[None, :])
 
 
@@ -76,15 +77,29 @@ def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
                 bias: Tensor | None = None) -> Tensor:
     """See `causal_conv.conv_extend`; x has the dtype of the columns. What lies between the
     sequences' outputs is rubbish."""
+    gap = len(weight) - 1
+    out = torch.empty((len(x) + (len(plan.counts) - 1) * gap, len(weight[0])), device=x.device)
+    _launch(x, columns, weight, plan, bias, out, gap)
+    return out
+
+
+def conv_tokens(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
+                dtype: torch.dtype) -> Tensor:
+    """`conv_extend`, but for the outputs: [T, C], of this dtype, those of the tokens alone."""
+    out = torch.empty((len(x), len(weight[0])), dtype=dtype, device=x.device)
+    _launch(x, columns, weight, plan, None, out, 0)
+    return out
+
+
+def _launch(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged, bias: Tensor | None,
+            out: Tensor, gap: int) -> None:
+    """gap: rows of `out` between two sequences."""
     spans: Spans = spans_of(plan, TOKENS)
     taps, channels = weight.shape
-    count = len(plan.counts)
-    out = torch.empty((len(x) + (count - 1) * (taps - 1), channels), device=x.device)
     _conv[(len(spans.blocks), triton.cdiv(channels, CHANNELS))](
         x, x.stride(0), columns, plan.rows, spans.sequences, spans.blocks, weight,
-        weight if bias is None else bias, out, TAPS=taps, C=channels, BIASED=bias is not None,
+        weight if bias is None else bias, out, gap, TAPS=taps, C=channels, BIASED=bias is not None,
         TOKENS=TOKENS, BLOCK=CHANNELS, num_warps=4)
-    _keep[(count, triton.cdiv(channels, KEPT))](
+    _keep[(len(plan.counts), triton.cdiv(channels, KEPT))](
         x, x.stride(0), columns, plan.rows, spans.sequences, plan.tails, plan.tail_rows, TAPS=taps,
         C=channels, BLOCK=KEPT, num_warps=4)
-    return out

@@ -20,7 +20,7 @@ def _gated(x: tl.tensor, weight: tl.tensor, weight_stride: tl.tensor, gate: tl.t
     column = tl.arange(0, BLOCK)[None, :]
     live = (row < count) & (column < WIDTH)
     part = row % PARTS
-    wide = tl.load(x + row * WIDTH + column, mask=live, other=0)
+    wide = tl.load(x + row * WIDTH + column, mask=live, other=0).to(tl.float32)
     by = silu(tl.load(gate + row // PARTS * gate_token + part * gate_part + column, mask=live,
                       other=0).to(tl.float32))
     if GATE_FIRST:

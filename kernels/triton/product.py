@@ -25,6 +25,16 @@ def operand(x: tl.tensor, like: tl.tensor, WIDE: tl.constexpr) -> tl.tensor:
     return x
 
 
+HALF = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)
+"""What holds the bf16 operands of products, see `wide`."""
+
+
+@triton.jit
+def rounded(x: tl.tensor) -> tl.tensor:
+    """x in bf16, as the tensor cores take it."""
+    return x.to(tl.bfloat16).to(HALF)
+
+
 @triton.jit
 def tile_at(at: tl.tensor, inside: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
     """What these addresses hold, 0 where they are not inside; EVEN: all are."""
