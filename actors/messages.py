@@ -447,13 +447,16 @@ class StepResult(Message):
     logprobs: list[RowLogprobs] = []
     prompt_logprobs: list[RowLogprobs] = []
     busy_us: Count = 0
-    """Device time of the step, microseconds."""
+    """Device time of the step, from its begin to its end; microseconds."""
     idle_us: Count = 0
     """Device time between the end of the step before and the start of this one, while this plan
     or an older one was waiting or being made; 0 when the engine had no work."""
     drafts: Column = b""
     """i4[n, StepPlan.drafts]: what was drafted for the n sampled rows that are `masked`, in order:
     the next masks depend on it."""
+    late_us: Count = 0
+    """Of busy_us: the most that the device may have idled since the host was still queueing the
+    step when the device had come to it."""
 
 
 ToScheduler = Submit | Cancel | Recall | Hello | Stop | Flush | Ready | StepResult

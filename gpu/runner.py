@@ -83,7 +83,7 @@ class Launched:
     learn: Callable[[I32], None] | None = None
     """Told how many tokens each sequence has emitted, where the host cannot know."""
 
-    def result(self, busy_us: int = 0, idle_us: int = 0) -> StepResult:
+    def result(self, busy_us: int = 0, idle_us: int = 0, late_us: int = 0) -> StepResult:
         """Wait for the step and tell what it produced."""
         counts = np.zeros(0, np.uint8)
         tokens, finish, drafts = b"", b"", b""
@@ -104,7 +104,7 @@ class Launched:
         return StepResult(
             self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
             _row_logprobs(self.ranked, self.ranked_values, counts),
-            _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts)
+            _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us)
 
 
 class Runner:

@@ -1,4 +1,25 @@
-"""Busy and idle time of the device, step by step."""
+"""Busy and idle time of the device, step by step.
+
+Two events of a step, before and behind what it queues, tell its span and the gap before it; of the
+gaps within a step they tell nothing. So three figures, in a step's result:
+
+- `idle_us`: from the end of a step to the begin of the next one, while sequences went on. For this
+  stretch the stream had nothing: the device idled, all of it.
+- `busy_us`: the step's span.
+- `late_us`, of the span: the most that the device may have idled within it because the host was
+  still queueing. Where the device has not come to the step's begin by the time that the host has
+  queued its end, the step lay there whole, and this is 0. Else it is the time that queueing took,
+  or the span where that is shorter: afterwards the host keeps nothing from the device. Steps from
+  graphs are queued in a few calls, so this is close to what was idle; a step that is launched
+  operation by operation may have kept the device busy all the while.
+
+Hence the device idled at least `idle_us`, and because of the host at most `idle_us + late_us`,
+but for the microseconds from a launch to its begin on an idle device. What no figure here has: the
+gaps of a microsecond or so between kernels that were all queued, and waits for another stream.
+
+Not yet compared on a device: `benchmarks/gpu_idle.py` holds these figures against the kernels'
+intervals that torch.profiler (CUPTI) tells of the same steps.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +62,17 @@ class Timed:
     """A step under way, with its times to come."""
 
     def __init__(self, clock: Clock | CudaClock, launched: Launched, start: Any, end: Any,
-                 first: bool) -> None:
-        """first: since the slots were forgotten."""
+                 first: bool, late: int) -> None:
+        """first: since the slots were forgotten; late: microseconds that the host was still
+        queueing when the device had begun, at most."""
         self._clock, self._launched = clock, launched
-        self._start, self._end, self._first = start, end, first
+        self._start, self._end, self._first, self._late = start, end, first, late
 
     def result(self) -> StepResult:
         """Wait for the step; its result, with its times."""
         if self._first:
             self._clock.forget()
-        return self._clock.result(self._launched, self._start, self._end)
+        return self._clock.result(self._launched, self._start, self._end, self._late)
 
 
 class Clock:
@@ -78,9 +100,9 @@ class Clock:
         if self._trace is not None:
             self._trace.reset()
 
-    def _timed(self, launched: Launched, start: Any, end: Any) -> Timed:
+    def _timed(self, launched: Launched, start: Any, end: Any, late: int = 0) -> Timed:
         first, self._first = self._first, False
-        return Timed(self, launched, start, end, first)
+        return Timed(self, launched, start, end, first, late)
 
     def launch(self, runner: Runner, plan: StepPlan) -> Timed:
         """Run the step."""
@@ -91,10 +113,11 @@ class Clock:
             self._trace.ran(plan, start, end)
         return self._timed(launched, start, end)
 
-    def result(self, launched: Launched, start: Any, end: Any) -> StepResult:
-        """Complete a step, in the order of launching."""
+    def result(self, launched: Launched, start: Any, end: Any, late: int) -> StepResult:
+        """Complete a step, in the order of launching. late: see `Timed`."""
         trace, begun = self._trace, 0 if self._trace is None else monotonic_ns()
-        result = launched.result(self._between(start, end), self._gap(start))
+        busy = self._between(start, end)
+        result = launched.result(busy, self._gap(start), min(busy, late))
         self._last = end
         self._live.take(launched.plan, result, launched.slots)
         if trace is not None:
@@ -122,24 +145,37 @@ class CudaClock(Clock):
         # A step begins when the device's part is queued: what the host prepares before is no
         # work of the device's, and while there is none it idles.
         start, end, trace = self._event(), self._event(), self._trace
+        begun = 0.0
+
+        def begin() -> None:
+            nonlocal begun
+            begun = perf_counter()
+            start.record()
+
         if trace is None:
-            launched = runner.launch(plan, start.record)
+            launched = runner.launch(plan, begin)
         else:
             trace.begin()
-            launched = runner.launch(plan, partial(trace.queue, plan, start.record))
+            launched = runner.launch(plan, partial(trace.queue, plan, begin))
         end.record()
+        late = round((perf_counter() - begun) * 1e6) if start.query() else 0
         if trace is not None:
             trace.launched(plan)
-        return self._timed(launched, start, end)
+        return self._timed(launched, start, end, late)
 
-    def result(self, launched: Launched, start: Any, end: Any) -> StepResult:
+    def forget(self) -> None:
+        if self._last is not None:
+            self._free.append(self._last)
+        super().forget()
+
+    def result(self, launched: Launched, start: Any, end: Any, late: int) -> StepResult:
         end.synchronize()
         before = self._last
         if self._trace is not None:
-            now = monotonic_ns()
+            now, busy = monotonic_ns(), self._between(start, end)
             gap = 0 if before is None else self._between(before, start)
-            self._trace.seen(launched.plan, gap, self._between(start, end), now)
-        result = super().result(launched, start, end)
+            self._trace.seen(launched.plan, gap, busy, now, min(busy, late))
+        result = super().result(launched, start, end, late)
         # Another thread takes them: a deque's ends are safe.
         self._free += [start] if before is None else [start, before]
         return result

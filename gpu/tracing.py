@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 
 from actorium.actors.messages import StepPlan
-from actorium.actors.runtime.events import DEVICE, HARVEST, LAUNCH, Events, decodes
+from actorium.actors.runtime.events import DEVICE, HARVEST, LATE, LAUNCH, Events, decodes
 
 UNDER_WAY = 16
 """More steps than are ever launched and not fetched."""
@@ -69,11 +69,15 @@ class StepTrace:
         self._events.add(LAUNCH, plan.epoch, plan.step, *span, rows)
         self._events.add(DEVICE, plan.epoch, plan.step, *span, rows)
 
-    def seen(self, plan: StepPlan, gap_us: int, busy_us: int, now: int) -> None:
-        """The end of a step on the device was seen. gap_us: since the step before it."""
+    def seen(self, plan: StepPlan, gap_us: int, busy_us: int, now: int, late_us: int = 0) -> None:
+        """The end of a step on the device was seen. gap_us: since the step before it; late_us: see
+        `timing`."""
         queued = self._queued.pop((plan.epoch, plan.step), now - busy_us * 1000)
         span = self._line.place(gap_us * 1000, busy_us * 1000, queued, now)
         self._events.add(DEVICE, plan.epoch, plan.step, *span, decodes(plan))
+        if late_us:
+            self._events.add(LATE, plan.epoch, plan.step, span[0], span[0] + late_us * 1000,
+                             decodes(plan))
 
     def harvested(self, plan: StepPlan, begin: int) -> None:
         """Its result is there."""

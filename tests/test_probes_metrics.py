@@ -167,13 +167,17 @@ def test_http_requests_of_all_gateways_together() -> None:
 
 
 def test_our_own() -> None:
-    made = facts({"busy_us": 3e6, "idle_us": 1e6, "cached_pages": 9.0, "preemptions_memory": 2.0})
+    made = facts({"busy_us": 3e6, "idle_us": 1e6, "late_us": 5e5, "cached_pages": 9.0,
+                  "preemptions_memory": 2.0})
     made.wards["scheduler"].phase, made.wards["scheduler"].seen = "stepping", 102.0
     made.wards["worker-0"].seen = 90.0
     made.wards["detokenizer"].gauges = {"duplicates_dropped": 11.0}
     for want, name, labels in (
             (3.0, "actorium:device_busy_seconds_total", {}),
-            (0.25, "actorium:device_idle_ratio", {}), (9.0, "actorium:pages", {"state": "cached"}),
+            (0.375, "actorium:device_idle_ratio", {}),
+            (1.0, "actorium:device_idle_seconds_total", {}),
+            (0.5, "actorium:device_late_seconds_total", {}),
+            (9.0, "actorium:pages", {"state": "cached"}),
             (2.0, "actorium:preemptions_total", {"cause": "memory"}),
             (2.0, "actorium:restarts_total", {"role": "worker-0", "cause": "killed"}),
             (1.0, "actorium:actor_up", {"role": "scheduler"}),

@@ -41,12 +41,13 @@ def rendered(shown: list[dict[str, Any]]) -> str:
 
 def test_rates_are_of_the_time_between_two_readings() -> None:
     before = reading(10.0, {"tokens": 100.0, "busy_us": 0.0, "finished_stop": 1.0})
-    now = reading(12.0, {"tokens": 700.0, "busy_us": 1.5e6, "idle_us": 0.5e6, "finished_stop": 2.0,
+    now = reading(12.0, {"tokens": 700.0, "busy_us": 1.5e6, "idle_us": 0.5e6, "late_us": 0.1e6,
+                         "finished_stop": 2.0,
                          "finished_length": 3.0, "running": 4.0, "waiting": 2.0}, cpu=2.0)
     shown = view("e", before, now)
     assert shown["rates"]["tokens"] == 300 and shown["rates"]["finished"] == 2
     assert shown["rates"]["device_busy"] == 0.75
-    assert shown["rates"]["device_idle_ratio"] == 0.25
+    assert shown["rates"]["device_idle_ratio"] == pytest.approx(0.3)
     assert (shown["running"], shown["waiting"], shown["state"]) == (4, 2, "ready")
     scheduler, worker = shown["actors"]
     assert (scheduler["cpu"], scheduler["resident_bytes"]) == (0.5, 8 << 20)

@@ -23,6 +23,7 @@ from actorium.actors.runtime.events import (
     DEVICE,
     HARVEST,
     KINDS,
+    LATE,
     LAUNCH,
     PLAN,
     RECORDS,
@@ -153,9 +154,11 @@ class FakeDevice(CudaClock):
     def __init__(self, own: StepTrace) -> None:
         super().__init__(own)
         self.marks: list[Any] = []
+        self.caught_up = False
+        """The device has come to all that is queued."""
 
     def _event(self) -> Any:
-        event = SimpleNamespace(at=0, synchronize=lambda: None)
+        event = SimpleNamespace(at=0, synchronize=lambda: None, query=lambda: self.caught_up)
         event.record = lambda: self.marks.append(event)
         return event
 
@@ -178,22 +181,28 @@ def test_a_clock_with_events_tells_launch_device_and_harvest(tmp_path: Path,
 
     def launch(plan: StepPlan, begin: Any) -> Any:
         begin()
-        return SimpleNamespace(plan=plan, slots=None, result=lambda busy, idle: StepResult(
-            1, plan.step, b"", b"", b"", [], [], busy, idle))
+        return SimpleNamespace(plan=plan, slots=None, result=lambda busy, idle, late: StepResult(
+            1, plan.step, b"", b"", b"", [], [], busy, idle, b"", late))
 
-    steps = [clock.launch(SimpleNamespace(launch=launch),  # type: ignore[arg-type]
-                          StepPlan(1, number, decode=bytes(8))) for number in (1, 2)]
+    host = iter([1.0, 3.0, 3.000007])
+    monkeypatch.setattr("actorium.gpu.timing.perf_counter", lambda: next(host))
+    steps = []
+    for clock.caught_up, number in ((False, 1), (True, 2)):
+        steps.append(clock.launch(SimpleNamespace(launch=launch),  # type: ignore[arg-type]
+                                  StepPlan(1, number, decode=bytes(8))))
     for mark, at in zip(clock.marks, (5_000_000, 5_020_000, 5_023_000, 5_048_000), strict=True):
         mark.at = at
     now = 200_000
     results = [step.result() for step in steps]
     assert [result.busy_us for result in results] == [20, 25]
     found = {(e.kind, e.step): e for e in read_events(tmp_path / "a.events").events}
-    assert {kind for kind, _ in found} == {LAUNCH, DEVICE, HARVEST}
+    assert {kind for kind, _ in found} == {LAUNCH, DEVICE, HARVEST, LATE}
     assert (found[LAUNCH, 1].begin, found[LAUNCH, 1].end) == (10_000, 30_000)
     assert (found[DEVICE, 1].begin, found[DEVICE, 1].end) == (20_000, 40_000), "when it was queued"
     assert found[DEVICE, 2].begin == 50_000, "queued later than the one before had ended"
     assert found[DEVICE, 2].end - found[DEVICE, 2].begin == 25_000
+    assert (LATE, 1) not in found and found[LATE, 2].begin == found[DEVICE, 2].begin
+    assert found[LATE, 2].end - found[LATE, 2].begin == 7_000
     assert found[DEVICE, 1].value == 2 and found[HARVEST, 2].begin > found[DEVICE, 2].end
 
 
@@ -298,7 +307,7 @@ def assert_ordered(steps: list[trace.Step], kinds: set[int]) -> None:
 
 def test_a_run_on_the_null_worker(short: Path, capsys: Any) -> None:
     steps = run_engine(short, null_worker=True, skip_tokenizer=True)
-    assert_ordered(steps, set(KINDS) - {HARVEST})
+    assert_ordered(steps, set(KINDS) - {HARVEST, LATE})
     assert main(["trace", str(short / "trace"), "--plot", str(short / "p.png")]) == 0
     assert "idle ratio" in capsys.readouterr().out
     assert (short / "p.png").read_bytes()[:4] == b"\x89PNG"
@@ -309,7 +318,7 @@ def test_a_run_on_the_null_worker(short: Path, capsys: Any) -> None:
 
 def test_a_run_on_the_cpu(short: Path) -> None:
     steps = run_engine(short, speculative="off")
-    assert_ordered(steps, set(KINDS))
+    assert_ordered(steps, set(KINDS) - {LATE})
     assert max(step.decodes for step in steps) == 3
     files = sorted(path.name.split(".", 1)[1] for path in (short / "trace").iterdir())
     assert files == ["detokenizer.1.events", "scheduler.1.events", "worker-0.1.compute.events",

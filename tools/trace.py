@@ -15,6 +15,7 @@ from actorium.actors.runtime.events import (
     DEVICE,
     HARVEST,
     KINDS,
+    LATE,
     LAUNCH,
     PLAN,
     RESULT,
@@ -119,7 +120,11 @@ class Summary(NamedTuple):
 
     steps: int
     busy: float
+    """From the begin of each step to its end, on the device."""
     idle: float
+    """Between them, while sequences waited."""
+    late: float
+    """Of busy, what the device may have idled at most: the host was still queueing."""
     phases: dict[str, float]
     """Medians: how long each phase took, and what lay between."""
     causes: dict[str, float]
@@ -128,17 +133,20 @@ class Summary(NamedTuple):
 
     @property
     def idle_ratio(self) -> float:
-        """Of the time in which sequences waited for the device, the share in which it idled."""
-        return self.idle / (self.busy + self.idle) if self.busy else 0.0
+        """Of the time in which sequences waited for the device, the share in which it idled at
+        most."""
+        return (self.idle + self.late) / (self.busy + self.idle) if self.busy else 0.0
 
 
 def summary(steps: Sequence[Step], worst: int = 5) -> Summary:
     """What there is to say of these steps."""
     ran = [step.spans[DEVICE] for step in steps if DEVICE in step.spans]
     holes = bubbles(steps)
+    late = [end - begin for begin, end in (s.spans[LATE] for s in steps if LATE in s.spans)]
     causes = {cause: sum(hole.causes.get(cause, 0) for hole in holes) / 1e3 for cause in CAUSES}
     return Summary(len(ran), sum(end - begin for begin, end in ran) / 1e3,
-                   sum(hole.end - hole.begin for hole in holes) / 1e3, _phases(steps),
+                   sum(hole.end - hole.begin for hole in holes) / 1e3, sum(late) / 1e3,
+                   _phases(steps),
                    {cause: spent for cause, spent in causes.items() if spent},
                    sorted(holes, key=lambda hole: hole.begin - hole.end)[:worst])
 
@@ -163,7 +171,8 @@ def _phases(steps: Sequence[Step]) -> dict[str, float]:
 def text(found: Summary) -> str:
     """The summary, to be read."""
     lines = [f"{found.steps} steps; device busy {found.busy / 1e3:.3f} ms, idle while sequences "
-             f"waited {found.idle / 1e3:.3f} ms: idle ratio {found.idle_ratio:.2%}",
+             f"waited {found.idle / 1e3:.3f} ms, in steps that were still being queued at most "
+             f"{found.late / 1e3:.3f} ms: idle ratio at most {found.idle_ratio:.2%}",
              "medians, us: " + ", ".join(f"{name} {us:.1f}" for name, us in found.phases.items())]
     if found.causes:
         lines.append("idle by cause, us a step: " + ", ".join(
@@ -187,12 +196,12 @@ def chrome(tracks: Sequence[Track], steps: Sequence[Step]) -> dict[str, Any]:
         label = track.label
         out += _names(label.pid, f"{label.role} (epoch {label.epoch})", LANES)
         for event in track.events:
-            pid = device if event.kind == DEVICE else label.pid
+            pid = device if event.kind in (DEVICE, LATE) else label.pid
             out.append(_span(KINDS[event.kind], pid, event.kind, event.begin - start,
                              event.end - event.begin,
                              {"step": event.step, "epoch": event.epoch, "sequences": event.value}))
             out += _arrow(event.kind, event.epoch, event.step, pid, event.begin - start)
-    out += _names(device, "device", {DEVICE: "steps", 0: "idle"})
+    out += _names(device, "device", {DEVICE: "steps", LATE: "still queued", 0: "idle"})
     out += [_span("idle", device, 0, hole.begin - start, hole.end - hole.begin,
                   {"before step": hole.key[1]} | {c: f"{ns / 1e3:.1f} us"
                                                   for c, ns in hole.causes.items()})

@@ -135,7 +135,7 @@ class Veil:
             self._emit(plans.popleft()[1], result, out)
         return StepResult(result.epoch, result.step, result.counts, out.tobytes(), result.finish,
                           busy_us=result.busy_us, idle_us=result.idle_us,
-                          drafts=bytes(len(result.drafts)))
+                          drafts=bytes(len(result.drafts)), late_us=result.late_us)
 
     def _emit(self, rows: Longs, result: StepResult, out: Ints) -> None:
         tokens = np.frombuffer(result.tokens, np.int32)

@@ -25,12 +25,13 @@ from actorium.actors.core import Context, Core, CoreObserver, Send
 from actorium.actors.messages import StepPlan, StepResult, TokenBatch
 from actorium.actors.runtime import private
 
-PLAN, RESULT, TAKEN, LAUNCH, DEVICE, HARVEST, TOLD, TEXT = range(1, 9)
+PLAN, RESULT, TAKEN, LAUNCH, DEVICE, HARVEST, TOLD, TEXT, LATE = range(1, 10)
 KINDS = {PLAN: "plan", RESULT: "result", TAKEN: "taken", LAUNCH: "launch", DEVICE: "device",
-         HARVEST: "harvest", TOLD: "told", TEXT: "text"}
+         HARVEST: "harvest", TOLD: "told", TEXT: "text", LATE: "late"}
 """plan: a wake of the scheduler in which the plan was made; result: its result entered there;
 taken: the plan has come to the worker; launch: queued on the device; device: run there; harvest:
-its result fetched; told: sent; text: its tokens in the detokenizer."""
+its result fetched; told: sent; text: its tokens in the detokenizer; late: on the device,
+while the step was still being queued."""
 LOG = logging.getLogger("actorium.trace")
 RECORDS = 1 << 16
 """Kept of each actor: some ten minutes of steps of 20 ms, 2.6 MB."""

@@ -112,7 +112,8 @@ class SchedulerCore(Core):
         self._best_rate = 0.0  # most tokens a second that a step has computed
         self._notice = ""
         """What people should know, kept in the health's detail."""
-        self._sums = {"tokens": 0, "prompt_tokens": 0, "busy_us": 0, "idle_us": 0}
+        self._sums = {"tokens": 0, "prompt_tokens": 0, "busy_us": 0, "idle_us": 0,
+                      "late_us": 0}
         self._revived = past is not None and self._revive(past)
 
     # --- the shell's side ------------------------------------------------------------------------
@@ -444,6 +445,7 @@ class SchedulerCore(Core):
         self._sums["tokens"] += credited.tokens
         self._sums["busy_us"] += result.busy_us
         self._sums["idle_us"] += result.idle_us
+        self._sums["late_us"] += result.late_us
         if credited.batch is not None:
             if credited.batch.events:
                 self._metrics.ended(credited.batch.events, now)

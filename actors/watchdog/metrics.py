@@ -93,9 +93,13 @@ VLLM = (
 OWN = (
     Row("scheduler_steps", COUNTER, "steps", "Steps planned."),
     Row("waiting_requests", GAUGE, "waiting_requests", "Requests of which a sequence waits."),
-    Row("device_busy_seconds", COUNTER, "busy_us", "Time the device computed.", scale=MICRO),
+    Row("device_busy_seconds", COUNTER, "busy_us",
+        "Time of the device from the begin of a step to its end.", scale=MICRO),
     Row("device_idle_seconds", COUNTER, "idle_us",
         "Time the device had no step although there was work.", scale=MICRO),
+    Row("device_late_seconds", COUNTER, "late_us",
+        "Of the busy time, what the device may have idled at most: the host was still queueing the "
+        "step when the device had come to it.", scale=MICRO),
     Row("evicted_pages", COUNTER, "evicted_pages", "Cached pages given up for others."),
     Row("checkpoints", GAUGE, "checkpoints", "Recurrent states kept for prefix reuse."),
     Row("checkpoints_saved", COUNTER, "checkpoints_saved", "Recurrent states saved."),
@@ -262,9 +266,10 @@ def _engine(facts: Facts) -> Iterator[Family]:
     yield _family("actorium:ready", GAUGE, "1 while the engine is ready.",
                   [({}, float(facts.ready))])
     busy, idle = told.get("busy_us", 0.0), told.get("idle_us", 0.0)
+    idled = idle + told.get("late_us", 0.0)
     yield _family("actorium:device_idle_ratio", GAUGE,
-                  "Part of the device's time with work in which it had no step, since the start.",
-                  [({}, idle / (busy + idle) if busy + idle else 0.0)])
+                  "Part of the device's time with work in which it waited for the host, at most, "
+                  "since the start.", [({}, idled / (busy + idle) if busy + idle else 0.0)])
     yield _family("actorium:pages", GAUGE, "Pages by state; cached ones may be held, too.",
                   [({"state": state}, told.get(f"{state}_pages", 0.0))
                    for state in ("free", "held", "cached", "quarantined")])

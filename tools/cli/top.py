@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 1.0
 SCHEDULER = "scheduler"
-COUNTERS = ("tokens", "prompt_tokens", "steps", "preemptions", "finished", "busy_us", "idle_us")
+COUNTERS = ("tokens", "prompt_tokens", "steps", "preemptions", "finished", "busy_us", "idle_us",
+            "late_us")
 """`finished`: the sum of all `finished_*`."""
 MIB = 1 << 20
 BAR = 40
@@ -194,9 +195,9 @@ def rates(past: health.Reading | None, now: health.Reading | None) -> dict[str, 
     """Of a second, from two readings of one scheduler's counters; zeros without two."""
     grown = None if now is None else health.growth(past, now)
     found = {name: 0.0 if grown is None else grown.rate(name) for name in COUNTERS}
-    busy, idle = found.pop("busy_us"), found.pop("idle_us")
+    busy, idle, late = (found.pop(name) for name in ("busy_us", "idle_us", "late_us"))
     return found | {"device_busy": min(1.0, busy / 1e6),
-                    "device_idle_ratio": _ratio(idle, busy + idle)}
+                    "device_idle_ratio": _ratio(idle + late, busy + idle)}
 
 
 def _counters(actors: Mapping[str, ActorStatus], at: float) -> health.Reading | None:
