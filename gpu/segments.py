@@ -28,6 +28,7 @@ from actorium.gpu.models.plan import Step as Layers
 from actorium.gpu.pools import PagePool
 from actorium.gpu.states import Recurrent
 from actorium.gpu.steps import Step
+from actorium.kernels.inputs import Input, settled
 
 if TYPE_CHECKING:
     from actorium.gpu.runner import Runner
@@ -49,7 +50,7 @@ class Chain(NamedTuple):
 
     segments: list[Segment]
     ropes: list[Tensor]
-    x: Tensor
+    x: Input | None
     hidden: Tensor
     """Both as they go into the last layer's middle; see `Mixer.after`."""
 
@@ -128,30 +129,27 @@ class SegmentGraphs:
         take, borrow = self._capturer.capture, self._capturer.borrow
         self._inputs.clear()
         layers = self._model.layers
-        work, (step, x, hidden, p) = take(partial(self._first, size))
+        work, (step, x, p, hidden) = take(partial(self._first, size))
         segments = [Segment(work, borrow(p))]
         del p  # or the memory of each layer's would be kept
         for before, layer in zip(layers, layers[1:], strict=False):
             y = self._inputs.middle(before, size)
-            work, (x, hidden, p) = take(partial(self._next, before, layer, step, y, x, hidden))
+            work, (x, p, hidden) = take(partial(self._next, before, layer, step, y, x, hidden))
             segments.append(Segment(work, borrow(p)))
             del p
         return Chain(segments, step.ropes, x, hidden)
 
-    def _first(self, size: int) -> tuple[Layers, Tensor, Tensor, Tensor]:
+    def _first(self, size: int) -> tuple[Layers, Input | None, Tensor, Tensor]:
         model, inputs = self._model, self._inputs
         groups = [GroupStep(inputs.kv_index(g, size), pool.layers, NOTHING)
                   for g, pool in enumerate(self._pools)]
         step = Layers(model.ropes_at(inputs.positions(size)), groups, None, [])
         hidden = model.embedded(inputs.tokens(size))
-        x, p = model.enter(model.layers[0], hidden, step)
-        return step, x, hidden, p
+        return step, *model.enter(model.layers[0], hidden, step)
 
-    def _next(self, before: Layer, layer: Layer, step: Layers, y: Tensor, x: Tensor,
-              hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden = self._model.leave(before, y, x, hidden)
-        x, p = self._model.enter(layer, hidden, step)
-        return x, hidden, p
+    def _next(self, before: Layer, layer: Layer, step: Layers, y: Tensor, x: Input | None,
+              hidden: Tensor) -> tuple[Input | None, Tensor, Tensor]:
+        return self._model.enter(layer, self._model.leave(before, y, x, hidden), step)
 
     # --- serving -----------------------------------------------------------------------------
 
@@ -182,6 +180,7 @@ class SegmentGraphs:
         segment.work.replay()
         rows = None if batch.all_rows else batch.logit_rows
         y = layer.mixer.between(segment.p[:count], step, rows)
-        x, hidden = (own[:count] if rows is None else own.index_select(0, rows)
-                     for own in (chain.x, chain.hidden))
-        return model.leave(layer, y, x, hidden)
+        x, hidden = (own if own is None else own[:count] if rows is None
+                     else own.index_select(0, rows) for own in (chain.x, chain.hidden))
+        assert isinstance(hidden, Tensor)
+        return settled(model.leave(layer, y, x, hidden))

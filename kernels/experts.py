@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .inputs import Form, Input, plain
+
 
 def route(logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
     """(weights, experts): [T, chosen] each, of the highest softmax probabilities.
@@ -45,8 +47,11 @@ class Experts(ABC):
     waits = True
     """Whether the host must be told how the rows are shared out, before it can go on."""
 
+    form = Form()
+    """In which form x is best given; see `Linear`."""
+
     @abstractmethod
-    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
         """sum over each row's experts of weight * expert(row): [T, H].
 
         x: [T, H]; weights, chosen: [T, chosen], in the dtype of x and i64.
@@ -60,9 +65,9 @@ class EachExpert(Experts):
         """run: each expert, [n, H] -> [n, H]."""
         self._run = run
 
-    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
         """See `Experts`."""
-        return mix_experts(x, weights, chosen, self._run)
+        return mix_experts(plain(x), weights, chosen, self._run)
 
 
 class StackedExperts(Experts):
@@ -75,8 +80,9 @@ class StackedExperts(Experts):
         """gate_up: [E, 2 * I, H], gate's rows before those of up; down: [E, H, I]."""
         self.gate_up, self.down = gate_up, down
 
-    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
         """See `Experts`."""
+        x = plain(x)
         experts, rows = chosen.flatten(), x.repeat_interleave(chosen.shape[1], 0).unsqueeze(2)
         gate, up = torch.bmm(self.gate_up.index_select(0, experts), rows).float().chunk(2, 1)
         inner = (F.silu(gate) * up).to(x.dtype)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .inputs import Form, Input, Quantised, Stream, plain
+
 PACKED_FOR = 2048
 """Rows the packed layout is chosen for: 20 % faster there than a layout chosen for one row, and as
 fast for one row."""
@@ -29,15 +31,22 @@ FEW_ROWS = 4
 class Linear:
     """y = x @ weight.T + bias. weight: [N, K]; bias: [N] or None; x: [T, K] -> [T, N]."""
 
+    form = Form()
+    """In which form the input is best given; all serve that have what `Form` says."""
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def __call__(self, x: Input) -> Tensor:
+        return F.linear(plain(x), self.weight, self.bias)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y, perhaps in the residual's memory."""
-        return residual + F.linear(x, self.weight, self.bias)
+        return residual + F.linear(plain(x), self.weight, self.bias)
+
+    def onto(self, x: Input, residual: Tensor) -> Stream:
+        """The same, or both parts of it where the product cannot sum and the next norm can."""
+        return self.add(x, residual)
 
     def wide(self, x: Tensor) -> Tensor:
         """y as f32."""
@@ -51,15 +60,15 @@ class PackedLinear(Linear):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
         super().__init__(packed, bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Input) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, "none", [], "")
+            plain(x), self.weight, self.bias, "none", [], "")
         return out
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y, in one pass over y."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
-            x, residual, self.weight, self.bias, "add")
+            plain(x), residual, self.weight, self.bias, "add")
         return out
 
 
@@ -75,11 +84,13 @@ class NativeLinear(PackedLinear):
         self.bias_at = 0 if bias is None else bias.data_ptr()
         super().__init__(weight, bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Input) -> Tensor:
+        x = plain(x)
         return self._few(x, 0) if x.shape[0] <= FEW_ROWS else super().__call__(x)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y."""
+        x = plain(x)
         if x.shape[0] <= FEW_ROWS:
             return self._few(x, residual.data_ptr())
         return super().add(x, residual)
@@ -130,12 +141,13 @@ class TileLinear(Linear):
             self.exceptions.data_ptr(), self.outs, self.ins, int(self.coded), scratch.data_ptr()])
         self.packed_at = self.packed.data_ptr()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Input) -> Tensor:
+        x = plain(x)
         return self.run(x, 0, x.new_empty((x.shape[0], self.outs)), OUT_BF16)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y, in one pass over y."""
-        residual = residual.contiguous()
+        x, residual = plain(x), residual.contiguous()
         y = x.new_empty((x.shape[0], self.outs))
         return self.run(x, residual.data_ptr(), y, OUT_BF16)
 
@@ -161,14 +173,23 @@ class TileLinear(Linear):
 
 
 class Gated:
-    """silu(gate) * up of a weight in which the rows of gate and up are stacked."""
+    """silu(gate) * up of a weight in which the rows of gate and up are stacked; or gelu."""
 
-    def __init__(self, linear: Linear, silu_mul: Callable[[Tensor], Tensor]) -> None:
-        self.linear, self.silu_mul = linear, silu_mul
+    def __init__(self, linear: Linear, gate: Callable[[Tensor], Tensor],
+                 gate_fp8: Callable[[Tensor, int], Quantised]) -> None:
+        """gate: of [T, N], gate's columns first; gate_fp8: the same in FP8, so many columns to a
+        scale."""
+        self.linear, self.gate, self.gate_fp8 = linear, gate, gate_fp8
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, K] -> [T, N / 2]."""
-        return self.silu_mul(self.linear(x))
+    @property
+    def form(self) -> Form:
+        """See `Linear`."""
+        return self.linear.form
+
+    def __call__(self, x: Input, form: Form = Form()) -> Input:
+        """x: [T, K] -> [T, N / 2], in the form in which it is taken next, or as it is."""
+        y = self.linear(x)
+        return self.gate(y) if form.plain else self.gate_fp8(y, form.columns)
 
 
 class TileGated(Gated):
@@ -180,8 +201,14 @@ class TileGated(Gated):
         """As `TileLinear`, N a multiple of 32."""
         self.tiles = TileLinear(weight, bias, lib, threads, scratch, weight.shape[0] // 2)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: bf16[T, K] -> bf16[T, N / 2]."""
+    @property
+    def form(self) -> Form:
+        """See `Linear`."""
+        return Form()
+
+    def __call__(self, x: Input, form: Form = Form()) -> Tensor:
+        """x: bf16[T, K] -> bf16[T, N / 2], whatever the form."""
+        x = plain(x)
         y = x.new_empty((x.shape[0], self.tiles.half))
         return self.tiles.run(x, 0, y, OUT_SILU)
 

@@ -19,6 +19,7 @@ from .delta_window import Delta, delta_window
 from .experts import Experts
 from .gated_delta import delta_extend
 from .gated_norm import gated_norm, norm_gated
+from .inputs import Form, Input, Pending, Quantised, Stream
 from .kv import write_kv
 from .linear import (
     Gated,
@@ -38,7 +39,7 @@ from .norm import rms_norm
 from .ragged import Ragged
 from .rope import apply_rope
 from .sampling_ops import TorchSampling
-from .scaled_mm import ScaledLinear, is_packed
+from .scaled_mm import ScaledLinear, is_packed, to_fp8
 
 SMALL_WEIGHT = 4 << 20
 """Elements of a weight of which two layouts are kept."""
@@ -63,8 +64,9 @@ class TorchOps:
 
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
         """silu (or gelu) of gate, times up; weight: [2 * I, K], gate's rows before those of up."""
-        return Gated(self.linear(weight, bias),
-                     self.gelu_mul if activation == "gelu" else self.silu_mul)
+        gates = ((self.gelu_mul, self.gelu_mul_fp8) if activation == "gelu"
+                 else (self.silu_mul, self.silu_mul_fp8))
+        return Gated(self.linear(weight, bias), *gates)
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         """Experts gated by SiLU; gate_up: [E, 2 * I, H]; down: [E, H, I]; or both in FP8, see
@@ -78,6 +80,34 @@ class TorchOps:
     def rms_norm_add(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
         """See `norm.rms_norm_add`."""
         return residual + self.rms_norm(x, weight, eps)
+
+    def norm(self, x: Stream, weight: Tensor, eps: float,
+             form: Form = Form()) -> tuple[Input, Tensor]:
+        """(`norm.rms_norm` of x in this form, x): of hidden states, which may still be summed.
+        In FP8 the same bits as the norm, rounded to its dtype, and `scaled_mm.quantise`."""
+        if isinstance(x, Pending):
+            if form.columns:
+                return self.add_rms_norm_fp8(*x, weight, eps, form)
+            return self.add_rms_norm(*x, weight, eps)
+        if form.columns:
+            return self.rms_norm_fp8(x, weight, eps, form), x
+        return self.rms_norm(x, weight, eps), x
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor,
+                     eps: float) -> tuple[Tensor, Tensor]:
+        """See `norm.add_rms_norm`."""
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
+
+    def rms_norm_fp8(self, x: Tensor, weight: Tensor, eps: float, form: Form) -> Quantised:
+        """See `norm`; x: [T, K]."""
+        return to_fp8(self.rms_norm(x, weight, eps), form)
+
+    def add_rms_norm_fp8(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float,
+                         form: Form) -> tuple[Quantised, Tensor]:
+        """See `norm`; x, residual: [T, K]."""
+        normed, total = self.add_rms_norm(x, residual, weight, eps)
+        return to_fp8(normed, form), total
 
     def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
         """See `gated_norm.gated_norm`."""
@@ -95,6 +125,15 @@ class TorchOps:
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """See `activation.gelu_mul`."""
         return gelu_mul(gate_up)
+
+    def silu_mul_fp8(self, gate_up: Tensor, columns: int) -> Quantised:
+        """`silu_mul`, rounded to its dtype, and then `scaled_mm.quantise`: so many columns of the
+        result share a scale. gate_up: [T, 2 * I] -> [T, I]."""
+        return to_fp8(self.silu_mul(gate_up), Form(columns, plain=False))
+
+    def gelu_mul_fp8(self, gate_up: Tensor, columns: int) -> Quantised:
+        """The same of `gelu_mul`."""
+        return to_fp8(self.gelu_mul(gate_up), Form(columns, plain=False))
 
     def rotate_write(
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor,

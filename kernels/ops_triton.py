@@ -11,12 +11,14 @@ from torch import Tensor
 from .attention import Attend, Chunk
 from .delta_window import Delta
 from .experts import Experts
+from .inputs import Form, Input, Quantised, plain
 from .linear import Linear, can_pack
 from .mamba2 import Inputs
 from .ops import TorchOps
 from .ragged import Ragged
 from .scaled_mm import DequantisedLinear, ScaledLinear, has_products, is_packed
 from .triton.activation import gelu_mul, silu_mul
+from .triton.activation_fp8 import gelu_mul_fp8, silu_mul_fp8
 from .triton.apply_plan import apply_plan
 from .triton.causal_conv import conv_extend
 from .triton.decode import decode
@@ -27,7 +29,8 @@ from .triton.extend import extend
 from .triton.gated_norm import gated_norm, norm_gated
 from .triton.latent import TritonLatent
 from .triton.mamba2 import ssd_step
-from .triton.norm import rms_norm, rms_norm_add
+from .triton.norm import add_rms_norm, rms_norm, rms_norm_add
+from .triton.norm_fp8 import add_rms_norm_fp8, rms_norm_fp8
 from .triton.rope import rotate_write
 from .triton.sampling import TritonSampling
 from .triton.scaled_experts import ScaledExperts
@@ -37,11 +40,11 @@ from .triton.scaled_mm import TritonScaledLinear
 class SumLinear(Linear):
     """A product that sums in its epilogue, and rounds the sum once."""
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y, in the residual's memory where there is no bias."""
         if self.bias is not None or residual.dtype is not self.weight.dtype:
             return super().add(x, residual)
-        return residual.addmm_(x, self.weight.t())
+        return residual.addmm_(plain(x), self.weight.t())
 
 
 class TritonOps(TorchOps):
@@ -71,6 +74,20 @@ class TritonOps(TorchOps):
         """See `norm.rms_norm_add`."""
         return rms_norm_add(x, weight, eps, residual)
 
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor,
+                     eps: float) -> tuple[Tensor, Tensor]:
+        """See `norm.add_rms_norm`."""
+        return add_rms_norm(x, residual, weight, eps)
+
+    def rms_norm_fp8(self, x: Tensor, weight: Tensor, eps: float, form: Form) -> Quantised:
+        """See `TorchOps.norm`."""
+        return rms_norm_fp8(x, weight, eps, form)
+
+    def add_rms_norm_fp8(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float,
+                         form: Form) -> tuple[Quantised, Tensor]:
+        """See `TorchOps.norm`."""
+        return add_rms_norm_fp8(x, residual, weight, eps, form)
+
     def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
         """See `gated_norm.gated_norm`."""
         return gated_norm(x, weight, gate, eps)
@@ -87,6 +104,14 @@ class TritonOps(TorchOps):
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """See `activation.gelu_mul`."""
         return gelu_mul(gate_up)
+
+    def silu_mul_fp8(self, gate_up: Tensor, columns: int) -> Quantised:
+        """See `TorchOps.silu_mul_fp8`."""
+        return silu_mul_fp8(gate_up, columns)
+
+    def gelu_mul_fp8(self, gate_up: Tensor, columns: int) -> Quantised:
+        """See `TorchOps.gelu_mul_fp8`."""
+        return gelu_mul_fp8(gate_up, columns)
 
     def rotate_write(
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor,

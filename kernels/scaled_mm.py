@@ -8,11 +8,13 @@ columns of it, by its own largest number.
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .inputs import Form, Input, Pending, Quantised, Stream, plain
 from .linear import Linear
 
 FP8 = torch.float8_e4m3fn
@@ -170,33 +172,57 @@ class ScaledLinear(Linear):
         """rows: as `pack` gives them; not kept."""
         self.scaled, self.bias = open_rows(rows), bias
         self.weight = self.scaled.weight
-        by_row = self.scaled.scales.shape[1] == 1
-        self.columns = self.weight.shape[1] if by_row else COLUMNS
+        self.by_row = self.scaled.scales.shape[1] == 1
+        self.columns = self.weight.shape[1] if self.by_row else COLUMNS
         """Of the input that share a scale."""
+        self.form = Form(self.columns, plain=False)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Input) -> Tensor:
         return self.run(x, x.dtype)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y."""
         return self.run(x, residual.dtype, residual)
+
+    def onto(self, x: Input, residual: Tensor) -> Stream:
+        """See `Linear`."""
+        return Pending(self(x), residual) if self.by_row else self.add(x, residual)
 
     def wide(self, x: Tensor) -> Tensor:
         """y as f32, not rounded in between."""
         return self.run(x, torch.float32)
 
-    def run(self, x: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
+    def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
         """See `scaled_mm`."""
-        return scaled_mm(*quantise(x, self.columns), self.scaled, dtype, self.bias, residual)
+        return scaled_mm(*self.quantised(x), self.scaled, dtype, self.bias, residual)
+
+    def quantised(self, x: Input) -> tuple[Tensor, Tensor]:
+        """(e4m3[T, K], f32[T, ceil(K / columns)]): see `quantise`."""
+        if isinstance(x, Quantised) and x.scales.shape[1] == -(-x.shape[1] // self.columns):
+            return x.q, x.scales
+        return self.quantise(plain(x))
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `quantise`."""
+        return quantise(x, self.columns)
 
 
 class DequantisedLinear(ScaledLinear):
     """The same where a device has no products in FP8: the weight is dequantised at each one, and
     the input is left as it is."""
 
-    def run(self, x: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
+    def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
+        """See `ScaledLinear`."""
+        super().__init__(rows, bias)
+        self.form = Form()
+
+    def onto(self, x: Input, residual: Tensor) -> Stream:
+        """See `Linear`."""
+        return self.add(x, residual)
+
+    def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
         """See `scaled_mm`."""
-        w = self.scaled
+        w, x = self.scaled, plain(x)
         weight = dequantise(w.weight, w.scales.repeat_interleave(w.rows, 0)[:len(w.weight)],
                             x.dtype)
         y = torch.nn.functional.linear(x, weight, self.bias).to(dtype)
@@ -208,11 +234,17 @@ class SideBySide(Linear):
 
     def __init__(self, parts: list[Linear]) -> None:
         self.parts = parts
+        self.form = reduce(Form.also, (part.form for part in parts))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Input) -> Tensor:
         """x: [T, K] -> [T, N], N of all parts together."""
         return torch.cat([part(x) for part in self.parts], -1)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y."""
         return residual + self(x)
+
+
+def to_fp8(x: Tensor, form: Form) -> Quantised:
+    """What products take that want their input in this form; form.columns > 0."""
+    return Quantised(*quantise(x, form.columns), x.dtype, x if form.plain else None)

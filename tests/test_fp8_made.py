@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,10 @@ from actorium.kernels.scaled_mm import (
     quantise_rows,
 )
 from actorium.tools.cli import main
+
+pytest.importorskip("triton")
+from actorium.kernels.ops_triton import TritonOps
+from actorium.kernels.triton.scaled_mm import TritonScaledLinear
 
 PROMPT = [5, 9, 30, 2, 77, 140, 8, 8, 61, 17, 120, 4]
 WRITERS: dict[str, Callable[..., Any]] = {
@@ -230,6 +235,29 @@ def test_in_triton(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -
     calm(tmp_path)
     got, want = logits(made(tmp_path, "triton")), logits(made(tmp_path))
     assert off(got, want) < 0.02 < off(got, logits(load(tmp_path)))
+
+
+@interpreted
+@pytest.mark.parametrize("block", [False, True])
+def test_norms_and_gates_quantise_on_their_way(tmp_path: Path, block: bool,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what attention gives is quantised by a launch of its own. Where torch's product cannot
+    sum, the next norm does."""
+    exact_fp8(monkeypatch)
+    write_checkpoint(tmp_path / "made", hidden_size=256, intermediate_size=384, head_dim=64,
+                     num_hidden_layers=2, dtype=torch.bfloat16)
+    write_twins(tmp_path / "made", tmp_path / "fp8", tmp_path / "twin", True)
+    calls: Counter[str] = Counter()
+    for owner, name in ((TritonScaledLinear, "quantise"), (TritonOps, "rms_norm"),
+                        *((TritonOps, name) for name in (
+                            "rms_norm_fp8", "add_rms_norm_fp8", "silu_mul", "silu_mul_fp8"))):
+        plain = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, plain=plain, name=name: (
+            calls.update([name]), plain(*args))[1])
+    got = logits(made(tmp_path / ("fp8" if block else "made"), "triton"))
+    normed = {"rms_norm_fp8": 4} if block else {"rms_norm_fp8": 1, "add_rms_norm_fp8": 3}
+    assert calls == {"quantise": 2, "silu_mul_fp8": 2, "rms_norm": 1, **normed}
+    assert got.isfinite().all()
 
 
 @interpreted

@@ -13,6 +13,7 @@ from actorium.gpu.models.plan import Step
 from actorium.gpu.models.rotary import frequencies
 from actorium.gpu.models.weights import Normed, Weights, linear_wants
 from actorium.gpu.shape import ModelShape, RopeShape
+from actorium.kernels.inputs import Form, Input, Stream
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.rope import rope_table
@@ -89,7 +90,17 @@ class Attention:
         """See `Mixer`."""
         return self.shape.q_size
 
-    def before(self, x: Tensor, step: Step) -> Tensor:
+    @property
+    def form(self) -> Form:
+        """See `Mixer`."""
+        return self.qkv.form if self.gate is None else self.qkv.form.also(self.gate.form)
+
+    @property
+    def rereads(self) -> bool:
+        """See `Mixer`."""
+        return self.gate is not None
+
+    def before(self, x: Input, step: Step) -> Tensor:
         """See `Mixer`: heads of queries, rotated; what lies behind them is of no more use."""
         s, (kv_index, layers, _) = self.shape, step.groups[self.group]
         qkv = self.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
@@ -108,11 +119,11 @@ class Attention:
             y = plan.attend(q, pages, out if out is None else out.view(q.shape), self.kv_scales)
         return y.reshape(-1, s.q_size)
 
-    def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> Stream:
         """See `Mixer`."""
-        if self.gate is not None:
+        if self.gate is not None and x is not None:
             y = y * self.gate(x).sigmoid_()
-        return self.o.add(y, hidden)
+        return self.o.onto(y, hidden)
 
 
 def attention(w: Weights, s: ModelShape, i: int) -> Attention:

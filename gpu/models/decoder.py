@@ -26,6 +26,7 @@ from actorium.gpu.pools import PagePool
 from actorium.gpu.shape import ModelShape
 from actorium.gpu.states import Recurrent
 from actorium.kernels.attention import AttentionOps
+from actorium.kernels.inputs import Form, Input, Stream, settled
 from actorium.kernels.ops import select_ops
 from actorium.kernels.rope import rope_rows
 
@@ -45,7 +46,15 @@ class Mixer(Protocol):
     def inner(self) -> int:
         """Width of what `between` gives."""
 
-    def before(self, x: Tensor, step: Step) -> Tensor:
+    @property
+    def form(self) -> Form:
+        """In which form `before` is best given x; see `Linear`."""
+
+    @property
+    def rereads(self) -> bool:
+        """Whether `after` takes x as well."""
+
+    def before(self, x: Input, step: Step) -> Tensor:
         """[T, *], contiguous: what the tokens bring. x: [T, hidden], normed. Keys and values are
         written."""
 
@@ -54,9 +63,9 @@ class Mixer(Protocol):
         """[T, inner], or those `rows` of it; p: what `before` gave. States go on by the step's
         tokens. out: [T, inner], contiguous, to be written to; not with `rows`."""
 
-    def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> Stream:
         """hidden + the layer's output: [R, hidden], perhaps in the memory of `hidden`. y: what
-        `between` gave; x, hidden: its rows of what the layer was given."""
+        `between` gave; x, hidden: its rows of what the layer was given, x where `rereads`."""
 
 
 class Mlp(Protocol):
@@ -66,7 +75,11 @@ class Mlp(Protocol):
     def waits(self) -> bool:
         """Whether the host must be told how experts share out the rows, before it can go on."""
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    @property
+    def form(self) -> Form:
+        """In which form x is best given; see `Linear`."""
+
+    def add(self, x: Input, residual: Tensor) -> Stream:
         """residual + the MLP of x, both [T, hidden]."""
 
 
@@ -170,14 +183,15 @@ class Decoder(ABC):
         Returns [R, hidden], the rows `logit_rows` (in that order) before the final norm; with
         `all_rows`, all T of them.
         """
-        batch, hidden = batches[0], self.embedded(batches[0].tokens)
+        batch = batches[0]
+        hidden: Stream = self.embedded(batch.tokens)
         step = self.step_of(batches, pools, recurrent, self.ropes_at(batch.positions))
         for i, layer in enumerate(self.layers):
             last = i == len(self.layers) - 1 and not batch.all_rows
             # Two calls, so that what the mixer has made is gone when the MLP is run.
             hidden = self.mix(layer, hidden, step, batch.logit_rows if last else None)
             hidden = self.feed(layer, hidden)
-        return hidden
+        return settled(hidden)
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """What goes into the first layer. tokens: i64[T] -> [T, hidden]."""
@@ -188,25 +202,30 @@ class Decoder(ABC):
         """Those of a step: [T, 2, 1, head_dim] each. positions: i64[T]."""
         return [rope_rows(table, positions) for table in self.ropes]
 
-    def mix(self, layer: Layer, hidden: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
+    def mix(self, layer: Layer, hidden: Stream, step: Step, rows: Tensor | None = None) -> Stream:
         """hidden + what a layer's mixer gives, [T, hidden]; or those `rows` of it."""
-        x, p = self.enter(layer, hidden, step)
+        x, p, total = self.enter(layer, hidden, step)
+        del hidden  # its parts are of no more use
         y = layer.mixer.between(p, step, rows)
         if rows is not None:
-            x, hidden = x.index_select(0, rows), hidden.index_select(0, rows)
-        return layer.mixer.after(y, x, hidden)
+            x = None if x is None else x.index_select(0, rows)
+            total = total.index_select(0, rows)
+        return layer.mixer.after(y, x, total)
 
-    def feed(self, layer: Layer, hidden: Tensor) -> Tensor:
+    def feed(self, layer: Layer, hidden: Stream) -> Stream:
         """hidden + what its MLP gives."""
-        return layer.mlp.add(self.ops.rms_norm(hidden, layer.mlp_norm, self.shape.norm_eps),
-                             hidden)
+        x, total = self.ops.norm(hidden, layer.mlp_norm, self.shape.norm_eps, layer.mlp.form)
+        return layer.mlp.add(x, total)
 
-    def enter(self, layer: Layer, hidden: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Up to the middle of a layer: its normed input, and what `Mixer.before` gives."""
-        x = self.ops.rms_norm(hidden, layer.mixer_norm, self.shape.norm_eps)
-        return x, layer.mixer.before(x, step)
+    def enter(self, layer: Layer, hidden: Stream,
+              step: Step) -> tuple[Input | None, Tensor, Tensor]:
+        """Up to the middle of a layer: its normed input, if the mixer takes it again; what
+        `Mixer.before` gives; and the layer's input, summed."""
+        mixer = layer.mixer
+        x, total = self.ops.norm(hidden, layer.mixer_norm, self.shape.norm_eps, mixer.form)
+        return x if mixer.rereads else None, mixer.before(x, step), total
 
-    def leave(self, layer: Layer, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    def leave(self, layer: Layer, y: Tensor, x: Input | None, hidden: Tensor) -> Stream:
         """On from there to the layer's end; see `Mixer.after`."""
         return self.feed(layer, layer.mixer.after(y, x, hidden))
 

@@ -17,6 +17,7 @@ from actorium.gpu.models.mamba2 import mamba2, mamba_wants
 from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture, mixture_wants
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.shape import ModelShape
+from actorium.kernels.inputs import Form, Input, Stream, settled
 
 
 class GraniteLM(Decoder):
@@ -68,9 +69,14 @@ class Beside:
         """See `Mlp`."""
         return self.experts.waits
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    @property
+    def form(self) -> Form:
+        """See `Mlp`."""
+        return self.experts.form.also(self.shared.form)
+
+    def add(self, x: Input, residual: Tensor) -> Stream:
         """residual + what both give for x."""
-        return self.shared.add(x, self.experts.add(x, residual))
+        return self.shared.add(x, settled(self.experts.add(x, residual)))
 
 
 def _mamba(s: ModelShape) -> MambaShape:

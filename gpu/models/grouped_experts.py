@@ -13,6 +13,7 @@ from actorium.gpu.mla_shape import Routing
 from actorium.gpu.models.mlp import Dense, dense, dense_wants, experts
 from actorium.gpu.models.weights import Weights
 from actorium.kernels.experts import Experts, route_groups
+from actorium.kernels.inputs import Form, Input, Pending, Stream, plain
 
 SMALLEST = 1e-20
 """Added to the sum that weights are divided by."""
@@ -45,11 +46,16 @@ class GroupedMixture:
         """See `Mlp`."""
         return self.experts.waits
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    @property
+    def form(self) -> Form:
+        """See `Mlp`: the router takes it as it is."""
+        return Form().also(self.experts.form).also(self.shared.form)
+
+    def add(self, x: Input, residual: Tensor) -> Stream:
         """residual + the mixture's output for x."""
-        weights, chosen = self.choose(x)
+        weights, chosen = self.choose(plain(x))
         out = self.experts(x, weights.to(x.dtype), chosen)
-        return out.add_(self.shared(x)).add_(residual)
+        return Pending(out.add_(self.shared(x)), residual)
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""

@@ -13,6 +13,7 @@ from actorium.gpu.mla_shape import LatentShape
 from actorium.gpu.models.plan import Step
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.shape import ModelShape
+from actorium.kernels.inputs import Form, Input, Stream
 from actorium.kernels.linear import Linear
 from actorium.kernels.mla import absorb, expand, write_latent
 from actorium.kernels.ops import TorchOps
@@ -72,7 +73,17 @@ class LatentAttention:
         """See `Mixer`: what attention over latents gives, not yet values."""
         return self.shape.heads * shape_of(self.shape).row
 
-    def before(self, x: Tensor, step: Step) -> Tensor:
+    @property
+    def form(self) -> Form:
+        """See `Mixer`."""
+        return self.down.form
+
+    @property
+    def rereads(self) -> bool:
+        """See `Mixer`."""
+        return False
+
+    def before(self, x: Input, step: Step) -> Tensor:
         """See `Mixer`: the queries' latents, or the queries; what lies behind them is of no more
         use."""
         m, (kv_index, layers, _) = shape_of(self.shape), step.groups[0]
@@ -96,17 +107,18 @@ class LatentAttention:
         y = plan.attend(self._queries(q, rope), pages, room, self.kv_scale).flatten(1)
         return y if rows is None else y.index_select(0, rows)
 
-    def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> Stream:
         """See `Mixer`."""
         m, heads = shape_of(self.shape), self.shape.heads
         values = expand(y.view(-1, heads, m.row)[..., :m.rank], self.to_values)
-        return self.o.add(values.reshape(-1, heads * m.value), hidden)
+        return self.o.onto(values.reshape(-1, heads * m.value), hidden)
 
     def _queries(self, q: Tensor, rope: Tensor) -> Tensor:
         """q: [N, query_rank], or the queries -> [N, heads, rank + rope], to meet latents."""
         m = shape_of(self.shape)
         if self.q_up is not None and self.q_norm is not None:
-            q = self.q_up(self.ops.rms_norm(q.contiguous(), self.q_norm, LATENT_EPS))
+            normed, _ = self.ops.norm(q.contiguous(), self.q_norm, LATENT_EPS, self.q_up.form)
+            q = self.q_up(normed)
         plain, turned = q.view(len(q), self.shape.heads, m.query).split([m.plain, m.rope], -1)
         return torch.cat((absorb(plain, self.to_keys), apply_rope(turned, rope)), -1)
 

@@ -13,6 +13,7 @@ from actorium.gpu.hybrid_shape import ExpertShape
 from actorium.gpu.loader import Fused, Want
 from actorium.gpu.models.weights import Normed, Weights, linear_wants
 from actorium.kernels.experts import EachExpert, Experts, route
+from actorium.kernels.inputs import Form, Input, Pending, Stream
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.scaled_mm import has_products
 
@@ -64,12 +65,17 @@ class Dense:
         """See `Mlp`."""
         return False
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_up(x))
+    @property
+    def form(self) -> Form:
+        """See `Mlp`."""
+        return self.gate_up.form
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def __call__(self, x: Input) -> Tensor:
+        return self.down(self.gate_up(x, self.down.form))
+
+    def add(self, x: Input, residual: Tensor) -> Stream:
         """residual + the MLP of x."""
-        return self.down.add(self.gate_up(x), residual)
+        return self.down.onto(self.gate_up(x, self.down.form), residual)
 
 
 def dense(w: Weights, bias: bool = False, activation: str = "silu") -> Dense:
@@ -92,14 +98,20 @@ class Mixture:
         """See `Mlp`."""
         return self.experts.waits
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    @property
+    def form(self) -> Form:
+        """See `Mlp`."""
+        form = self.router.form.also(self.experts.form)
+        return form if self.shared is None else form.also(self.shared.form)
+
+    def add(self, x: Input, residual: Tensor) -> Stream:
         """residual + the mixture's output for x."""
         s, logits = self.shape, self.router(x)
         weights, chosen = route(logits[:, :s.number], s.chosen, s.normalised)
         out = self.experts(x, weights, chosen)
         if self.shared is not None:
             out.addcmul_(logits[:, s.number:].sigmoid(), self.shared(x))
-        return out.add_(residual)
+        return Pending(out, residual)
 
 
 def experts(w: Weights, number: int) -> Experts:

@@ -15,6 +15,7 @@ from actorium.gpu.models.plan import GroupStep, Step, plan_attention
 from actorium.gpu.models.weights import Weights
 from actorium.gpu.pools import PagePool
 from actorium.gpu.shape import ModelShape
+from actorium.kernels.inputs import settled
 from actorium.kernels.linear import Linear
 from actorium.kernels.rope import rope_rows
 
@@ -114,8 +115,8 @@ class MtpDrafter:
         token = ops.rms_norm(m.embed.index_select(0, tokens), self.token_norm, eps)
         hidden = self.join(torch.cat((token, ops.rms_norm(hidden, self.hidden_norm, eps)), -1))
         step = self._step(batch, pool, rows)
-        hidden = m.feed(layer, m.mix(layer, hidden, step, rows))
-        return ops.rms_norm(hidden, self.norm, eps)
+        last = m.feed(layer, m.mix(layer, hidden, step, rows))
+        return ops.rms_norm(settled(last), self.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Drafter`."""

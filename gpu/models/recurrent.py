@@ -11,6 +11,7 @@ from torch import Tensor
 
 from actorium.gpu.models.plan import StatePlan, Step
 from actorium.gpu.states import LayerStates
+from actorium.kernels.inputs import Form, Input, Stream
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.window import run_window
@@ -31,7 +32,17 @@ class RecurrentLayer(ABC):
     def inner(self) -> int:
         """See `Mixer`."""
 
-    def before(self, x: Tensor, step: Step) -> Tensor:
+    @property
+    def form(self) -> Form:
+        """See `Mixer`."""
+        return self.project.form
+
+    @property
+    def rereads(self) -> bool:
+        """See `Mixer`."""
+        return False
+
+    def before(self, x: Input, step: Step) -> Tensor:
         """See `Mixer`."""
         return self.project(x)
 
@@ -51,9 +62,9 @@ class RecurrentLayer(ABC):
         y = parts[0] if len(parts) == 1 else torch.cat(parts)
         return y if rows is None else y.index_select(0, rows)
 
-    def after(self, y: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> Stream:
         """See `Mixer`."""
-        return self.out.add(y, hidden)
+        return self.out.onto(y, hidden)
 
     @abstractmethod
     def extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:

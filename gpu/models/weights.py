@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.loader import Want
+from actorium.kernels.inputs import Form, Input
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.scaled_mm import SideBySide, is_packed
@@ -26,11 +27,16 @@ class Normed:
         """norm: [N], with the 1 folded in."""
         self.linear, self.norm, self.eps, self.ops = linear, norm, eps, ops
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def form(self) -> Form:
+        """See `Linear`."""
+        return self.linear.form
+
+    def __call__(self, x: Input) -> Tensor:
         """norm(linear(x)): [T, K] -> [T, N]."""
         return self.ops.rms_norm(self.linear(x), self.norm, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def onto(self, x: Input, residual: Tensor) -> Tensor:
         """residual + norm(linear(x))."""
         return self.ops.rms_norm_add(self.linear(x), self.norm, self.eps, residual)
 

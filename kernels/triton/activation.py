@@ -19,7 +19,8 @@ def silu(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _gelu(x: tl.tensor) -> tl.tensor:
+def gelu(x: tl.tensor) -> tl.tensor:
+    """gelu in its tanh form, f32."""
     inner = SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)
     return x / (1 + tl.exp(-2 * inner))  # (1 + tanh(t)) / 2 = sigmoid(2 t)
 
@@ -33,7 +34,7 @@ def _gate(gate_up: tl.tensor, stride: tl.tensor, out: tl.tensor, WIDTH: tl.const
     at = gate_up + row * stride + column
     gate = tl.load(at, mask=live, other=0).to(tl.float32)
     up = tl.load(at + WIDTH, mask=live, other=0).to(tl.float32)
-    gated = (_gelu(gate) if GELU else silu(gate)) * up
+    gated = (gelu(gate) if GELU else silu(gate)) * up
     tl.store(out + row * WIDTH + column, gated.to(out.dtype.element_ty), mask=live)
 
 

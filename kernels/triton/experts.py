@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..experts import Experts, combine, grouped
+from ..inputs import Input, plain
 from .activation import silu
 from .product import operand, tile_at, wide
 
@@ -126,18 +127,18 @@ class SortedExperts(Experts, Generic[Weight]):
         """numbers: those of the experts, i64[E]; inner: the width between the products."""
         self.gate_up, self.down, self.numbers, self.inner = gate_up, down, numbers, inner
 
-    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
         """See `Experts`."""
         order, ends = grouped(chosen, self.numbers)
-        inner = x.new_empty((len(order), self.inner))
-        outs = x.new_empty((len(order), x.shape[1]))
+        inner = torch.empty((len(order), self.inner), dtype=x.dtype, device=x.device)
+        outs = torch.empty((len(order), x.shape[1]), dtype=x.dtype, device=x.device)
         if len(order):
             self.launch(x, order, ends, self.gate_up, inner, chosen.shape[1])
             self.launch(inner, order, ends, self.down, outs, 0)
         return combine(weights, outs)
 
     @abstractmethod
-    def launch(self, x: Tensor, order: Tensor, ends: Tensor, w: Weight, out: Tensor,
+    def launch(self, x: Input, order: Tensor, ends: Tensor, w: Weight, out: Tensor,
                chosen: int) -> None:
         """One product; order, ends: see `grouped`; chosen: experts of a token, where its rows are
         read for each; else 0."""
@@ -150,9 +151,10 @@ class GroupedExperts(SortedExperts[Tensor]):
         """gate_up: [E, 2 * I, H], gate's rows before those of up; down: [E, H, I]."""
         super().__init__(gate_up, down, torch.arange(len(down), device=down.device), down.shape[2])
 
-    def launch(self, x: Tensor, order: Tensor, ends: Tensor, w: Tensor, out: Tensor,
+    def launch(self, x: Input, order: Tensor, ends: Tensor, w: Tensor, out: Tensor,
                chosen: int) -> None:
         """See `SortedExperts`."""
+        x = plain(x)
         x = x if x.stride(1) == 1 else x.contiguous()
         (rows, outs), experts, width = out.shape, len(w), x.shape[1]
         t = tile(rows, experts, chosen > 0)

@@ -1,6 +1,7 @@
 """See `kernels.experts`, of weights in FP8: `experts`' products with `scaled_mm`'s scales.
 
-Both inputs, the tokens' and that of the second product, are quantised by launches of their own.
+The input of the second product is quantised by a launch of its own; so is the tokens', where they
+do not come in FP8.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..inputs import Form, Input, Quantised, plain
 from ..scaled_mm import COLUMNS, Scaled, open_rows
 from .experts import SortedExperts, put_rows, rows_of, ways
 from .product import tile_at
@@ -61,13 +63,17 @@ class ScaledExperts(SortedExperts[Scaled]):
         first, second = (open_rows(own.flatten(0, 1)) for own in (gate_up, down))
         super().__init__(first, second, torch.arange(len(down), device=down.device),
                          second.weight.shape[1])
+        self.form = Form(_columns(first), plain=False)
 
-    def launch(self, x: Tensor, order: Tensor, ends: Tensor, w: Scaled, out: Tensor,
+    def launch(self, x: Input, order: Tensor, ends: Tensor, w: Scaled, out: Tensor,
                chosen: int) -> None:
         """See `SortedExperts`."""
         (rows, outs), experts, (_, width) = out.shape, len(self.numbers), x.shape
         groups = w.scales.shape[1]
-        q, scales = quantise(x, COLUMNS if groups > 1 else width)
+        if isinstance(x, Quantised) and x.scales.shape[1] == groups:
+            q, scales = x.q, x.scales
+        else:
+            q, scales = quantise(plain(x), _columns(w))
         many = rows > 48 * experts
         of_rows = 64 if many else 16
         _product[(rows // of_rows + min(experts, rows), triton.cdiv(outs, 64))](
@@ -76,3 +82,8 @@ class ScaledExperts(SortedExperts[Scaled]):
             EVEN=width % COLUMNS == 0, EXPERTS=experts,
             E_BLOCK=triton.next_power_of_2(experts), ROWS=of_rows, OUTS=64, COLUMNS=COLUMNS,
             num_warps=8 if many else 4, num_stages=4 if many else 6)
+
+
+def _columns(w: Scaled) -> int:
+    """Of the input that share a scale."""
+    return COLUMNS if w.scales.shape[1] > 1 else w.weight.shape[1]

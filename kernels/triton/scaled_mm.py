@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..inputs import Input, Stream
 from ..scaled_mm import COLUMNS, FP8, Scaled, ScaledLinear
 from .product import tile_at
 
@@ -45,12 +46,14 @@ def tile(rows: int, outs: int) -> Tile:
 
 
 @triton.jit
-def _to_fp8(x: tl.tensor, scale: tl.tensor) -> tl.tensor:
+def to_fp8(x: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """f32 to e4m3, divided by its scale."""
     return tl.clamp(tl.div_rn(x, scale), -MOST, MOST).to(tl.float8e4nv)
 
 
 @triton.jit
-def _scale(most: tl.tensor) -> tl.tensor:
+def scale_of(most: tl.tensor) -> tl.tensor:
+    """The scale of numbers of which this is the largest; see `kernels.scaled_mm.quantise`."""
     return tl.where(most > 0, tl.div_rn(most, tl.full(most.shape, MOST, tl.float32)), 1.0)
 
 
@@ -63,10 +66,10 @@ def _quantise_groups(x: tl.tensor, stride: tl.tensor, out: tl.tensor, scales: tl
     column = group[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     live = column < width
     wide = tl.load(x + row * stride + column, mask=live, other=0).to(tl.float32)
-    scale = _scale(tl.max(tl.abs(wide), axis=1))
+    scale = scale_of(tl.max(tl.abs(wide), axis=1))
     tl.store(scales + row * count + group, scale, mask=group < count)
     own = tl.broadcast_to(scale[:, None], (GROUPS, COLUMNS))
-    tl.store(out + row * width + column, _to_fp8(wide, own), mask=live)
+    tl.store(out + row * width + column, to_fp8(wide, own), mask=live)
 
 
 @triton.jit
@@ -78,13 +81,13 @@ def _quantise_rows(x: tl.tensor, stride: tl.tensor, out: tl.tensor, scales: tl.t
     for start in range(0, width, CHUNK):
         wide = tl.load(x + row * stride + start + column, mask=start + column < width, other=0)
         most = tl.maximum(most, tl.abs(wide.to(tl.float32)))
-    scale = _scale(tl.max(tl.reshape(most, (1, CHUNK)), axis=1))
+    scale = scale_of(tl.max(tl.reshape(most, (1, CHUNK)), axis=1))
     tl.store(scales + row + tl.arange(0, 1), scale)
     own = tl.broadcast_to(scale, (CHUNK,))
     for start in range(0, width, CHUNK):  # the row is in a cache by now
         live = start + column < width
         wide = tl.load(x + row * stride + start + column, mask=live, other=0).to(tl.float32)
-        tl.store(out + row * width + start + column, _to_fp8(wide, own), mask=live)
+        tl.store(out + row * width + start + column, to_fp8(wide, own), mask=live)
 
 
 def quantise(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
@@ -166,13 +169,21 @@ def scaled_mm(
 class TritonScaledLinear(ScaledLinear):
     """The same in these kernels; with a scale a row in torch's (CUTLASS's), where they take it."""
 
-    def run(self, x: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
+    def onto(self, x: Input, residual: Tensor) -> Stream:
+        """See `Linear`; these kernels sum on their way, torch's do not."""
+        return super().onto(x, residual) if self._plain(residual.dtype) else self.add(x, residual)
+
+    def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
         """See `kernels.scaled_mm.scaled_mm`."""
-        q, scales = quantise(x, self.columns)
+        q, scales = self.quantised(x)
         if x.device.type == "cuda" and self._plain(dtype) and len(x):
             y = by_row(q, scales, self.scaled, self.bias)
             return y if residual is None else y.add_(residual)
         return scaled_mm(q, scales, self.scaled, dtype, self.bias, residual)
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `kernels.scaled_mm.quantise`."""
+        return quantise(x, self.columns)
 
     def _plain(self, dtype: torch.dtype) -> bool:
         """Whether `by_row` gives it: bf16, and rows of 16 bytes."""

@@ -1,0 +1,91 @@
+"""What products take: their input as it is, quantised to FP8, or both; and sums not yet made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Form(NamedTuple):
+    """In which form a product takes its input."""
+
+    columns: int = 0
+    """Of the input that share a scale, in FP8; 0: it is not taken in FP8."""
+    plain: bool = True
+    """It is taken as it is."""
+
+    def also(self, other: Form) -> Form:
+        """The form that serves both products: as it is, where they want it in FP8 differently, and
+        each quantises it then."""
+        if self.columns and other.columns and self.columns != other.columns:
+            return Form()
+        return Form(self.columns or other.columns, self.plain or other.plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """An input in FP8, quantised once for all products that take it."""
+
+    q: Tensor
+    """e4m3[T, K]"""
+    scales: Tensor
+    """f32[T, ceil(K / columns)]"""
+    dtype: torch.dtype
+    """Of what was quantised: that of the products, too."""
+    plain: Tensor | None = None
+    """[T, K]: what was quantised, where some product takes it as it is."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(T, K)"""
+        return self.q.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.q.device
+
+    def __len__(self) -> int:
+        return len(self.q)
+
+    def __getitem__(self, rows: slice) -> Quantised:
+        return Quantised(self.q[rows], self.scales[rows], self.dtype,
+                         None if self.plain is None else self.plain[rows])
+
+    def index_select(self, dim: int, rows: Tensor) -> Quantised:
+        """Those rows; dim: 0."""
+        return Quantised(self.q.index_select(dim, rows), self.scales.index_select(dim, rows),
+                         self.dtype,
+                         None if self.plain is None else self.plain.index_select(dim, rows))
+
+
+Input = Tensor | Quantised
+
+
+def plain(x: Input) -> Tensor:
+    """The input as it is. Raises `ValueError` where only its FP8 was kept."""
+    if not isinstance(x, Quantised):
+        return x
+    if x.plain is None:
+        raise ValueError("a product takes its input as it is, but only its FP8 was kept")
+    return x.plain
+
+
+class Pending(NamedTuple):
+    """A sum that the next norm makes on its way."""
+
+    more: Tensor
+    hidden: Tensor
+    """Like `more`."""
+
+
+Stream = Tensor | Pending
+"""Hidden states between two norms: [T, hidden]."""
+
+
+def settled(stream: Stream) -> Tensor:
+    """The hidden states, the sum made."""
+    return stream.more + stream.hidden if isinstance(stream, Pending) else stream

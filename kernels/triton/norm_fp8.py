@@ -1,0 +1,78 @@
+"""`norm`, and what it gives quantised in the same pass: see `kernels.ops.TorchOps.norm`.
+
+The normed row is rounded to its own dtype before it is quantised, so that the bits are those of
+both done one after the other. As in vLLM's `rms_norm_dynamic_per_token_quant`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..inputs import Form, Quantised
+from ..scaled_mm import FP8
+from .norm import norm_config
+from .scaled_mm import scale_of, to_fp8
+
+
+@triton.jit(do_not_specialize=["count"])
+def _norm_fp8(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_stride: tl.tensor,
+              weight: tl.tensor, total: tl.tensor, plain: tl.tensor, out: tl.tensor,
+              scales: tl.tensor, count: tl.tensor, eps: tl.tensor, WIDTH: tl.constexpr,
+              ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, BEFORE: tl.constexpr,
+              KEEP: tl.constexpr) -> None:
+    """BEFORE: of x + residual, which is kept in `total`; KEEP: the norm itself is, in `plain`.
+    GROUP: columns that share a scale, a power of two; BLOCK: all do."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    live = (row < count) & (column < WIDTH)
+    wide = tl.load(x + row * x_stride + column, mask=live, other=0).to(tl.float32)
+    if BEFORE:
+        wide += tl.load(residual + row * residual_stride + column, mask=live, other=0)
+        kept = wide.to(total.dtype.element_ty)
+        tl.store(total + row * WIDTH + column, kept, mask=live)
+        wide = kept.to(tl.float32)
+    rms = tl.rsqrt(tl.sum(wide * wide, axis=1) / WIDTH + eps)
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0).to(tl.float32)
+    normed = (wide * rms[:, None] * scale).to(plain.dtype.element_ty)
+    if KEEP:
+        tl.store(plain + row * WIDTH + column, normed, mask=live)
+    groups: tl.constexpr = BLOCK // GROUP
+    parts = tl.reshape(normed.to(tl.float32), (ROWS, groups, GROUP))
+    own = scale_of(tl.max(tl.abs(parts), axis=2))
+    count_of: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
+    group = tl.arange(0, groups)[None, :]
+    tl.store(scales + row * count_of + group, own, mask=(row < count) & (group < count_of))
+    each = tl.broadcast_to(own[:, :, None], (ROWS, groups, GROUP))
+    q = tl.reshape(to_fp8(parts, each), (ROWS, BLOCK))
+    tl.store(out + row * WIDTH + column, q, mask=live)
+
+
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, form: Form) -> Quantised:
+    """See `kernels.ops.TorchOps.norm`. Rows may lie apart; their numbers may not."""
+    return _launch(x, x, weight, eps, form, x, before=False)
+
+
+def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float,
+                     form: Form) -> tuple[Quantised, Tensor]:
+    """See `kernels.ops.TorchOps.norm`."""
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return _launch(x, residual, weight, eps, form, total, before=True), total
+
+
+def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, form: Form, total: Tensor,
+            before: bool) -> Quantised:
+    (rows, width), dtype = x.shape, torch.promote_types(x.dtype, weight.dtype)
+    c = norm_config(width)
+    group = c.block if form.columns >= width else form.columns
+    plain = torch.empty(x.shape if form.plain else (0,), dtype=dtype, device=x.device)
+    q = torch.empty(x.shape, dtype=FP8, device=x.device)
+    scales = torch.empty((rows, -(-width // group)), dtype=torch.float32, device=x.device)
+    if rows:
+        _norm_fp8[(triton.cdiv(rows, c.rows),)](
+            x, x.stride(0), residual, residual.stride(0), weight, total, plain, q, scales, rows,
+            eps, WIDTH=width, ROWS=c.rows, BLOCK=c.block, GROUP=group, BEFORE=before,
+            KEEP=form.plain, num_warps=c.warps)
+    return Quantised(q, scales, dtype, plain if form.plain else None)
