@@ -320,9 +320,10 @@ def _capture(config: Config, runner: Runner, footprint: Footprint, say: Say,
     footprint.measured["graphs"] = before - _free_bytes(device)
     runner.graphs, runner.segments = decodes, segments
     seconds["graphs"] = perf_counter() - start
-    start = perf_counter()
-    walk(runner, max(graphs.tokens, default=1), say)  # as these serve them
-    seconds["warm up"] += perf_counter() - start
+    if device.type == "cuda":
+        start = perf_counter()
+        walk(runner, max(graphs.tokens, default=1), say)  # as these serve them
+        seconds["warm up"] += perf_counter() - start
     return graphs
 
 
