@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from helpers_text import FakeEngine, byte_level, write_model
 
-from actorium.actors.client.async_stream import AsyncDeltaStream
+from actorium.actors.client.async_client import AsyncDeltaStream
 from actorium.actors.client.client import AsyncClient, Request
 from actorium.actors.client.core import ClientCore
 from actorium.actors.client.requests import Stay

@@ -121,3 +121,40 @@ def seconds(code: str) -> float:
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     return time.perf_counter() - began
+
+
+def circles(package: str) -> list[list[str]]:
+    """Modules of a package that import each other, lazily or for types alone included: the strongly
+    connected components of more than one (Tarjan 1972)."""
+    names = {".".join(["actorium", *path.relative_to(ROOT).with_suffix("").parts])
+             .removesuffix(".__init__"): path for path in files(package)}
+    needs = {name: {found for found in imports(path) if found in names and found != name}
+             for name, path in names.items()}
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for other in needs[name]:
+            if other not in order:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == order[name]:
+            component = stack[stack.index(name):]
+            del stack[stack.index(name):]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for name in names:
+        if name not in order:
+            visit(name)
+    return found
+
+
+@pytest.mark.parametrize("package", ["actors"])
+def test_no_module_imports_one_that_imports_it(package: str) -> None:
+    assert circles(package) == []

@@ -23,11 +23,12 @@ from actorium.actors.scheduler import recovery
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.compiling import Compiling
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.scheduler.faults import grammar_name, request_name
+from actorium.actors.scheduler.faults import grammar_name
 from actorium.actors.scheduler.guides import Guide
 from actorium.actors.scheduler.masking import Masking
 from actorium.actors.scheduler.pages import BooksError
 from actorium.actors.scheduler.recovery import Past
+from actorium.actors.scheduler.requests import request_name
 
 POISON = 499
 """A prompt that begins with this token is the one to fail on."""

@@ -12,13 +12,13 @@ import numpy as np
 from actorium.actors.config.tree import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.adoption import Lingering
-from actorium.actors.scheduler.faults import Faults, request_name
+from actorium.actors.scheduler.faults import Faults
 from actorium.actors.scheduler.memory import Memory
 from actorium.actors.scheduler.pages import NO_PAGES, BooksError, Ints
 from actorium.actors.scheduler.policy import CLIP, Reserve, Running, choose_victim
 from actorium.actors.scheduler.queue import WaitingQueue
 from actorium.actors.scheduler.radix import Match, PrefixKey
-from actorium.actors.scheduler.requests import Request, Sequence
+from actorium.actors.scheduler.requests import Request, Sequence, request_name
 from actorium.actors.scheduler.slots import SlotTable
 
 GROWTH_TOKENS = 16

@@ -190,7 +190,8 @@ class SchedulerCore(Core):
 
     def _settle(self) -> None:
         """End the requests on which work has failed."""
-        self._faults.settle(self.books, self._quarantine, self._deny)
+        self._faults.settle(self.books.requests, self.books.audit, self._quarantine,
+                            self._deny)
 
     def _quarantine(self, request: Request, why: Quarantined) -> None:
         self._refuse(request, Objection(why.code, why.message))

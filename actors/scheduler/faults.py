@@ -11,25 +11,13 @@ A `BooksError` is of no request: the state that all share is broken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from actorium.actors.errors import Quarantined
 from actorium.actors.runtime.docket import Docket, name_of
 from actorium.actors.scheduler.pages import BooksError
-
-if TYPE_CHECKING:
-    from actorium.actors.scheduler.books import Books
-    from actorium.actors.scheduler.requests import Request
-
-Key = tuple[bytes, str]
-"""(client, rid)"""
-
-
-def request_name(client: bytes, rid: str) -> bytes:
-    """On the docket."""
-    return name_of(client, rid.encode())
+from actorium.actors.scheduler.requests import Key, Request, request_name
 
 
 def grammar_name(grammar: str) -> bytes:
@@ -81,19 +69,21 @@ class Faults:
             return docket.refusal(rid)
         return None
 
-    def settle(self, books: Books, end: Callable[[Request, Quarantined], None],
+    def settle(self, requests: Mapping[Key, Request], audit: Callable[[], None],
+               end: Callable[[Request, Quarantined], None],
                deny: Callable[[Key, Quarantined], None]) -> None:
-        """End what has failed since the last call, by `end` what is in the books, by `deny` what is
-        not. Raises what ending it raises, and `BooksError`."""
+        """End what has failed since the last call, by `end` what is among `requests`, by `deny`
+        what is not; `audit` is called after each. Raises what ending it raises, and `BooksError`.
+        """
         found, self.found = self.found, {}
         for key, why in found.items():
-            request = books.requests.get(key)
+            request = requests.get(key)
             if request is None:
                 deny(key, why)
                 continue
             try:
                 end(request, why)
-                books.audit()
+                audit()
             except BaseException:
                 self.docket.convict(request.name)
                 raise

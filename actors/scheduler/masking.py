@@ -302,7 +302,7 @@ def vocabulary(context: Context) -> Load:
     that keeps everything else in the process waiting; in a later life when it is wanted."""
     if context.config.model.skip_tokenizer:
         return no_vocabulary
-    from actorium.actors.tokenizer.structured import vocabulary_of
+    from actorium.actors.tokenizer.model import vocabulary_of
 
     loading = Loading(partial(vocabulary_of, context.config))
     if context.epoch <= 1:

@@ -9,8 +9,8 @@ import numpy as np
 
 from actorium.actors.messages import Open, RowLogprobs, SequenceEvent, Submit
 from actorium.actors.params import Resolved
+from actorium.actors.runtime.docket import name_of
 from actorium.actors.runtime.splitmix64 import splitmix64
-from actorium.actors.scheduler.faults import request_name
 from actorium.actors.scheduler.memory import Lock
 from actorium.actors.scheduler.nodes import Node
 from actorium.actors.scheduler.pages import NO_PAGES, Ints
@@ -19,6 +19,15 @@ from actorium.actors.scheduler.radix import Match, PrefixKey
 PROMPT_TOLD = 1024
 """Tokens at the end of a prompt that the detokenizer is told for each choice; all where it has to
 tell of their log-probabilities."""
+
+
+Key = tuple[bytes, str]
+"""(client, rid)"""
+
+
+def request_name(client: bytes, rid: str) -> bytes:
+    """On the docket."""
+    return name_of(client, rid.encode())
 
 
 def choice_seed(seed: int, index: int) -> int:

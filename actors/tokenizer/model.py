@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -22,6 +22,9 @@ from actorium.actors.tokenizer import chat
 from actorium.actors.tokenizer.defaults import ModelFacts
 from actorium.actors.tokenizer.files import load_tokenizer
 from actorium.actors.tokenizer.structured import Grammars
+
+if TYPE_CHECKING:
+    from actorium.actors.structured.grammar import Vocabulary
 
 assert sys.byteorder == "little" and array("i").itemsize == 4, "columns are little-endian int32"
 
@@ -201,3 +204,15 @@ def _checked_defaults(generation: dict[str, Any], path: Path) -> dict[str, Any]:
     except (msgspec.ValidationError, ValueError) as error:
         raise BadModel(f"model: {path / 'generation_config.json'}: {error}", "model") from None
     return kept
+
+
+def vocabulary_of(config: Config) -> Vocabulary:
+    """The model's, as the tokenizer knows it: what it lets through compiles with this one. Takes
+    more than a second where there are many tokens. Raises `InvalidRequest`, `BadModel`."""
+    from actorium.actors.structured.grammar import Vocabulary
+
+    if config.model.skip_tokenizer:
+        raise InvalidRequest("structured: the engine runs without a tokenizer (skip_tokenizer)",
+                             "structured")
+    model = TextModel(config)
+    return Vocabulary(model.path / "tokenizer.json", model.facts.vocab_size, model.facts.eos_ids)

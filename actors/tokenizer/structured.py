@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from actorium.actors.config.tree import Config
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
 from actorium.actors.runtime.retention import CHECKED_BYTES
 from actorium.actors.tokenizer.defaults import ModelFacts
 
 if TYPE_CHECKING:
-    from actorium.actors.structured.grammar import Vocabulary
     from actorium.actors.tokenizer.checker import Checker
 
 ANSWER_BYTES = 1024
@@ -126,19 +124,6 @@ class Grammars:
         """End the process."""
         if self._checker is not None:
             self._checker.close()
-
-
-def vocabulary_of(config: Config) -> Vocabulary:
-    """The model's, as the tokenizer knows it: what it lets through compiles with this one. Takes
-    more than a second where there are many tokens. Raises `InvalidRequest`, `BadModel`."""
-    from actorium.actors.structured.grammar import Vocabulary
-    from actorium.actors.tokenizer.model import TextModel
-
-    if config.model.skip_tokenizer:
-        raise InvalidRequest("structured: the engine runs without a tokenizer (skip_tokenizer)",
-                             "structured")
-    model = TextModel(config)
-    return Vocabulary(model.path / "tokenizer.json", model.facts.vocab_size, model.facts.eos_ids)
 
 
 def _weight(key: bytes, found: str | InvalidRequest) -> int:

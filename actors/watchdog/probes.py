@@ -16,17 +16,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from actorium.actors.config.tree import Config, ProbeConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime import listening
 from actorium.actors.runtime.listening import Where
-from actorium.actors.watchdog.condition import Condition
 
 if TYPE_CHECKING:
-    from actorium.actors.watchdog.metrics import Facts
+    from actorium.actors.watchdog.web import Engine
 
 LOG = logging.getLogger("actorium.probes")
 FILE = "probes.json"
@@ -38,14 +37,6 @@ RECEIVE_SECONDS, SEND_SECONDS, MAX_BODY = 10.0, 30.0, 1 << 20
 
 
 Post = Callable[[Callable[[], None]], None]
-
-
-class Engine(Protocol):
-    """What the probes ask of the watchdog's core."""
-
-    def condition(self, now: float) -> Condition: ...
-
-    def facts(self, now: float) -> Facts: ...
 
 
 def where(run_dir: Path) -> Where | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,7 +20,7 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.hosts import Hosts, check_framing, given_twice
 from actorium.actors.watchdog import metrics
-from actorium.actors.watchdog.probes import Engine
+from actorium.actors.watchdog.condition import Condition
 from actorium.actors.watchdog.processes import process_of
 
 GENERATE_SECONDS = 10.0
@@ -35,6 +35,14 @@ JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Respond = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Engine(Protocol):
+    """What the probes ask of the watchdog's core."""
+
+    def condition(self, now: float) -> Condition: ...
+
+    def facts(self, now: float) -> metrics.Facts: ...
 
 
 class Answer(NamedTuple):
