@@ -171,18 +171,23 @@ def extends() -> Iterator[Case]:
         yield Case(f"extend {name}, FP8 pages", partial(extend, fp8(a), 0, 2048, 4), 89)
 
 
-def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, sequences: int = 32) -> None:
+def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype = BF16,
+           sequences: int = 32) -> None:
     """DeepSeek-V3's latents."""
     pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
     attend = OPS.latent(512).decode(pages, lens, 8192, q_len, PAGE, 0, 0.1)
-    attend(empty(sequences * q_len, heads, 576, dtype=dtype), empty(99 * PAGE, 1, 576, dtype=dtype))
+    attend(empty(sequences * q_len, heads, 576, dtype=dtype), empty(99 * PAGE, 1, 576, dtype=kept),
+           None, empty(1, dtype=F32) if kept is FP8 else None)
 
 
 def latents() -> Iterator[Case]:
     """All heads, and those of one of eight devices."""
     for heads, q_len in ((128, 1), (128, 2), (16, 1), (16, 2), (16, 4)):
         yield Case(f"latent DeepSeek-V3, {heads} heads, q{q_len}", partial(latent, heads, q_len))
-    yield Case("latent DeepSeek-V3, 16 heads, q1, fp32", partial(latent, 16, 1, F32))
+    yield Case("latent DeepSeek-V3, 16 heads, q1, fp32", partial(latent, 16, 1, F32, F32))
+    for heads, q_len in ((128, 1), (16, 2)):
+        yield Case(f"latent DeepSeek-V3, {heads} heads, FP8, q{q_len}",
+                   partial(latent, heads, q_len, BF16, FP8), 89)
 
 
 # --- layers with a state --------------------------------------------------------------------------

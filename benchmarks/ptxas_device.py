@@ -136,51 +136,48 @@ def programs(capability: int, warps: int, registers: int, shared: int) -> int:
     return min(room, memory, arch.threads // (32 * warps), arch.programs)
 
 
-PRODUCTS = {
-    "tcgen05": re.compile(r"\bUTC\w*MMA"),
-    "wgmma": re.compile(r"\b[HQIB]GMMA"),
-    "mma": re.compile(r"\b[HQIO]MMA"),
-}
-SPILL = {"store": re.compile(r"\bSTL(?:\.\w+)*"), "load": re.compile(r"\bLDL(?:\.\w+)*")}
-DOUBLE = re.compile(r"\b(?:D(?:ADD|MUL|FMA|SETP|MNMX)|\w+(?:\.\w+)*\.F64(?:\.\w+)*|MUFU\.\w+64H)\b")
-USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", re.M)
+PRODUCTS = {"tcgen05": "tcgen05.mma", "wgmma": "wgmma.mma_async", "mma": "mma.sync"}
+"""What they are called in PTX."""
+DOUBLE = re.compile(r"^\s*(?:@\S+\s+)?\w+(?:\.\w+)*\.f64\b", re.M)
+SPILLS = re.compile(r"\bSTL(?:\.\w+)*"), re.compile(r"\bLDL(?:\.\w+)*")
+"""Stores and loads in the assembler's own code."""
+USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
-def tool(name: str) -> str:
-    """Of those in Triton's wheel."""
+def dump(cubin: bytes, what: str) -> str:
+    """What Triton's copy of cuobjdump says of a binary."""
     import triton
 
-    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
-
-
-def dump(cubin: bytes) -> str:
-    """Resources, and instructions, of a binary."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([tool("cuobjdump"), "-res-usage", "-sass", file.name], text=True,
-                              capture_output=True, check=True).stdout
+        return subprocess.run([tool, what, file.name], text=True, capture_output=True,
+                              check=True).stdout
 
 
-def width(instruction: str) -> int:
+def moved(instruction: str) -> int:
     """Bytes that a load or store moves."""
     sizes = {"128": 16, "64": 8, "U8": 1, "S8": 1, "U16": 2, "S16": 2}
     return next((sizes[part] for part in instruction.split(".") if part in sizes), 4)
 
 
+def spilled(sass: str) -> tuple[int, int]:
+    """Bytes stored and loaded, each instruction counted once."""
+    stored, loaded = (sum(map(moved, pattern.findall(sass))) for pattern in SPILLS)
+    return stored, loaded
+
+
 def facts(kernel: Any, capability: int) -> Facts:
     """What triton's compiler made for this capability."""
-    text = dump(kernel.asm["cubin"])
-    usage = USAGE.search(text)
-    assert usage, text[:1000]
+    usage, meta, ptx = USAGE.search(dump(kernel.asm["cubin"], "-res-usage")), kernel.metadata, \
+        kernel.asm["ptx"]
+    assert usage, meta.name
     registers, stack = int(usage[1]), int(usage[2])
-    code = "\n".join(INSTRUCTION.findall(text))
-    meta = kernel.metadata
-    spills = tuple(sum(map(width, pattern.findall(code))) for pattern in SPILL.values())
-    products = next((name for name, pattern in PRODUCTS.items() if pattern.search(code)), "")
+    spills = spilled(dump(kernel.asm["cubin"], "-sass")) if stack else (0, 0)
+    products = next((name for name, of in PRODUCTS.items() if of in ptx), "")
     if not products and "tt.dot" in kernel.asm["ttir"]:
         products = "fma"
-    return Facts(meta.name, meta.num_warps, registers, (spills[0], spills[1]), stack, meta.shared,
+    return Facts(meta.name, meta.num_warps, registers, spills, stack, meta.shared,
                  programs(capability, meta.num_warps, registers, meta.shared), products,
-                 len(DOUBLE.findall(code)))
+                 len(DOUBLE.findall(ptx)))

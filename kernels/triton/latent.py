@@ -7,6 +7,8 @@ product of its own: together they are no power of two.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -15,18 +17,40 @@ from torch import Tensor
 from ..attention import Attend
 from ..mla import Latent
 from .decode import blocks_of, share_of, shares
-from .device import limits
+from .device import HOPPER, limits
 from .merge import merge, parts_of
 from .paged import load_rows, padded
 from .product import LANES, operand, wide
 from .softmax import LOG2E, nothing, put, take
 
-MOST_ROWS = 32
-"""Of a program: the sums of 32 rows, 512 wide, are 64 registers of eight warps' threads."""
-BLOCK = 32
-"""Latents read at a time: 36 KiB in bf16."""
-STAGES = 3
-"""One block under way, and the pages' numbers of the next: two blocks of shared memory."""
+
+class Shape(NamedTuple):
+    """How a decode over latents is launched."""
+
+    rows: int
+    """Of a program: heads times tokens, padded."""
+    block: int
+    """Latents read at a time."""
+    warps: int
+    stages: int
+
+
+def config(packed: int, windows: bool, itemsize: int, fp32: bool = False,
+           capability: int = HOPPER.capability) -> Shape:
+    """packed: rows that share latents; windows: of drafts, whose newest tokens not every row sees;
+    itemsize: of the pages' dtype; fp32: whether products are of fp32; capability: of the device.
+
+    The sums of 32 rows, 512 wide, are 64 registers of eight warps' threads; a block of 32 latents
+    is 36 KiB, one of them under way (three stages, since the pages' numbers are one). From sm_90
+    on two groups of warps multiply 64 rows at once, if nothing else wants registers: 128 heads
+    read latents twice, not four times. fp32 has no tensor cores: see `decode.config`.
+    """
+    if fp32:
+        return Shape(LANES, 16, 8, 3)
+    if capability >= 90 and packed >= 64 and not windows:
+        return Shape(64, 32, 8, 3)
+    rows = min(32, max(LANES, triton.next_power_of_2(packed)))
+    return Shape(rows, 16 if windows or itemsize == 1 else 32, 8 if rows == 32 else 4, 3)
 
 
 @triton.jit
@@ -124,9 +148,10 @@ class LatentDecode:
         sequences, packed = rows // self.q_len, self.q_len * heads
         if not sequences:
             return out
-        each = min(MOST_ROWS, max(LANES, triton.next_power_of_2(packed)))
-        tiles = triton.cdiv(packed, each)
-        splits, slots, least = shares(sequences, tiles, self.span, packed, BLOCK,
+        shape = config(packed, self.q_len > 1, layer.element_size(),
+                       q.dtype is torch.float32, limits(q.device).capability)
+        tiles = triton.cdiv(packed, shape.rows)
+        splits, slots, least = shares(sequences, tiles, self.span, packed, shape.block,
                                       limits(q.device).processors, self.splits)
         named = out[..., :self.rank]
         parts, found = parts_of(splits, q[..., :self.rank], named)
@@ -136,8 +161,8 @@ class LatentDecode:
             self.scale, q if scales is None else scales, Q_LEN=self.q_len, HEADS=heads,
             SCALED=scales is not None, SPLIT=splits > 1, WIDE=wide(q.dtype),
             PAGE=self.page_size, RANK=self.rank, ROPE=width - self.rank,
-            R_BLOCK=padded(self.rank), P_BLOCK=padded(width - self.rank), ROWS=each, BLOCK_N=BLOCK,
-            num_warps=8 if each * self.rank >= 32 * 512 else 4, num_stages=STAGES)
+            R_BLOCK=padded(self.rank), P_BLOCK=padded(width - self.rank), ROWS=shape.rows,
+            BLOCK_N=shape.block, num_warps=shape.warps, num_stages=shape.stages)
         if splits > 1:
             merge(parts, found, named)
         return out

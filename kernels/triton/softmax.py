@@ -41,14 +41,15 @@ def take(
     shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(weight, 1)
     acc = acc * shrink[:, None]
+    value = operand(value, like, WIDE)
     if GUARD:
-        odd = value.to(tl.float32) - value.to(tl.float32) != 0.0  # NaN or inf
-        spoilt = tl.max(odd.to(tl.int32), 1) > 0
+        wide = value.to(tl.float32)
+        spoilt = tl.max((wide - wide != 0.0).to(tl.int32), 1) > 0  # NaN or inf
         meets = tl.max((seen & spoilt[None, :]).to(tl.int32), 1) > 0
+        # A row that sees such a token is NaN whatever the token's other numbers are.
         acc = tl.where(meets[:, None], float("nan"), acc)
-        value = tl.where(odd, 0.0, value.to(tl.float32))
-    acc = tl.dot(operand(weight, like, WIDE), operand(value, like, WIDE), acc,
-                 input_precision="ieee")
+        value = tl.where(spoilt[:, None], 0.0, value)
+    acc = tl.dot(operand(weight, like, WIDE), value, acc, input_precision="ieee")
     return acc, new_top, total
 
 
