@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 OUT ?= benchmarks/results
 RERUNS ?= 1
+PART ?= contact
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
@@ -23,7 +24,7 @@ help:
 	@echo "make bench      offline throughput beside transformers, and start-up times"
 	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
 	@echo "make long-run   100,000 requests through the scheduler: flat memory, balanced books"
-	@echo "make gpu-check  tests and benchmarks that need a CUDA device: nine minutes"
+	@echo "make gpu-check  PART=contact|kernels|tests: on a CUDA device, nine minutes each; TOY=1: on a CPU"
 	@echo "make gpu-wheels what a GPU machine without a network may lack, for Python 3.12, into .whl/"
 
 # The stamps are newer than pyproject.toml and constraints.txt once the environment holds what they
@@ -106,10 +107,12 @@ long-run: $(VENV)/.ready-test
 startup: $(VENV)/.ready-engine
 	$(BIN)/python benchmarks/startup.py
 
-# A GPU machine may have no network: its own interpreter is used where that one sees a device, with
-# wheels from .whl/ for what it lacks.
+# PART=contact|kernels|tests, a call each; TOY=1 walks through it on a CPU; CACHE=the kernels that an
+# earlier call has compiled. A GPU machine may have no network: its own interpreter is used where
+# that one sees a device, with wheels from .whl/ for what it lacks.
 gpu-check:
-	@PYTHON=$(PYTHON) VENV=$(VENV) OUT=$(OUT) bash tools/gpu_check.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) OUT=$(OUT) CACHE=$(CACHE) bash tools/gpu_check.sh $(PART) \
+		$(if $(TOY),--toy)
 
 gpu-wheels:
 	@PYTHON=$(PYTHON) bash tools/gpu_wheels.sh .whl

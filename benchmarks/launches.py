@@ -32,7 +32,7 @@ from unittest.mock import patch
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 
 import numpy as np
-from gpu_model import HYBRID, LLAMA
+from gpucheck.shapes import HYBRID, LLAMA
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.runtime.interpreter import InterpretedFunction

@@ -1,133 +1,291 @@
-"""The battery of `benchmarks/gpu.py`: whole, at toy sizes; what it does when time or parts fail."""
+"""`make gpu-check` without a GPU: its calls at toy sizes, row for row; what happens when rows,
+tests, time or memory fail; its files."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from helpers_benchmarks import BENCHMARKS, benchmark
 
-gpu, bench, report = benchmark("gpu"), benchmark("gpu_bench"), benchmark("gpu_report")
-model, ring, _ = benchmark("gpu_model"), benchmark("gpu_ring"), benchmark("gpu_kernels")
 ROOT = BENCHMARKS.parent
+plan, record, battery = (benchmark(f"gpucheck.{name}") for name in ("plan", "record", "battery"))
+cache, suites, aims = (benchmark(f"gpucheck.{name}") for name in ("cache", "suites", "aims"))
+profiled, machine, models, ring, shapes, table = (
+    benchmark(f"gpucheck.{name}")
+    for name in ("profiled", "machine", "models", "ring", "shapes", "table"))
 
+
+def walked(out: Path, part: str, *flags: str) -> dict[str, Any]:
+    """What a toy run of a call writes, by the command that a real one is."""
+    done = subprocess.run(
+        ["bash", "tools/gpu_check.sh", part, "--toy", *flags], cwd=ROOT, capture_output=True,
+        text=True, env=os.environ | {"OUT": str(out), "PYTHON": sys.executable, "LIMIT": "900"})
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads((out / f"gpu-{part}.json").read_text())
+    return found | {"code": done.returncode, "said": done.stdout}
+
+
+def rows_of(found: dict[str, Any]) -> dict[str, list[str]]:
+    return {name: [row["name"] for row in own["rows"]] for name, own in found["groups"].items()}
+
+
+def planned(part: str) -> dict[str, list[str]]:
+    return {group.name: [row.name for row in group.rows] for group in plan.PARTS[part]()}
+
+
+def skipped(found: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["why"] for own in found["groups"].values()
+            for each in own["skipped"]}
+
+
+# --- whole calls ---------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a toy run leaves. Without transformers, whose import takes longest."""
-    out = tmp_path_factory.mktemp("gpu")
-    names = [name for name in gpu.PARTS if name != "transformers"]
-    gpu.write(gpu.battery(names, 600.0, True, out), True, out)
-    return out
+def contact(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    out = tmp_path_factory.mktemp("contact")
+    return walked(out, "contact"), out
+
+
+def test_a_first_contact_writes_every_row(contact: tuple[dict[str, Any], Path]) -> None:
+    found, _ = contact
+    assert skipped(found) == {}
+    assert found["code"] == 0, found["said"][-3000:]
+    assert {name: sorted(rows) for name, rows in rows_of(found).items()} == {
+        name: sorted(rows) for name, rows in planned("contact").items()}
+    for name in ("tests", "worker"):
+        for row in found["groups"][name]["rows"]:
+            assert row["selected"] == row["skipped"] + row["passed"] > 0, "a name that is no more"
+
+
+def test_figures_of_a_first_contact(contact: tuple[dict[str, Any], Path]) -> None:
+    groups = contact[0]["groups"]
+    for row in groups["decode"]["rows"]:
+        if row["name"] != "graph capture":
+            assert row["tokens_a_step"] == 1 and row["floor_us"] > 0
+            assert row["replays"] == 4, "every step but that of the prompts is replayed"
+    for group in ("decode", "profile"):
+        captured = groups[group]["rows"][-1 if group == "profile" else -1]
+        assert captured["name"] == "graph capture" or groups[group]["rows"][0]["graphs"]
+    for row in groups["profile"]["rows"]:
+        if row["name"] != "graph capture":
+            assert 0 < row["covered_us"] <= row["wall_us"] and row["launches"] > 10
+            assert 0 < len(row["top"]) <= 30 and row["top"][0]["share"] > 0
+    for name, overlap in (("ring", True), ("ring without overlap", False)):
+        assert all(row["overlap"] is overlap and 0 <= row["idle_ratio"] < 1
+                   for row in groups[name]["rows"])
+
+
+def test_what_comes_back_of_a_first_contact(contact: tuple[dict[str, Any], Path]) -> None:
+    found, out = contact
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["gpu-contact-tests.xml", "gpu-contact.json", "gpu-contact.log",
+                     "gpu-contact.md", "gpu-timeline.json"], "and a cache: eight are the most"
+    page = (out / "gpu-contact.md").read_text()
+    for text in ("toy sizes", "the whole engine", "| wanted | reached |", "under the profiler"):
+        assert text in page
+    for text in (page, json.dumps(found["groups"])):
+        assert str(ROOT) not in text and sys.prefix not in text, "a folder of this machine"
+    log = (out / "gpu-contact.log").read_text()
+    assert "test_worker_gpu.py" in log and log.endswith("exit code 0\n")
+    assert json.loads((out / "gpu-timeline.json").read_text())["traceEvents"]
+    tests = ElementTree.parse(out / "gpu-contact-tests.xml").getroot()
+    assert sum(int(suite.get("tests", 0)) for suite in tests) > 40
+    assert {"date", "torch", "triton", "python", "cache"} <= set(found["facts"])
 
 
 @pytest.mark.slow
-def test_the_toy_battery_fails_nowhere(toy: Path) -> None:
-    found = json.loads((toy / "gpu.json").read_text())
-    assert found.pop("toy") is True
-    assert set(found) == set(gpu.PARTS) - {"transformers"}
-    assert {name: part["skipped"] for name, part in found.items() if part["skipped"]} == {}
-    assert found["ceilings"]["facts"]["copy_gbs"] > 0
-    assert found["kernels"]["facts"]["kernels"] == "triton"
-    kernels = {row["kernel"] for row in found["kernels"]["rows"]}
-    assert {"paged decode", "paged extend", "delta step", "delta window", "delta extend",
-            "conv extend", "experts", "latent decode", "mamba-2 step", "sampling", "rotate_write",
-            "linear"} <= kernels
-    assert all(row["us"] > 0 and row["share"] > 0 for row in found["kernels"]["rows"])
+@pytest.mark.parametrize("part", ["kernels", "tests"])
+def test_the_other_calls_write_every_row(part: str, tmp_path: Path) -> None:
+    found = walked(tmp_path, part)
+    assert skipped(found) == {} and found["code"] == 0
+    assert {name: sorted(rows) for name, rows in rows_of(found).items()} == {
+        name: sorted(rows) for name, rows in planned(part).items()}
+    if part == "kernels":
+        groups = found["groups"]
+        assert groups["paged decode"]["facts"]["kernels"] == "triton"
+        for row in groups["products"]["rows"]:
+            assert row["us"] > 0 and row["timed"] == "graph" and row["peer_us"] > 0
+        for row in groups["experts"]["rows"]:
+            assert "peer_us" not in row and row["waiting_timed"].startswith("events")
+        drafted = [row for row in groups["speculation"]["rows"] if row["drafts"]]
+        assert len(drafted) == 3
+        assert all(1 <= row["tokens_a_step"] <= 3 and row["ratio"] > 0 for row in drafted)
 
 
-@pytest.mark.slow
-def test_models_decode_what_they_should(toy: Path) -> None:
-    found = json.loads((toy / "gpu.json").read_text())
-    mixed = [row for row in found["decode"]["rows"] if "tokens" in row]
-    assert [row["tokens"] for row in mixed] == [10, 40] and all(r["step_us"] > 0 for r in mixed)
-    for row in (row for row in found["decode"]["rows"] if "tokens" not in row):
-        assert row["tokens_a_step"] == 1 and row["floor_us"] > 0
-    drafted = [row for row in found["speculation"]["rows"] if row["drafts"]]
-    assert drafted and all(1 <= row["tokens_a_step"] <= 3 for row in drafted)
-    rings = {(row["batch"], row["overlap"]) for name in ("ring", "ring-no-overlap")
-             for row in found[name]["rows"]}
-    assert rings == {(1, True), (2, True), (1, False), (2, False)}
-    assert all(0 <= row["idle_ratio"] < 1 for row in found["ring"]["rows"])
+# --- what fails ----------------------------------------------------------------------------------
+
+def ran(tmp_path: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
+    """benchmarks/gpu.py contact --toy, of its ceilings alone."""
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu.py"), "contact", "--toy", "--group", "ceilings",
+         "--out", str(tmp_path), *flags], capture_output=True, text=True)
+    found = json.loads((tmp_path / "gpu-contact.json").read_text())
+    return done.returncode, found, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-def test_what_comes_back_is_few_files(toy: Path) -> None:
-    names = sorted(path.name for path in toy.iterdir())
-    assert names == ["gpu-decode.png", "gpu-kernels.png", "gpu-timeline.json", "gpu-timeline.png",
-                     "gpu.json", "gpu.md"], "and two gpu-tests.xml: eight are the most"
-    page = (toy / "gpu.md").read_text()
-    for title in ("## Kernels", "whole engine", "piece of a prompt", "forced acceptance",
-                  "toy sizes"):
-        assert title in page
-    assert json.loads((toy / "gpu-timeline.json").read_text())["traceEvents"]
+def test_rows_that_fail_cost_only_themselves(tmp_path: Path) -> None:
+    """One raises, one hangs, one ends its process: the last one is measured behind them."""
+    code, found, said = ran(tmp_path, "--row-limit", "4", *(
+        word for row, fault in (("copy", "raise"), ("bf16 products", "hang"),
+                                ("fp8 products", "exit"))
+        for word in ("--fault", f"ceilings/{row}={fault}")))
+    assert code == 1
+    assert rows_of(found)["ceilings"] == ["small launches"]
+    assert skipped(found) == {
+        "copy": "RuntimeError: a fault, as was asked for",
+        "bf16 products": "took more than 4 s: its stacks are in the log",
+        "fp8 products": "its process ended: see the log"}
+    assert said.count("in _inject") == 2, "the stacks of what was raised and of what hung"
+    assert "- ceilings: fp8 products: its process ended: see the log" in said
 
 
-def test_what_fails_or_has_no_time_is_told(tmp_path: Path, capsys: Any) -> None:
-    part = bench.Part(tmp_path / "p.json", 5.0, True)
-    with part.trying("first", 60.0) as go:
-        assert not go
-    with part.trying("second") as go:
-        assert go
-        raise RuntimeError("broken\nin two lines")
-    part.add(kernel="third", us=1.0)
-    found = json.loads((tmp_path / "p.json").read_text())
-    assert found["rows"] == [{"kernel": "third", "us": 1.0}]
-    assert found["skipped"] == ["first: 5 s are left, it takes 60", "second: RuntimeError: broken"]
-    page = report.page({"kernels": found}, False)
-    assert "- kernels: second: RuntimeError: broken" in page and "| third |" in page
-
-
-def test_a_part_that_dies_leaves_its_rows(tmp_path: Path, monkeypatch: Any) -> None:
-    script = tmp_path / "dies.py"
-    script.write_text("import sys, json, pathlib\n"
-                      "at = pathlib.Path(sys.argv[sys.argv.index('--into') + 1])\n"
-                      "at.write_text(json.dumps({'facts': {}, 'rows': [{'us': 2}],"
-                      " 'skipped': []}))\nraise SystemExit('out of luck')\n")
-    monkeypatch.setattr(gpu, "__file__", str(script))
-    found = gpu.battery(["kernels", "decode"], 200.0, False, tmp_path)
-    assert found["kernels"]["rows"] == [{"us": 2}]
-    assert found["kernels"]["skipped"] == ["the rest: exit code 1: out of luck"]
-    assert found["decode"]["rows"], "the next one is begun all the same"
-
-
-def test_a_part_that_hangs_is_killed(tmp_path: Path, monkeypatch: Any) -> None:
-    script = tmp_path / "hangs.py"
-    script.write_text("import threading\nthreading.Event().wait()\n")
-    monkeypatch.setattr(gpu, "__file__", str(script))
-    monkeypatch.setattr(gpu, "GRACE", 0.2)
-    assert gpu.in_a_process("kernels", tmp_path / "p.json", 0.3, {}, tmp_path) == (
-        "took more than 0 s")
+def test_rows_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    """On a card of 24 GiB the shape opens, and takes no 64 sequences."""
+    groups = {group.name: group for group in plan.contact()}
+    fits = [row.name for row in groups["decode"].rows if row.gib <= 23]
+    assert fits == ["1 x 1024", "8 x 1024", "graph capture"]
+    assert all(row.gib <= 78 for part in plan.PARTS.values() for group in part()
+               for row in group.rows), "an H100 takes all"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu.py"), "kernels", "--toy", "--memory", "5",
+         "--group", "mamba-2 step", "--out", str(tmp_path)], capture_output=True, text=True)
+    found = json.loads((tmp_path / "gpu-kernels.json").read_text())
+    assert done.returncode == 0, "what does not fit is no failure"
+    assert set(skipped(found).values()) == {"it needs 6 GiB, 5 are free"}
+    assert len(skipped(found)) == 3 and "## Left out" in done.stdout
 
 
 def test_no_time_at_all_is_said(tmp_path: Path) -> None:
-    found = gpu.battery(list(gpu.PARTS), 5.0, False, tmp_path)
-    assert all(part["skipped"] and not part["rows"] for part in found.values())
-    assert "all of it: 0 s are left" in report.page(found, False)
+    options = argparse.Namespace(
+        part="contact", group=None, toy=False, seconds=5.0, out=tmp_path, carried=False,
+        scratch=tmp_path, memory=0.0, row_limit=0.0, fault=[])
+    assert battery.run(options) == 0
+    found = json.loads((tmp_path / "gpu-contact.json").read_text())
+    assert all(own["skipped"] and not own["rows"] for own in found["groups"].values())
+    assert len(skipped(found)) == len({name for rows in planned("contact").values()
+                                       for name in rows})
+    assert "0 s are left" in (tmp_path / "gpu-contact.md").read_text()
 
 
-def test_the_shares_fit_in_order() -> None:
-    """Nine minutes hold the parts that matter most, even if each takes all it may."""
-    assert sum(gpu.PARTS[name].most for name in ("ceilings", "kernels", "decode")) < 420 - 60
-    assert all(0 < share.least < share.most for share in gpu.PARTS.values())
-    assert list(gpu.PARTS)[0] == "ceilings", "the others are measured by it"
+def test_the_calls_fit_into_nine_minutes() -> None:
+    """Groups share the time in the order of what they tell: those that answer the aims fit even if
+    each takes all that it may."""
+    for part, least in (("contact", 6), ("kernels", 8), ("tests", 1)):
+        groups = plan.PARTS[part]()
+        assert sum(group.most for group in groups[:least]) <= 500
+        assert all(0 < group.least < group.most for group in groups)
+    script = (ROOT / "tools" / "gpu_check.sh").read_text()
+    assert "limit=${LIMIT:-520}" in script and "ending=15 " in script
+
+
+FAULTY = """
+import os, time
+import pytest
+pytestmark = pytest.mark.gpu
+
+def test_a_first(): pass
+def test_b_exits(): os._exit(3)
+def test_c_fails(): raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def test_d_hangs(): time.sleep(600)
+def test_e_last(): pass
+"""
+
+
+def test_tests_that_end_their_process_cost_only_themselves(tmp_path: Path, capfd: Any,
+                                                           monkeypatch: Any) -> None:
+    file = tmp_path / "test_faulty.py"
+    file.write_text(FAULTY)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    monkeypatch.setattr(suites, "ROOT", tmp_path)
+    suite = plan.Suite("faulty", "test_faulty.py", limit=1.5)
+    group = plan.Group("tests", (plan.Row("faulty"),), 1, 60, suites=(suite,))
+    own = record.Record(tmp_path / "gpu-tests.json", "tests")
+    suites.run_suites(own, group, 60.0, True, tmp_path)
+    row, = own.group()["rows"]
+    assert (row["selected"], row["passed"], row["failed"]) == (5, 2, 3)
+    reasons = {each["name"].rpartition("::")[2]: each["why"] for each in own.group()["skipped"]}
+    assert reasons == {
+        "test_b_exits": "exit code 3",
+        "test_c_fails": "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "test_d_hangs": "took more than 2 s: its stacks are in the log"}
+    assert 'in test_d_hangs' in capfd.readouterr().out, "the stack of the one that hung"
+    xml = ElementTree.parse(tmp_path / "gpu-tests-tests.xml").getroot()
+    assert [case.get("name") for case in xml.iter("testcase") if case.find("failure") is not None
+            ] == ["test_b_exits", "test_c_fails", "test_d_hangs"]
+
+
+def test_without_a_device_it_says_so(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    done = subprocess.run([sys.executable, str(BENCHMARKS / "gpu.py"), "tests", "--out",
+                           str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 2 and "no CUDA device; --toy" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_are_checked() -> None:
+    for flags in (["nonsense"], ["contact", "--fault", "ceilings/copy=raise"]):
+        done = subprocess.run([sys.executable, str(BENCHMARKS / "gpu.py"), *flags],
+                              capture_output=True, text=True)
+        assert done.returncode == 2 and "gpu.py: error" in done.stderr
+    done = subprocess.run(["bash", "tools/gpu_check.sh", "nonsense"], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 2 and "contact, kernels or tests, not nonsense" in done.stderr
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+def test_a_profile_is_counted() -> None:
+    """By hand: two steps of 100 us, in each a kernel of 60 and one of 30 that overlap by 10."""
+    kernels = [("big", 0.0, 60.0), ("small", 50.0, 80.0), ("big", 100.0, 160.0),
+               ("small", 150.0, 180.0)]
+    found = profiled.digest(machine.Profile(kernels, {"cudaGraphLaunch": 4}), 2)
+    assert found["wall_us"] == 90 and found["kernels_us"] == 90 and found["covered_us"] == 80
+    assert found["idle_share"] == pytest.approx(1 - 160 / 180)
+    assert found["launches"] == 2 and found["calls"] == {"cudaGraphLaunch": 2}
+    assert found["top"][0] == {"kernel": "big", "launches": 1, "us": 60,
+                               "share": pytest.approx(2 / 3)}
+    with pytest.raises(ValueError, match="saw no kernel"):
+        profiled.digest(machine.Profile([], {}), 1)
+
+
+def test_aims_are_held_against_the_worst_row() -> None:
+    rows = [{"name": own.name, "idle_ratio": 0.01 * (i + 1)}
+            for i, own in enumerate(shapes.DECODED)]
+    lines = "\n".join(aims.table({"ring": {"rows": rows}}))
+    assert "| 4.0% | <= 1.5% | no |" in lines
+    lines = "\n".join(aims.table({"ring": {"rows": rows[:1]}}))
+    assert "| 1.0% (1 of 4 rows) | <= 1.5% | yes |" in lines
+    lines = "\n".join(aims.table({"ring": {"rows": []}}))
+    assert "| not measured | <= 1.5% | |" in lines
+    every = {group.name: {row.name for row in group.rows} for part in ("contact", "kernels")
+             for group in plan.PARTS[part]()}
+    for aim in aims.AIMS:
+        assert set(aim.rows) <= every[aim.group] and aim.rows, aim.what
 
 
 def test_the_floor_counts_weights_pages_and_states() -> None:
     """By hand, for a Llama of two layers in bf16."""
-    layer = SimpleNamespace(layers=[None] * 2, dtype=model.torch.bfloat16)
-    shape = SimpleNamespace(tied=False, vocab_size=100, hidden=8, dtype=model.torch.bfloat16,
+    layer = SimpleNamespace(layers=[None] * 2, dtype=torch.bfloat16)
+    shape = SimpleNamespace(tied=False, vocab_size=100, hidden=8, dtype=torch.bfloat16,
                             kv_row=(4, 16), layers=2)
     runner = SimpleNamespace(model=SimpleNamespace(shape=shape), pools=[layer], states=None)
     opened = SimpleNamespace(runner=runner, footprint=SimpleNamespace(measured={"weights": 10_000}))
     want = 10_000 - 100 * 8 * 2 + 3 * 50 * (4 * 16 * 2 * 2)
-    assert model.floor_us(opened, 3, 50, 2.0) == pytest.approx(want / 2.0 / 1e3)
+    assert models.floor_us(opened, 3, 50, 2.0) == pytest.approx(want / 2.0 / 1e3)
 
 
 def test_prompts_are_the_same_whoever_asks() -> None:
@@ -136,15 +294,84 @@ def test_prompts_are_the_same_whoever_asks() -> None:
     assert np.array(more).max() < 99
 
 
-def test_without_a_device_it_says_so(tmp_path: Path) -> None:
-    if model.torch.cuda.is_available():
-        pytest.skip("there is one")
-    done = subprocess.run([sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(tmp_path)],
-                          capture_output=True, text=True)
-    assert done.returncode == 2 and "no CUDA device; --toy" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+# --- files ---------------------------------------------------------------------------------------
+
+def test_no_folder_of_a_machine_is_told() -> None:
+    said = "FileNotFoundError: '/home/some-one/deep/er/file.so': see /opt/x/y.log, 3/4 of a/b"
+    assert record.without_paths(said) == "FileNotFoundError: 'file.so': see y.log, 3/4 of a/b"
+
+
+COMPILED = """
+import sys
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+@triton.jit
+def add(x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+source = ASTSource(add, {"x": "*fp32", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": 128})
+print(*sorted(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm))
+"""
+
+
+def test_a_cache_that_was_carried_is_found(tmp_path: Path) -> None:
+    """By triton itself, in another folder: nothing but the binary is there, so nothing was compiled
+    again."""
+    (tmp_path / "compiled.py").write_text(COMPILED)
+
+    def compiled(folder: str) -> list[str]:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        return subprocess.run(
+            [sys.executable, str(tmp_path / "compiled.py")], capture_output=True, text=True,
+            check=True, env=environment | {"TRITON_CACHE_DIR": str(tmp_path / folder)}
+        ).stdout.split()
+
+    assert "ttir" in compiled("first")
+    archive = tmp_path / "triton-cache.tar.gz"
+    assert cache.pack(tmp_path / "first", archive).startswith("1 kernels packed")
+    (tmp_path / "first").rename(tmp_path / "gone")
+    assert cache.unpack(archive, tmp_path / "second") == 1
+    assert compiled("second") == ["cubin"]
+
+
+def test_a_cache_that_is_too_large_is_left_out(tmp_path: Path) -> None:
+    folder, archive = tmp_path / "cache", tmp_path / "c.tar.gz"
+    assert "nothing to pack" in cache.pack(tmp_path / "none", archive)
+    folder.mkdir()
+    (folder / "k.cubin").write_bytes(os.urandom(200_000))
+    assert "0.2 MiB packed, 0.1 are the most" in cache.pack(folder, archive, 0.1)
+    assert not archive.exists()
 
 
 @pytest.mark.parametrize("script", ["gpu_check.sh", "gpu_wheels.sh"])
 def test_the_scripts_parse(script: str) -> None:
     assert subprocess.run(["bash", "-n", str(ROOT / "tools" / script)]).returncode == 0
+
+
+def test_make_hands_over_what_it_was_asked() -> None:
+    done = subprocess.run(["make", "-n", "gpu-check", "PART=kernels", "TOY=1", "CACHE=a.tar.gz"],
+                          cwd=ROOT, capture_output=True, text=True)
+    assert "CACHE=a.tar.gz" in done.stdout and "gpu_check.sh kernels" in done.stdout
+    assert "--toy" in done.stdout
+
+
+def test_peers_that_wait_are_compared_with_what_is_launched_alike(monkeypatch: Any) -> None:
+    """A case of 10 us in a graph and of 40 by the host, a peer of 20 that can be captured, one of
+    80 that cannot."""
+    one, two, three = (partial(int, n) for n in range(3))
+    spent = {one: (10.0, 40.0), two: (20.0, 0.0), three: (0.0, 80.0)}
+    timer = SimpleNamespace(us=lambda run: spent[run][0], launched_us=lambda run: spent[run][1])
+    added: dict[str, Any] = {}
+    rows = SimpleNamespace(add=lambda name, **row: added.update(row),
+                           group=lambda: {"rows": [{"name": "case"}]})
+    bench = SimpleNamespace(record=rows, row=lambda name: nullcontext(True),
+                            trying=lambda name: nullcontext())
+    case = table.Case(one, bytes=1e6, peers={"captured": lambda: two},
+                      waiting={"waits": lambda: three})
+    table.measure(bench, timer, "case", lambda: case, SimpleNamespace(copy_gbs=200.0))
+    assert (added["us"], added["timed"], added["share"]) == (10.0, "graph", 0.5)
+    assert (added["peer"], added["peer_us"], added["ratio"]) == ("captured", 20.0, 2.0)
+    assert (added["waiting_peer"], added["waiting_ratio"]) == ("waits", 2.0)

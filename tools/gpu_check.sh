@@ -1,21 +1,39 @@
 #!/usr/bin/env bash
-# Run what needs a CUDA device, within nine minutes: the tests marked gpu, then benchmarks/gpu.py.
-# Into $OUT: gpu-tests.xml and gpu-tests-worker.xml, gpu.json, gpu.md, two plots, and a timeline as
-# .json and .png.
-# Packages that are missing come from .whl/ where that is there (see tools/gpu_wheels.sh).
+# One of three calls on a CUDA device, each within nine minutes from a cold start:
+#   tools/gpu_check.sh contact|kernels|tests [--toy] [options of benchmarks/gpu.py]
+# contact: the tests that decide, ceilings, decode, the whole engine, a profile; kernels: each beside
+# its peers, speculation; tests: all that are marked gpu. --toy walks through it on a CPU.
+# Into $OUT, at most eight files: gpu-PART.json and .md (whole after every row), gpu-PART.log,
+# gpu-PART-tests.xml, gpu-timeline.json, triton-cache.tar.gz. CACHE=that file: its kernels need not be
+# compiled again. Packages that are missing come from .whl/ where that is there (gpu_wheels.sh).
 set -uo pipefail
 
+part=${1:-contact}
+shift || true
+case $part in
+    contact | kernels | tests) ;;
+    *) echo "gpu-check: PART is contact, kernels or tests, not $part" >&2; exit 2 ;;
+esac
+toy=""
+for word in "$@"; do [ "$word" = --toy ] && toy=1; done
 out=${OUT:-benchmarks/results}
-limit=${LIMIT:-520}   # seconds, of all
-testing=${TESTING:-220} # of them, for the tests
+limit=${LIMIT:-520} # seconds, of all
+ending=15           # of them, for the cache
 mkdir -p "$out"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+# The shell's own output and that of all it starts; what is shown of it may be its end alone.
+exec > >(exec tee "$out/gpu-$part.log") 2>&1
+tee=$!
+
 sees='import sys, torch; sys.exit(not torch.cuda.is_available())'
+[ -n "$toy" ] && sees='import torch'
 python=""
 for candidate in "${PYTHON:-python3}" "${VENV:-.venv}/bin/python"; do
     if "$candidate" -c "$sees" 2>/dev/null; then python=$candidate; break; fi
 done
 if [ -z "$python" ]; then
-    echo "gpu-check: no interpreter here sees a CUDA device" >&2
+    echo "gpu-check: no interpreter here sees a CUDA device; TOY=1 (--toy) needs none"
     exit 1
 fi
 
@@ -31,7 +49,10 @@ for name in sys.argv[1:]:
         print(name)
 '
 pip=("$python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile)
-if compgen -G '.whl/*.whl' >/dev/null; then
+wanted=()
+if [ -n "$toy" ]; then
+    : # the environment's own
+elif compgen -G '.whl/*.whl' >/dev/null; then
     mapfile -t wanted < <("$python" -c "$missing" .whl/*.whl)
     pip+=(--no-index --no-deps)
 else
@@ -42,32 +63,33 @@ fi
 site=""
 if [ "${#wanted[@]}" -gt 0 ]; then
     # Beside the interpreter's own packages, which may not be ours to change.
-    site=$(mktemp -d)
-    trap 'rm -rf "$site"' EXIT
+    site=$scratch/site
     "${pip[@]}" --target "$site" "${wanted[@]}" || exit 1
 fi
 export PYTHONPATH=$PWD${site:+:$site}${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+export TRITON_CACHE_DIR=$scratch/triton
+mkdir -p "$TRITON_CACHE_DIR" "$scratch/tests"
+carried=()
+if [ -n "${CACHE:-}" ]; then
+    if "$python" benchmarks/gpucheck/cache.py unpack "$CACHE" "$TRITON_CACHE_DIR"; then
+        carried=(--carried)
+    fi
+fi
 
-alone=tests/test_worker_gpu.py
-mapfile -t files < <(grep -l 'pytest\.mark\.gpu' tests/test_*.py | grep -vx "$alone")
-# Most of the time goes into compiling kernels, on one core each.
-workers=()
-"$python" -c 'import xdist' 2>/dev/null && workers=(-n 8)
-# Alone, and first: they read how much of the whole device is free.
-timeout -s INT -k 20 "$testing" "$python" -m pytest "$alone" -m gpu \
-    --junitxml "$out/gpu-tests-worker.xml"
-first=$?
-timeout -s INT -k 20 $((testing > SECONDS + 30 ? testing - SECONDS : 30)) "$python" -m pytest \
-    "${files[@]}" -m gpu "${workers[@]}" --junitxml "$out/gpu-tests.xml"
+# The battery ends by itself; if it does not, what it has written so far is whole.
+seconds=$((limit - ending - SECONDS))
+timeout -s TERM -k 5 "$((seconds + 5))" "$python" benchmarks/gpu.py "$part" --out "$out" \
+    --seconds "$seconds" --scratch "$scratch/tests" "${carried[@]}" "$@"
 code=$?
-case $first in
-    0 | 5) ;;
-    *) echo "gpu-check: $alone failed" >&2; code=1 ;;
-esac
 case $code in
-    5) code=0 ;; # no such test is no failure
-    2 | 124 | 137) echo "gpu-check: the tests were stopped after $testing s" >&2; code=1 ;;
+    124 | 137) echo "gpu-check: $part was stopped after $seconds s" ;;
 esac
-"$python" benchmarks/gpu.py --out "$out" --seconds $((limit - SECONDS)) || code=1
-echo "gpu-check: $SECONDS s, exit code $code"
+for said in "$scratch"/tests/*.log; do # of tests that were under way
+    [ -f "$said" ] && tail -n 60 "$said"
+done
+[ -n "$toy" ] || "$python" benchmarks/gpucheck/cache.py pack "$TRITON_CACHE_DIR" \
+    "$out/triton-cache.tar.gz"
+echo "gpu-check: $part, $SECONDS s, exit code $code"
+exec >&- 2>&- # the log is whole before this ends, unless somebody else still holds it
+for _ in $(seq 50); do kill -0 "$tee" || break; sleep 0.1; done
 exit "$code"

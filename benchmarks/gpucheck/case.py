@@ -1,8 +1,9 @@
-"""What the table of `gpu_kernels` is made of."""
+"""What the tables of kernels are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,19 +14,20 @@ Run = Callable[[], Any]
 
 
 class Case(NamedTuple):
-    """One row of the table."""
+    """How one row is measured."""
 
-    kernel: str
-    shape: str
     run: Run
     bytes: float = 0.0
     """That must be moved at least."""
     flops: float = 0.0
     """Where arithmetic is the limit."""
-    peers: dict[str, Run] = {}
-    waiting: dict[str, Run] = {}
+    peers: Mapping[str, Callable[[], Run]] = {}
+    """Each is made when its turn comes: it may fail at that."""
+    waiting: Mapping[str, Callable[[], Run]] = {}
     """Peers that ask the device something on their way. They are never captured, nor compared with
     what is: beside them stands the case without a graph."""
+    fp8: bool = False
+    """Its arithmetic is FP8's."""
 
 
 class Setting(NamedTuple):
@@ -44,3 +46,16 @@ class Setting(NamedTuple):
 
     def arange(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.arange(count, device=self.device, dtype=dtype)
+
+
+Named = Iterator[tuple[str, Callable[[], Case]]]
+"""(name of the row, what makes the case): nothing is allocated for a row that is left out."""
+
+
+def ready(run: Run) -> Callable[[], Run]:
+    """Of a peer that needs no making."""
+    return partial(_itself, run)
+
+
+def _itself(run: Run) -> Run:
+    return run

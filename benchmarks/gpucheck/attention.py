@@ -1,0 +1,125 @@
+"""Cases: paged attention. The public kernels get keys and values as one tensor a sequence, unpaged,
+unless they are flashinfer's."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from actorium.gpu.batch import ExtendRow
+from actorium.kernels.ops import TorchOps
+
+from . import shapes
+from .case import BF16, Case, Named, Run, Setting, ready
+
+PAGE = 16
+
+
+def decodes(s: Setting) -> Named:
+    """Decode."""
+    for own in shapes.DECODES:
+        yield own.name, partial(_decode, s, own.small() if s.toy else own)
+
+
+def _decode(s: Setting, own: shapes.Decode) -> Case:
+    batch, length, q_len, heads, kv, dim, fp8 = own
+    width = -(-length // PAGE)
+    layer = s.randn((batch * width + 1) * PAGE, 2 * kv, dim,
+                    dtype=torch.float8_e4m3fn if fp8 else BF16)
+    pages = _scattered(s, batch, width)
+    lens = torch.full((batch,), length, device=s.device, dtype=torch.int32)
+    q, scale = s.randn(batch * q_len, heads, dim), dim**-0.5
+    out = torch.empty_like(q)
+    attend = s.ops.decode(pages, lens, length, q_len, PAGE, 0, scale)
+    peers = {"sdpa": partial(_sdpa_decode, s, own)}
+    if find_spec("flashinfer") and not s.toy and q_len == 1 and not fp8:
+        peers["flashinfer"] = partial(_flashinfer, layer, pages, length, q, kv)
+    return Case(lambda: attend(q, layer, out), own.bytes, peers=peers)
+
+
+def _scattered(s: Setting, batch: int, width: int) -> Tensor:
+    order = torch.randperm(batch * width, device=s.device).to(torch.int32) + 1
+    return order.view(batch, width)
+
+
+def _sdpa_decode(s: Setting, own: shapes.Decode) -> Run:
+    """Of bf16 keys and values."""
+    q, k, v = (s.randn(own.batch, h, n, own.dim) for h, n in (
+        (own.heads, own.q_len), (own.kv, own.length), (own.kv, own.length)))
+    return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def _flashinfer(layer: Tensor, pages: Tensor, length: int, q: Tensor, kv: int) -> Run:
+    import flashinfer
+
+    batch, width = pages.shape
+    workspace = torch.empty(128 << 20, dtype=torch.uint8, device=layer.device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
+    starts = torch.arange(batch + 1, device=layer.device, dtype=torch.int32) * width
+    last = torch.full((batch,), (length - 1) % PAGE + 1, device=layer.device, dtype=torch.int32)
+    wrapper.plan(starts, pages.flatten(), last, q.shape[1], kv, q.shape[2], PAGE,
+                 q_data_type=BF16, kv_data_type=BF16)
+    both = layer.view(-1, PAGE, 2 * kv, q.shape[2])
+    caches = both[:, :, :kv].contiguous(), both[:, :, kv:].contiguous()
+    return lambda: wrapper.run(q, caches)
+
+
+def latents(s: Setting) -> Named:
+    """DeepSeek-V3's decode over latents."""
+    for batch, length, heads in shapes.LATENTS:
+        small = (2, 20, 4)
+        yield f"{batch} x {length}, {heads} heads", partial(
+            _latent, s, *(small if s.toy else (batch, length, heads)))
+
+
+def _latent(s: Setting, batch: int, length: int, heads: int) -> Case:
+    rank, rope = s.size(512, 16), s.size(64, 8)
+    width = -(-length // PAGE)
+    layer = s.randn((batch * width + 1) * PAGE, 1, rank + rope)
+    pages, q = _scattered(s, batch, width), s.randn(batch, heads, rank + rope)
+    lens = torch.full((batch,), length, dtype=torch.int32, device=s.device)
+    ours, torchs = (ops.decode(pages, lens, length, 1, PAGE, 0, (rank + rope)**-0.5)
+                    for ops in (s.ops.latent(rank), TorchOps().latent(rank)))
+    return Case(lambda: ours(q, layer), batch * length * (rank + rope) * 2,
+                peers={"torch": ready(lambda: torchs(q, layer))})
+
+
+def extends(s: Setting) -> Named:
+    """Ragged chunks; the public kernels get whole prompts of one length."""
+    for own in shapes.EXTENDS:
+        yield own.name, partial(_extend, s, own.small() if s.toy else own)
+
+
+def _extend(s: Setting, own: shapes.Extend) -> Case:
+    spans, heads, kv, dim = own
+    at, rows = 1, []
+    for i, (start, count) in enumerate(spans):
+        width = -(-(start + count) // PAGE)
+        rows.append(ExtendRow(i, start, count, s.arange(width) + at))
+        at += width
+    layer, total = s.randn(at * PAGE, 2 * kv, dim), sum(count for _, count in spans)
+    q, scale = s.randn(total, heads, dim), dim**-0.5
+    out = torch.empty_like(q)
+    attend = s.ops.extend(rows, PAGE, 0, scale)
+    pairs = sum(count * start + count * (count + 1) / 2 for start, count in spans)
+    same = len(set(spans)) == 1 and not spans[0][0]
+    backends = {"sdpa": SDPBackend.MATH} if s.toy else {
+        "sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa cudnn": SDPBackend.CUDNN_ATTENTION}
+    return Case(lambda: attend(q, layer, out), flops=4 * heads * dim * pairs, peers={
+        name: partial(_sdpa_extend, s, own, backend) for name, backend in backends.items()
+    } if same else {})
+
+
+def _sdpa_extend(s: Setting, own: shapes.Extend, backend: SDPBackend) -> Run:
+    """As many keys as heads, which it likes best."""
+    q, k, v = (s.randn(len(own.spans), own.heads, own.spans[0][1], own.dim) for _ in range(3))
+
+    def run() -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return run

@@ -1,0 +1,83 @@
+"""What the device can do at best, in the run whose figures are held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from . import facts
+from .child import Bench
+from .timer import Timer
+
+SMALL_LAUNCHES = 200
+
+
+class Ceilings(NamedTuple):
+    """Of one device."""
+
+    copy_gbs: float
+    """A copy; bytes read and written."""
+    bf16_tflops: float = 0.0
+    fp8_tflops: float = 0.0
+
+
+def run(bench: Bench) -> None:
+    """Rows `copy`, `bf16 products`, `fp8 products`, `small launches`."""
+    bench.record.facts(**bench.machine.facts())
+    timer = Timer(bench.machine)
+    with bench.row("copy") as go:
+        if go:
+            bench.record.add("copy", gbs=copy_gbs(bench, timer))
+    side = bench.size(8192, 64)
+    for name, product in (("bf16 products", _bf16), ("fp8 products", _fp8)):
+        with bench.row(name) as go:
+            if go:
+                us = timer.us(product(bench, side))
+                bench.record.add(name, tflops=2 * side**3 / us / 1e6, side=side,
+                                 **facts.readings())
+    with bench.row("small launches") as go:
+        if go:
+            _launches(bench, timer)
+
+
+def copy_gbs(bench: Bench, timer: Timer) -> float:
+    """Bytes read and written."""
+    size = bench.size(int(min(4.0, bench.machine.free_gib() / 4) * 2**30), 1 << 20)
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+    return 2 * size / timer.us(lambda: target.copy_(source)) / 1e3
+
+
+def _bf16(bench: Bench, side: int) -> Callable[[], Any]:
+    """Of random numbers."""
+    a, b = (torch.randn(side, side, device=bench.device).to(torch.bfloat16) for _ in range(2))
+    return lambda: a @ b
+
+
+def _fp8(bench: Bench, side: int) -> Callable[[], Any]:
+    """A scale for each row and each column, sums rounded to bf16."""
+    a, b = (torch.randn(side, side, device=bench.device).to(torch.float8_e4m3fn) for _ in range(2))
+    ones = torch.ones(side, 1, device=bench.device)
+    return lambda: torch._scaled_mm(a, b.t(), ones, ones.t(), out_dtype=torch.bfloat16)
+
+
+def _launches(bench: Bench, timer: Timer) -> None:
+    """Microseconds of a kernel that does nothing much, in a graph and launched by the host."""
+    x, number = torch.zeros(1024, device=bench.device), bench.size(SMALL_LAUNCHES, 3)
+
+    def many() -> None:
+        for _ in range(number):
+            x.add_(1.0)
+
+    bench.record.add("small launches", us_in_a_graph=timer.us(many) / number,
+                     us_by_the_host=timer.launched_us(many) / number)
+
+
+def of_this_run(bench: Bench) -> Ceilings:
+    """Those that this call has measured; a copy's is measured here if it has none."""
+    rows = {row["name"]: row for row in bench.record.group("ceilings")["rows"]}
+    copied = rows["copy"]["gbs"] if "copy" in rows else copy_gbs(bench, Timer(bench.machine))
+    return Ceilings(copied, *(rows.get(name, {}).get("tflops", 0.0)
+                              for name in ("bf16 products", "fp8 products")))

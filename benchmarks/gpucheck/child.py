@@ -1,0 +1,149 @@
+"""One group of rows, in a process of its own."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import Any
+
+import torch
+
+from .machine import CaptureFailed, Cuda, Double, broken
+from .plan import Group, Row
+from .record import BROKEN_CODE, LEFT_OUT, Record, complain, one_line
+
+ENDING = 5.0
+"""Seconds that a process keeps to end in."""
+
+
+class Bench:
+    """Rows of a group: each is tried, within its limits, and costs none but itself."""
+
+    def __init__(self, record: Record, group: Group, machine: Cuda, seconds: float,
+                 limit: float = 0.0, faults: Sequence[str] = ()) -> None:
+        """seconds: that it has; limit: of every row, instead of its own; faults: "row=raise",
+        hang or exit, to see what that costs."""
+        self.record, self.group, self.machine = record, group, machine
+        self.toy, self.device = machine.toy, machine.device
+        self._until, self._limit = monotonic() + seconds, limit
+        self._rows = {row.name: row for row in group.rows}
+        there = record.group()
+        self._done = {row["name"] for row in there["rows"]} | {
+            each["name"] for each in there["skipped"]}
+        self._faults = dict(fault.rsplit("=", 1) for fault in faults)
+        self._watch()
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._until - monotonic()
+
+    def size(self, full: int, toy: int) -> int:
+        """Of a dimension."""
+        return toy if self.toy else full
+
+    def wants(self, *names: str) -> bool:
+        """Whether any of these rows (of all) is still to be measured and fits: what they need is
+        worth being made."""
+        wanted = [self._rows[name] for name in names or self._rows]
+        return any(row.name not in self._done and self._fits(row) for row in wanted)
+
+    @contextmanager
+    def row(self, name: str) -> Iterator[bool]:
+        """A row, which may fail without the others. False: it is there, or does not fit into time
+        or memory, which has been said."""
+        row, again = self._rows[name], name in self._done
+        self._done.add(name)
+        if again or not self._has_room(row):
+            yield False
+            return
+        with self.trying(name, row.limit):
+            self._inject(name)
+            yield True
+
+    @contextmanager
+    def trying(self, name: str, limit: float = 60.0) -> Iterator[None]:
+        """Something that may fail. What takes longer ends the process, with all stacks in the
+        log."""
+        limit = min(self._limit or limit, max(1.0, self.left))
+        self.record.begin(name, limit)
+        faulthandler.dump_traceback_later(limit, exit=True)
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self.record.skip(name, f"out of memory: {one_line(error)}")
+        except CaptureFailed as error:
+            complain()
+            self.record.skip(name, one_line(error))
+            raise
+        except Exception as error:
+            complain()
+            self.record.skip(name, one_line(error))
+            if broken(error):
+                raise CaptureFailed("the device's context is lost") from error
+        finally:
+            self.record.end()
+            self._watch()
+            self.machine.release()
+
+    def _watch(self) -> None:
+        """Outside of rows: the group's own time."""
+        faulthandler.dump_traceback_later(max(1.0, self.left), exit=True)
+
+    def _fits(self, row: Row) -> bool:
+        return self.machine.free_gib() >= row.gib
+
+    def _has_room(self, row: Row) -> bool:
+        if not self._fits(row):
+            self.record.skip(row.name, f"it needs {row.gib:.0f} GiB, {self.machine.free_gib():.0f} "
+                             "are free", LEFT_OUT)
+            return False
+        if self.left < row.needs + ENDING and not self.toy:
+            self.record.skip(row.name, f"{max(0, self.left):.0f} s are left", LEFT_OUT)
+            return False
+        return True
+
+    def _inject(self, name: str) -> None:
+        fault = self._faults.get(name)
+        if fault == "raise":
+            raise RuntimeError("a fault, as was asked for")
+        if fault == "exit":
+            os._exit(7)
+        if fault == "hang":
+            sleep(3600)
+
+
+def run(record: Record, group: Group, seconds: float, toy: bool, options: Any) -> int:
+    """All of a group's rows that are still missing; the exit code. options: of the command."""
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    machine = Double(options.memory or 1e9) if toy else Cuda()
+    torch.manual_seed(0)
+    try:
+        bench = Bench(record, group, machine, seconds, options.row_limit, options.fault)
+        if group.name != "ceilings":
+            bench.record.change(lambda own: own["facts"].update(free_gib=machine.free_gib()))
+        if bench.wants():
+            importlib.import_module(f".{group.module}", __package__).run(bench, **group.options)
+        for row in group.rows:  # those that do not fit, where nothing did
+            if not bench.wants(row.name):
+                with bench.row(row.name):
+                    pass
+    except CaptureFailed:
+        return BROKEN_CODE
+    except Exception as error:
+        complain()
+        why = one_line(error)
+        record.change(lambda own: own["facts"].update(error=why))
+        return BROKEN_CODE if broken(error) else 1
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        sys.stdout.flush()
+    return 0
+

@@ -1,0 +1,96 @@
+"""Decode of the Llama-3.1-8B shape: steps from graphs, steps operation by operation, and steps that
+hold a piece of a prompt as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from actorium.gpu.device import Opened
+
+from . import models, shapes
+from .ceilings import Ceilings, of_this_run
+from .child import Bench
+from .models import STEPS, WARM
+from .plan import CAPTURE
+
+
+def run(bench: Bench, model: Mapping[str, Any] = models.NONE,
+        memory: Mapping[str, Any] = models.NONE) -> None:
+    """The group's rows. model, memory: fields of the configuration, see `models.settings`."""
+    limits = of_this_run(bench)
+    decoded = {own.name: own for own in (*shapes.DECODED, *shapes.LONGER)}
+    wanted = [own for name, own in decoded.items()
+              if name in {row.name for row in bench.group.rows}]
+    fitting = [own for own in wanted if bench.wants(own.name)]
+    most = max([16, *(own.batch for own in fitting)])
+    with models.opened(bench, shapes.LLAMA, bench.size(most, 8), "off", model, memory) as (
+            device, seconds):
+        told(bench, device, seconds)
+        for own in wanted:
+            _decoded(bench, device, own.name, own, limits)
+        eager, device.runner.graphs = device.runner.graphs, None
+        for row in bench.group.rows:
+            kind, _, name = row.name.partition(" ")
+            if kind == "eager":
+                _decoded(bench, device, row.name, decoded[name], limits)
+        device.runner.graphs = eager
+        _mixed(bench, device)
+
+
+def told(bench: Bench, device: Opened, seconds: dict[str, float]) -> None:
+    """How it went to open the model; of capture a row, where the group has one."""
+    runner = device.runner
+    bench.record.facts(seconds=seconds, bytes=device.footprint.measured,
+                       planned=device.footprint.planned)
+    if CAPTURE in bench.group.rows:
+        with bench.row(CAPTURE.name) as go:
+            if go:
+                if runner.graphs is None:
+                    raise RuntimeError("steps were not captured")
+                bench.record.add(CAPTURE.name, seconds=seconds["graphs"],
+                                 graphs=len(runner.graphs.shapes),
+                                 segments=runner.segments.shapes if runner.segments else [])
+
+
+def _decoded(bench: Bench, device: Opened, name: str, own: shapes.Batch, limits: Ceilings) -> None:
+    with bench.row(name) as go:
+        if go:
+            batch, context = own.small() if bench.toy else own
+            served = device.runner.graphs.replays if device.runner.graphs else 0
+            found = models.measured(device.runner, batch, context, 0, bench.toy)
+            replays = device.runner.graphs.replays - served if device.runner.graphs else 0
+            floor = models.floor_us(device, batch, context + (WARM + STEPS / 2), limits.copy_gbs)
+            bench.record.add(name, batch=batch, context=context, replays=replays, **found,
+                             floor_us=floor, share=floor / found["step_us"])
+
+
+def _mixed(bench: Bench, device: Opened) -> None:
+    """Steps of a piece of a prompt and some decodes: in segments, and operation by operation."""
+    runner, (batch, context) = device.runner, shapes.DECODED[1]
+    if bench.toy:
+        batch, context = 2, 24
+    warm, steps = (1, 2) if bench.toy else (3, 12)
+    segments = runner.segments
+    for row in bench.group.rows:
+        if not row.name.startswith("mixed"):
+            continue
+        tokens, how = row.name.removeprefix("mixed ").split(", ")
+        total = int(tokens) if not bench.toy else 4 + int(tokens) // 64
+        with bench.row(row.name) as go:
+            if go:
+                if how == "segments" and segments is None:
+                    raise RuntimeError("no segments were captured")
+                runner.segments = segments if how == "segments" else None
+                driver = models.Driver(runner, batch, context, warm + steps, 0,
+                                       models.budget(bench.toy))
+                try:
+                    driver.prompt((total - batch) * (warm + steps) + 1)
+                    driver.steps(warm, total - batch)
+                    found = driver.steps(steps, total - batch)
+                finally:
+                    driver.close()
+                bench.record.add(row.name, tokens=total, batch=batch, context=context, how=how,
+                                 **{key: found[key] for key in ("step_us", "device_us",
+                                                                "idle_ratio")})
+    runner.segments = segments

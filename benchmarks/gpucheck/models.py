@@ -1,0 +1,199 @@
+"""Whole models with random weights, in this process: plans made by hand, two under way, so that
+nothing but the launch path and the device is measured. And transformers on the same shape.
+
+A step's floor is the bytes of the weights that it reads and of the keys and values it attends to,
+over the bandwidth of a copy in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from actorium.actors.config.tree import (
+    Config,
+    DeviceConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
+from actorium.actors.messages import Admit, StepPlan, StepResult
+from actorium.actors.params import Resolved
+from actorium.gpu.device import Opened, open_device
+from actorium.gpu.pools import page_bytes
+from actorium.gpu.runner import Runner
+from actorium.gpu.timing import clock
+
+from . import shapes
+from .child import Bench
+
+NONE: Mapping[str, Any] = {}
+WARM, STEPS = 8, 48
+PAGE = 16
+
+
+def shape_of(kind: dict[str, Any], toy: bool) -> dict[str, Any]:
+    """config.json of LLAMA or HYBRID."""
+    if not toy:
+        return kind
+    return kind | (shapes.SMALL if kind is shapes.LLAMA else shapes.SMALL_HYBRID)
+
+
+def settings(toy: bool, path: Path, batch: int, speculative: str = "off",
+             model: Mapping[str, Any] = NONE, memory: Mapping[str, Any] = NONE) -> Config:
+    """Of a model directory. model, memory: fields of these that differ."""
+    return Config(
+        model=ModelConfig(model=str(path), load_format="dummy", **model),
+        memory=MemoryConfig(**{"memory_fraction": 0.85, "kv_cache_bytes": 16 << 20,
+                               "prefix_cache": False} | dict(memory)),
+        scheduler=SchedulerConfig(max_num_seqs=batch,
+                                  max_num_batched_tokens=budget(toy)),
+        speculation=SpeculationConfig(
+            speculative=speculative,
+            force_acceptance=shapes.ACCEPTANCE if speculative != "off" else ""),
+        device=DeviceConfig(device="cpu" if toy else "cuda", threads=1 if toy else 0,
+                            kernels="torch" if toy else "auto",
+                            graph_batch_sizes="1,2,3,4" if toy else shapes.GRAPHS,
+                            graph_token_counts="8,16" if toy else shapes.SEGMENTS))
+
+
+def budget(toy: bool) -> int:
+    """Tokens of a step."""
+    return 64 if toy else 2048
+
+
+@contextmanager
+def opened(bench: Bench, kind: dict[str, Any], batch: int, speculative: str = "off",
+           model: Mapping[str, Any] = NONE, memory: Mapping[str, Any] = NONE
+           ) -> Iterator[tuple[Opened, dict[str, float]]]:
+    """A device with a model of this shape, and the seconds that each phase took. model, memory: see
+    `settings`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "config.json").write_text(json.dumps(shape_of(kind, bench.toy)))
+        seconds: dict[str, float] = {}
+        config = settings(bench.toy, Path(scratch), batch, speculative, model, memory)
+        with bench.machine.opening():
+            device = open_device(config, 1, lambda phase, detail: None, seconds)
+        for pool in device.runner.pools:
+            for layer in pool.layers:
+                if layer.dtype.itemsize > 1:
+                    layer.normal_()  # zeros would let the device clock higher
+        yield device, seconds
+
+
+class Driver:
+    """Sequences of one length that decode. Two plans are under way, as with overlap."""
+
+    def __init__(self, runner: Runner, batch: int, context: int, steps: int, drafts: int = 0,
+                 most: int = 2048) -> None:
+        """steps: how many there will be. Raises `ValueError` if the pages do not suffice."""
+        self.runner, self._drafts, self._number = runner, drafts, 0
+        self._clock = clock(runner.moves.device)
+        self._slots = np.arange(1, batch + 1, dtype=np.int32)
+        most = runner.tables.max_len
+        self._width = -(-min(context + (steps + 4) * (drafts + 1), most) // PAGE)
+        pages = runner.pools[0].pages
+        if batch * self._width >= pages:
+            raise ValueError(f"{batch} x {context} tokens need {batch * self._width} pages, "
+                             f"{pages - 1} are there")
+        self._admit(batch, context, most)
+
+    def _admit(self, batch: int, context: int, most: int) -> None:
+        """Without recurrent layers what is cached is believed, so only the rest of the last page
+        need be computed."""
+        own = 1 + np.arange(batch * self._width, dtype=np.int32).reshape(batch, self._width)
+        cached = 0 if self.runner.states is not None else (context - 1) // PAGE
+        params = Resolved(max_tokens=1 << 20, temperature=0.0)
+        tokens = (np.arange(context, dtype=np.int32) * 7919) % self.runner.tables.vocab
+        groups = self.runner.tables.groups
+        admits = [Admit(slot, tokens.tobytes(), context, cached * PAGE,
+                        np.tile(own[i, :cached], groups).tobytes(), params, slot)
+                  for i, slot in enumerate(self._slots.tolist())]
+        rest = [(slot, index, *[own[i, index]] * groups)
+                for i, slot in enumerate(self._slots.tolist())
+                for index in range(cached, self._width)]
+        left = np.full(batch, context - cached * PAGE)
+        appends = np.array(rest, np.int32).tobytes()
+        while left.any():
+            room, extend = most, []
+            for i in np.flatnonzero(left).tolist():
+                count = min(int(left[i]), room)
+                if count:
+                    extend.append((i + 1, count))
+                    left[i] -= count
+                    room -= count
+            self._run(StepPlan(1, 0, admit=admits, page_appends=appends,
+                               extend=np.array(extend, np.int32).tobytes(), drafts=self._drafts))
+            admits, appends = [], b""
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        return self._clock.launch(self.runner, plan).result()
+
+    def prompt(self, tokens: int) -> None:
+        """One more sequence, for `steps` to extend."""
+        slot, used = len(self._slots) + 1, len(self._slots) * self._width
+        pages = 1 + used + np.arange(-(-tokens // PAGE), dtype=np.int32)
+        if pages[-1] >= self.runner.pools[0].pages:
+            raise ValueError(f"{tokens} tokens need {len(pages)} pages more")
+        prompt = (np.arange(tokens, dtype=np.int32) * 7919) % self.runner.tables.vocab
+        params = Resolved(max_tokens=1, temperature=0.0)
+        self._run(StepPlan(1, 0, admit=[Admit(
+            slot, prompt.tobytes(), tokens, 0, np.tile(pages, self.runner.tables.groups).tobytes(),
+            params, slot)]))
+
+    def steps(self, count: int, extend: int = 0) -> dict[str, float]:
+        """Figures of so many steps; extend: tokens of `prompt` in each of them."""
+        waiting: deque[Any] = deque()
+        results: list[StepResult] = []
+        more = np.array([len(self._slots) + 1, extend], np.int32).tobytes() if extend else b""
+        start = perf_counter()
+        for _ in range(count):
+            plan = StepPlan(1, 0, decode=self._slots.tobytes(), drafts=self._drafts, extend=more)
+            waiting.append(self._clock.launch(self.runner, plan))
+            if len(waiting) == 2:
+                results.append(waiting.popleft().result())
+        results += [timed.result() for timed in waiting]
+        wall = perf_counter() - start
+        busy, idle = (sum(getattr(r, name) for r in results) for name in ("busy_us", "idle_us"))
+        tokens = sum(sum(r.counts) for r in results)
+        return {"step_us": wall / count * 1e6, "device_us": statistics.median(
+                    r.busy_us for r in results), "idle_ratio": idle / max(1, busy + idle),
+                "tokens_s": tokens / wall, "tokens_a_step": tokens / count / len(self._slots)}
+
+    def close(self) -> None:
+        """The slots are free again."""
+        taken = np.array(list(self.runner.tables.sequences), np.int32)
+        self._run(StepPlan(1, 0, release=taken.tobytes()))
+
+
+def measured(runner: Runner, batch: int, context: int, drafts: int, toy: bool) -> dict[str, float]:
+    """A batch from its admission to its end."""
+    warm, steps = (1, 3) if toy else (WARM, STEPS)
+    driver = Driver(runner, batch, context, warm + steps, drafts, budget(toy))
+    try:
+        driver.steps(warm)
+        return driver.steps(steps)
+    finally:
+        driver.close()
+
+
+def floor_us(opened_: Opened, batch: int, context: float, copy_gbs: float) -> float:
+    """Of a decode step; see above. Embeddings are looked up, not read."""
+    runner, shape = opened_.runner, opened_.runner.model.shape
+    weights = opened_.footprint.measured["weights"]
+    if not shape.tied:
+        weights -= shape.vocab_size * shape.hidden * shape.dtype.itemsize
+    kv = sum(page_bytes(shape, PAGE, pool.dtype, len(pool.layers)) for pool in runner.pools) / PAGE
+    state = 0 if runner.states is None else 2 * batch * sum(
+        layer.state[0].numel() * layer.state.element_size() for layer in runner.states.layers)
+    return (weights + batch * context * kv + state) / copy_gbs / 1e3

@@ -1,0 +1,164 @@
+"""Every row of every call, in one list that a real run and a toy run share: the toy's test asserts
+that each of them was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import shapes
+
+ROOT = Path(__file__).parent.parent.parent
+ALONE = "tests/test_worker_gpu.py"
+"""Reads how much of the whole device is free."""
+SHARDS = {"tests/test_triton_attention_gpu.py": 6, "tests/test_triton_delta.py": 3,
+          "tests/test_triton_sampling_gpu.py": 2}
+"""Files cut into several processes; most of their time goes into compiling, on one core each."""
+
+
+class Row(NamedTuple):
+    """One figure."""
+
+    name: str
+    limit: float = 60.0
+    """Seconds after which its process is ended."""
+    gib: float = 0.0
+    """Memory that a device must have free, about."""
+    needs: float = 2.0
+    """Seconds that must be left to begin it."""
+
+
+class Suite(NamedTuple):
+    """Tests that one process of pytest runs; a row as well."""
+
+    name: str
+    file: str
+    keyword: str = ""
+    shard: tuple[int, int] = (0, 1)
+    """(which, of how many)"""
+    limit: float = 90.0
+    """Seconds of one test."""
+
+
+class Group(NamedTuple):
+    """Rows that share a process of their own, and its time."""
+
+    name: str
+    rows: tuple[Row, ...]
+    least: float
+    """Seconds below which it is not begun."""
+    most: float
+    module: str = ""
+    """Its function `run` measures them."""
+    options: dict[str, Any] = {}
+    suites: tuple[Suite, ...] = ()
+    """Instead: tests."""
+    jobs: int = 1
+    """Of them at a time."""
+
+
+def _tests(name: str, suites: Iterable[Suite], least: float, most: float, jobs: int = 1) -> Group:
+    own = tuple(suites)
+    return Group(name, tuple(Row(suite.name) for suite in own), least, most, suites=own, jobs=jobs)
+
+
+def _decoding(name: str, least: float, most: float, batches: Iterable[shapes.Batch],
+              more: Iterable[Row] = (), **options: Any) -> Group:
+    rows = [Row(each.name, 40, each.gib, 3) for each in batches]
+    return Group(name, (*rows, *more), least, most, "decode", options)
+
+
+CEILINGS = Group("ceilings", (Row("copy"), Row("bf16 products"), Row("fp8 products"),
+                              Row("small launches")), 10, 40, "ceilings")
+CAPTURE = Row("graph capture")
+
+
+def _ring(overlap: bool) -> Group:
+    return Group("ring" if overlap else "ring without overlap",
+                 tuple(Row(each.name, 60, each.gib, 5) for each in shapes.DECODED), 45, 90, "ring",
+                 {"overlap": overlap})
+
+
+def contact() -> list[Group]:
+    """The most telling first: tests that decide, and the aims that a first run can answer."""
+    first = (Suite("staging", "tests/test_staging.py"),
+             Suite("delta extends", "tests/test_triton_delta.py", "extends"),
+             Suite("attention", "tests/test_triton_attention_gpu.py",
+                   "graph or waits or same or 32_bits"))
+    profiled = (Row(f"replay {each.name}", 60, each.gib, 8) for each in shapes.PROFILED)
+    return [
+        CEILINGS._replace(most=25.0),
+        _tests("tests", first, 20, 80, 3),
+        _tests("worker", [Suite("worker", ALONE)], 20, 90),
+        _decoding("decode", 40, 100, shapes.DECODED, [CAPTURE]),
+        Group("profile", (*profiled, CAPTURE), 35, 60, "profiled"),
+        _ring(True),
+        _decoding("decode, fp8 weights", 40, 70, shapes.QUANTIZED, model={"quantization": "fp8"}),
+        _ring(False),
+    ]
+
+
+def kernels() -> list[Group]:
+    """Kernel by kernel beside its peers, then speculation, and what else models do."""
+    def group(name: str, cases: Iterable[str], most: float, module: str, gib: float = 6.0
+              ) -> Group:
+        return Group(name, tuple(Row(case, 40, gib) for case in cases), 12, most, "table",
+                     {"cases": module})
+
+    heads = [f"{keys}/{values} heads of 128" for keys, values in shapes.DELTA_HEADS]
+    rows = shapes.PRODUCT_ROWS
+    return [
+        CEILINGS._replace(most=25.0),
+        group("paged decode", (own.name for own in shapes.DECODES), 60, "attention.decodes"),
+        group("paged extend", (own.name for own in shapes.EXTENDS), 50, "attention.extends"),
+        group("gdn", (name for own in heads for name in (
+            *(f"{what}, {batch} x {own}" for batch in shapes.DELTA_BATCHES
+              for what in ("step", "window of 3")),
+            f"extend, {shapes.DELTA_TOKENS} x {own}", f"convolution, {shapes.DELTA_TOKENS} x {own}"
+        )), 60, "recurrent.deltas"),
+        Group("speculation", tuple(Row(f"{drafts} drafts, batch {batch}", 60, shapes.HYBRID_GIB
+                                       + 2 * shapes.ROOM_GIB, 5)
+                                   for drafts in (0, 2) for batch in shapes.DRAFTING),
+              60, 110, "speculation"),
+        group("sampling", shapes.DRAWS, 30, "sampling.draws"),
+        group("products", (*(f"bf16, {n} rows" for n in rows), *(f"fp8 {kind}, {n} rows"
+              for kind in ("row", "block") for n in rows)), 40, "products.products"),
+        group("experts", (f"{n} rows" for n in shapes.EXPERT_ROWS), 35, "products.mixtures"),
+        group("latent decode", (f"{b} x {n}, {h} heads" for b, n, h in shapes.LATENTS), 25,
+              "attention.latents"),
+        group("mamba-2 step", (f"{n} x 128 heads" for n in shapes.MAMBA_BATCHES), 20,
+              "recurrent.mambas"),
+        group("elementwise", ("rms_norm", "rms_norm_add", "silu_mul", "rotate_write"), 20,
+              "products.elementwise"),
+        _decoding("longer and mixed", 50, 90, (*shapes.DECODED[:3], *shapes.LONGER),
+                  [*(Row(f"eager {own.name}", 40, own.gib, 3) for own in shapes.DECODED[:3:2]),
+                   *(Row(f"mixed {n}, {how}", 40, shapes.DECODED[1].gib, 2)
+                     for n in shapes.MIXED for how in ("segments", "eager"))]),
+        Group("transformers", tuple(Row(own.name, 60, own.gib + 4, 8)
+                                    for own in shapes.DECODED[:3]), 40, 70, "peer"),
+    ]
+
+
+def tests() -> list[Group]:
+    """All that is marked gpu."""
+    suites = []
+    for file in gpu_files():
+        parts = SHARDS.get(file, 1)
+        name = Path(file).stem.removeprefix("test_")
+        suites += [Suite(name if parts == 1 else f"{name} {i + 1}/{parts}", file, "", (i, parts))
+                   for i in range(parts)]
+    suites.sort(key=lambda suite: -suite.shard[1])  # the longest first
+    return [_tests("worker", [Suite("worker", ALONE)], 20, 150),
+            _tests("others", suites, 20, 480, 8)]
+
+
+def gpu_files() -> list[str]:
+    """Files of tests marked gpu, but for the one to be run alone."""
+    mark = "pytest.mark." + "gpu"  # this line is no test
+    files = sorted((ROOT / "tests").glob("test_*.py"))
+    found = (path.relative_to(ROOT).as_posix() for path in files if mark in path.read_text())
+    return [path for path in found if path != ALONE and path != "tests/test_gpu_benchmark.py"]
+
+
+PARTS = {"contact": contact, "kernels": kernels, "tests": tests}

@@ -1,0 +1,137 @@
+"""Cases: products with weights, experts, and what lies between products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from actorium.kernels.experts import EachExpert, route
+from actorium.kernels.rope import rope_rows, rope_table
+from actorium.kernels.scaled_mm import COLUMNS, pack, quantise
+
+from . import shapes
+from .case import BF16, Case, Named, Run, Setting, ready
+
+OUT, INNER = 28_672, 4096
+"""Llama-3.1-8B's gate and up."""
+BY_BYTES = 256
+"""Rows up to which the weight's bytes are the limit."""
+
+
+def products(s: Setting) -> Named:
+    """In bf16, where ours are cuBLAS's as we call it, and in FP8 with the input quantised on the
+    way, beside the same product of cuBLAS in bf16 and in FP8."""
+    for rows in shapes.PRODUCT_ROWS:
+        yield f"bf16, {rows} rows", partial(_bf16, s, rows)
+    for kind in ("row", "block"):
+        for rows in shapes.PRODUCT_ROWS:
+            yield f"fp8 {kind}, {rows} rows", partial(_fp8, s, rows, kind)
+
+
+def _sizes(s: Setting, rows: int) -> tuple[int, int, int]:
+    return min(rows, s.size(rows, 3)), s.size(OUT, 256), s.size(INNER, 256)
+
+
+def _bf16(s: Setting, rows: int) -> Case:
+    n, out, inner = _sizes(s, rows)
+    weight, x = s.randn(out, inner), s.randn(n, inner)
+    linear = s.ops.linear(weight)
+    return _product(lambda: linear(x), rows, n, out, inner, 2,
+                    {"torch": ready(lambda: F.linear(x, weight))})
+
+
+def _product(run: Run, rows: int, n: int, out: int, inner: int, width: int,
+             peers: dict[str, Callable[[], Run]]) -> Case:
+    """rows: of the full size, which say what the limit is."""
+    if rows <= BY_BYTES:
+        return Case(run, width * out * inner + 2 * n * (out + inner), peers=peers)
+    return Case(run, flops=2.0 * n * out * inner, peers=peers, fp8=width == 1)
+
+
+def _fp8(s: Setting, rows: int, kind: str) -> Case:
+    """Scales by row of the weight, or by blocks of 128 x 128."""
+    n, out, inner = _sizes(s, rows)
+    weight, x = s.randn(out, inner), s.randn(n, inner)
+    by_row = kind == "row"
+    q, scales = quantise(weight, inner if by_row else COLUMNS)
+    if not by_row:
+        scales = scales.view(-1, COLUMNS, scales.shape[1])[:, :1].expand(
+            -1, COLUMNS, -1).reshape(out, -1).contiguous()
+    linear = s.ops.linear(pack(q, scales))
+    peers = {"cuBLAS in bf16": ready(lambda: F.linear(x, weight))}
+    if not s.toy:
+        peers["torch._scaled_mm, x quantised before"] = partial(_scaled_mm, s, n, q, inner)
+    else:
+        peers["torch._scaled_mm, x quantised before"] = ready(lambda: F.linear(x, weight))
+    return _product(lambda: linear(x), rows, n, out, inner, 1, peers)
+
+
+def _scaled_mm(s: Setting, n: int, q: torch.Tensor, inner: int) -> Run:
+    """Scales by row on both sides."""
+    x = s.randn(n, inner, dtype=torch.float8_e4m3fn)
+    ones_x = torch.ones(n, 1, device=s.device)
+    ones_w = torch.ones(1, len(q), device=s.device)
+    return lambda: torch._scaled_mm(x, q.t(), ones_x, ones_w, out_dtype=BF16)
+
+
+def mixtures(s: Setting) -> Named:
+    """Qwen3-30B-A3B's experts; the bytes of those that somebody wants. Beside them each expert's
+    products one by one, as the host would have them run."""
+    for rows in shapes.EXPERT_ROWS:
+        yield f"{rows} rows", partial(_mixture, s, rows)
+
+
+def _mixture(s: Setting, full: int) -> Case:
+    number, width, inner, chosen = s.size(128, 4), s.size(2048, 64), s.size(768, 32), s.size(8, 2)
+    rows = min(full, s.size(full, 2))
+    gate_up = s.randn(number, 2 * inner, width) * width**-0.5
+    down = s.randn(number, width, inner) * inner**-0.5
+    ours = s.ops.experts(gate_up, down)
+    each = EachExpert([lambda y, g=g, d=d: F.linear(s.ops.silu_mul(F.linear(y, g)), d)
+                       for g, d in zip(gate_up, down, strict=True)])
+    x, logits = s.randn(rows, width), s.randn(rows, number)
+    weights, experts = route(logits, chosen, True)
+    wanted = len(experts.unique())
+    flops = rows * chosen * 6 * width * inner
+    return Case(lambda: ours(x, weights, experts),
+                wanted * 6 * width * inner if full < 4096 else 0.0, flops,
+                waiting={"one by one": ready(lambda: each(x, weights, experts))})
+
+
+def elementwise(s: Setting) -> Named:
+    """Norms, gates, rotation."""
+    yield "rms_norm", partial(_norm, s, False)
+    yield "rms_norm_add", partial(_norm, s, True)
+    yield "silu_mul", partial(_gate, s)
+    yield "rotate_write", partial(_rotation, s)
+
+
+def _norm(s: Setting, adds: bool) -> Case:
+    rows, width = s.size(8192, 4), s.size(4096, 64)
+    x, residual, weight = s.randn(rows, width), s.randn(rows, width), s.randn(width)
+    moved = rows * width * 2
+    if adds:
+        return Case(lambda: s.ops.rms_norm_add(x, weight, 1e-6, residual), 3 * moved, peers={
+            "torch": ready(lambda: residual + F.rms_norm(x, (width,), weight, 1e-6))})
+    return Case(lambda: s.ops.rms_norm(x, weight, 1e-6), 2 * moved,
+                peers={"torch": ready(lambda: F.rms_norm(x, (width,), weight, 1e-6))})
+
+
+def _gate(s: Setting) -> Case:
+    rows, width = s.size(8192, 4), s.size(14336, 64)
+    x = s.randn(rows, 2 * width)
+    return Case(lambda: s.ops.silu_mul(x), 6 * rows * width,
+                peers={"torch": ready(lambda: F.silu(x[:, :width]) * x[:, width:])})
+
+
+def _rotation(s: Setting) -> Case:
+    rows, heads, kv, dim = s.size(8192, 4), s.size(32, 4), s.size(8, 2), s.size(128, 32)
+    qkv, pages = s.randn(rows, heads + 2 * kv, dim), s.randn(rows + 16, 2 * kv, dim)
+    inv = 1e4 ** (-s.arange(dim // 2).float() * 2 / dim)
+    index = s.arange(rows, torch.int64) + 16
+    rope = rope_rows(rope_table(inv, 1.0, rows, BF16), s.arange(rows, torch.int64))
+    return Case(lambda: s.ops.rotate_write(qkv, heads, None, 1e-6, rope, pages, index),
+                rows * dim * 2 * (2 * (heads + 2 * kv)))

@@ -1,0 +1,78 @@
+"""Steps of the Llama shape under torch's profiler: what the device did, kernel by kernel, beside
+how long the step took; and what it costs to capture with a warm cache of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import models, shapes
+from .child import Bench
+from .decode import told
+from .machine import Profile
+
+TOP = 30
+PROFILED = 4
+"""Steps."""
+
+
+def run(bench: Bench) -> None:
+    """A row for each batch; the row of capture holds what this process, the second one to open this
+    model, took."""
+    wanted = [own for own in shapes.PROFILED if bench.wants(f"replay {own.name}")]
+    most = max([16, *(own.batch for own in wanted)])
+    with models.opened(bench, shapes.LLAMA, bench.size(most, 8)) as (device, seconds):
+        told(bench, device, seconds)
+        for own in shapes.PROFILED:
+            name = f"replay {own.name}"
+            with bench.row(name) as go:
+                if not go:
+                    continue
+                batch, context = own.small() if bench.toy else own
+                warm, steps = bench.size(models.WARM, 1), bench.size(PROFILED, 2)
+                driver = models.Driver(device.runner, batch, context, 2 * warm + 3 * steps, 0,
+                                       models.budget(bench.toy))
+                try:
+                    driver.steps(warm)
+                    plain = driver.steps(steps)
+                    seen = bench.machine.profiled(lambda d=driver, n=steps: d.steps(n))
+                finally:
+                    driver.close()
+                bench.record.add(name, batch=batch, context=context, **{
+                    key: plain[key] for key in ("step_us", "device_us", "idle_ratio")},
+                    **digest(seen, steps))
+
+
+def digest(seen: Profile, steps: int) -> dict[str, Any]:
+    """Of so many steps. wall_us: a step, from the first kernel's begin to the last one's end;
+    kernels_us: the sum of its kernels; covered_us: the time in which any ran, which is less where
+    they overlap; idle_share: of the wall time, that in which none ran; launches: kernels a step;
+    calls: of the host, a step; top: the kernels that take most of it.
+
+    Raises `ValueError` where nothing was seen.
+    """
+    if not seen.kernels:
+        raise ValueError("the profiler saw no kernel")
+    spans = sorted((begin, end) for _, begin, end in seen.kernels)
+    wall = max(end for _, end in spans) - spans[0][0]
+    covered = _covered(spans)
+    total = sum(end - begin for begin, end in spans)
+    by_name: dict[str, list[float]] = {}
+    for name, begin, end in seen.kernels:
+        by_name.setdefault(name, []).append(end - begin)
+    top = sorted(by_name.items(), key=lambda own: -sum(own[1]))[:TOP]
+    return {"wall_us": wall / steps, "kernels_us": total / steps, "covered_us": covered / steps,
+            "idle_share": 1 - covered / wall if wall else 0.0,
+            "launches": len(seen.kernels) / steps,
+            "calls": {name: count / steps for name, count in seen.launches.items()},
+            "top": [{"kernel": name[:120], "launches": len(each) / steps, "us": sum(each) / steps,
+                     "share": sum(each) / total if total else 0.0} for name, each in top]}
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union; sorted."""
+    covered, at = 0.0, float("-inf")
+    for begin, end in spans:
+        covered += max(0.0, end - max(begin, at))
+        at = max(at, end)
+    return covered

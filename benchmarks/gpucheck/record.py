@@ -1,0 +1,129 @@
+"""The file of a call, whole after every row: who is stopped in the middle has lost nothing.
+
+One process writes at a time: the battery between its groups, a group's process while it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from time import time
+from typing import Any
+
+FAILED, LEFT_OUT = "failed", "left out"
+BROKEN = ("illegal memory access", "device-side assert", "misaligned address", "launch failure",
+          "illegal instruction", "operation not permitted when stream is capturing",
+          "operation failed due to a previous error during capture")
+"""What CUDA says of a context that nothing can be done in any more."""
+BROKEN_CODE = 86
+"""Exit code of a process that has met that, and so ends."""
+PATHS = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+([\w.+@-]*)")
+
+
+class Record:
+    """{"part", "toy", "facts", "groups": {name: {"facts", "rows", "skipped", "now", ...}}}"""
+
+    def __init__(self, path: Path, group: str = "") -> None:
+        """path: of the .json file; beside it a .md is kept. group: whose rows are written."""
+        self.path, self._group = path, group
+
+    def read(self) -> dict[str, Any]:
+        """All of it."""
+        if not self.path.exists():
+            return {"part": "", "toy": False, "facts": {}, "groups": {}}
+        found: dict[str, Any] = json.loads(self.path.read_text())
+        return found
+
+    def group(self, name: str = "") -> dict[str, Any]:
+        """What is there of a group."""
+        found: dict[str, Any] = self.read()["groups"].get(name or self._group, {})
+        return {"facts": {}, "rows": [], "skipped": [], "now": None} | found
+
+    def change(self, edit: Callable[[dict[str, Any]], object]) -> None:
+        """Edit the group."""
+        def whole(all_: dict[str, Any]) -> None:
+            own = all_["groups"].setdefault(self._group, {
+                "facts": {}, "rows": [], "skipped": [], "now": None})
+            edit(own)
+        self.change_all(whole)
+
+    def change_all(self, edit: Callable[[dict[str, Any]], object]) -> None:
+        """Edit the whole."""
+        found = self.read()
+        edit(found)
+        _replace(self.path, json.dumps(found, indent=1) + "\n")
+        try:
+            from . import report
+            _replace(self.path.with_suffix(".md"), report.page(found))
+        except Exception:  # figures are worth more than their table
+            traceback.print_exc()
+
+    # --- a group's ---------------------------------------------------------------------------
+
+    def facts(self, **facts: Any) -> None:
+        """Facts that are no rows."""
+        self.change(lambda own: own["facts"].update(facts))
+        print(f"  {facts}", flush=True)
+
+    def add(self, name: str, aloud: bool = True, /, **row: Any) -> None:
+        """A row, or more of it. aloud: in the log as well."""
+        def edit(own: dict[str, Any]) -> None:
+            for there in own["rows"]:
+                if there["name"] == name:
+                    there.update(row)
+                    return
+            own["rows"].append({"name": name, **row})
+        self.change(edit)
+        if aloud:
+            print(f"  {name}: " + ", ".join(f"{k} {short(v)}" for k, v in row.items()),
+                  flush=True)
+
+    def skip(self, name: str, why: str, kind: str = FAILED) -> None:
+        """Say that a row, or a part of one, is not there."""
+        why = without_paths(why)
+        self.change(lambda own: own["skipped"].append({"name": name, "why": why, "kind": kind}))
+        print(f"  {kind}: {name}: {why}", flush=True)
+
+    def begin(self, name: str, limit: float) -> None:
+        """A row is under way: if the process ends, it was that one."""
+        now = {"name": name, "limit": limit, "since": time()}
+        self.change(lambda own: own.update(now=now))
+
+    def end(self) -> None:
+        """It is over."""
+        self.change(lambda own: own.update(now=None))
+
+
+def _replace(path: Path, text: str) -> None:
+    scratch = path.with_suffix(path.suffix + ".new")
+    scratch.write_text(text)
+    os.replace(scratch, path)
+
+
+def short(value: Any) -> str:
+    """Of a figure, for the log."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    return text if len(text) < 200 else f"{text[:200]}..."
+
+
+def without_paths(text: str) -> str:
+    """The same without the folders of this machine."""
+    return PATHS.sub(r"\1", text)
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:300]}"
+
+
+def complain() -> None:
+    """The exception that is handled, into the log."""
+    traceback.print_exc(file=sys.stderr)

@@ -1,0 +1,128 @@
+"""One page of Markdown of what a call has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import aims
+
+Row = Mapping[str, Any]
+Column = tuple[str, str, str]
+"""(key, heading, format)"""
+SPEED: Sequence[Column] = (
+    ("step_us", "step us", "{:,.0f}"), ("device_us", "device us", "{:,.0f}"),
+    ("tokens_s", "tokens/s", "{:,.0f}"), ("tokens_a_step", "tokens a step", "{:.2f}"),
+    ("floor_us", "floor us", "{:,.0f}"), ("share", "of floor", "{:.1%}"),
+    ("idle_ratio", "idle", "{:.2%}"), ("cause", "mostly", "{}"), ("ratio", "x", "{:.2f}"),
+    ("step_ratio", "x step time", "{:.2f}"), ("ours_x", "ours, times as fast", "{:.2f}"))
+KERNELS: Sequence[Column] = (
+    ("us", "us", "{:.1f}"), ("gbs", "GB/s", "{:,.0f}"), ("tflops", "TFLOP/s", "{:.1f}"),
+    ("share", "of ceiling", "{:.0%}"), ("timed", "timed by", "{}"), ("peer", "best peer", "{}"),
+    ("peer_us", "its us, timed alike", "{:.1f}"), ("ratio", "x", "{:.2f}"),
+    ("launched_us", "us by host launches", "{:.1f}"), ("waiting_peer", "peer that waits", "{}"),
+    ("waiting_peer_us", "its us, timed alike", "{:.1f}"), ("waiting_ratio", "x", "{:.2f}"))
+PROFILE: Sequence[Column] = (
+    ("step_us", "step us", "{:,.0f}"), ("wall_us", "us under the profiler", "{:,.0f}"),
+    ("kernels_us", "sum of kernels, us", "{:,.0f}"), ("covered_us", "any runs, us", "{:,.0f}"),
+    ("idle_share", "none runs", "{:.2%}"), ("idle_ratio", "idle, as the engine counts", "{:.2%}"),
+    ("launches", "kernels a step", "{:,.0f}"))
+CEILINGS: Sequence[Column] = (
+    ("gbs", "GB/s", "{:,.0f}"), ("tflops", "TFLOP/s", "{:,.0f}"),
+    ("us_in_a_graph", "us in a graph", "{:.2f}"), ("us_by_the_host", "us by the host", "{:.2f}"),
+    ("sm_mhz", "SM MHz then", "{:.0f}"), ("watts", "W", "{:.0f}"))
+TESTS: Sequence[Column] = (
+    ("selected", "tests", "{}"), ("passed", "passed", "{}"), ("failed", "failed", "{}"),
+    ("skipped", "skipped", "{}"), ("seconds", "seconds", "{:.0f}"))
+CAPTURED: Sequence[Column] = (("seconds", "seconds", "{:.2f}"), ("graphs", "graphs", "{}"))
+TITLES = {
+    "decode": "Decode, Llama-3.1-8B shape, launch path and device alone",
+    "decode, fp8 weights": "The same with --quantization fp8",
+    "decode, fp8 pages": "The same with --kv-cache-dtype fp8_e4m3",
+    "profile": "Steps under the profiler", "ring": "Decode, the whole engine, overlap on",
+    "ring without overlap": "Decode, the whole engine, overlap off",
+    "speculation": "Two drafts a step, forced acceptance 0.8/0.6, Qwen3.5-like 9B shape",
+    "longer and mixed": "Longer contexts; steps that hold a piece of a prompt",
+    "transformers": "transformers on the Llama shape, static batches, as its users run it",
+    "worker": "Tests of the worker, alone", "others": "Tests"}
+SHOWN = 12
+"""Kernels of a profile on the page; the .json holds more."""
+LABELS = ("device", "driver", "torch", "triton", "python", "transformers", "flashinfer-python",
+          "fla-core", "date")
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The page. found: all of the record."""
+    groups = found["groups"]
+    device = groups.get("ceilings", {}).get("facts", {})
+    said = {**found["facts"], **device}
+    title = f"# GPU figures: {found['part']}"
+    lines = [title + (" (toy sizes on a CPU: they say nothing)" if found["toy"] else ""), "",
+             "; ".join(f"{name} {said[name]}" for name in LABELS if name in said)
+             + f"; kernels' cache {said.get('cache', '?')} at the start."]
+    if said.get("sm_mhz_most"):
+        lines.append(f"SM clock {said.get('sm_mhz')} MHz at the start, most {said['sm_mhz_most']}; "
+                     f"memory {said.get('memory_mhz')} MHz; {said.get('watts_most')} W at most.")
+    if missing := said.get("peers that are not installed"):
+        lines.append(f"Not installed, so no peer here: {', '.join(missing)}.")
+    lines += aims.table(groups)
+    for name, own in groups.items():
+        lines += _group(name, own)
+    for kind, heading in (("failed", "Failed"), ("left out", "Left out")):
+        skipped = [f"- {name}: {each['name']}: {each['why']}" for name, own in groups.items()
+                   for each in own["skipped"] if each["kind"] == kind]
+        lines += ["", f"## {heading}", "", *skipped] if skipped else []
+    return "\n".join(lines) + "\n"
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
+    """Markdown; columns that no row has are left out."""
+    shown = [c for c in columns if any(row.get(c[0]) is not None for row in rows)]
+    lines = ["| " + " | ".join(heading for _, heading, _ in shown) + " |",
+             "|" + "---|" * len(shown)]
+    lines += ["| " + " | ".join(_cell(form, row.get(key)) for key, form in
+                                ((key, form) for key, _, form in shown)) + " |" for row in rows]
+    return lines
+
+
+def _cell(form: str, value: Any) -> str:
+    if value is None:
+        return ""
+    try:
+        return form.format(value)
+    except ValueError:
+        return str(value)
+
+
+def _group(name: str, own: Mapping[str, Any]) -> list[str]:
+    rows = [{**row, "cause": max(row["causes"], key=row["causes"].get)} if row.get("causes")
+            else row for row in own["rows"]]
+    if not rows:
+        return []
+    lines = ["", f"## {TITLES.get(name, name)}"]
+    for columns in (CEILINGS if name == "ceilings" else KERNELS, SPEED, PROFILE, TESTS, CAPTURED):
+        key = columns[0][0]
+        mine = [row for row in rows if (key in row if columns is not PROFILE else "wall_us" in row)
+                and not (columns is SPEED and "wall_us" in row)
+                and not (columns is CAPTURED and "selected" in row)]
+        if name == "ceilings":
+            mine = rows if columns is CEILINGS else []
+        if mine:
+            lines += ["", *table((("name", "row", "{}"), *columns), mine)]
+    for row in rows:
+        if row.get("top"):
+            calls = ", ".join(f"{call} {count:g}" for call, count in row["calls"].items())
+            lines += ["", f"{row['name']}: calls of the host a step: {calls or 'none'}. Kernels:",
+                      "", *table((("kernel", "kernel", "{}"), ("launches", "a step", "{:g}"),
+                                  ("us", "us a step", "{:.1f}"), ("share", "share", "{:.1%}")),
+                                 row["top"][:SHOWN])]
+    return lines + _opening(own["facts"])
+
+
+def _opening(facts: Mapping[str, Any]) -> list[str]:
+    if "bytes" not in facts:
+        return []
+    seconds = ", ".join(f"{name} {spent:.1f}" for name, spent in facts["seconds"].items())
+    bytes_ = ", ".join(f"{name} {facts['bytes'][name] / 2**30:.2f} ({planned / 2**30:.2f})"
+                       for name, planned in facts["planned"].items() if name in facts["bytes"])
+    return ["", f"Seconds: {seconds}. GiB (planned): {bytes_}."]
