@@ -14,13 +14,15 @@ from time import monotonic, sleep, time
 
 from . import facts
 from .plan import PARTS, Group
-from .record import FAILED, LEFT_OUT, Record
+from .record import FAILED, LEFT_OUT, TIMED_OUT, Record
 from .suites import run_suites
 
 GRACE = 12.0
 """Seconds that a group's process gets to end by itself, when its time is over."""
 AGAIN = 4
 """Most processes of one group: after a row that ended one, the next goes on behind it."""
+KILLED = 124
+"""In place of the exit code of a process that did not end by itself."""
 SCRIPT = Path(__file__).parent.parent / "gpu.py"
 
 
@@ -64,7 +66,7 @@ def _measured(record: Record, group: Group, seconds: float, options: argparse.Na
         before = _accounted(record)
         code, why = in_a_process(record, group.name, max(5.0, end - monotonic()), options)
         if why:
-            why += _blame(record, group)
+            why += _blame(record, group, code)
         if code == 0 or _accounted(record) == before or (
                 end - monotonic() < group.least / 2 and not options.toy):
             break
@@ -95,18 +97,18 @@ def in_a_process(record: Record, name: str, seconds: float, options: argparse.Na
             os.killpg(process.pid, signal.SIGKILL)  # and what it has started
         process.wait()
     if code is None:
-        return 124, f"it took more than {seconds:.0f} s; where, the log tells"
+        return KILLED, f"it took more than {seconds:.0f} s; where, the log tells"
     if code < 0:
         return code, f"signal {signal.Signals(-code).name}"
     return code, f"exit code {code}" if code else ""
 
 
-def _blame(record: Record, group: Group) -> str:
+def _blame(record: Record, group: Group, code: int) -> str:
     """What was under way when a process ended has failed; more words on why it did."""
     now = record.group()["now"]
     if now is None:
         return ""
-    late = time() - now["since"] >= now["limit"]
+    late = code in (TIMED_OUT, KILLED) and time() - now["since"] >= now["limit"]
     reason = f"took more than {now['limit']:.0f} s: its stacks are in the log" if late else (
         "its process ended: see the log")
     record.skip(now["name"], reason)

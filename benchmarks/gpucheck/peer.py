@@ -21,7 +21,7 @@ def run(bench: Bench) -> None:
     with torch.device(bench.device):
         model = theirs.AutoModelForCausalLM.from_config(
             theirs.LlamaConfig(**raw), dtype=torch.bfloat16, attn_implementation="sdpa").eval()
-    new = bench.size(32, 3)
+    new = bench.size(32, 24)
     for own in shapes.DECODED:
         if own.name not in {row.name for row in bench.group.rows}:
             continue

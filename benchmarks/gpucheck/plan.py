@@ -95,6 +95,8 @@ def contact() -> list[Group]:
         Group("profile", (*profiled, CAPTURE), 35, 60, "profiled"),
         _ring(True),
         _decoding("decode, fp8 weights", 40, 70, shapes.QUANTIZED, model={"quantization": "fp8"}),
+        _decoding("decode, fp8 pages", 40, 70, shapes.QUANTIZED,
+                  memory={"kv_cache_dtype": "fp8_e4m3"}),
         _ring(False),
     ]
 

@@ -22,6 +22,8 @@ BROKEN = ("illegal memory access", "device-side assert", "misaligned address", "
 """What CUDA says of a context that nothing can be done in any more."""
 BROKEN_CODE = 86
 """Exit code of a process that has met that, and so ends."""
+TIMED_OUT = 1
+"""Exit code of a process that faulthandler ended, after it had told where it was."""
 PATHS = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+([\w.+@-]*)")
 
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from .outcomes import read
 from .plan import ROOT, Group, Suite
-from .record import LEFT_OUT, Record, without_paths
+from .record import LEFT_OUT, TIMED_OUT, Record, without_paths
 
 AGAIN = 6
 """Most processes of one suite."""
@@ -59,7 +59,7 @@ class Running:
             return False
         now = read(self.file)["now"]
         if now is not None:
-            self._failed(now, f"exit code {code}")
+            self._failed(now, code)
         found = read(self.file)
         left = found["selected"] - len(found["tests"])
         if left > 0 and self._tries < AGAIN and (code not in (0, 1) or now is not None):
@@ -69,11 +69,11 @@ class Running:
             self.error = "no test is there" if code == 5 else f"pytest's exit code {code}"
         return True
 
-    def _failed(self, now: list[Any], why: str) -> None:
+    def _failed(self, now: list[Any], code: int) -> None:
         """The test that was under way."""
         name, since, limit = now
-        spent = time() - since
-        if spent >= limit - 1:
+        spent, why = time() - since, f"exit code {code}"
+        if code == TIMED_OUT and spent >= limit:
             why = f"took more than {limit:.0f} s: its stacks are in the log"
         found = read(self.file)
         found["tests"][name] = ["failed", round(spent, 1), why]

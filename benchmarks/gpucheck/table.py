@@ -51,8 +51,8 @@ def measure(bench: Bench, timer: Timer, name: str, make: Callable[[], Case], lim
     _waiting(bench, timer, name, case.run, case.waiting)
 
 
-def _waiting(bench: Bench, timer: Timer, name: str, ours: Run, waiting: Mapping[str, Callable[[], Run]]
-             ) -> None:
+def _waiting(bench: Bench, timer: Timer, name: str, ours: Run,
+             waiting: Mapping[str, Callable[[], Run]]) -> None:
     for peer, make in waiting.items():
         with bench.trying(f"{name}: {peer}"):
             launched, spent = timer.launched_us(ours), timer.launched_us(make())
