@@ -173,10 +173,11 @@ class Driver:
                 results.append(waiting.popleft().result())
         results += [timed.result() for timed in waiting]
         wall = perf_counter() - start
-        busy, idle = (sum(getattr(r, name) for r in results) for name in ("busy_us", "idle_us"))
+        busy, idle, late = (sum(getattr(r, name) for r in results)
+                            for name in ("busy_us", "idle_us", "late_us"))
         tokens = sum(sum(r.counts) for r in results)
         return {"step_us": wall / count * 1e6, "device_us": statistics.median(
-                    r.busy_us for r in results), "idle_ratio": idle / max(1, busy + idle),
+                    r.busy_us for r in results), "idle_ratio": (idle + late) / max(1, busy + idle),
                 "tokens_s": tokens / wall, "tokens_a_step": tokens / count / len(self._slots)}
 
     def close(self) -> None:

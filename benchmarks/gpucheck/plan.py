@@ -117,7 +117,8 @@ def kernels() -> list[Group]:
         group("gdn", (name for own in heads for name in (
             *(f"{what}, {batch} x {own}" for batch in shapes.DELTA_BATCHES
               for what in ("step", "window of 3")),
-            f"extend, {shapes.DELTA_TOKENS} x {own}", f"convolution, {shapes.DELTA_TOKENS} x {own}"
+            *(f"{what}, {shapes.DELTA_TOKENS} x {own}" for what in ("extend", "convolution")),
+            f"extend, {shapes.DELTA_TOKENS} x {own}, bf16 state"
         )), 60, "recurrent.deltas"),
         Group("speculation", tuple(Row(f"{drafts} drafts, batch {batch}", 60, shapes.HYBRID_GIB
                                        + 2 * shapes.ROOM_GIB, 5)

@@ -35,13 +35,15 @@ def deltas(s: Setting) -> Named:
             rows = min(batch, s.size(batch, 2))
             yield f"step, {batch} x {named}", partial(_step, s, heads, rows)
             yield f"window of 3, {batch} x {named}", partial(_window, s, heads, rows)
-        yield f"extend, {shapes.DELTA_TOKENS} x {named}", partial(_extend, s, heads, tokens)
+        for state, dtype in (("", FP32), (", bf16 state", BF16)):
+            yield f"extend, {shapes.DELTA_TOKENS} x {named}{state}", partial(
+                _extend, s, heads, tokens, dtype)
         yield f"convolution, {shapes.DELTA_TOKENS} x {named}", partial(_conv, s, heads, tokens)
 
 
 def _layer(s: Setting, heads: Heads) -> Delta:
-    return Delta(heads, s.randn(4, heads.channels, dtype=FP32), s.randn(heads.values, dtype=FP32),
-                 s.randn(heads.values, dtype=FP32))
+    return Delta(heads, s.randn(4, heads.channels, dtype=FP32),
+                 s.randn(heads.values, dtype=FP32).abs(), s.randn(heads.values, dtype=FP32))
 
 
 def _states(s: Setting, heads: Heads, batch: int) -> Tensor:
@@ -75,13 +77,15 @@ def _conv(s: Setting, heads: Heads, tokens: int) -> Case:
                 peers={"torch": ready(lambda: peer.conv_extend(x, kept, layer.conv, plan))})
 
 
-def _extend(s: Setting, heads: Heads, tokens: int) -> Case:
-    states = _states(s, heads, 2) * 0
-    plan = plan_ragged([RaggedRun(1, tokens)], 4, s.device)
-    qkv = s.randn(tokens, heads.channels, dtype=FP32)
-    beta = s.randn(tokens, heads.values, dtype=FP32).sigmoid()
-    flops = tokens * heads.values * 64 * 2 * (4 * heads.key_dim + 3 * heads.value_dim)
-    return Case(lambda: s.ops.delta_extend(qkv, -beta, beta, states, plan, heads), flops=flops,
+def _extend(s: Setting, heads: Heads, tokens: int, dtype: torch.dtype) -> Case:
+    """With the convolution and the gates, which the peer is given. Operations: of the products that
+    the rule needs, each counted once, whatever it takes to make it."""
+    plan, layer = plan_ragged([RaggedRun(1, tokens)], 4, s.device), _layer(s, heads)
+    p, kept = s.randn(tokens, heads.channels + 2 * heads.values), s.randn(2, 3, heads.channels)
+    states = (_states(s, heads, 2) * 0).to(dtype)
+    flops = tokens * heads.values * 2 * (64 * 2 * heads.key_dim + 64 * 2 * heads.value_dim
+                                         + 3 * heads.key_dim * heads.value_dim)
+    return Case(partial(s.ops.delta_extend, p, states, kept, plan, layer), flops=flops,
                 peers=_fla(s, heads, 1, tokens))
 
 
