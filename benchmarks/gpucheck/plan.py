@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 ALONE = "tests/test_worker_gpu.py"
 """Reads how much of the whole device is free."""
 SHARDS = {"tests/test_triton_attention_gpu.py": 6, "tests/test_triton_delta.py": 3,
-          "tests/test_triton_sampling_gpu.py": 2}
+          "tests/test_triton_delta_extend.py": 2, "tests/test_triton_sampling_gpu.py": 2}
 """Files cut into several processes; most of their time goes into compiling, on one core each."""
 
 
@@ -83,7 +83,7 @@ def _ring(overlap: bool) -> Group:
 def contact() -> list[Group]:
     """The most telling first: tests that decide, and the aims that a first run can answer."""
     first = (Suite("staging", "tests/test_staging.py"),
-             Suite("delta extends", "tests/test_triton_delta.py", "extends"),
+             Suite("delta extends", "tests/test_triton_delta_extend.py"),
              Suite("attention", "tests/test_triton_attention_gpu.py",
                    "graph or waits or same or 32_bits"))
     profiled = (Row(f"replay {each.name}", 60, each.gib, 8) for each in shapes.PROFILED)
