@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from actorium.gpu.measure import Footprint, Meter, caches, held_bytes, profile, 
 from actorium.gpu.memory import device_budget, page_table_width
 from actorium.gpu.models.registry import Model, load_model, read_shape
 from actorium.gpu.plan.beside import Step, planned_bytes
-from actorium.gpu.plan.graphs import Graphs, planned_graphs
+from actorium.gpu.plan.graphs import GRAPH_BYTES, Graphs, planned_graphs
 from actorium.gpu.plan.memory import MemoryPlan, demand_of, make_plan
 from actorium.gpu.plan.shape import read_plan_shape
 from actorium.gpu.pools import make_draft_pool, make_pools
@@ -51,6 +52,8 @@ STATE_BYTES = 64 << 20
 """Most of the state pool that the steps before the first request may touch on a CPU, where memory
 is taken when it is first written."""
 
+DRIVER_BYTES = 8 * GRAPH_BYTES
+"""Most that the driver is believed to keep of one graph."""
 Say = Callable[[str, str], None]
 """Told of each phase: (phase, detail)."""
 
@@ -288,16 +291,16 @@ def _graph_bytes(runner: Runner, graphs: Graphs) -> int:
         return 0
     device, total = runner.moves.device, 0
     kinds = []
-    free = [_free_bytes(device)]
+    seen = [_memory(device)]
     for kind in _to_capture(runner, graphs, CudaCapturer(device)):
         if kind is None:
             continue
         kinds.append(kind)  # those before keep their memory
         for most in (1, 2):
             kind.capture(_unsaid, most)
-            free.append(_free_bytes(device))
-        first, next_one = free[-3] - free[-2], free[-2] - free[-1]
-        total += max(0, first) + (len(kind.shapes) - 1) * max(0, next_one)
+            seen.append(_memory(device))
+        first, next_one = (graphs_took(*pair, 1) for pair in pairwise(seen[-3:]))
+        total += first + (len(kind.shapes) - 1) * next_one
     return total
 
 
@@ -312,12 +315,13 @@ def _capture(config: Config, runner: Runner, footprint: Footprint, say: Say,
     if not any(graphs):
         return graphs
     device, start = runner.moves.device, perf_counter()
-    before = _free_bytes(device)
+    before = _memory(device)
     decodes, segments = _to_capture(runner, graphs, CudaCapturer(device))
     for kind in (decodes, segments):
         if kind is not None:
             kind.capture(say)
-    footprint.measured["graphs"] = before - _free_bytes(device)
+    captured = len(graphs.decodes) + len(graphs.tokens)
+    footprint.measured["graphs"] = graphs_took(before, _memory(device), captured)
     runner.graphs, runner.segments = decodes, segments
     seconds["graphs"] = perf_counter() - start
     if device.type == "cuda":
@@ -325,6 +329,29 @@ def _capture(config: Config, runner: Runner, footprint: Footprint, say: Say,
         walk(runner, max(graphs.tokens, default=1), say)  # as these serve them
         seconds["warm up"] += perf_counter() - start
     return graphs
+
+
+class Memory(NamedTuple):
+    """Of a device; bytes."""
+
+    free: int
+    """Of all of it, whoever took the rest."""
+    reserved: int
+    """By torch in this process, pools of graphs included."""
+
+
+def _memory(device: torch.device) -> Memory:
+    free = _free_bytes(device)
+    return Memory(free, torch.cuda.memory_reserved(device) if device.type == "cuda" else 0)
+
+
+def graphs_took(before: Memory, after: Memory, captured: int) -> int:
+    """Bytes that so many graphs took between two readings: torch's share, which is this process's
+    own, and the driver's. The driver tells what is free on the whole device alone, and other
+    processes allocate as well; so of that no more is believed than graphs can take."""
+    pools = max(0, after.reserved - before.reserved)
+    driver = before.free - after.free - pools
+    return pools + min(max(0, driver), DRIVER_BYTES * captured)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -24,7 +24,7 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
 )
 from actorium.actors.messages import ActorStatus, Status, StepPlan
-from actorium.gpu.device import Opened, open_device
+from actorium.gpu.device import DRIVER_BYTES, Memory, Opened, graphs_took, open_device
 from actorium.gpu.measure import Footprint, Meter, profile, resident, size_of
 from actorium.gpu.plan.beside import Step
 from actorium.gpu.pools import zeros
@@ -193,3 +193,16 @@ def test_an_engine_shows_them(cli: Cli, path: Path) -> None:
         assert held["pages"]["measured"] + held["states"]["measured"] == plan["used"]
         assert {line["name"]: line["bytes"] for line in plan["outside"]}["workspace"] \
             == held["workspace"]["planned"]
+
+
+@pytest.mark.parametrize(("others", "want"), [
+    (0, 300 * MIB + 5 * MIB),
+    (-4000 * MIB, 300 * MIB),  # another process has gone
+    (9000 * MIB, 300 * MIB + 2 * DRIVER_BYTES),  # another one came
+])
+def test_graphs_take_what_this_process_took(others: int, want: int) -> None:
+    """Whatever other processes take or give back on the device meanwhile."""
+    before = Memory(40_000 * MIB, 1000 * MIB)
+    after = Memory(before.free - 300 * MIB - 5 * MIB - others, before.reserved + 300 * MIB)
+    assert graphs_took(before, after, 2) == want
+    assert graphs_took(after, after, 2) == 0
