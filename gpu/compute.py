@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorium.actors.core import Context
 from actorium.actors.messages import Masks, Ready, Reset, RowMask, StepPlan, StepResult
+from actorium.gpu.compilations import Compilations
 
 if TYPE_CHECKING:
     from actorium.gpu.measure import Meter
@@ -61,6 +62,8 @@ class Compute:
         """Steps finished."""
         self.served: Mapping[str, int] = {}
         """Steps launched, by how (`Runner.served`)."""
+        self.compilations = Compilations()
+        """Kernels compiled since the worker was ready."""
         self.given = 0
         """Plans taken."""
 
@@ -187,6 +190,7 @@ class Compute:
         with contextlib.suppress(OSError):  # a report alone: a full disk keeps nobody from serving
             write_info(self._ctx.run_dir, self._ctx.role, opened.info)
         self._ready = opened.ready
+        self.compilations.watch()
         self.results.append(opened.ready)
         self._say("ready", opened.ready.device)
         return opened.runner, opened.meter, ahead

@@ -76,6 +76,7 @@ class WorkerCore(Core):
                 phase = "idle"
         return Health("draining" if self._draining else phase, compute.steps, budget,
                       {"steps": float(compute.steps), **compute.memory,
+                       "kernels_compiled": float(compute.compilations.count),
                        **{f"steps_{mode}": float(n) for mode, n in compute.served.items()}},
                       compute.detail)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_deepseek import add_mtp
-from helpers_graphs import shapes
+from helpers_graphs import shapes, write_kind
 from helpers_hybrid import DENSE, write_hybrid
 from helpers_models import write_checkpoint
 from helpers_speculation import make_runner as speculating_runner
@@ -27,6 +28,7 @@ from actorium.actors.config.tree import (
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.capture import CudaCapturer
+from actorium.gpu.compilations import Compilations
 from actorium.gpu.device import open_device
 from actorium.gpu.graphs import DecodeGraphs
 from actorium.gpu.models.registry import load_model
@@ -255,6 +257,35 @@ def test_the_largest_step_is_measured_before_pages_are_shared_out(path: Path) ->
     assert opened.runner.segments is not None
     assert opened.runner.segments.shapes == [256, 128, 64, 32, 16]
     assert told.measured["graphs"] > 0 and told.planned["graphs"] > 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "windows", "hybrid", "latent", "sparse"])
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_nothing_is_compiled_for_requests(kind: str, eager: bool, tmp_path: Path) -> None:
+    """By what Triton's own hooks tell once the device is open."""
+    write_kind(tmp_path, kind)
+    drafts = kind == "hybrid"
+    config = Config(model=ModelConfig(model=str(tmp_path)),
+                    memory=MemoryConfig(memory_fraction=0.3),
+                    device=DeviceConfig(enforce_eager=eager),
+                    speculation=SpeculationConfig(speculative="mtp:2" if drafts else "off"),
+                    scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=256))
+    said: list[tuple[str, str]] = []
+    runner = open_device(config, 1, lambda *own: said.append(own), {}).runner
+    assert ("warming", "kernels 0/") in [(a, b[:10]) for a, b in said]
+    compilations, draw = Compilations(), random.Random(7)
+    compilations.watch()
+    vocab, most = runner.tables.vocab, runner.tables.max_len - 60
+    text = [draw.randrange(vocab) for _ in range(most)]
+    ring = Ring(runner, budget=256, force_preempt_every=9)
+    for i in range(60):
+        start = text[:draw.choice([0, 16, most // 2, most])]
+        ring.submit(start + [draw.randrange(vocab) for _ in range(draw.choice([1, 3, 17, 60]))],
+                    PARAMS[i % len(PARAMS)], i)
+        for _ in range(draw.randint(0, 3)):
+            ring.step()
+    assert all(out.finish for out in ring.run())
+    assert compilations.count == 0
 
 
 def test_without_graphs_every_step_is_launched(path: Path) -> None:

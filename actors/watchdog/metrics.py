@@ -125,6 +125,9 @@ OWN = (
         "1 while the ledger takes no more, and requests go on without."),
     Row("duplicate_tokens_dropped", COUNTER, "duplicates_dropped",
         "Tokens that came to the detokenizer once more.", DETOKENIZER),
+    Row("kernels_compiled", COUNTER, "kernels_compiled",
+        "Kernels compiled, or loaded from Triton's cache, when requests were being served.",
+        WORKER),
     Row("detokenizer_sequences", GAUGE, "detokenizer_sequences",
         "Sequences on their way to text.", DETOKENIZER),
 )
