@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,8 +144,14 @@ def _read(files: list[Path], device: torch.device,
             yield file, mapped(file, wanted)
         return
     with Courier(device) as courier:
-        for file, tensors in zip(files, courier.read(files, wanted), strict=True):
-            yield file, _drained(tensors)
+        yield from by_file(courier.read(files, wanted))
+
+
+def by_file(batches: Iterable[tuple[Path, list[tuple[str, Tensor]]]]
+            ) -> Iterator[tuple[Path, Iterable[tuple[str, Tensor]]]]:
+    """Each file with its tensors, of one batch after the other."""
+    for file, own in groupby(batches, lambda batch: batch[0]):
+        yield file, chain.from_iterable(_drained(tensors) for _, tensors in own)
 
 
 def _drained(tensors: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -25,8 +26,11 @@ THREADS = 8
 """One reads some 5 GB/s of the page cache, and a device takes some 50."""
 PIECE = 16 << 20
 """Bytes read at once, and of each pinned buffer."""
+BATCH = 512 << 20
+"""Bytes of tensors that are handed over together; a larger tensor is alone."""
 AHEAD = 2
-"""Files whose pieces are under way at once."""
+"""Batches that are under way at once. What is made of tensors when they are read (their FP8) lies
+beside so many batches, not beside whole files, which may be all of a checkpoint."""
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -111,21 +115,26 @@ class Courier:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def read(self, files: Sequence[Path], wanted: Wanted) -> Iterator[list[tuple[str, Tensor]]]:
-        """Of each file in turn the wanted tensors, on the device. Raises `BadModel`."""
+    def read(self, files: Sequence[Path],
+             wanted: Wanted) -> Iterator[tuple[Path, list[tuple[str, Tensor]]]]:
+        """The wanted tensors, on the device: of each file in turn one or more batches. Raises
+        `BadModel`."""
         under_way: list[Load] = []
+        todo = ((file, batch) for file in files for batch in batches(
+            [s for s in stored(file) if wanted(file, s.name, s.dtype, s.shape)]))
         try:
-            for i, file in enumerate(files):
-                while len(under_way) < AHEAD and i + len(under_way) < len(files):
-                    under_way.append(self._send(files[i + len(under_way)], wanted))
-                yield self._arrived(under_way.pop(0), file)
+            while True:
+                for file, batch in islice(todo, AHEAD - len(under_way)):
+                    under_way.append(self._send(file, batch))
+                if not under_way:
+                    return
+                yield self._arrived(under_way.pop(0))
         finally:
             for load in under_way:
                 load.close()
 
-    def _send(self, file: Path, wanted: Wanted) -> Load:
-        """Set its pieces going."""
-        own = [s for s in stored(file) if wanted(file, s.name, s.dtype, s.shape)]
+    def _send(self, file: Path, own: list[Stored]) -> Load:
+        """Set their pieces going."""
         tensors = [(s, torch.empty(s.shape, dtype=s.dtype, device=self.device)) for s in own]
         ready = None
         if self._stream is not None:
@@ -138,7 +147,7 @@ class Courier:
         pieces = [self._pool.submit(self._carry, fd, s.start + at, into, ready)
                   for s, tensor in tensors if s.bytes
                   for at, into in cut(tensor.view(-1).view(torch.uint8), self.piece)]
-        return Load(fd, [(s.name, tensor) for s, tensor in tensors], pieces)
+        return Load(file, fd, [(s.name, tensor) for s, tensor in tensors], pieces)
 
     def _carry(self, fd: int, start: int, into: Tensor, ready: torch.cuda.Event | None) -> None:
         """A piece of a file, from this byte on, to the device; until it is there."""
@@ -157,20 +166,21 @@ class Courier:
         finally:
             self._free.put(buffer)
 
-    def _arrived(self, load: Load, file: Path) -> list[tuple[str, Tensor]]:
+    def _arrived(self, load: Load) -> tuple[Path, list[tuple[str, Tensor]]]:
         try:
             for piece in load.pieces:
                 piece.result()
         except (OSError, EOFError) as e:
-            raise unreadable(file, e) from None
+            raise unreadable(load.file, e) from None
         finally:
             load.close()
-        return load.tensors
+        return load.file, load.tensors
 
 
 class Load(NamedTuple):
-    """A file whose tensors are on their way."""
+    """Tensors of a file on their way."""
 
+    file: Path
     fd: int
     tensors: list[tuple[str, Tensor]]
     pieces: list[Future[None]]
@@ -181,6 +191,18 @@ class Load(NamedTuple):
             if not piece.cancel():
                 piece.exception()
         os.close(self.fd)
+
+
+def batches(tensors: Sequence[Stored]) -> Iterator[list[Stored]]:
+    """The same in turn, BATCH bytes together at most unless one alone is larger; one that is empty
+    where there are none."""
+    batch: list[Stored] = []
+    for own in tensors:
+        if batch and sum(each.bytes for each in batch) + own.bytes > BATCH:
+            yield batch
+            batch = []
+        batch.append(own)
+    yield batch
 
 
 def cut(whole: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:

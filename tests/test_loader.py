@@ -198,7 +198,8 @@ def test_carried_in_pieces_as_mapped(tmp_path: Path, piece: int) -> None:
     with Courier(CPU, 3, piece) as courier:
         carried = list(courier.read(files, every))
     assert len(carried) == len(files)
-    for file, own in zip(files, carried, strict=True):
+    for file, (source, own) in zip(files, carried, strict=True):
+        assert source == file
         want = dict(mapped(file, every))
         assert {name for name, _ in own} == set(want)
         assert all(torch.equal(tensor, want[name]) for name, tensor in own)
@@ -210,8 +211,7 @@ def test_carried_models_are_the_same_and_so_is_what_is_said(
 
     def carried(files: list[Path], device: torch.device, wanted: Any) -> Any:
         with Courier(device, 2, 4096) as courier:
-            for file, tensors in zip(files, courier.read(files, wanted), strict=True):
-                yield file, loader._drained(tensors)
+            yield from loader.by_file(courier.read(files, wanted))
 
     write_checkpoint(tmp_path, max_shard_size="60KB")
     want = logits(load(tmp_path))
@@ -221,6 +221,36 @@ def test_carried_models_are_the_same_and_so_is_what_is_said(
     whole = last.read_bytes()
     last.write_bytes(whole[:-5])
     refused(tmp_path, last.name, "not a readable safetensors file")
+
+
+def test_few_bytes_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large a file is: a batch in the reader's hands and one on its way, a larger tensor
+    alone; and a file of which nothing is wanted is told of as well."""
+    from actorium.gpu import loader, reading
+
+    monkeypatch.setattr(reading, "BATCH", 4000)
+    sizes = [100, 300, 800, 5000, 10, 990, 1]
+    tensors = {f"{i}": torch.full((n,), float(i)) for i, n in enumerate(sizes)}
+    files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "c.safetensors"]
+    for file, own in zip(files, (tensors, {"none": torch.zeros(3)}, tensors), strict=True):
+        save_file(own, file)
+    sent: list[int] = []
+    plain = Courier._send
+    monkeypatch.setattr(Courier, "_send", lambda own, file, batch: (
+        sent.append(sum(s.bytes for s in batch)), plain(own, file, batch))[1])
+    with Courier(CPU, 2, 512) as courier:
+        taken = 0
+        for _, own in courier.read(files, lambda file, name, *_: name != "none"):
+            taken += 1
+            assert len(sent) <= taken + 1, "no more than one ahead"
+            assert sum(t.nbytes for _, t in own) <= 4000 or len(own) == 1
+            assert all(torch.equal(tensor, tensors[name]) for name, tensor in own)
+    assert taken == len(sent) > 8 and sum(sent) == 2 * 4 * sum(sizes)
+    with Courier(CPU, 2, 512) as courier:
+        read = [(file, dict(own)) for file, own in loader.by_file(
+            courier.read(files, lambda file, name, *_: name != "none"))]
+    assert [file for file, _ in read] == files
+    assert [len(own) for _, own in read] == [len(sizes), 0, len(sizes)]
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path,
@@ -270,7 +300,7 @@ def test_carried_to_a_device(tmp_path: Path) -> None:
     for i, file in enumerate(files):
         save_file({f"{i}.{j}": torch.randn(1000 * j + 1, 33).bfloat16() for j in range(20)}, file)
     with Courier(torch.device("cuda"), 4, 1 << 16) as courier:
-        for file, own in zip(files, courier.read(files, every), strict=True):
+        for file, (_, own) in zip(files, courier.read(files, every), strict=True):
             want = dict(mapped(file, every))
             assert len(own) == len(want)
             assert all(torch.equal(tensor.cpu(), want[name]) for name, tensor in own)
