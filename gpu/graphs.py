@@ -32,7 +32,7 @@ from actorium.actors.messages import StepPlan
 from actorium.gpu.capture import Capturer, Replayable, Say
 from actorium.gpu.plan import graphs as plan
 from actorium.gpu.plan.graphs import GraphShape, Refusals
-from actorium.gpu.sampler import Emitted, commit, sample
+from actorium.gpu.sampler import Emitted, Kept, emit
 from actorium.gpu.speculation import Drafting
 from actorium.gpu.staging import Array, Upload
 from actorium.gpu.steps import Step, fill_decodes, of_decodes
@@ -52,7 +52,7 @@ class Tier:
     shape: GraphShape
     forward: Replayable
     logits: Tensor
-    """f32[rows * q_len, V], until the next replay of anything."""
+    """[rows * q_len, V], until the next replay of anything."""
     draws: dict[int, Replayable] = field(default_factory=dict)
     """By class."""
     drafts: Replayable | None = None
@@ -70,7 +70,6 @@ class Statics:
         self._positions = full((rows * q_len,), 0, "int32")
         self._slots = full((rows * q_len,), 0, "int32")
         self._tokens = full((rows * q_len,), 0, "int64")
-        self._counts = full((rows,), 0, "int64")
         self._told = full((rows * (2 + q_len),), 0, "int64")
 
     def positions(self, shape: GraphShape) -> Array:
@@ -87,7 +86,7 @@ class Statics:
 
     def counts(self, shape: GraphShape) -> Array:
         """i64[rows]: `Emitted.counts`."""
-        return self._counts[:shape.rows]
+        return self.told(shape)[0]
 
     def told(self, shape: GraphShape) -> Array:
         """i64[2 + q_len, rows]: counts, finish, then the columns, of `Emitted`."""
@@ -105,7 +104,7 @@ class Captured:
 
     @property
     def logits(self) -> Tensor:
-        """f32[rows * q_len, V], of those of the sink as well."""
+        """[rows * q_len, V], of those of the sink as well."""
         return self._tier.logits
 
     @property
@@ -194,11 +193,8 @@ class DecodeGraphs:
     def _draw(self, shape: GraphShape, step: Step, logits: Tensor, needs: int) -> None:
         t = self._runner.tables
         own = replace(step, flags=np.full(len(step.row_slots), needs, np.uint8), needs=needs)
-        emitted = commit(t, own, sample(t, own, logits), self._runner.force)
-        self._statics.tokens(shape).copy_(emitted.rows)
-        self._statics.counts(shape).copy_(emitted.counts)
-        torch.stack((emitted.counts, emitted.finish, *emitted.columns),
-                    out=self._statics.told(shape))
+        emit(t, own, logits, (), self._runner.force,
+             Kept(self._statics.tokens(shape), self._statics.told(shape)))
 
     def _draft(self, drafting: Drafting, shape: GraphShape, step: Step, normed: Tensor) -> None:
         drafting.follow(step, shape.q_len - 1, self._statics.tokens(shape),

@@ -18,7 +18,7 @@ from actorium.gpu.batch import ForwardBatch
 from actorium.gpu.graphs import Captured, DecodeGraphs
 from actorium.gpu.models.mtp import Drafter
 from actorium.gpu.pools import PagePool
-from actorium.gpu.sampler import Emitted, commit, sample
+from actorium.gpu.sampler import Emitted, emit
 from actorium.gpu.segments import SegmentGraphs
 from actorium.gpu.shape import ModelShape
 from actorium.gpu.speculation import Drafting, Propose, propose_by
@@ -230,6 +230,7 @@ class Runner:
         captured.forward()
         told = captured.told
         if told is None:
+            self.moves.settle()  # what was told of the step before may be on its way still
             captured.follow(self._sample(step, captured.logits[:len(step.row_slots)], up, out))
             return
         self.moves.settle()
@@ -281,7 +282,8 @@ class Runner:
             index = self.moves.long(up[step.sent["ranked"]])
             raw = logits[self.moves.tensor(index)]
         masks = self.wait(out.plan) if out.plan.masks_follow else out.plan.masks
-        tokens = sample(self.tables, step, logits, masks)
+        emitted = emit(self.tables, step, logits, masks, self.force)
+        tokens = emitted.rows
         if raw is not None:
             out.ranked = self._ranked(step, raw.shape[1])
             most = max(k for _, _, k in out.ranked)
@@ -291,8 +293,10 @@ class Runner:
                 named = self.moves.tensor(flat.reshape(-1, most))
             out.ranked_values = self.moves.fetch(
                 *self.tables.sampling.logprobs(raw, chosen, most, named))
-        emitted = commit(self.tables, step, tokens, self.force)
-        out.rows = self.moves.fetch_rows(emitted.counts, emitted.finish, *emitted.columns)
+        if emitted.told is None:
+            out.rows = self.moves.fetch_rows(emitted.counts, emitted.finish, *emitted.columns)
+        else:
+            out.rows = self.moves.fetch(emitted.told).unstack()
         if step.q_len > 1:
             out.learn = self._learn(step)
         return emitted

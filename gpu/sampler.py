@@ -38,25 +38,35 @@ from actorium.kernels.philox import FORCED, uniform
 from actorium.kernels.record import Layout, Resident
 
 
-def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = ()) -> Array:
-    """One token for each sampled row: i64[rows]. logits f32[rows, V] are changed in place.
+def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = (),
+           out: Array = None) -> Array:
+    """One token for each sampled row: i64[rows], in `out` if given. logits [rows, V], of any float
+    dtype, may be changed in place.
 
     Every row is sampled as if the drafts before it were the sequence's tokens. Raises `ValueError`
     on masks that do not fit.
     """
     if isinstance(t.moves, Host):
-        return _sample_host(t, step, logits, masks)
+        return _sample_host(t, step, logits.float(), masks)
     ops = t.sampling
     # Of the host's nothing is read but `needs`: what a row wants, its slot's tables tell.
     needs, slots, positions = step.needs, step.row_slots_d, step.positions
-    tables = _resident(t)
+    logits, tables = _shaped(t, step, logits, masks), _resident(t)
+    return ops.choose(logits, slots, positions, tables, bool(needs & SAMPLES),
+                      bool(needs & TRUNCATES), out)
+
+
+def _shaped(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask]) -> Tensor:
+    """What tokens are chosen from, on a device."""
+    needs = step.needs
     if needs & (PENALISES | BIASES | HOLDS):
-        ops.adjust(logits, slots, positions, tables, Layout(step.ending, step.q_len),
-                   bool(needs & PENALISES), bool(needs & BIASES), bool(needs & HOLDS))
+        logits = t.sampling.adjust(
+            logits, step.row_slots_d, step.positions, _resident(t),
+            Layout(step.ending, step.q_len), bool(needs & PENALISES), bool(needs & BIASES),
+            bool(needs & HOLDS))
     if masks:
         apply_masks(t, step, masks, logits)
-    return ops.choose(logits, slots, positions, tables, bool(needs & SAMPLES),
-                      bool(needs & TRUNCATES))
+    return logits
 
 
 def _resident(t: Tables) -> Resident:
@@ -152,17 +162,45 @@ class Emitted(NamedTuple):
     before."""
     finish: Array
     """i64[sequences]: 0 goes on, 1 end token, 2 length."""
+    told: Array = None
+    """i64[2 + q_len, sequences]: counts, finish and the columns, where they lie together."""
 
 
-def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = ()) -> Emitted:
+class Kept(NamedTuple):
+    """Where a graph keeps what a step emitted."""
+
+    rows: Array
+    """As those of `Emitted`."""
+    told: Array
+
+
+def emit(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = (),
+         force: tuple[float, ...] = (), kept: Kept | None = None) -> Emitted:
+    """`sample`, then `commit` what was sampled; for a step without parameters in two launches.
+    kept: where the results go, on a device."""
+    rows, told = kept or (None, None)
+    if step.needs & SAMPLES or isinstance(t.moves, Host) or not t.sampling.commits:
+        emitted = commit(t, step, sample(t, step, logits, masks, rows), force, told)
+        if told is not None and emitted.told is None:
+            t.moves.xp.stack((emitted.counts, emitted.finish, *emitted.columns), out=told)
+        return emitted
+    tokens, told = t.sampling.commit_likeliest(
+        _shaped(t, step, logits, masks), step.slots_d, step.positions, _resident(t), t.progress,
+        Layout(step.ending, step.q_len), bool(step.needs & PENALISES), force, rows, told)
+    return Emitted(tokens, tuple(told[2:]), told[0], told[1], told)
+
+
+def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = (),
+           told: Array = None) -> Emitted:
     """Write the tokens sampled for each row to the tables, as far as drafts before them were
     accepted; decide which sequences end.
 
     A draft is accepted where it equals what was sampled for its place, or, if `force` is given,
-    with those probabilities by place, the last one for all further places.
+    with those probabilities by place, the last one for all further places. told: where a kernel is
+    to put what was emitted.
     """
     if not isinstance(t.moves, Host) and t.sampling.commits:
-        return _commit_at_once(t, step, tokens, force)
+        return _commit_at_once(t, step, tokens, force, told)
     if step.q_len > 1:
         return _commit_windows(t, step, tokens, force)
     xp, slots, positions = t.moves.xp, step.slots_d, step.positions
@@ -181,10 +219,12 @@ def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = ()) 
     return Emitted(tokens, (tokens,), t.moves.long(emitted), finish)
 
 
-def _commit_at_once(t: Tables, step: Step, tokens: Array, force: tuple[float, ...]) -> Emitted:
+def _commit_at_once(t: Tables, step: Step, tokens: Array, force: tuple[float, ...],
+                    told: Array) -> Emitted:
     told = t.sampling.commit(step.slots_d, step.positions, tokens, _resident(t), t.progress,
-                             Layout(step.ending, step.q_len), bool(step.needs & PENALISES), force)
-    return Emitted(tokens, tuple(told[2:]), told[0], told[1])
+                             Layout(step.ending, step.q_len), bool(step.needs & PENALISES), force,
+                             told)
+    return Emitted(tokens, tuple(told[2:]), told[0], told[1], told)
 
 
 def _commit_windows(t: Tables, step: Step, tokens: Array, force: tuple[float, ...]) -> Emitted:

@@ -108,7 +108,7 @@ class Drafting:
         """i64[R]: the token drafted from each row of the layer's output."""
         logits = self._drafter.logits(out)
         if isinstance(self._tables.moves, Host):
-            return logits.numpy().argmax(axis=1)
+            return logits.float().numpy().argmax(axis=1)
         return logits.argmax(1)
 
 

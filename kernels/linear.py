@@ -52,6 +52,11 @@ class Linear:
         """y as f32."""
         return self(x).float()
 
+    def logits(self, x: Tensor) -> Tensor:
+        """y as the device's sampler takes it: as precise as it is made, of any float dtype; f32 on
+        a CPU, where numpy samples."""
+        return self.wide(x)
+
 
 class PackedLinear(Linear):
     """The same on a weight laid out once for oneDNN's bf16 kernels (AMX where there is AMX)."""

@@ -22,8 +22,10 @@ class Logprobs(NamedTuple):
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int, named: Tensor | None = None) -> Logprobs:
-    """log_softmax(logits) at tokens and at the k likeliest. logits: f32[R, V]; tokens: i64[R];
-    named: i64[R, k], tokens that take the place of the likeliest (-1 = none does)."""
+    """log_softmax(logits) at tokens and at the k likeliest. logits: [R, V] of any float dtype, of
+    which f32 is made; tokens: i64[R]; named: i64[R, k], tokens that take the place of the likeliest
+    (-1 = none does)."""
+    logits = logits.float()
     norm = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, tokens[:, None])
     ranks = (logits > chosen).sum(dim=-1, dtype=torch.int32) + 1

@@ -31,22 +31,34 @@ class TorchSampling:
         raise TypeError(f"{self.name}: the tables' arithmetic is the steps' own")
 
     def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
-               layout: Layout, penalises: bool, biases: bool, holds: bool) -> None:
-        """See `sampling.adjust`."""
+               layout: Layout, penalises: bool, biases: bool, holds: bool) -> Tensor:
+        """See `sampling.adjust`; logits of another dtype than f32 are copied first. Returns what
+        was changed."""
+        logits = logits.float()
         sampling.adjust(logits, slots, positions, tables, layout, penalises, biases, holds)
+        return logits
 
     def mask(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
         """See `sampling.mask`."""
         sampling.mask(logits, rows, words)
 
     def choose(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
-               samples: bool, truncates: bool) -> Tensor:
-        """See `sampling.choose`."""
-        return sampling.choose(logits, slots, positions, tables, samples, truncates)
+               samples: bool, truncates: bool, out: Tensor | None = None) -> Tensor:
+        """See `sampling.choose`; logits of any float dtype. out: where the tokens are to lie."""
+        tokens = sampling.choose(logits.float(), slots, positions, tables, samples, truncates)
+        return tokens if out is None else out.copy_(tokens)
+
+    def commit_likeliest(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
+        progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = (),
+        tokens: Tensor | None = None, told: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Only where `commits`."""
+        raise TypeError(f"{self.name}: the tables' arithmetic is the sampler's")
 
     def commit(self, slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
-               progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = ()
-               ) -> Tensor:
+               progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = (),
+               told: Tensor | None = None) -> Tensor:
         """Only where `commits`."""
         raise TypeError(f"{self.name}: the tables' arithmetic is the sampler's")
 

@@ -35,7 +35,7 @@ PARAMS: list[dict[str, Any]] = [
 class Bigrams:
     """A model whose logits depend on the last token alone."""
 
-    drafter = None
+    drafter, dtype = None, torch.float32
     logits_of = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3)) * 2
 
     def forward(self, batches: Any, pools: Any, recurrent: Any = None) -> torch.Tensor:
@@ -44,8 +44,8 @@ class Bigrams:
         return rows[:, None]
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """f32[R, VOCAB]"""
-        return self.logits_of[rows[:, 0]]
+        """[R, VOCAB], in numbers that bf16 has."""
+        return self.logits_of[rows[:, 0]].bfloat16().to(self.dtype)
 
 
 def likely(slots: Any, positions: Any, k: int) -> Any:
@@ -65,7 +65,8 @@ def admit(slot: int, params: dict[str, Any], seed: int) -> Admit:
     return Admit(slot, i4(*prompt), 3, 0, i4(0), Resolved(max_tokens=14, **params), seed)
 
 
-def results(moves: Any, most: int, ops: TorchSampling | None = None) -> list[StepResult]:
+def results(moves: Any, most: int, ops: TorchSampling | None = None,
+            dtype: torch.dtype = torch.float32) -> list[StepResult]:
     """Steps with all parameters in one batch, windows of 1 to 4 rows (most: drafts of a model that
     makes any), and slots that are used again by sequences that want other things."""
     slots = list(range(1, len(PARAMS) + 1))
@@ -73,7 +74,9 @@ def results(moves: Any, most: int, ops: TorchSampling | None = None) -> list[Ste
                     sampling=ops)
     pool = PagePool(SimpleNamespace(kv_row=(1, 1), layers=1),  # type: ignore[arg-type]
                     1, 16, torch.float32, CPU)
-    runner = Runner(Bigrams(), [pool], tables, propose=likely)  # type: ignore[arg-type]
+    model = Bigrams()
+    model.dtype = dtype
+    runner = Runner(model, [pool], tables, propose=likely)  # type: ignore[arg-type]
     masked = 1 + next(i for i, params in enumerate(PARAMS) if params.get("masked"))
     out = [runner.run(StepPlan(
         1, 0, admit=[admit(slot, PARAMS[slot - 1], slot) for slot in slots],
@@ -103,7 +106,7 @@ def test_devices_sample_what_the_host_samples(kernels: str, most: int) -> None:
             pytest.skip("the interpreter is for machines without a CUDA device")
     ops = select_sampling(CPU, kernels)
     assert ops.name == kernels
-    want, got = results(Host, most), results(Device, most, ops)
+    want, got = results(Host, most), results(Device, most, ops, torch.bfloat16)
     assert sum(sum(result.counts) for result in want) > 60
     for own_step, other in zip(got, want, strict=True):
         assert own_step.counts == other.counts and own_step.finish == other.finish

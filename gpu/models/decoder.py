@@ -242,7 +242,7 @@ class Decoder(ABC):
         return Step(ropes, groups, states, recurrent.pool.layers)
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Final norm and head. rows: [R, hidden] -> f32[R, vocab]."""
+        """Final norm and head. rows: [R, hidden] -> [R, vocab]; see `head_logits`."""
         return self.head_logits(self.norm_rows(rows))
 
     def norm_rows(self, rows: Tensor) -> Tensor:
@@ -250,9 +250,11 @@ class Decoder(ABC):
         return self.ops.rms_norm(rows, self.norm, self.shape.norm_eps)
 
     def head_logits(self, normed: Tensor) -> Tensor:
-        """The head alone. normed: [R, hidden] -> f32[R, vocab]."""
-        wide = self.head.wide(normed)
-        return wide if self.shape.logit_scale == 1 else wide.mul_(self.shape.logit_scale)
+        """The head alone. normed: [R, hidden] -> [R, vocab], f32 unless the device's sampler takes
+        them as the product gives them (`Linear.logits`)."""
+        if self.shape.logit_scale == 1:
+            return self.head.logits(normed)
+        return self.head.wide(normed).mul_(self.shape.logit_scale)
 
 
 def _at(i: int) -> str:

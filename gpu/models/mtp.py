@@ -44,7 +44,8 @@ class Drafter(Protocol):
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What `forward` gave, [R, hidden] -> f32[R, vocab], by the model's head."""
+        """What `forward` gave, [R, hidden] -> [R, vocab], by the model's head: see
+        `Decoder.head_logits`."""
 
 
 class DraftNames(NamedTuple):

@@ -1,4 +1,5 @@
-"""What a step sampled goes to the tables, in one launch: see `kernels.record.Progress`."""
+"""What a step sampled goes to the tables, in one launch: see `kernels.record.Progress`. Where all
+is greedy, that launch finds the likeliest tokens as well, among those of the parts of each row."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from ..record import (
     Progress,
     Resident,
 )
-from .keys import field
+from .keys import field, tiles
 from .philox import uniform_of
 
 _COUNT_ROW, _LIMIT = tl.constexpr(COUNT_ROW), tl.constexpr(LIMIT)
@@ -42,12 +43,49 @@ def _stops(token: tensor, eos: tensor, ends: tensor, BLOCK: tl.constexpr) -> ten
     return stops
 
 
-@triton.jit(do_not_specialize=["slots", "positions", "tokens", "single", "q_len", "most"])
-def _commit(slots: tensor, positions: tensor, tokens: tensor, record: tensor, eos: tensor,
+@triton.jit(do_not_specialize=["each"])
+def _likeliest(logits: tensor, tops: tensor, best: tensor, vocab: tensor, each: tensor,
+               BLOCK: tl.constexpr) -> None:
+    """tops f32[R, S]: the highest logit of each part of a row; best i32[R, S]: its token, the first
+    of ties."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits += row * vocab
+    token = part * each * BLOCK + tl.arange(0, BLOCK)
+    end = tl.minimum((part + 1) * each * BLOCK, vocab)
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    at = token
+    for tile in tl.range(each, num_stages=3):
+        here = token + tile * BLOCK
+        x = tl.load(logits + here, mask=here < end, other=float("-inf")).to(tl.float32)
+        at = tl.where(x > top, here, at)  # the first of ties
+        top = tl.maximum(top, x)
+    highest = tl.max(top, 0)
+    first = tl.min(tl.where(top == highest, at, vocab - 1), 0)
+    tl.store(tops + row * tl.num_programs(1) + part, highest)
+    tl.store(best + row * tl.num_programs(1) + part, first)
+
+
+@triton.jit
+def _best_of(tops: tensor, best: tensor, row: tensor, live: tensor, parts: tensor,
+             PARTS: tl.constexpr) -> tensor:
+    """i64: the likeliest token of each row; 0 where not live."""
+    part = tl.arange(0, PARTS)[None, :]
+    at, there = row[:, None] * parts + part, live[:, None] & (part < parts)
+    x = tl.load(tops + at, mask=there, other=float("-inf"))
+    # Of ties the first: parts lie in the order of the tokens.
+    top, first = tl.max(x, 1, return_indices=True)
+    return tl.load(best + row * parts + first, mask=live, other=0).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["slots", "positions", "tokens", "single", "q_len", "most", "parts"])
+def _commit(slots: tensor, positions: tensor, tokens: tensor, tops: tensor, best: tensor,
+            parts: tensor, record: tensor, eos: tensor,
             ends: tensor, drafts: tensor, most: tensor, counts: tensor, vocab: tensor,
             last_token: tensor, seq_len: tensor, ended: tensor, accepted: tensor, told: tensor,
             force: tensor, single: tensor, q_len: tensor, WINDOW: tl.constexpr,
-            DRAFTS: tl.constexpr, COUNTS: tl.constexpr, FORCE: tl.constexpr) -> None:
+            DRAFTS: tl.constexpr, COUNTS: tl.constexpr, FORCE: tl.constexpr,
+            PARTS: tl.constexpr) -> None:
+    """PARTS: 0, or room for the parts of a row, of whose tokens the likeliest goes to `tokens`."""
     sequence, of = tl.program_id(0), tl.num_programs(0)
     alone = sequence < single
     first = tl.where(alone, sequence, single + (sequence - single) * q_len)
@@ -55,7 +93,11 @@ def _commit(slots: tensor, positions: tensor, tokens: tensor, record: tensor, eo
     slot = tl.load(slots + sequence).to(tl.int64)
     place = tl.arange(0, WINDOW)
     live = place < rows
-    token = tl.load(tokens + first + place, mask=live, other=0)
+    if PARTS:
+        token = _best_of(tops, best, first.to(tl.int64) + place, live, parts, PARTS)
+        tl.store(tokens + first + place, token, mask=live)
+    else:
+        token = tl.load(tokens + first + place, mask=live, other=0)
     position = tl.load(positions + first + place, mask=live, other=0)
     stop = _stops(token, eos + slot * ends, ends, 16) & (position >= field(record, slot, _MIN_LEN))
     full = position + 1 >= field(record, slot, _LIMIT)
@@ -91,28 +133,62 @@ def _commit(slots: tensor, positions: tensor, tokens: tensor, record: tensor, eo
 
 
 def commit(slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
-           progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = ()
-           ) -> Tensor:
+           progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = (),
+           told: Tensor | None = None) -> Tensor:
     """Write the tokens sampled to the tables as far as drafts before them were accepted, and decide
     which sequences end. force: accept drafts with these probabilities, by place in the window, the
     last one for all further places, whatever was sampled.
 
     slots: i32[S], distinct but for that of padding; positions: i32[R]; tokens: i64[R]; counts:
-    whether some slot counts its tokens. Returns i64[2 + q_len, S]: how many each sequence emitted;
-    0 goes on, 1 end token, 2 length; the tokens by place, 0 where a sequence has but one row.
+    whether some slot counts its tokens. Returns i64[2 + q_len, S], in `told` if given: how many
+    each sequence emitted; 0 goes on, 1 end token, 2 length; the tokens by place, 0 where a sequence
+    has but one row.
     """
-    told = torch.empty(2 + layout.q_len, len(slots), dtype=torch.int64, device=slots.device)
+    return _launch(slots, positions, tokens, None, tables, progress, layout, counts, force, told)
+
+
+def commit_likeliest(
+    logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, progress: Progress,
+    layout: Layout, counts: bool, force: tuple[float, ...] = (), tokens: Tensor | None = None,
+    told: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same for the likeliest token of each row, in two launches; of ties the first.
+
+    logits: [R, V], of any float dtype. Returns the tokens, in `tokens` (i64[R]) if given, and what
+    `commit` does.
+    """
+    rows, vocab = logits.shape
+    if tokens is None:
+        tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    cut = tiles(rows, vocab)
+    tops = torch.empty(rows, cut.splits, dtype=torch.float32, device=logits.device)
+    best = torch.empty(rows, cut.splits, dtype=torch.int32, device=logits.device)
+    if rows:
+        _likeliest[(rows, cut.splits)](logits, tops, best, vocab, cut.each, BLOCK=cut.block,
+                                       num_warps=4)
+    return tokens, _launch(slots, positions, tokens, (tops, best), tables, progress, layout, counts,
+                           force, told)
+
+
+def _launch(slots: Tensor, positions: Tensor, tokens: Tensor, parts: tuple[Tensor, Tensor] | None,
+            tables: Resident, progress: Progress, layout: Layout, counts: bool,
+            force: tuple[float, ...], told: Tensor | None) -> Tensor:
+    if told is None:
+        told = torch.empty(2 + layout.q_len, len(slots), dtype=torch.int64, device=slots.device)
     counted = tables.counts if counts else None
     window = triton.next_power_of_2(layout.q_len)
     forced = _probabilities(force, window, slots.device) if force else told
+    tops, best = parts or (tokens, tokens)
+    splits = tops.shape[1] if parts else 0
     if len(slots):
         _commit[(len(slots),)](
-            slots, positions, tokens, tables.record, tables.eos, tables.eos.shape[1],
-            tables.drafts, tables.drafts.shape[1],
+            slots, positions, tokens, tops, best, splits, tables.record, tables.eos,
+            tables.eos.shape[1], tables.drafts, tables.drafts.shape[1],
             tables.record if counted is None else counted,
             1 if counted is None else counted.shape[1], *progress, told, forced, layout.single,
             layout.q_len, WINDOW=window, DRAFTS=tables.drafts.shape[1] > 0,
-            COUNTS=counted is not None, FORCE=bool(force), num_warps=1)
+            COUNTS=counted is not None, FORCE=bool(force),
+            PARTS=triton.next_power_of_2(splits) if splits else 0, num_warps=1)
     return told
 
 

@@ -243,14 +243,15 @@ def _choose(logits: tensor, slots: tensor, positions: tensor, record: tensor, to
 
 
 def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, samples: bool,
-           truncates: bool, candidates: int = CANDIDATES) -> Tensor:
-    """See `kernels.sampling.choose`. candidates: held in registers; a power of two.
+           truncates: bool, candidates: int = CANDIDATES, out: Tensor | None = None) -> Tensor:
+    """See `kernels.sampling.choose`. candidates: held in registers; a power of two; out: i64[R],
+    where the tokens are to lie.
 
     The kept sets are those of the reference: top_k's always; top_p's and min_p's unless a sum or
     a weight lies within 3e-7 of its limit, which is the error of float32 `exp`. Sums are exact.
     """
     rows, vocab = logits.shape
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     if not rows:
         return out
     truncates = samples and truncates

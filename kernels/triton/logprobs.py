@@ -19,13 +19,14 @@ def _part(logits: tensor, tokens: tensor, tops: tensor, masses: tensor, ahead: t
     to it; ahead i32, tokens above the chosen one."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits += row * vocab
-    chosen = tl.load(logits + tl.load(tokens + row))
+    chosen = tl.load(logits + tl.load(tokens + row)).to(tl.float32)
     top = tl.zeros((BLOCK,), tl.float32) + float("-inf")
     mass = tl.zeros((BLOCK,), tl.float32)
     above = tl.zeros((BLOCK,), tl.int32)
     for tile in tl.range(part * each, part * each + each, num_stages=3):
         token = tile * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+        x = x.to(tl.float32)
         higher = tl.maximum(top, x)
         # Relative to a finite number where all is -inf so far.
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -52,7 +53,8 @@ def _join(logits: tensor, tokens: tensor, tops: tensor, masses: tensor, ahead: t
     base = tl.where(highest == float("-inf"), 0.0, highest)
     norm = base + tl.log(tl.sum(mass * tl.exp(top - base), 0))
     tl.store(norms + row, norm)
-    tl.store(chosen + row, tl.load(logits + row * vocab + tl.load(tokens + row)) - norm)
+    own = tl.load(logits + row * vocab + tl.load(tokens + row)).to(tl.float32)
+    tl.store(chosen + row, own - norm)
     tl.store(ranks + row, tl.sum(tl.load(ahead + row * parts + part, mask=live, other=0), 0) + 1)
 
 

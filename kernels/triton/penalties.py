@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,12 +18,19 @@ _FREQUENCY, _COUNT = tl.constexpr(FREQUENCY), tl.constexpr(PROMPT_BIT - 1)
 
 
 @triton.jit(do_not_specialize=["slots", "most", "single", "q_len", "each"])
-def _penalise(logits: tensor, slots: tensor, record: tensor, counts: tensor, drafts: tensor,
-              most: tensor, single: tensor, q_len: tensor, vocab: tensor, each: tensor,
-              BLOCK: tl.constexpr) -> None:
+def _penalise(logits: tensor, adjusted: tensor, slots: tensor, record: tensor, counts: tensor,
+              drafts: tensor, most: tensor, single: tensor, q_len: tensor, vocab: tensor,
+              each: tensor, WIDENS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """adjusted: f32, the logits themselves, or, where it WIDENS them, all of its own."""
     row, first = tl.program_id(0), tl.program_id(1) * each
     slot = tl.load(slots + row).to(tl.int64)
     count_row = field(record, slot, _COUNT_ROW).to(tl.int64)
+    if WIDENS and count_row == 0:
+        for tile in tl.range(first, first + each, num_stages=2):
+            token = tile * BLOCK + tl.arange(0, BLOCK)
+            at = row.to(tl.int64) * vocab + token
+            x = tl.load(logits + at, mask=token < vocab, other=0.0)
+            tl.store(adjusted + at, x.to(tl.float32), mask=token < vocab)
     if count_row > 0:
         repetition = real(record, slot, _REPETITION)
         presence = real(record, slot, _PRESENCE)
@@ -31,8 +39,8 @@ def _penalise(logits: tensor, slots: tensor, record: tensor, counts: tensor, dra
         for tile in tl.range(first, first + each, num_stages=2):
             token = tile * BLOCK + tl.arange(0, BLOCK)
             live = token < vocab
-            at = logits + row.to(tl.int64) * vocab + token
-            x = tl.load(at, mask=live, other=0.0)
+            at = row.to(tl.int64) * vocab + token
+            x = tl.load(logits + at, mask=live, other=0.0).to(tl.float32)
             count = tl.load(counts + count_row * vocab + token, mask=live, other=0)
             for i in range(before):
                 count += (tl.load(drafts + slot * most + i) == token).to(tl.int32)
@@ -41,7 +49,7 @@ def _penalise(logits: tensor, slots: tensor, record: tensor, counts: tensor, dra
             out = count & _COUNT
             x -= frequency * out.to(tl.float32)
             x -= presence * (out > 0).to(tl.float32)
-            tl.store(at, x, mask=live)
+            tl.store(adjusted + at, x, mask=live)
 
 
 @triton.jit
@@ -87,22 +95,31 @@ def _scatter(logits: tensor, slots: tensor, positions: tensor, record: tensor, i
 
 
 def adjust(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, layout: Layout,
-           penalises: bool, biases: bool, holds: bool) -> None:
-    """See `kernels.sampling.adjust`."""
+           penalises: bool, biases: bool, holds: bool) -> Tensor:
+    """See `kernels.sampling.adjust`, whose results these are; of logits that are not f32 a copy is
+    changed, unless ends are held back alone. Returns what was changed."""
     rows, vocab = logits.shape
+    penalises = penalises and tables.counts is not None
+    biases = biases and tables.bias_ids is not None
+    given, narrow = logits, logits.dtype is not torch.float32
+    if narrow and penalises:
+        logits = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    elif narrow and biases:
+        logits = logits.float()
     if not rows:
-        return
-    if penalises and tables.counts is not None:
+        return logits
+    if penalises:
+        assert tables.counts is not None
         cut = tiles(rows, vocab)
         # Without fused products the results are those of the reference, bit for bit.
         _penalise[(rows, cut.splits)](
-            logits, slots, tables.record, tables.counts, tables.drafts, tables.drafts.shape[1],
-            layout.single, layout.q_len, vocab, cut.each, BLOCK=cut.block, num_warps=4,
-            enable_fp_fusion=False)
-    biases = biases and tables.bias_ids is not None
+            given, logits, slots, tables.record, tables.counts, tables.drafts,
+            tables.drafts.shape[1], layout.single, layout.q_len, vocab, cut.each, WIDENS=narrow,
+            BLOCK=cut.block, num_warps=4, enable_fp_fusion=False)
     if biases or holds:
         ids, values = (tables.bias_ids, tables.bias_values) if biases else (tables.eos, tables.eos)
         assert ids is not None
         _scatter[(rows,)](
             logits, slots, positions, tables.record, ids, values, ids.shape[1] if biases else 0,
             tables.eos, tables.eos.shape[1] if holds else 0, vocab, BLOCK=64, num_warps=2)
+    return logits

@@ -22,21 +22,29 @@ class TritonSampling(TorchSampling):
         fill.fill(slots, progress, drafts, record, tables, lengths, out)
 
     def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
-               layout: Layout, penalises: bool, biases: bool, holds: bool) -> None:
-        penalties.adjust(logits, slots, positions, tables, layout, penalises, biases, holds)
+               layout: Layout, penalises: bool, biases: bool, holds: bool) -> Tensor:
+        return penalties.adjust(logits, slots, positions, tables, layout, penalises, biases, holds)
 
     def mask(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
         masks.mask(logits, rows, words)
 
     def choose(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
-               samples: bool, truncates: bool) -> Tensor:
-        return draw.choose(logits, slots, positions, tables, samples, truncates)
+               samples: bool, truncates: bool, out: Tensor | None = None) -> Tensor:
+        return draw.choose(logits, slots, positions, tables, samples, truncates, out=out)
 
     def commit(self, slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
-               progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = ()
-               ) -> Tensor:
-        return commit.commit(slots, positions, tokens, tables, progress, layout, counts,
-                             force)
+               progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = (),
+               told: Tensor | None = None) -> Tensor:
+        return commit.commit(slots, positions, tokens, tables, progress, layout, counts, force,
+                             told)
+
+    def commit_likeliest(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
+        progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = (),
+        tokens: Tensor | None = None, told: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return commit.commit_likeliest(logits, slots, positions, tables, progress, layout, counts,
+                                       force, tokens, told)
 
     def logprobs(self, logits: Tensor, tokens: Tensor, k: int,
                  named: Tensor | None = None) -> Logprobs:
