@@ -254,6 +254,8 @@ def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, s
     out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     if not rows:
         return out
+    if logits.dtype is torch.float16:  # see `search.scaled_tile`
+        logits = logits.float()
     truncates = samples and truncates
     cut, record = tiles(rows, vocab), tables.record
     room = min(candidates, triton.next_power_of_2(vocab))

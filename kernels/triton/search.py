@@ -55,10 +55,18 @@ def narrow(low: tensor, high: tensor, above: tensor, pivots: tensor, sums: tenso
 
 @triton.jit
 def scaled_tile(logits: tensor, tile: tensor, vocab: tensor, temperature: tensor,
-                BLOCK: tl.constexpr) -> tensor:
-    """A tile of logits / temperature, -inf beyond the vocabulary; logits of any dtype."""
+                BLOCK: tl.constexpr, BY_BITS: tl.constexpr = False) -> tensor:
+    """A tile of logits / temperature, -inf beyond the vocabulary; logits of any dtype.
+
+    BY_BITS: bf16 becomes f32 without an extension, which triton 3.7 moves in front of its uses
+    where the numbers are wanted in two layouts ("operand #0 does not dominate this use").
+    """
     token = tile * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+    if BY_BITS and x.dtype == tl.bfloat16:
+        # Integers below 2**16 are exact in f32.
+        bits = x.to(tl.uint16, bitcast=True).to(tl.float32).to(tl.int32) << 16
+        x = bits.to(tl.float32, bitcast=True)
     return tl.div_rn(x.to(tl.float32), temperature)
 
 

@@ -83,7 +83,7 @@ def _search_part(logits: tensor, tops: tensor, own: tensor, vocab: tensor, tempe
     least, most = high, low
     for tile in range(first, last):
         if key_of(tl.div_rn(tl.load(tops + tile), temperature)) >= low:
-            x = scaled_tile(logits, tile, vocab, temperature, BLOCK)
+            x = scaled_tile(logits, tile, vocab, temperature, BLOCK, True)
             token = tile * BLOCK + tl.arange(0, BLOCK)
             key = key_of(x)
             inside = (key >= low) & (key < high) & (token < vocab)
