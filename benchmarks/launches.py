@@ -52,6 +52,8 @@ from actorium.gpu.graphs import DecodeGraphs
 from actorium.gpu.plan.graphs import GraphShape
 from actorium.gpu.runner import Runner
 from actorium.gpu.staging import Device
+from actorium.kernels.triton.device import HOPPER
+from actorium.kernels.triton.skinny import CONFIGS
 
 T = TypeVar("T")
 SMS = 132
@@ -186,8 +188,9 @@ def counted() -> Iterator[Counting]:
         # As on a CUDA device: its products, and its multiprocessors.
         stack.enter_context(patch("actorium.kernels.ops_triton.can_pack", lambda weight: False))
         for name, module in list(sys.modules.items()):
-            if name.startswith("actorium.kernels.triton") and hasattr(module, "sm_count"):
-                stack.enter_context(patch.object(module, "sm_count", lambda device: SMS))
+            if name.startswith("actorium.kernels.triton") and hasattr(module, "limits"):
+                stack.enter_context(patch.object(module, "limits", lambda device: HOPPER._replace(
+                    processors=SMS)))
         yield stack.enter_context(counting)
 
 
@@ -232,6 +235,8 @@ def count(case: Case) -> Tally:
         (Path(scratch) / "config.json").write_text(json.dumps(case.config | WIDTHS))
         with counted() as counting:
             runner = open_device(settings(Path(scratch), case), 1, lambda *_: None, {}).runner
+            # As if measured at start: this is for the products of few rows alone.
+            runner.model.ops.products.assume(CONFIGS[0])  # type: ignore[attr-defined]
             graphs = DecodeGraphs(runner, CountingCapturer(counting),
                                   [GraphShape(case.batch, case.drafts + 1)])
             graphs.capture(lambda *_: None)

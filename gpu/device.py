@@ -85,6 +85,8 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     check_positions(config, shape, physical_bytes())
     model = load_model(path, config, device,
                        lambda what, done, of: say("loading", f"{what} {done}/{of}"))
+    say("loading", "products")
+    model.ops.tune(device)
     seconds["load"] = perf_counter() - start
     weights = taken(device) - before
     start = perf_counter()

@@ -128,7 +128,9 @@ class Captured:
         if self._drafts:
             shape = self._tier.shape
             self._statics.tokens(shape)[:len(emitted.rows)] = emitted.rows
-            self._statics.counts(shape)[:len(emitted.counts)] = emitted.counts
+            counts = self._statics.counts(shape)
+            counts.zero_()  # of padding too: graphs of other shapes keep other things here
+            counts[:len(emitted.counts)] = emitted.counts
             self._draft()
 
     def _draft(self) -> None:
@@ -177,17 +179,21 @@ class DecodeGraphs:
         for needs in CLASSES:
             tier.draws[needs], _ = take(partial(self._draw, shape, step, logits, needs))
         drafting = runner.drafting
-        if drafting is not None and shape.q_len > 1:
+        if drafting is not None and shape.q_len > 1 and normed is not None:
             tier.drafts, _ = take(partial(self._draft, drafting, shape, step, normed))
         return tier
 
-    def _forward(self, shape: GraphShape) -> tuple[Step, Tensor, Tensor]:
+    def _forward(self, shape: GraphShape) -> tuple[Step, Tensor | None, Tensor]:
+        """The step, its rows after the final norm where drafts are made of them, and logits."""
         runner, t = self._runner, self._runner.tables
         step = of_decodes(t, np.zeros(shape.rows, np.int32), shape.q_len, t.max_len)
         step.bounded = False
         fill_decodes(t, step, t.chosen[:shape.rows],
                      (self._statics.positions(shape), self._statics.row_slots(shape)))
-        normed = runner.forward_all(step, runner.recurrent(StepPlan(0, 0), step))
+        recurrent = runner.recurrent(StepPlan(0, 0), step)
+        if runner.drafting is None:
+            return step, None, runner.model.logits(runner.forward_rows(step, recurrent))
+        normed = runner.forward_all(step, recurrent)
         return step, normed, runner.model.head_logits(normed)
 
     def _draw(self, shape: GraphShape, step: Step, logits: Tensor, needs: int) -> None:

@@ -241,9 +241,13 @@ class Runner:
 
     def forward_all(self, step: Step, recurrent: Recurrent | None) -> Tensor:
         """[T, hidden]: of every row, after the final norm."""
+        return self.model.norm_rows(self.forward_rows(step, recurrent))
+
+    def forward_rows(self, step: Step, recurrent: Recurrent | None) -> Tensor:
+        """[T, hidden]: of every row, before it."""
         for batch in step.batches:
             batch.all_rows = True
-        return self.model.norm_rows(self._forward(step, recurrent))
+        return self._forward(step, recurrent)
 
     def _forward(self, step: Step, recurrent: Recurrent | None) -> Tensor:
         """See `Decoder.forward`."""

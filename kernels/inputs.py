@@ -1,7 +1,9 @@
-"""What products take: their input as it is, quantised to FP8, or both; and sums not yet made."""
+"""What products take: their input as it is, quantised to FP8, or both, or not yet normed; and sums
+not yet made."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,10 +18,13 @@ class Form(NamedTuple):
     """Of the input that share a scale, in FP8; 0: it is not taken in FP8."""
     plain: bool = True
     """It is taken as it is."""
+    norms: Callable[[int], bool] | None = None
+    """Whether so many rows are better normed by the product itself: it takes them `Unnormed` then.
+    None: it never does."""
 
     def also(self, other: Form) -> Form:
         """The form that serves both products: as it is, where they want it in FP8 differently, and
-        each quantises it then."""
+        each quantises it then. Normed in any case."""
         if self.columns and other.columns and self.columns != other.columns:
             return Form()
         return Form(self.columns or other.columns, self.plain or other.plain)
@@ -62,11 +67,49 @@ class Quantised:
                          None if self.plain is None else self.plain.index_select(dim, rows))
 
 
-Input = Tensor | Quantised
+@dataclass(frozen=True, slots=True)
+class Unnormed:
+    """An input that the only product to take it norms on its way: see `Form.norms`."""
+
+    x: Tensor
+    """[T, K]"""
+    weight: Tensor
+    """[K]: of the norm, `norm.rms_norm`."""
+    eps: float
+
+    @property
+    def shape(self) -> torch.Size:
+        """(T, K)"""
+        return self.x.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.x.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows, and of the products."""
+        return self.x.dtype
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: slice) -> Unnormed:
+        return Unnormed(self.x[rows], self.weight, self.eps)
+
+    def index_select(self, dim: int, rows: Tensor) -> Unnormed:
+        """Those rows; dim: 0."""
+        return Unnormed(self.x.index_select(dim, rows), self.weight, self.eps)
+
+
+Input = Tensor | Quantised | Unnormed
 
 
 def plain(x: Input) -> Tensor:
-    """The input as it is. Raises `ValueError` where only its FP8 was kept."""
+    """The input as it is. Raises `ValueError` where only its FP8 was kept, or it is not normed."""
+    if isinstance(x, Unnormed):
+        raise ValueError("a product takes its input normed, but was given it without")
     if not isinstance(x, Quantised):
         return x
     if x.plain is None:

@@ -52,10 +52,10 @@ class Linear:
         """y as f32."""
         return self(x).float()
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Input) -> Tensor:
         """y as the device's sampler takes it: as precise as it is made, of any float dtype; f32 on
         a CPU, where numpy samples."""
-        return self.wide(x)
+        return self.wide(plain(x))
 
 
 class PackedLinear(Linear):

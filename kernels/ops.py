@@ -19,7 +19,7 @@ from .delta_window import Delta, delta_window
 from .experts import Experts
 from .gated_delta import delta_extend
 from .gated_norm import gated_norm, norm_gated
-from .inputs import Form, Input, Pending, Quantised, Stream
+from .inputs import Form, Input, Pending, Quantised, Stream, Unnormed
 from .kv import write_kv
 from .linear import (
     Gated,
@@ -68,6 +68,10 @@ class TorchOps:
                  else (self.silu_mul, self.silu_mul_fp8))
         return Gated(self.linear(weight, bias), *gates)
 
+    def tune(self, device: torch.device) -> None:
+        """Choose among ways to run the products that were made, by measuring. Waits for the
+        device."""
+
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         """Experts gated by SiLU; gate_up: [E, 2 * I, H]; down: [E, H, I]; or both in FP8, see
         `scaled_mm.pack`. Only where `groups_experts`."""
@@ -85,6 +89,8 @@ class TorchOps:
              form: Form = Form()) -> tuple[Input, Tensor]:
         """(`norm.rms_norm` of x in this form, x): of hidden states, which may still be summed.
         In FP8 the same bits as the norm, rounded to its dtype, and `scaled_mm.quantise`."""
+        if form.norms is not None and isinstance(x, Tensor) and form.norms(len(x)):
+            return Unnormed(x, weight, eps), x
         if isinstance(x, Pending):
             if form.columns:
                 return self.add_rms_norm_fp8(*x, weight, eps, form)

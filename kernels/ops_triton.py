@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from .attention import Attend, Chunk
 from .delta_window import Delta
 from .experts import Experts
 from .inputs import Form, Input, Quantised, plain
-from .linear import Linear, can_pack
+from .linear import Gated, Linear, can_pack
 from .mamba2 import Inputs
 from .ops import TorchOps
 from .ragged import Ragged
@@ -35,6 +36,8 @@ from .triton.rope import rotate_write
 from .triton.sampling import TritonSampling
 from .triton.scaled_experts import ScaledExperts
 from .triton.scaled_mm import TritonScaledLinear
+from .triton.skinny import fits
+from .triton.skinny_linear import Products, SkinnyGated, SkinnyLinear, replayed_seconds
 
 
 class SumLinear(Linear):
@@ -46,7 +49,7 @@ class SumLinear(Linear):
             return super().add(x, residual)
         return residual.addmm_(plain(x), self.weight.t())
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Input) -> Tensor:
         """See `Linear.logits`: widened by whoever reads them."""
         return self(x)
 
@@ -58,13 +61,34 @@ class TritonOps(TorchOps):
     reads_lengths = True
     groups_experts = True
 
+    def __init__(self) -> None:
+        self.products = Products()
+
+    def tune(self, device: torch.device) -> None:
+        """See `TorchOps.tune`."""
+        if device.type == "cuda":
+            self.products.tune(replayed_seconds)
+
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """See `TorchOps.linear`."""
         if is_packed(weight):
             served = has_products(weight.device)
             kind: type[ScaledLinear] = TritonScaledLinear if served else DequantisedLinear
             return kind(weight, bias)
-        return super().linear(weight, bias) if can_pack(weight) else SumLinear(weight, bias)
+        if can_pack(weight):
+            return super().linear(weight, bias)
+        return (SkinnyLinear(weight, bias, self.products) if fits(weight)
+                else SumLinear(weight, bias))
+
+    def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
+        """See `TorchOps.gated`."""
+        if is_packed(weight) or can_pack(weight) or not fits(weight):
+            return super().gated(weight, bias, activation)
+        if activation == "gelu":
+            return SkinnyGated(SkinnyLinear(weight, bias, self.products, "gelu"), self.gelu_mul,
+                               self.gelu_mul_fp8)
+        return SkinnyGated(SkinnyLinear(weight, bias, self.products, "silu"), self.silu_mul,
+                           self.silu_mul_fp8)
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         """See `TorchOps.experts`."""

@@ -26,7 +26,7 @@ from actorium.gpu.pools import PagePool
 from actorium.gpu.shape import ModelShape
 from actorium.gpu.states import Recurrent
 from actorium.kernels.attention import AttentionOps
-from actorium.kernels.inputs import Form, Input, Stream, settled
+from actorium.kernels.inputs import Form, Input, Stream, Unnormed, settled
 from actorium.kernels.ops import select_ops
 from actorium.kernels.rope import rope_rows
 
@@ -243,6 +243,9 @@ class Decoder(ABC):
 
     def logits(self, rows: Tensor) -> Tensor:
         """Final norm and head. rows: [R, hidden] -> [R, vocab]; see `head_logits`."""
+        form = self.head.form
+        if self.shape.logit_scale == 1 and form.norms is not None and form.norms(len(rows)):
+            return self.head.logits(Unnormed(rows, self.norm, self.shape.norm_eps))
         return self.head_logits(self.norm_rows(rows))
 
     def norm_rows(self, rows: Tensor) -> Tensor:

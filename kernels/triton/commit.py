@@ -167,12 +167,13 @@ def commit_likeliest(
         _likeliest[(rows, cut.splits)](logits, tops, best, vocab, cut.each, BLOCK=cut.block,
                                        num_warps=4)
     return tokens, _launch(slots, positions, tokens, (tops, best), tables, progress, layout, counts,
-                           force, told)
+                           force, told, cut.padded)
 
 
 def _launch(slots: Tensor, positions: Tensor, tokens: Tensor, parts: tuple[Tensor, Tensor] | None,
             tables: Resident, progress: Progress, layout: Layout, counts: bool,
-            force: tuple[float, ...], told: Tensor | None) -> Tensor:
+            force: tuple[float, ...], told: Tensor | None, room: int = 0) -> Tensor:
+    """room: for the parts of a row."""
     if told is None:
         told = torch.empty(2 + layout.q_len, len(slots), dtype=torch.int64, device=slots.device)
     counted = tables.counts if counts else None
@@ -188,7 +189,7 @@ def _launch(slots: Tensor, positions: Tensor, tokens: Tensor, parts: tuple[Tenso
             1 if counted is None else counted.shape[1], *progress, told, forced, layout.single,
             layout.q_len, WINDOW=window, DRAFTS=tables.drafts.shape[1] > 0,
             COUNTS=counted is not None, FORCE=bool(force),
-            PARTS=triton.next_power_of_2(splits) if splits else 0, num_warps=1)
+            PARTS=room, num_warps=1)
     return told
 
 
