@@ -183,6 +183,20 @@ class TestInterpreted:
         wide.q, wide.layer = case.q.double(), case.layer.double() * scales.double()[:, None]
         assert error(got, wide.wanted(5.0)) < 1e-5 < 1e-2 < error(got, wide.wanted())
 
+    def test_queries_beyond_fp16_choose_as_they_would(self) -> None:
+        """Beside pages of 8 bits queries in bf16 are multiplied in fp16."""
+        from actorium.kernels.triton.decode import decode
+        from actorium.kernels.triton.extend import extend
+
+        case = Paged([(40, 1), (17, 1)], 4, 2, 16, 16, 0, BF16, E4M3)
+        tables, lens = case.tables()
+        case.q[0, 0], case.q[1, 0] = case.q[0, 0].sign() * 1e30, case.q[1, 0].sign() * 3e-6
+        want = copy.copy(case)  # beyond 65504 the choice is as sharp
+        want.q = case.q.float().clamp(-65504, 65504)
+        for got in (decode(tables, lens, 41, 1, 16, 0, case.scale)(case.q, case.layer),
+                    extend(case.rows, 16, 0, case.scale)(case.q, case.layer)):
+            assert error(got, wanted(want, torch.ones(4))) < 1e-2
+
     @pytest.mark.parametrize("splits", [1, 3])
     @pytest.mark.parametrize("q_len", [1, 3])
     def test_latents(self, q_len: int, splits: int) -> None:

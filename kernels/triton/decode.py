@@ -18,7 +18,7 @@ from torch import Tensor
 from ..attention import Attend
 from .device import HOPPER, limits
 from .merge import merge, parts_of
-from .paged import attend_block, load_rows, padded
+from .paged import attend_block, load_rows, padded, query_for
 from .product import LANES, wide
 from .softmax import nothing, put
 
@@ -165,6 +165,7 @@ def _decode(
             return
 
     query = load_rows(q + row.to(tl.int64) * q_stride + of * q_head, live, D, BLOCK_D)
+    query = query_for(query, layer)
     keys, table = layer + head * D, pages + sequence.to(tl.int64) * pages_stride
     if SCALED:
         scale *= tl.load(scales + head)

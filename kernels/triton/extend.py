@@ -21,7 +21,7 @@ from torch import Tensor
 from ..attention import Attend, Chunk
 from .device import HOPPER, limits
 from .merge import merge, parts_of
-from .paged import attend_block, load_rows, padded
+from .paged import attend_block, load_rows, padded, query_for
 from .product import LANES, wide
 from .softmax import nothing, put
 
@@ -140,6 +140,8 @@ def _extend(
             return
 
     query = load_rows(q + row.to(tl.int64) * q_stride + of * q_head, live, D, BLOCK_D)
+    if BLOCK_D <= 128:  # wider heads have no registers left for it
+        query = query_for(query, layer)
     keys = layer + head * D
     if SCALED:
         scale *= tl.load(scales + head)

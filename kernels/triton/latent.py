@@ -19,7 +19,7 @@ from ..mla import Latent
 from .decode import blocks_of, share_of, shares
 from .device import HOPPER, limits
 from .merge import merge, parts_of
-from .paged import load_rows, padded
+from .paged import load_rows, padded, query_for
 from .product import LANES, operand, wide
 from .softmax import LOG2E, nothing, put, take
 
@@ -110,6 +110,8 @@ def _latent(
     own = q + row.to(tl.int64) * q_stride + of * q_head
     query = load_rows(own, live, RANK, R_BLOCK)
     turned = load_rows(own + RANK, live, ROPE, P_BLOCK)
+    if ROWS < 64:  # more have no registers left for it
+        query, turned = query_for(query, layer), query_for(turned, layer)
     table = pages + sequence.to(tl.int64) * pages_stride
     if SCALED:
         scale *= tl.load(scales)

@@ -25,6 +25,17 @@ def load_rows(
 
 
 @triton.jit
+def query_for(q: tl.tensor, pages: tl.tensor) -> tl.tensor:
+    """The queries as they meet keys from such pages. 8-bit numbers become fp16 in one instruction
+    for two, exactly, and bf16 only by way of fp32: beside them queries and weights are fp16, where
+    they would be bf16. What fp16 does not reach is cut off."""
+    if pages.dtype.element_ty.primitive_bitwidth == 8 and q.dtype == tl.bfloat16:
+        q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+        q = q.to(tl.float16)
+    return q
+
+
+@triton.jit
 def soft_cap(score: tl.tensor, cap: tl.tensor) -> tl.tensor:
     """cap * tanh(score / cap); far from 0 the exponential is 0 or inf, and the result +-cap."""
     return cap * (1.0 - 2.0 / (tl.exp2(score * (2.0 * LOG2E / cap)) + 1.0))
