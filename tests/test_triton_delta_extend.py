@@ -141,6 +141,21 @@ def test_a_state_that_is_kept_twice() -> None:
     assert torch.equal(states[11], states[12]) and torch.equal(states[3], states[13])
 
 
+@interpreted
+def test_neither_neighbours_nor_cuts_change_a_bit() -> None:
+    """A sequence alone, beside others, and in two steps: a state kept at the end of a chunk is that
+    of the whole prompt."""
+    heads = Heads(1, 2, 16, 8)
+    case = Case([Run(1, 150, ((64, 4),)), Run(2, 3), Run(3, 70)], heads, HALF, FLOAT)
+    out, states = case.got()
+    qkv, p = case.qkv, case.p
+    for run, at in ((Run(1, 64), slice(0, 64)), (Run(1, 86), slice(64, 150))):
+        case.runs, case.qkv, case.p = [run], qkv[at], p[at]
+        mine, case.states = case.got()
+        assert torch.equal(mine, out[at])
+        assert torch.equal(case.states[1], states[4 if run.length == 64 else 1])
+
+
 def _forgets_nothing(case: Case) -> None:
     case.p[:, -1] = -60
 
