@@ -86,18 +86,41 @@ def _softplus(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _inverse_length(x: tl.tensor, eps: tl.tensor) -> tl.tensor:
+    """1 / |x| of each row."""
+    x = x.to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, axis=1) + eps)
+
+
+@triton.jit
+def _decays(g: tl.tensor, L: tl.constexpr) -> tl.tensor:
+    """exp(g[j + 1] + .. + g[i]) of the log gates f32[L], f32[L, L]; 0 where i < j.
+
+    Sums of the gates between two tokens, not differences of sums, which are not exact once a gate
+    has been far below the others. They are products with ones, of gates in three parts, of which
+    nothing is left."""
+    i, j = tl.arange(0, L)[:, None], tl.arange(0, L)[None, :]
+    ones, rest = rounded(tl.where(i >= j, 1.0, 0.0)), tl.where(i > j, g[:, None], 0.0)
+    high = rounded(rest)
+    rest -= high
+    middle = rounded(rest)
+    out = tl.dot(ones, rounded(rest - middle))
+    out = tl.dot(ones, high, tl.dot(ones, middle, out))
+    return tl.where(i >= j, tl.exp(out), 0.0)
+
+
+@triton.jit
 def _inverse(system: tl.tensor, L: tl.constexpr) -> tl.tensor:
     """(1 + system)^-1 - 1 of a strictly lower triangular f32[L, L], by forward substitution of
     blocks of 1, 2, 4 ..: with T the inverse of the diagonal blocks, and A those between two
     neighbours, the inverse of both together is T - T A T. No power of the system is formed, so
     nothing grows that is not in the result."""
     i, j = tl.arange(0, L)[:, None], tl.arange(0, L)[None, :]
-    out = tl.where((i ^ j) == 1, -system, 0.0)
-    for level in tl.static_range(1, L.bit_length() - 1):
-        between = tl.where(((i ^ j) >> level) == 1, system, 0.0)
-        between += _product(out, between, True, True)
-        out -= between + _product(between, out, True, True)
-    return out
+    out = tl.where(i == j, 1.0, tl.where((i ^ j) == 1, -system, 0.0))
+    for level in range(1, L.bit_length() - 1):
+        between = tl.where(((i >> level) ^ (j >> level)) == 1, system, 0.0)
+        out -= _product(_product(out, between, True, True), out, True, True)
+    return tl.where(i > j, out, 0.0)
 
 
 @triton.jit(do_not_specialize=["stride", "gates_at"], do_not_specialize_on_alignment=["chunks"])
@@ -114,37 +137,33 @@ def _prepare(qkv: tl.tensor, p: tl.tensor, stride: tl.tensor, gates_at: tl.tenso
     k = tl.arange(0, K_BLOCK)
     key = head // (HV // HK) * K
     channels: tl.constexpr = 2 * HK * K + HV * V
-    tile = qkv + first * channels + key + (place[:, None] * channels + k[None, :])
-    inside = live[:, None] & (k < K)[None, :]
-    q = tl.load(tile, mask=inside, other=0)
-    wide = q.to(tl.float32)
-    length_q = tl.rsqrt(tl.sum(wide * wide, axis=1) + eps) * scale
-    by = tl.load(tile + HK * K, mask=inside, other=0)
     raw = p + first * stride + gates_at + head + place * stride
     beta = 1 / (1 + tl.exp(-tl.load(raw, mask=live, other=0).to(tl.float32)))
     beta = tl.where(live, beta, 0.0)
     g = tl.load(raw + HV, mask=live, other=0).to(tl.float32) + tl.load(bias + head)
     g = tl.where(live, -tl.load(decay + head) * _softplus(g), 0.0)
     i, j = place[:, None], place[None, :]
-    # Sums of the gates between two tokens, not differences of sums, which are not exact once a
-    # gate has been far below the others.
-    later = tl.where(i > j, g[:, None], 0.0)
-    between = tl.where(i >= j, tl.exp(tl.cumsum(later, axis=0)), 0.0)
-    turned = tl.trans(by)
-    system = _product(by, turned, FP32, FP32)
-    length_k = tl.rsqrt(tl.sum(tl.where(i == j, system, 0.0), axis=1) + eps)
+    between = _decays(g, L)
+    tile = qkv + first * channels + key + (place[:, None] * channels + k[None, :])
+    inside = live[:, None] & (k < K)[None, :]
+    q = tl.load(tile, mask=inside, other=0)
+    length_q = _inverse_length(q, eps) * scale
+    by = tl.load(tile + HK * K, mask=inside, other=0)
+    length_k = _inverse_length(by, eps)
     between *= length_k[None, :]
     old = tl.exp(tl.cumsum(g, axis=0))
     to = factors + (at * HV + head) * (FACTORS * L) + place
     tl.store(to, beta)
     tl.store(to + L, old * length_k)
     tl.store(to + 2 * L, old * length_q)
-    tl.store(to + 3 * L, tl.exp(tl.sum(later, axis=0)) * length_k)
+    tl.store(to + 3 * L, tl.sum(tl.where(i == L - 1, between, 0.0), axis=0))
     tl.store(to + 4 * L, tl.exp(tl.sum(g, axis=0)) + tl.zeros((L,), tl.float32))
+    turned = tl.trans(by)
     to = (at * HV + head) * (L * L)
     _store_matrix(attend, to, _product(q, turned, FP32, FP32) * between * length_q[:, None], L,
                   FP32)
-    system = tl.where(i > j, system * between * (beta * length_k)[:, None], 0.0)
+    system = _product(by, turned, FP32, FP32) * between * (beta * length_k)[:, None]
+    system = tl.where(i > j, system, 0.0)
     _store_matrix(solved, to, _inverse(system, L), L, SPLIT)
 
 
