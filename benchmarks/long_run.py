@@ -30,8 +30,8 @@ from loop import Heard, Loop
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.params import Resolved
 from actorium.actors.scheduler import core
-from actorium.actors.scheduler.null_worker import VOCAB, hash_tokens
-from actorium.actors.scheduler.requests import choice_seed
+from actorium.actors.scheduler.request_state import choice_seed
+from actorium.tools.null.null_worker import VOCAB, hash_tokens
 
 PAGE, POOL_TOKENS, SEQS, CHUNK = 16, 5120, 32, 512
 AT_ONCE = 96

@@ -18,8 +18,8 @@ from actorium.actors.core import Context
 from actorium.actors.messages import Cancel, Flush, Open, StepResult, Stop, Submit, TokenBatch
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import core
-from actorium.actors.scheduler.null_worker import NullWorker
 from actorium.actors.scheduler.outgoing import WORKER
+from actorium.tools.null.null_worker import NullWorker
 
 CLIENT = b"bench"
 TICK_S = 0.001

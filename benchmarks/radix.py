@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from actorium.actors.scheduler.radix import PrefixKey, PrefixTree
+from actorium.actors.scheduler.cache.radix import PrefixKey, PrefixTree
 
 PAGE = 16
 CONVERSATIONS, SYSTEM, TURNS, TURN = 1000, 1000, 5, 200

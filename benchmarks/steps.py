@@ -43,9 +43,10 @@ from actorium.actors.core import Context, Send
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.runtime.commit import Committer
-from actorium.actors.scheduler import core, null_worker
+from actorium.actors.runtime.committer import Committer
+from actorium.actors.scheduler import core
 from actorium.actors.scheduler.outgoing import WORKER
+from actorium.tools.null import null_worker
 
 RUNNING = (1, 16, 64, 256, 1024)
 CONTEXT = 512

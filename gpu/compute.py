@@ -140,7 +140,7 @@ class Compute:
     def _trace(self) -> StepTrace | None:
         if self._ctx.config.runtime.trace_dir is None:
             return None
-        from actorium.actors.runtime.events import open_events
+        from actorium.actors.runtime.step_events import open_events
         from actorium.gpu.tracing import StepTrace
 
         events = open_events(self._ctx, "compute")

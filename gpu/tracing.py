@@ -1,5 +1,6 @@
 """When steps were launched, ran and were fetched: records for `actorium trace` (see
-`actors/runtime/events.py`). The times of a device's own events are laid on the host's clock."""
+`actors/runtime/step_events.py`). The times of a device's own events are laid on the host's clock.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 
 from actorium.actors.messages import StepPlan
-from actorium.actors.runtime.events import DEVICE, HARVEST, LATE, LAUNCH, Events, decodes
+from actorium.actors.runtime.step_events import DEVICE, HARVEST, LATE, LAUNCH, Events, decodes
 
 UNDER_WAY = 16
 """More steps than are ever launched and not fetched."""

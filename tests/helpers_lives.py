@@ -33,9 +33,10 @@ from actorium.actors.messages import (
     ToWorker,
 )
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler import core, null_worker
-from actorium.actors.scheduler.recovery import Past
-from actorium.actors.scheduler.requests import choice_seed
+from actorium.actors.scheduler import core
+from actorium.actors.scheduler.recovery.recovery import Past
+from actorium.actors.scheduler.request_state import choice_seed
+from actorium.tools.null import null_worker
 
 
 class Lives:

@@ -20,7 +20,7 @@ from actorium.actors.messages import (
     TokenBatch,
     Unknown,
 )
-from actorium.actors.scheduler import null_worker
+from actorium.tools.null import null_worker
 
 Key = tuple[str, int]
 """(rid, choice)"""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actorium.actors.scheduler.nodes import Node
-from actorium.actors.scheduler.radix import PrefixKey, PrefixTree
+from actorium.actors.scheduler.cache.nodes import Node
+from actorium.actors.scheduler.cache.radix import PrefixKey, PrefixTree
 
 
 def key(tokens: Sequence[int], salt: str = "") -> PrefixKey:

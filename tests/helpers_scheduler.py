@@ -38,8 +38,9 @@ from actorium.actors.messages import (
     ToWorker,
 )
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler import core, null_worker
-from actorium.actors.scheduler.requests import choice_seed
+from actorium.actors.scheduler import core
+from actorium.actors.scheduler.request_state import choice_seed
+from actorium.tools.null import null_worker
 
 CLIENT = b"client"
 

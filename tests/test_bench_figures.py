@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from actorium.actors.errors import BadConfig, EngineUnavailable
-from actorium.tools.bench import figures, results, speculation
+from actorium.tools.bench import acceptance as speculation
+from actorium.tools.bench import figures
+from actorium.tools.bench import result_files as results
 from actorium.tools.bench.compare import compared, named_runs, picture
 from actorium.tools.bench.datasets.sample import SampleRequest
 from actorium.tools.bench.run import Chunk, Recorder, RequestResult, drive

@@ -23,7 +23,7 @@ from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.bench.backends import CHAT, COMPLETIONS, GENERATE
 from actorium.tools.bench.http import Http
-from actorium.tools.bench.results import read_results
+from actorium.tools.bench.result_files import read_results
 from actorium.tools.cli import bench_serve, bench_session
 from actorium.tools.cli.bench_options import ServeOptions, check_serve
 from actorium.tools.cli.bench_target import target_of

@@ -15,7 +15,7 @@ from actorium.tools.bench.backends import CHAT, COMPLETIONS, GENERATE, Asking, h
 from actorium.tools.bench.datasets.sample import SampleRequest
 from actorium.tools.bench.http import Http
 from actorium.tools.bench.run import RequestResult, drive
-from actorium.tools.bench.sse import EventReader
+from actorium.tools.bench.sse_client import EventReader
 
 # --- server-sent events --------------------------------------------------------------------------
 

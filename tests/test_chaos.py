@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from actorium.actors.models.model_dir import DEMO_MODEL
-from actorium.tools.chaos import crowd, fuzz, model, poison, probes, quarantine, reboot, soak, stops
-from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
+from actorium.tools.chaos import crowd, fuzz, poison, quarantine, reboot, soak
+from actorium.tools.chaos import model_row as model
+from actorium.tools.chaos import probe_rows as probes
+from actorium.tools.chaos import stop_row as stops
+from actorium.tools.chaos.checked_streams import Maker
+from actorium.tools.chaos.fault_injection import PAIRS, ROLES, Fault, plan
 from actorium.tools.chaos.gaps import Gaps, quantile
 from actorium.tools.chaos.kills import chaos, kills
-from actorium.tools.chaos.streams import Maker
 from actorium.tools.chaos.teeth import UNFENCED, no_dedup
 
 pytestmark = pytest.mark.chaos

@@ -16,10 +16,10 @@ from actorium.actors.core import Context, Core, Send
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Cancel, Submit, TextParams
 from actorium.actors.params import Resolved
-from actorium.actors.scheduler.compiling import Compiling
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.scheduler.masking import Masking
+from actorium.actors.structured.compiling import Compiling
 from actorium.actors.structured.grammar import Vocabulary, json_grammar, regex_grammar
+from actorium.actors.structured.masking import Masking
 
 
 class Slow(Vocabulary):

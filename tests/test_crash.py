@@ -19,7 +19,7 @@ from helpers_runtime import short_dir
 from actorium.actors.client.client import SamplingParams
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import Exited
-from actorium.actors.recorder.replay import load, play
+from actorium.actors.recorder.player import load, play
 from actorium.actors.runtime import crash
 
 NULL: dict[str, Any] = {"null_worker": True, "skip_tokenizer": True, "drain_timeout": 5.0}

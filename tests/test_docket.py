@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.runtime import docket
 from actorium.actors.runtime.docket import BROKEN, CONVICTS, SIZE, SUSPECTS, Docket, name_of
-from actorium.actors.watchdog.policy import SUSPECTS_EACH
+from actorium.actors.watchdog.restart_policy import SUSPECTS_EACH
 from actorium.actors.watchdog.supervisor import Supervisor
 from actorium.actors.watchdog.wards import born
 

@@ -11,7 +11,7 @@ from helpers_served import Served, serving
 
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.params import SamplingParams
-from actorium.actors.tokenizer.chat import load
+from actorium.actors.tokenizer.chat_template import load
 
 TEXT = "Once upon a time, a fox"
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I am"}]

@@ -16,9 +16,9 @@ import actorium
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import SamplingParams, Structured
 from actorium.actors.structured import grammar
+from actorium.actors.structured.checking import Grammars
 from actorium.actors.structured.grammar import Matcher, Vocabulary, grammar_of
 from actorium.actors.tokenizer.defaults import ModelFacts
-from actorium.actors.tokenizer.structured import Grammars
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
 SIZE, EOS = 1920, 2

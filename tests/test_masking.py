@@ -18,11 +18,11 @@ from actorium.actors.core import Context
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Masks, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams
+from actorium.actors.recorder.player import load, play
 from actorium.actors.recorder.recorder import Recorder, checksum
-from actorium.actors.recorder.replay import load, play
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.scheduler.masking import Loading, no_vocabulary
-from actorium.actors.scheduler.null_worker import BadPlan
+from actorium.actors.structured.masking import Loading, no_vocabulary
+from actorium.tools.null.null_worker import BadPlan
 
 EOS = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actorium.actors.scheduler.pages import NO_PAGES, TREE, BooksError, PagePool
+from actorium.actors.scheduler.cache.pages import NO_PAGES, TREE, BooksError, PagePool
 
 
 def test_pages_come_once_and_never_the_sink() -> None:

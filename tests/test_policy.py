@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.scheduler.policy import (
+from actorium.actors.scheduler.scheduling_policy import (
     Reserve,
     Running,
     VirtualTokens,

@@ -14,7 +14,8 @@ from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, ProbeConfig, RecoveryConfig, SchedulerConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
-from actorium.actors.watchdog import probes, web
+from actorium.actors.watchdog import probe_routes as web
+from actorium.actors.watchdog import probes
 from actorium.actors.watchdog.condition import Condition, Known, judge
 from actorium.actors.watchdog.metrics import Facts
 from actorium.actors.watchdog.wards import Ward, born

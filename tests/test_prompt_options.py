@@ -15,7 +15,7 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import ChatMessage, Generate, Rejected, Submit, Tokenize, Tokenized
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.retention import TEMPLATES
-from actorium.actors.tokenizer.chat import ChatTemplate, Ending
+from actorium.actors.tokenizer.chat_template import ChatTemplate, Ending
 from actorium.actors.tokenizer.prompts import SHORT_CHARS
 from actorium.actors.tokenizer.renderer import Source, Templates
 

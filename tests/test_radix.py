@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers_radix import add, key, lists, pages
 
-from actorium.actors.scheduler.radix import PrefixTree
+from actorium.actors.scheduler.cache.radix import PrefixTree
 
 
 def test_match_splits_and_keeps_the_pages_inserted_first() -> None:

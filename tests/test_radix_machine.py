@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actorium.actors.scheduler.nodes import Node
-from actorium.actors.scheduler.radix import PrefixKey, PrefixTree
+from actorium.actors.scheduler.cache.nodes import Node
+from actorium.actors.scheduler.cache.radix import PrefixKey, PrefixTree
 
 
 class Held:

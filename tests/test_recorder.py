@@ -20,13 +20,13 @@ from actorium.actors.core import Context
 from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.recorder import tape
+from actorium.actors.recorder.player import load, play
 from actorium.actors.recorder.recorder import Recorder, checksum
-from actorium.actors.recorder.replay import load, play
 from actorium.actors.recorder.tape import BadTape, Recording
 from actorium.actors.recorder.veil import Veil
-from actorium.actors.scheduler.null_worker import NullWorker
 from actorium.actors.scheduler.observed import observed, recorded
 from actorium.tools.cli.replay import plan_line
+from actorium.tools.null.null_worker import NullWorker
 
 replace = msgspec.structs.replace
 PAGE = 16

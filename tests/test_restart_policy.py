@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import Kill, Restarted, Spawn
-from actorium.actors.watchdog.policy import (
+from actorium.actors.watchdog.processes import Sight
+from actorium.actors.watchdog.restart_policy import (
     FIRST_DELAY,
     HEALTHY_AFTER,
     JITTER,
@@ -20,7 +21,6 @@ from actorium.actors.watchdog.policy import (
     Dice,
     Restarts,
 )
-from actorium.actors.watchdog.processes import Sight
 from actorium.actors.watchdog.supervisor import TICK, Supervisor
 from actorium.actors.watchdog.wards import Ward, born
 

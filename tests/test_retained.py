@@ -14,9 +14,9 @@ import pytest
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import RowLogprobs, Submit
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler import recovery
-from actorium.actors.scheduler.recovery import Chronicle, joined_rows
-from actorium.actors.scheduler.requests import Request, open_request
+from actorium.actors.scheduler.recovery import recovery
+from actorium.actors.scheduler.recovery.recovery import Chronicle, joined_rows
+from actorium.actors.scheduler.request_state import Request, open_request
 
 LIMIT = 2 << 20
 

@@ -23,9 +23,9 @@ from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams
 from actorium.actors.runtime import retention
 from actorium.actors.runtime.docket import Docket, name_of
-from actorium.actors.scheduler.policy import VirtualTokens
+from actorium.actors.scheduler.scheduling_policy import VirtualTokens
+from actorium.actors.structured.checking import Grammars
 from actorium.actors.tokenizer.core import TokenizerCore
-from actorium.actors.tokenizer.structured import Grammars
 
 SMALLER = 16
 """Bounds that are numbers are tried at this part of them."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, config, ints
 
-from actorium.actors.scheduler.requests import PROMPT_TOLD, choice_seed
+from actorium.actors.scheduler.request_state import PROMPT_TOLD, choice_seed
 from actorium.actors.scheduler.slots import within
 
 Tokens = dict[tuple[str, int], list[int]]

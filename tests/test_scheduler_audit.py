@@ -12,10 +12,10 @@ from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.scheduler import core
 from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.memory import Memory
-from actorium.actors.scheduler.null_worker import BadPlan
-from actorium.actors.scheduler.pages import BooksError
+from actorium.actors.scheduler.cache.kv_cache_manager import Memory
+from actorium.actors.scheduler.cache.pages import BooksError
 from actorium.actors.scheduler.slots import SlotTable
+from actorium.tools.null.null_worker import BadPlan
 
 SYSTEM = list(range(50, 114))
 

@@ -16,7 +16,7 @@ from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus, Hello, ToScheduler
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
-from actorium.actors.scheduler.null_worker import VOCAB, next_token
+from actorium.tools.null.null_worker import VOCAB, next_token
 
 STREAMS, TOKENS, SEED = 8, 4000, 70
 PROMPT = [1, 2, 3]

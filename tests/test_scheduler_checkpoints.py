@@ -8,11 +8,11 @@ from helpers_scheduler import Ring, assert_whole, cached, config, finish
 
 from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.messages import PageGroup
-from actorium.actors.scheduler.checkpoints import POLICIES, Checkpoints
-from actorium.actors.scheduler.memory import Memory
-from actorium.actors.scheduler.nodes import Node
-from actorium.actors.scheduler.pages import BooksError
-from actorium.actors.scheduler.radix import PrefixKey
+from actorium.actors.scheduler.cache.checkpoints import POLICIES, Checkpoints
+from actorium.actors.scheduler.cache.kv_cache_manager import Memory
+from actorium.actors.scheduler.cache.nodes import Node
+from actorium.actors.scheduler.cache.pages import BooksError
+from actorium.actors.scheduler.cache.radix import PrefixKey
 
 SYSTEM = list(range(50, 150))
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from actorium.actors.scheduler.speculation import (
+from actorium.actors.scheduler.draft_policy import (
     GAIN,
     TRIAL,
     Acceptance,

@@ -7,7 +7,7 @@ import pytest
 from helpers_scheduler import Ring, assert_whole, column, config, expected, ints
 
 from actorium.actors.messages import PageGroup, StepResult
-from actorium.actors.scheduler.results import BadResult
+from actorium.actors.scheduler.step_results import BadResult
 
 # --- ends ----------------------------------------------------------------------------------------
 

@@ -53,9 +53,9 @@ def test_a_seed_replays() -> None:
 @pytest.mark.parametrize("tooth", ["uncommitted", "forgetful", "unfenced"])
 def test_it_has_teeth(tooth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one of the rules, the simulation fails."""
-    from actorium.actors.scheduler import recovery
-    from actorium.actors.scheduler.null_worker import NullWorker
-    from actorium.actors.scheduler.recovery import Chronicle
+    from actorium.actors.scheduler.recovery import recovery
+    from actorium.actors.scheduler.recovery.recovery import Chronicle
+    from actorium.tools.null.null_worker import NullWorker
 
     if tooth == "uncommitted":  # tokens are told without being written down
         monkeypatch.setattr(Chronicle, "told", lambda self, batch: None)

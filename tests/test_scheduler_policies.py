@@ -9,7 +9,7 @@ import numpy as np
 from helpers_scheduler import Ring, assert_whole, config, finish, gauges
 
 from actorium.actors.messages import StepResult
-from actorium.actors.scheduler.null_worker import NullWorker
+from actorium.tools.null.null_worker import NullWorker
 
 SYSTEM = list(range(50, 114))
 

@@ -19,16 +19,16 @@ from actorium.actors.messages import Cancel, Hello, Recall, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.runtime.docket import SIZE, Docket
 from actorium.actors.scheduler import core as core_module
-from actorium.actors.scheduler import recovery
 from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.compiling import Compiling
+from actorium.actors.scheduler.cache.pages import BooksError
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.scheduler.faults import grammar_name
-from actorium.actors.scheduler.guides import Guide
-from actorium.actors.scheduler.masking import Masking
-from actorium.actors.scheduler.pages import BooksError
-from actorium.actors.scheduler.recovery import Past
-from actorium.actors.scheduler.requests import request_name
+from actorium.actors.scheduler.recovery import recovery
+from actorium.actors.scheduler.recovery.recovery import Past
+from actorium.actors.scheduler.recovery.request_faults import grammar_name
+from actorium.actors.scheduler.request_state import request_name
+from actorium.actors.structured.compiling import Compiling
+from actorium.actors.structured.guides import Guide
+from actorium.actors.structured.masking import Masking
 
 POISON = 499
 """A prompt that begins with this token is the one to fail on."""

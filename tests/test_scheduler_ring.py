@@ -12,8 +12,8 @@ import pytest
 from actorium.actors.client.client import SamplingParams
 from actorium.actors.errors import ContextOverflow, DeadlineExceeded, QueueFull
 from actorium.actors.launcher.engine import Engine
-from actorium.actors.scheduler.null_worker import VOCAB, next_token
-from actorium.actors.scheduler.requests import choice_seed
+from actorium.actors.scheduler.request_state import choice_seed
+from actorium.tools.null.null_worker import VOCAB, next_token
 
 
 @pytest.fixture

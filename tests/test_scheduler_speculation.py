@@ -13,11 +13,11 @@ from helpers_scheduler import Ring, assert_whole, column, config, expected, ints
 from actorium.actors.config.tree import Config, SpeculationConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import StepPlan
-from actorium.actors.scheduler.null_memory import BadPlan
-from actorium.actors.scheduler.null_worker import NullWorker
+from actorium.actors.scheduler.draft_policy import Drafting
 from actorium.actors.scheduler.plans import Planner
-from actorium.actors.scheduler.results import BadResult
-from actorium.actors.scheduler.speculation import Drafting
+from actorium.actors.scheduler.step_results import BadResult
+from actorium.tools.null.null_memory import BadPlan
+from actorium.tools.null.null_worker import NullWorker
 
 EOS = tuple(range(0, 512, 37))
 

@@ -11,7 +11,7 @@ from helpers_scheduler import Ring, assert_whole, config
 
 from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.messages import PageGroup, RowLogprobs
-from actorium.actors.scheduler.memory import Memory
+from actorium.actors.scheduler.cache.kv_cache_manager import Memory
 from actorium.actors.scheduler.slots import SlotTable
 
 WINDOW = 3

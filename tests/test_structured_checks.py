@@ -15,8 +15,8 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Abort, Accepted, Cancel, Generate, Rejected, Submit
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams, Structured
+from actorium.actors.structured.checker import Checker
 from actorium.actors.tokenizer import child
-from actorium.actors.tokenizer.checker import Checker
 
 SLOW = Structured(grammar="root ::= r0\n" + "\n".join(
     f'r{i} ::= "a" r{i + 1}*' for i in range(2500)) + '\nr2500 ::= "b"')
@@ -108,7 +108,7 @@ def test_a_request_that_is_aborted_while_it_waits_is_never_sent(asked: Asked) ->
 
 def test_more_grammars_at_once_than_are_kept(asked: Asked,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actorium.actors.tokenizer.structured.CHECKED_BYTES", 3000)
+    monkeypatch.setattr("actorium.actors.structured.checking.CHECKED_BYTES", 3000)
     for number in range(8):
         assert asked.tell(generate(str(number), Structured(regex=f"x{{{number + 1}}}"))) == []
     said: list[Any] = []

@@ -7,7 +7,7 @@ from math import ceil, log2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.scheduler.suspects import MOST_STEPS, Suspects
+from actorium.actors.scheduler.recovery.suspects import MOST_STEPS, Suspects
 
 
 class World:

@@ -18,11 +18,11 @@ from test_masking import KINDS, Taped, said
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import StepPlan, TokenRules
 from actorium.actors.params import Resolved, SamplingParams
+from actorium.actors.recorder.player import load, play
 from actorium.actors.recorder.recorder import checksum
-from actorium.actors.recorder.replay import load, play
-from actorium.actors.scheduler.guides import FORBIDDEN, NONE_LEFT, Filter, Guide, bits_of
+from actorium.actors.structured.guides import FORBIDDEN, NONE_LEFT, Filter, Guide, bits_of
 from actorium.actors.tokenizer.defaults import ModelFacts, check_params, resolve
-from actorium.actors.tokenizer.rules import token_rules
+from actorium.actors.tokenizer.token_rules import token_rules
 
 ALLOWED = [*range(3, 40), *range(200, 230)]
 FEW = [60, 180, 300, 430]

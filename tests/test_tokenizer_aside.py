@@ -29,7 +29,7 @@ from actorium.actors.messages import (
     Tokenized,
 )
 from actorium.actors.params import SamplingParams, Structured
-from actorium.actors.tokenizer.chat import ChatTemplate, Unfinished
+from actorium.actors.tokenizer.chat_template import ChatTemplate, Unfinished
 from actorium.actors.tokenizer.core import SUBMIT_AGAIN, TokenizerCore
 from actorium.actors.tokenizer.prompts import SHORT_CHARS, SHORT_IDS, SHORT_TURNS
 from actorium.actors.tokenizer.renderer import Renderer

@@ -10,7 +10,7 @@ import pytest
 
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import ChatMessage, ToolCall
-from actorium.actors.tokenizer.chat import MAX_TURNS, ChatTemplate, load
+from actorium.actors.tokenizer.chat_template import MAX_TURNS, ChatTemplate, load
 
 HI = [ChatMessage("system", "be brief"), ChatMessage("user", "h<i> & é")]
 

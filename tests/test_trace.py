@@ -18,8 +18,8 @@ from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.core import Context
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import Reset, StepPlan, StepResult
-from actorium.actors.runtime import events
-from actorium.actors.runtime.events import (
+from actorium.actors.runtime import step_events as events
+from actorium.actors.runtime.step_events import (
     DEVICE,
     HARVEST,
     KINDS,
@@ -39,11 +39,11 @@ from actorium.actors.runtime.events import (
     traced,
 )
 from actorium.actors.scheduler import core as scheduler
-from actorium.actors.scheduler.null_worker import NullWorker
 from actorium.gpu.timing import CudaClock
 from actorium.gpu.tracing import Line, StepTrace
-from actorium.tools import trace
+from actorium.tools import timeline as trace
 from actorium.tools.cli import main
+from actorium.tools.null.null_worker import NullWorker
 
 LABEL = Label("e", "scheduler", 1, "", 7)
 

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 from actorium.actors.config.tree import ModelConfig
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.model_files import MAX_TOKENIZER, read_file
-from actorium.actors.tokenizer.files import load_tokenizer, read_steps
+from actorium.actors.tokenizer.tokenizer_json import load_tokenizer, read_steps
 
 _utf8 = codecs.utf_8_decode
 _BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")

@@ -84,14 +84,14 @@ class Opening:
 
     def __init__(self, template: str) -> None:
         """Raises `BadModel`."""
-        from actorium.actors.tokenizer.chat import ChatTemplate
+        from actorium.actors.tokenizer.chat_template import ChatTemplate
 
         self._template = ChatTemplate(template, {})
 
     def opens(self, args: Mapping[str, Any]) -> bool:
         """Whether a prompt made by it ends with `<think>`."""
         from actorium.actors.messages import ChatMessage
-        from actorium.actors.tokenizer.chat import Unfinished
+        from actorium.actors.tokenizer.chat_template import Unfinished
 
         try:
             prompt = self._template.render([ChatMessage("user", "?")], dict(args),

@@ -34,7 +34,7 @@ class Pieces:
                 self._tokenizer = await asyncio.to_thread(self._load)
 
     def _load(self) -> Tokenizer:
-        from actorium.actors.tokenizer.files import load_tokenizer
+        from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
 
         tokenizer = load_tokenizer(models.resolve(self._config.model.model))
         if "ByteLevel" in repr(tokenizer.decoder):

@@ -29,7 +29,7 @@ from actorium.actors.recorder.tape import (
     Turn,
 )
 from actorium.actors.recorder.veil import Veil
-from actorium.actors.scheduler.masking import Masking
+from actorium.actors.structured.masking import Masking
 
 LOG = logging.getLogger("actorium.recorder")
 ROLE = "scheduler"

@@ -55,7 +55,7 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
 
             core = observed(core, ctx)
         if config.runtime.trace_dir is not None:
-            from actorium.actors.runtime.events import traced
+            from actorium.actors.runtime.step_events import traced
 
             core = traced(core, ctx)
         return core

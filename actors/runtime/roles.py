@@ -19,7 +19,7 @@ worker first, since it imports torch."""
 WATCHDOG = "watchdog"
 LAUNCHER = "launcher"
 GATEWAY = "actorium.actors.gateway.actor:build"
-NULL_WORKER = "actorium.actors.scheduler.null_worker:build"
+NULL_WORKER = "actorium.tools.null.null_worker:build"
 REFUSING = ("tokenizer", "gateway")
 """Roles (by prefix) that refuse new work, with an answer, while the others drain."""
 DRAINING = (*REFUSING, "detokenizer")

@@ -11,14 +11,14 @@ import numpy as np
 
 from actorium.actors.config.tree import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
-from actorium.actors.scheduler.adoption import Lingering
-from actorium.actors.scheduler.faults import Faults
-from actorium.actors.scheduler.memory import Memory
-from actorium.actors.scheduler.pages import NO_PAGES, BooksError, Ints
-from actorium.actors.scheduler.policy import CLIP, Reserve, Running, choose_victim
+from actorium.actors.scheduler.cache.kv_cache_manager import Memory
+from actorium.actors.scheduler.cache.pages import NO_PAGES, BooksError, Ints
+from actorium.actors.scheduler.cache.radix import Match, PrefixKey
 from actorium.actors.scheduler.queue import WaitingQueue
-from actorium.actors.scheduler.radix import Match, PrefixKey
-from actorium.actors.scheduler.requests import Request, Sequence, request_name
+from actorium.actors.scheduler.recovery.adoption import Lingering
+from actorium.actors.scheduler.recovery.request_faults import Faults
+from actorium.actors.scheduler.request_state import Request, Sequence, request_name
+from actorium.actors.scheduler.scheduling_policy import CLIP, Reserve, Running, choose_victim
 from actorium.actors.scheduler.slots import SlotTable
 
 GROWTH_TOKENS = 16

@@ -47,22 +47,22 @@ from actorium.actors.messages import (
     ToScheduler,
 )
 from actorium.actors.params import TextParams
-from actorium.actors.runtime.commit import open_ledger
+from actorium.actors.runtime.committer import open_ledger
 from actorium.actors.runtime.docket import Docket, open_docket
-from actorium.actors.scheduler.audit import Auditor
 from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.faults import Faults
+from actorium.actors.scheduler.draft_policy import Drafting
 from actorium.actors.scheduler.limits import Objection, longest, misfit, objection_to
-from actorium.actors.scheduler.masking import Load, Masking, no_vocabulary, vocabulary
-from actorium.actors.scheduler.metrics import Metrics, memory_gauges
 from actorium.actors.scheduler.outgoing import DETOKENIZER, Outgoing
 from actorium.actors.scheduler.plans import Planner, PlanRecord
 from actorium.actors.scheduler.queue import Deadlines
-from actorium.actors.scheduler.recovery import Chronicle, Past, revive
-from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
-from actorium.actors.scheduler.results import drafts_of, resolve
-from actorium.actors.scheduler.speculation import Drafting
-from actorium.actors.scheduler.trials import Trials
+from actorium.actors.scheduler.recovery.audit import Auditor
+from actorium.actors.scheduler.recovery.recovery import Chronicle, Past, revive
+from actorium.actors.scheduler.recovery.request_faults import Faults
+from actorium.actors.scheduler.recovery.trials import Trials
+from actorium.actors.scheduler.request_metrics import Metrics, memory_gauges
+from actorium.actors.scheduler.request_state import Request, Sequence, open_request, opening
+from actorium.actors.scheduler.step_results import drafts_of, resolve
+from actorium.actors.structured.masking import Load, Masking, no_vocabulary, vocabulary
 
 LOG = logging.getLogger("actorium.scheduler")
 QUARANTINE = Objection(Quarantined.code, "the worker died each time it ran this request alone")

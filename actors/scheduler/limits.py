@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from actorium.actors.messages import Ready, SequenceEvent
 from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.memory import Memory
-from actorium.actors.scheduler.policy import cannot_meet
-from actorium.actors.scheduler.requests import Request
+from actorium.actors.scheduler.cache.kv_cache_manager import Memory
+from actorium.actors.scheduler.request_state import Request
+from actorium.actors.scheduler.scheduling_policy import cannot_meet
 
 
 class Objection(NamedTuple):

@@ -7,8 +7,8 @@ import logging
 
 from actorium.actors.core import Context, Core
 from actorium.actors.recorder.recorder import Recorder
-from actorium.actors.scheduler.compiling import Compiling
 from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.structured.compiling import Compiling
 
 LOG = logging.getLogger("actorium.recorder")
 

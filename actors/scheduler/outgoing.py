@@ -20,8 +20,8 @@ from actorium.actors.messages import (
     Unknown,
 )
 from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.recovery import Chronicle
-from actorium.actors.scheduler.requests import Request
+from actorium.actors.scheduler.recovery.recovery import Chronicle
+from actorium.actors.scheduler.request_state import Request
 from actorium.actors.scheduler.slots import SlotTable
 
 WORKER = "worker-0"

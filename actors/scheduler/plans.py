@@ -9,10 +9,10 @@ import numpy as np
 
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.pages import Ints
-from actorium.actors.scheduler.requests import Sequence
+from actorium.actors.scheduler.cache.pages import Ints
+from actorium.actors.scheduler.draft_policy import Drafting, Verified
+from actorium.actors.scheduler.request_state import Sequence
 from actorium.actors.scheduler.slots import Rows
-from actorium.actors.scheduler.speculation import Drafting, Verified
 
 
 class PlanRecord(NamedTuple):

@@ -7,14 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-from actorium.actors.scheduler.policy import (
+from actorium.actors.scheduler.request_state import Request, Sequence
+from actorium.actors.scheduler.scheduling_policy import (
     VirtualTokens,
     Waiting,
     next_fair,
     next_lpm,
     next_priority,
 )
-from actorium.actors.scheduler.requests import Request, Sequence
 
 LOOKED_AT = 32
 """Waiting sequences whose cached prefixes lpm compares."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.scheduler.memory import Memory
-from actorium.actors.scheduler.pages import BooksError, Ints
-from actorium.actors.scheduler.requests import Sequence
+from actorium.actors.scheduler.cache.kv_cache_manager import Memory
+from actorium.actors.scheduler.cache.pages import BooksError, Ints
+from actorium.actors.scheduler.request_state import Sequence
 
 STAGGER = 4
 """Slots ask for their next page up to 3/4 of a page early, in four groups: sequences that started

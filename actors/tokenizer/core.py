@@ -43,10 +43,10 @@ from actorium.actors.runtime.aside import THREADS, Aside, Job
 from actorium.actors.runtime.docket import Docket, name_of, open_docket
 from actorium.actors.runtime.retention import KNOWN_REQUESTS
 from actorium.actors.tokenizer import defaults
-from actorium.actors.tokenizer.chat import Unfinished
-from actorium.actors.tokenizer.model import TextModel
+from actorium.actors.tokenizer.chat_template import Unfinished
 from actorium.actors.tokenizer.prompts import SHORT_CHARS, Asked, Prompts
-from actorium.actors.tokenizer.rules import token_rules
+from actorium.actors.tokenizer.text_model import TextModel
+from actorium.actors.tokenizer.token_rules import token_rules
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 60.0

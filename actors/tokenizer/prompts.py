@@ -14,9 +14,9 @@ from typing import TypeAlias
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Detokenize, Generate, Tokenize
 from actorium.actors.tokenizer import defaults
-from actorium.actors.tokenizer.chat import Ending, Unfinished
-from actorium.actors.tokenizer.model import TextModel
+from actorium.actors.tokenizer.chat_template import Ending, Unfinished
 from actorium.actors.tokenizer.renderer import Renderer, unpacked_args, unpacked_tools
+from actorium.actors.tokenizer.text_model import TextModel
 
 SHORT_CHARS = 1 << 14
 SHORT_TURNS = 128

@@ -16,7 +16,7 @@ from msgspec import Struct
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import ChatMessage
 from actorium.actors.runtime.retention import TEMPLATES
-from actorium.actors.tokenizer.chat import MODELS_TURN, ChatTemplate, Ending
+from actorium.actors.tokenizer.chat_template import MODELS_TURN, ChatTemplate, Ending
 from actorium.actors.tokenizer.child import MEMORY, Child, hello, serve
 
 CPU_SECONDS = 2.0

@@ -25,7 +25,7 @@ from actorium.actors.runtime import listening
 from actorium.actors.runtime.listening import Where
 
 if TYPE_CHECKING:
-    from actorium.actors.watchdog.web import Engine
+    from actorium.actors.watchdog.probe_routes import Engine
 
 LOG = logging.getLogger("actorium.probes")
 FILE = "probes.json"
@@ -91,7 +91,7 @@ class Probes:
         from actorium.actors.runtime.hosts import Hosts
         from actorium.actors.runtime.http_server import http_server
         from actorium.actors.runtime.web import Limits, most_connections
-        from actorium.actors.watchdog.web import App
+        from actorium.actors.watchdog.probe_routes import App
 
         wanted = self._ctx.config
         limits = Limits(most_connections(MAX_CONNECTIONS), RECEIVE_SECONDS, SEND_SECONDS, MAX_BODY)

@@ -17,8 +17,8 @@ from actorium.actors.runtime.docket import BROKEN
 from actorium.actors.runtime.process import EXIT_FAULT, describe_exit
 from actorium.actors.runtime.roles import LAUNCHER
 from actorium.actors.watchdog.hangs import GLANCE, STOPPED, Witness, find_hang
-from actorium.actors.watchdog.policy import Record, Restarts
 from actorium.actors.watchdog.processes import Sight
+from actorium.actors.watchdog.restart_policy import Record, Restarts
 from actorium.actors.watchdog.wards import Ward
 
 TICK = 0.25

@@ -15,8 +15,8 @@ import numpy as np
 
 from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.launcher.engine import Engine
-from actorium.actors.runtime.events import DEVICE
-from actorium.tools import trace
+from actorium.actors.runtime.step_events import DEVICE
+from actorium.tools import timeline as trace
 
 from . import models, shapes
 from .child import Bench

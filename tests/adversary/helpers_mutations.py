@@ -23,8 +23,8 @@ from actorium.actors.detokenizer import incremental
 from actorium.actors.errors import ActoriumError
 from actorium.actors.messages import ChatMessage
 from actorium.actors.models.model_dir import DEMO_MODEL
-from actorium.actors.tokenizer.chat import Unfinished
-from actorium.actors.tokenizer.model import TextModel
+from actorium.actors.tokenizer.chat_template import Unfinished
+from actorium.actors.tokenizer.text_model import TextModel
 from actorium.gpu.device import open_device
 from actorium.gpu.models.registry import load_model
 from actorium.tools.cli.plan import run as plan_command

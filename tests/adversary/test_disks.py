@@ -21,12 +21,12 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.responses_store import ResponseStore, Stored
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime import listening, roles
-from actorium.actors.runtime.events import open_events
 from actorium.actors.runtime.listening import Where
-from actorium.tools.chaos.faults import Fault, actors, strike
+from actorium.actors.runtime.step_events import open_events
+from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.fault_injection import Fault, actors, strike
 from actorium.tools.chaos.moments import ACTORS, GATEWAY, KILL, Battery, Trial
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, engine
-from actorium.tools.chaos.streams import Maker, Traffic
 
 pytestmark = pytest.mark.chaos
 PATIENCE = 0.5

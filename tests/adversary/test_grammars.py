@@ -27,8 +27,8 @@ from actorium.actors.params import (
     Structured,
     for_choices,
 )
+from actorium.actors.structured.checker import Checker
 from actorium.actors.structured.grammar import Matcher, Vocabulary, grammar_of
-from actorium.actors.tokenizer.checker import Checker
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
 SIZE, EOS = 49_152, 2

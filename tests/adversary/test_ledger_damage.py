@@ -23,7 +23,7 @@ from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import ADMITTED, BATCH, Admitted, Entry
 from actorium.actors.ledger.segments import HEAD, MAGIC
 from actorium.actors.messages import SequenceEvent, Submit
-from actorium.actors.runtime.commit import open_ledger
+from actorium.actors.runtime.committer import open_ledger
 
 MODEL = "m"
 REQUESTS, STEPS = 5, 25

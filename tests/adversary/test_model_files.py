@@ -35,7 +35,7 @@ from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.messages import ChatMessage
 from actorium.actors.models.model_dir import DEMO_MODEL
-from actorium.actors.tokenizer.chat import ChatTemplate
+from actorium.actors.tokenizer.chat_template import ChatTemplate
 
 EXTRA = (
     "head_dim", "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window",

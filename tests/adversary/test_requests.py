@@ -36,7 +36,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.params import Resolved, SamplingParams
 from actorium.actors.runtime.explain import explain
-from actorium.actors.scheduler.guides import Filter, Guide
+from actorium.actors.structured.guides import Filter, Guide
 from actorium.actors.tokenizer.core import BURST
 from actorium.actors.tokenizer.defaults import ModelFacts, check_params
 from actorium.actors.tokenizer.prompts import SHORT_CHARS

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from actorium.actors.errors import BadConfig, EngineUnavailable
-from actorium.tools.bench.sse import EventReader
+from actorium.tools.bench.sse_client import EventReader
 
 LIMIT = 1 << 22
 """Bytes of a header that is waited for."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic, strftime
 from typing import Any
 
-from actorium.tools.chaos.faults import PAIRS, Fault
+from actorium.tools.chaos.fault_injection import PAIRS, Fault
 
 Row = Callable[[int], dict[str, Any]]
 PARTS = 4
@@ -60,13 +60,13 @@ def _fuzz(seed: int) -> dict[str, Any]:
 
 
 def _stops(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.stops import stops
+    from actorium.tools.chaos.stop_row import stops
 
     return stops(seed, 10)
 
 
 def _orphans(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.stops import orphans
+    from actorium.tools.chaos.stop_row import orphans
 
     return orphans(5)
 
@@ -84,19 +84,19 @@ def _soak(seed: int) -> dict[str, Any]:
 
 
 def _model(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.model import model
+    from actorium.tools.chaos.model_row import model
 
     return model(seed)
 
 
 def _probes(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.probes import probes
+    from actorium.tools.chaos.probe_rows import probes
 
     return probes(seed, stops=5, streams=200, times=100)
 
 
 def _starved(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.probes import starved
+    from actorium.tools.chaos.probe_rows import starved
 
     return starved(seed, 20.0, spinners=30, streams=100)
 

@@ -15,10 +15,10 @@ from actorium.actors.client.client import AsyncClient
 from actorium.actors.messages import Attach, Generate
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.rundir import address
-from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.checked_streams import Maker, Traffic, Want
+from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.gaps import quantile
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, resources, rig
-from actorium.tools.chaos.streams import Maker, Traffic, Want
 
 SEQS, QUEUE = 8, 32
 TOKENS = 20

@@ -23,7 +23,8 @@ from actorium.actors.client.client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime import roles
-from actorium.tools.chaos.faults import actors, naming, wait_gone
+from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.fault_injection import actors, naming, wait_gone
 from actorium.tools.chaos.moments import (
     ACTORS,
     GATEWAY,
@@ -37,7 +38,6 @@ from actorium.tools.chaos.moments import (
     send,
 )
 from actorium.tools.chaos.rig import SHORT_WORKER, engine, leftovers
-from actorium.tools.chaos.streams import Maker, Traffic
 
 START, DRAIN, QUIT = MOMENTS = ("start", "drain", "quit")
 """Before it is ready; SIGTERM in the middle of streams; SIGTERM with nothing to do."""

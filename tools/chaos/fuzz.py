@@ -18,9 +18,9 @@ from actorium.actors import messages as m
 from actorium.actors.client.client import AsyncClient
 from actorium.actors.params import Resolved, SamplingParams, TextParams
 from actorium.actors.runtime.rundir import address
-from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
-from actorium.tools.chaos.streams import Maker, Traffic
 
 INBOXES: dict[str, Any] = {
     "tokenizer.front": m.ToTokenizerFront, "detokenizer.front": m.ToDetokenizerFront,

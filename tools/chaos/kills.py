@@ -10,7 +10,8 @@ from time import monotonic
 from typing import Any
 
 from actorium.actors.client.client import AsyncClient
-from actorium.tools.chaos.faults import (
+from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.fault_injection import (
     FULL,
     FULL_SECONDS,
     STOP,
@@ -25,7 +26,6 @@ from actorium.tools.chaos.faults import (
 from actorium.tools.chaos.gaps import Gaps
 from actorium.tools.chaos.ghosts import haunt
 from actorium.tools.chaos.rig import Rig, rig
-from actorium.tools.chaos.streams import Maker, Traffic
 
 CLIENTS = 4
 SETTLE = 2.0

@@ -26,10 +26,10 @@ from actorium.actors.gateway.actor import where
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime import roles
 from actorium.tools.bench.http import Http
-from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.checked_streams import CLEAN, Maker, Traffic, Want
+from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.quarantine import post
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
-from actorium.tools.chaos.streams import CLEAN, Maker, Traffic, Want
 
 GATEWAY, LAUNCHER = "gateway-0", "launcher"
 ACTORS = ("tokenizer", "scheduler", "worker-0", "detokenizer", GATEWAY, "watchdog")

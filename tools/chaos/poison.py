@@ -9,9 +9,9 @@ from time import monotonic
 from typing import Any
 
 from actorium.actors.client.client import AsyncClient
-from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
-from actorium.tools.chaos.streams import Maker, Traffic
 
 AT_ONCE = 64
 QUARANTINED = "quarantined"
@@ -41,7 +41,7 @@ async def drive(made: Rig, traffic: Traffic, requests: int, maker: Maker,
 def poison(seed: int, requests: int, poisoned: int, latest: float) -> dict[str, Any]:
     """`poisoned` of the requests kill the worker: they alone end with `quarantined`. latest:
     seconds that a request may take."""
-    from actorium.tools.chaos.worker import POISON
+    from actorium.tools.chaos.paced_worker import POISON
 
     maker = Maker(seed, (10, 40), prompt=60)
     traffic, began = Traffic(maker, latest=latest), monotonic()

@@ -15,10 +15,10 @@ from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.actor import where
 from actorium.tools.bench.http import Http
 from actorium.tools.chaos import plants
-from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.checked_streams import Maker, Traffic, Want
+from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.poison import AT_ONCE, QUARANTINED, drive
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
-from actorium.tools.chaos.streams import Maker, Traffic, Want
 
 ACTORS = ("tokenizer", "scheduler", "detokenizer", "gateway")
 SHARES = (plants.KILL, plants.EXCEPTION, plants.HANG, plants.KILL, plants.EXCEPTION)

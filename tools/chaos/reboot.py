@@ -15,10 +15,10 @@ from time import monotonic
 from typing import Any
 
 from actorium.actors.client.client import AsyncClient
-from actorium.tools.chaos.faults import actors, wait_gone
+from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.fault_injection import actors, wait_gone
 from actorium.tools.chaos.gaps import Gaps
 from actorium.tools.chaos.rig import Rig, engine, leftovers
-from actorium.tools.chaos.streams import Maker, Traffic
 
 NAME = "reboot"
 STREAMS = 40

@@ -12,11 +12,11 @@ from typing import Any
 
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.roles import roles_of
-from actorium.tools.chaos.faults import naming, wait_gone
+from actorium.tools.chaos.fault_injection import naming, wait_gone
 
-WORKER = "actorium.tools.chaos.worker:build"
+WORKER = "actorium.tools.chaos.paced_worker:build"
 CRASHES = "crashes"
-SHORT_WORKER = "actorium.tools.chaos.worker:build_short"
+SHORT_WORKER = "actorium.tools.chaos.paced_worker:build_short"
 
 
 class Rig:

@@ -7,9 +7,9 @@ from time import monotonic
 from typing import Any
 
 from actorium.actors.client.client import AsyncClient
-from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, resources, rig
-from actorium.tools.chaos.streams import Maker, Traffic
 
 WARM = 2 / 3
 """Part of the run that does not count: meanwhile what is remembered of requests reaches its bounds,

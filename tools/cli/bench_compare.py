@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from actorium.actors.errors import BadConfig
 from actorium.tools.bench.compare import compared, named_runs, picture
-from actorium.tools.bench.results import read_results
+from actorium.tools.bench.result_files import read_results
 
 ABOUT = """Runs side by side: result files of `actorium bench`, of vLLM's (--save-result) and of
 SGLang's (--output-file); a file may hold several results. In parentheses: how many times the figure

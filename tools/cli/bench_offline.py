@@ -15,7 +15,8 @@ import msgspec
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.params import SamplingParams
-from actorium.tools.bench import offline, report, results
+from actorium.tools.bench import offline, report
+from actorium.tools.bench import result_files as results
 from actorium.tools.bench.datasets.load import load_dataset
 from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset, tell_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, Vocabulary

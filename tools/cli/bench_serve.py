@@ -14,7 +14,9 @@ import msgspec
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.runtime.process import raise_file_limit
-from actorium.tools.bench import offline, report, results
+from actorium.tools.bench import offline, report
+from actorium.tools.bench import result_files as results
+from actorium.tools.bench.acceptance import acceptance
 from actorium.tools.bench.arrivals import arrivals
 from actorium.tools.bench.backends import CHAT, SDK, kind_of
 from actorium.tools.bench.datasets.load import load_dataset
@@ -22,7 +24,6 @@ from actorium.tools.bench.datasets.options import tell_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens
 from actorium.tools.bench.figures import details, figures
 from actorium.tools.bench.run import RequestResult, drive
-from actorium.tools.bench.speculation import acceptance
 from actorium.tools.bench.table import serving_table
 from actorium.tools.cli.bench_options import ServeOptions, check_serve
 from actorium.tools.cli.bench_session import Session, session_of

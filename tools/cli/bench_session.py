@@ -18,11 +18,11 @@ from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.gateway.actor import where
 from actorium.actors.messages import Status
 from actorium.actors.runtime import rundir
+from actorium.tools.bench.acceptance import counters
 from actorium.tools.bench.backends import SDK, Asking, http_stream, sdk_stream
 from actorium.tools.bench.datasets.sample import Tokens, Vocabulary
 from actorium.tools.bench.http import Http
 from actorium.tools.bench.run import Stream
-from actorium.tools.bench.speculation import counters
 from actorium.tools.cli.bench_options import ServeOptions
 from actorium.tools.cli.bench_target import Target
 from actorium.tools.cli.flags import Parsed

@@ -48,7 +48,7 @@ def run(_command: str, argv: list[str]) -> int:
     except ValueError as error:
         name, _, what = str(error).partition(": ")
         raise BadConfig(f"{parsed.written.get(name, name)}: {what}", name) from None
-    from actorium.tools import evaluate
+    from actorium.tools import evaluation as evaluate
 
     with own_engine(parsed.config) as engine:
         result = evaluate.evaluate(engine.client, options.count, params)

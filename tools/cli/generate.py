@@ -17,7 +17,7 @@ from actorium.actors.runtime.preflight import check_machine
 from actorium.tools import jsonl
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
-from actorium.tools.cli.sampling import SamplingOptions, sampling_of
+from actorium.tools.cli.sampling_flags import SamplingOptions, sampling_of
 
 if TYPE_CHECKING:
     from actorium.actors.client.client import AsyncClient

@@ -12,7 +12,7 @@ from msgspec import Struct
 from actorium.actors.config import tree as configs
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
-from actorium.actors.recorder.replay import Played, load, play
+from actorium.actors.recorder.player import Played, load, play
 from actorium.actors.recorder.tape import BadTape, Recording, Turn
 from actorium.tools.cli.flags import parse
 

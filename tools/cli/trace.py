@@ -7,8 +7,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from actorium.actors.errors import BadConfig
-from actorium.actors.runtime.events import BadEvents
-from actorium.tools import trace
+from actorium.actors.runtime.step_events import BadEvents
+from actorium.tools import timeline as trace
 from actorium.tools.cli.flags import parse
 
 ABOUT = """Read what an engine that was started with --trace DIR has written there, and tell when

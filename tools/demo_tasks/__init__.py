@@ -1,6 +1,6 @@
 """Generated, checkable tasks that the demo model is trained and scored on."""
 
-from .chat import small_talk
+from .conversations import small_talk
 from .stories import tell
 from .tasks import (
     TASKS,

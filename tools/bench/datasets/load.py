@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from actorium.actors.errors import BadConfig
-from actorium.tools.bench.datasets.files import custom_requests, sharegpt_requests
+from actorium.tools.bench.datasets.dataset_files import custom_requests, sharegpt_requests
 from actorium.tools.bench.datasets.generated import random_requests, shared_prefix_requests
 from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens

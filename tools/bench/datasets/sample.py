@@ -50,7 +50,7 @@ class LocalTokenizer:
 
     def __init__(self, path: Path) -> None:
         """Raises `BadModel`."""
-        from actorium.actors.tokenizer.model import load_tokenizer
+        from actorium.actors.tokenizer.text_model import load_tokenizer
 
         self._tokenizer: Tokenizer = load_tokenizer(path)
         added = self._tokenizer.get_added_tokens_decoder()

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
 from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.pages import Ints
+from actorium.actors.scheduler.cache.pages import Ints
+from actorium.actors.scheduler.draft_policy import Verified
 from actorium.actors.scheduler.plans import PlanRecord
-from actorium.actors.scheduler.requests import Sequence
-from actorium.actors.scheduler.speculation import Verified
+from actorium.actors.scheduler.request_state import Sequence
 
 FINISH_REASONS = {1: "stop", 2: "length"}
 

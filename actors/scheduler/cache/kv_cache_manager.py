@@ -13,9 +13,9 @@ import numpy as np
 
 from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.messages import PageGroup
-from actorium.actors.scheduler.checkpoints import POLICIES, Checkpoints
-from actorium.actors.scheduler.pages import Ints, PagePool
-from actorium.actors.scheduler.radix import Match, Node, PrefixKey, PrefixTree
+from actorium.actors.scheduler.cache.checkpoints import POLICIES, Checkpoints
+from actorium.actors.scheduler.cache.pages import Ints, PagePool
+from actorium.actors.scheduler.cache.radix import Match, Node, PrefixKey, PrefixTree
 
 
 class Lock(NamedTuple):

@@ -22,13 +22,13 @@ from actorium.actors.errors import ActoriumError, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
 from actorium.actors.runtime.docket import ENDS, Docket
 from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.guides import Guide, filter_of
 from actorium.actors.scheduler.limits import Objection
 from actorium.actors.scheduler.plans import PlanRecord
-from actorium.actors.scheduler.recovery import emitted_of
-from actorium.actors.scheduler.requests import Request
-from actorium.actors.scheduler.requests import Sequence as Choice
-from actorium.actors.scheduler.results import BadResult
+from actorium.actors.scheduler.recovery.recovery import emitted_of
+from actorium.actors.scheduler.request_state import Request
+from actorium.actors.scheduler.request_state import Sequence as Choice
+from actorium.actors.scheduler.step_results import BadResult
+from actorium.actors.structured.guides import Guide, filter_of
 
 NO_DRAFTS: tuple[int, ...] = ()
 MOST_WHY = 500
@@ -302,7 +302,7 @@ def vocabulary(context: Context) -> Load:
     that keeps everything else in the process waiting; in a later life when it is wanted."""
     if context.config.model.skip_tokenizer:
         return no_vocabulary
-    from actorium.actors.tokenizer.model import vocabulary_of
+    from actorium.actors.tokenizer.text_model import vocabulary_of
 
     loading = Loading(partial(vocabulary_of, context.config))
     if context.epoch <= 1:

@@ -12,9 +12,9 @@ from typing import Any
 from actorium.actors.client.client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.launcher.engine import Engine
-from actorium.tools.chaos.faults import actors, wait_gone
+from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.fault_injection import actors, wait_gone
 from actorium.tools.chaos.rig import Rig, rig
-from actorium.tools.chaos.streams import Maker, Traffic
 
 STREAMS = 24
 GONE = 5.0

@@ -14,10 +14,10 @@ from typing import Any
 
 from actorium.actors.client.client import AsyncClient
 from actorium.actors.watchdog.probes import where
-from actorium.tools.chaos.faults import Fault, actors, strike
+from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.fault_injection import Fault, actors, strike
 from actorium.tools.chaos.gaps import quantile
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
-from actorium.tools.chaos.streams import Maker, Traffic
 
 PATHS = ("/readyz", "/livez", "/load", "/metrics")
 TOLD, BACK = 2.0, 10.0

@@ -14,8 +14,8 @@ from itertools import chain
 
 from actorium.actors.core import Context, Health, Send
 from actorium.actors.messages import Admit, Reset, StepPlan, ToWorker
-from actorium.actors.scheduler.null_memory import ints_of
-from actorium.actors.scheduler.null_worker import NullWorker
+from actorium.tools.null.null_memory import ints_of
+from actorium.tools.null.null_worker import NullWorker
 
 STEP = 0.05
 SHORT_STEP = 0.01

@@ -18,8 +18,8 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.messages import Cancel, Submit
 from actorium.actors.runtime.aside import Aside, Job
 from actorium.actors.runtime.docket import Docket
-from actorium.actors.scheduler.faults import grammar_name
-from actorium.actors.scheduler.masking import Masking, Prepared
+from actorium.actors.scheduler.recovery.request_faults import grammar_name
+from actorium.actors.structured.masking import Masking, Prepared
 
 Post = Callable[..., None]
 

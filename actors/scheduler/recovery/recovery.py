@@ -30,9 +30,9 @@ from actorium.actors.ledger.segments import Record
 from actorium.actors.messages import Open, RowLogprobs, TokenBatch
 from actorium.actors.runtime.docket import Docket
 from actorium.actors.runtime.retention import RETAINED_BYTES, RETAINED_REQUESTS
-from actorium.actors.scheduler.adoption import Lingering
-from actorium.actors.scheduler.pages import Ints
-from actorium.actors.scheduler.requests import Request, Sequence, open_request, opening
+from actorium.actors.scheduler.cache.pages import Ints
+from actorium.actors.scheduler.recovery.adoption import Lingering
+from actorium.actors.scheduler.request_state import Request, Sequence, open_request, opening
 from actorium.actors.scheduler.slots import SlotTable
 
 REQUEST_BYTES, CHOICE_BYTES, LOGPROBS_BYTES = 2048, 768, 384

@@ -31,8 +31,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from actorium.actors.scheduler.nodes import FAR, POLICIES, Node, Queue, Rank, Stats, below
-from actorium.actors.scheduler.pages import NO_PAGES, Ints
+from actorium.actors.scheduler.cache.nodes import FAR, POLICIES, Node, Queue, Rank, Stats, below
+from actorium.actors.scheduler.cache.pages import NO_PAGES, Ints
 
 Gone = list[list[Ints]]
 """Per group, arrays of pages let go of; entries 0 do not count."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actorium.actors.runtime.events import (
+from actorium.actors.runtime.step_events import (
     DEVICE,
     HARVEST,
     KINDS,

@@ -11,10 +11,10 @@ from actorium.actors.messages import Open, RowLogprobs, SequenceEvent, Submit
 from actorium.actors.params import Resolved
 from actorium.actors.runtime.docket import name_of
 from actorium.actors.runtime.splitmix64 import splitmix64
-from actorium.actors.scheduler.memory import Lock
-from actorium.actors.scheduler.nodes import Node
-from actorium.actors.scheduler.pages import NO_PAGES, Ints
-from actorium.actors.scheduler.radix import Match, PrefixKey
+from actorium.actors.scheduler.cache.kv_cache_manager import Lock
+from actorium.actors.scheduler.cache.nodes import Node
+from actorium.actors.scheduler.cache.pages import NO_PAGES, Ints
+from actorium.actors.scheduler.cache.radix import Match, PrefixKey
 
 PROMPT_TOLD = 1024
 """Tokens at the end of a prompt that the detokenizer is told for each choice; all where it has to

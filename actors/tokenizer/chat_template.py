@@ -28,7 +28,7 @@ from actorium.actors.messages import (
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import read_file
 from actorium.actors.runtime.preflight import is_jinja
-from actorium.actors.tokenizer.sandbox import (
+from actorium.actors.tokenizer.template_sandbox import (
     CONCAT,
     MAX_CHARS,
     MAX_TICKS,

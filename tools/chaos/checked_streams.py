@@ -18,9 +18,9 @@ from actorium.actors.client.client import AsyncClient
 from actorium.actors.client.requests import StreamDelta
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
-from actorium.actors.scheduler.null_worker import VOCAB, hash_tokens
-from actorium.actors.scheduler.requests import choice_seed
+from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.chaos.gaps import Gaps
+from actorium.tools.null.null_worker import VOCAB, hash_tokens
 
 LATEST = 90.0
 """Seconds within which a request must have ended."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.plans import PlanRecord
-from actorium.actors.scheduler.requests import Request
-from actorium.actors.scheduler.suspects import Suspects
+from actorium.actors.scheduler.recovery.suspects import Suspects
+from actorium.actors.scheduler.request_state import Request
 
 
 class Trials:

@@ -133,7 +133,7 @@ def fresh_core(recording: Recording) -> SchedulerCore:
                       header.entropy)
     if header.past is None:
         return SchedulerCore(context, load=Anything)
-    from actorium.actors.scheduler import recovery
+    from actorium.actors.scheduler.recovery import recovery
 
     return SchedulerCore(context, recovery.Past(_history(header.past), header.past.same_boot,
                                                 header.past.now), Anything)

@@ -18,10 +18,10 @@ from actorium.actors.errors import BadModel, ContextOverflow, InvalidRequest
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams
-from actorium.actors.tokenizer import chat
+from actorium.actors.structured.checking import Grammars
+from actorium.actors.tokenizer import chat_template as chat
 from actorium.actors.tokenizer.defaults import ModelFacts
-from actorium.actors.tokenizer.files import load_tokenizer
-from actorium.actors.tokenizer.structured import Grammars
+from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
 
 if TYPE_CHECKING:
     from actorium.actors.structured.grammar import Vocabulary

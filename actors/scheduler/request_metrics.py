@@ -19,7 +19,7 @@ from actorium.actors.messages import SequenceEvent, StepResult
 from actorium.actors.runtime.histograms import BOUNDS, HTTP_REQUESTS, Histogram
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.plans import PlanRecord
-from actorium.actors.scheduler.requests import Request, Sequence
+from actorium.actors.scheduler.request_state import Request, Sequence
 
 _BOUNDS = {name: np.array(bounds) for name, bounds in BOUNDS.items()}
 REFRESH = 16

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from actorium.actors.scheduler.nodes import Node
-from actorium.actors.scheduler.pages import BooksError
+from actorium.actors.scheduler.cache.nodes import Node
+from actorium.actors.scheduler.cache.pages import BooksError
 
 
 class Checkpoints:

@@ -5,7 +5,7 @@ What stands before the first "." of a rid names a request, what follows says wha
 
 from __future__ import annotations
 
-from actorium.actors.scheduler.requests import Request
+from actorium.actors.scheduler.request_state import Request
 
 
 def name_of(rid: str) -> str:

@@ -19,7 +19,7 @@ from actorium.actors.runtime.retention import CHECKED_BYTES
 from actorium.actors.tokenizer.defaults import ModelFacts
 
 if TYPE_CHECKING:
-    from actorium.actors.tokenizer.checker import Checker
+    from actorium.actors.structured.checker import Checker
 
 ANSWER_BYTES = 1024
 """Of a dict's entry, and an error's objects, beside the texts."""
@@ -94,7 +94,7 @@ class Grammars:
         found: str | InvalidRequest
         try:
             if self._checker is None:
-                from actorium.actors.tokenizer.checker import Checker
+                from actorium.actors.structured.checker import Checker
 
                 self._checker = Checker(self._path / "tokenizer.json", self._facts.vocab_size,
                                         self._facts.eos_ids)

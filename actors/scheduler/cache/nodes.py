@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from actorium.actors.scheduler.pages import Ints
+from actorium.actors.scheduler.cache.pages import Ints
 
 FAR = 1 << 60
 """Pages to the nearest lock where there is none."""

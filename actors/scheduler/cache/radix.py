@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actorium.actors.scheduler.eviction import EvictingTree
-from actorium.actors.scheduler.nodes import Node, below
-from actorium.actors.scheduler.pages import NO_PAGES, Ints
+from actorium.actors.scheduler.cache.eviction import EvictingTree
+from actorium.actors.scheduler.cache.nodes import Node, below
+from actorium.actors.scheduler.cache.pages import NO_PAGES, Ints
 
 __all__ = ["Match", "Node", "PrefixKey", "PrefixTree"]
 

@@ -16,8 +16,8 @@ from types import TracebackType
 
 from actorium.actors.errors import Quarantined
 from actorium.actors.runtime.docket import Docket, name_of
-from actorium.actors.scheduler.pages import BooksError
-from actorium.actors.scheduler.requests import Key, Request, request_name
+from actorium.actors.scheduler.cache.pages import BooksError
+from actorium.actors.scheduler.request_state import Key, Request, request_name
 
 
 def grammar_name(grammar: str) -> bytes:
