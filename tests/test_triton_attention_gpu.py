@@ -140,16 +140,40 @@ def test_decode_in_a_graph_reads_lengths_and_pages_anew(splits: int) -> None:
     case.layer[:2] = 1.0  # the sink
     tables, lens = case.tables()
     now, now_lens = torch.zeros_like(tables), torch.full_like(lens, 2)
-    attend, out = decode(now, now_lens, 2048, 2, 16, 0, case.scale, splits=splits), case.poisoned()
-    attend(case.q, case.layer, out)  # compiled before it is captured
+    out = case.poisoned()
+
+    def step() -> None:
+        attend = decode(now, now_lens, 2048, 2, 16, 0, case.scale, splits=splits)
+        for _ in range(3):  # layers
+            attend(case.q, case.layer, out)
+
+    step()  # compiled before it is captured
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        attend(case.q, case.layer, out)
+        step()
     now.copy_(tables)
     now_lens.copy_(lens)
     out.fill_(math.nan)
     graph.replay()
     assert error(out, case.wanted()) < NEAR[BF16]
+
+
+def test_the_same_bits_alone_and_in_a_batch() -> None:
+    """Also where all programs are at work at once, and other ones finish last."""
+    before = [0, 17, 300, 1023, 5000, 20_000] * 12
+    for q_len, heads, kv_heads, dim in ((1, 32, 8, 128), (3, 32, 8, 128), (1, 16, 1, 256)):
+        case = Paged([(n, q_len) for n in before], heads, kv_heads, dim, 16, 0, BF16,
+                     device="cuda")
+        whole = decoded(case, q_len)
+        for _ in range(5):
+            assert torch.equal(decoded(case, q_len), whole)
+        from actorium.kernels.triton.decode import decode
+
+        tables, lens = case.tables()
+        for i in range(6):
+            rows = slice(i * q_len, (i + 1) * q_len)
+            alone = decode(tables[i:i + 1], lens[i:i + 1], int(lens[i]), q_len, 16, 0, case.scale)
+            assert torch.equal(alone(case.q[rows], case.layer), whole[rows])
 
 
 def test_nothing_waits_for_the_device() -> None:

@@ -98,6 +98,12 @@ def graph_shapes(config: Config, drafts: int, why: str = "") -> list[GraphShape]
             for q_len in windows(config, drafts)]
 
 
+PARTS = 128 << 20
+"""Of `kernels.triton.work`."""
+PROGRAMS = 320
+"""Chunks of a sequence times its key heads: two for each SM, of which there are 160 at most."""
+
+
 class Refusals(NamedTuple):
     """Why steps are not captured; empty where they are."""
 
@@ -121,5 +127,14 @@ def graphs_estimate(shape: PlanShape, demand: Demand, graphs: Graphs) -> int:
     width = page_table_width(shape.max_model_len, demand.page_size)
     tables = 4 * rows * width * len(shape.groups)
     most = max(graphs.tokens, default=0)
-    return taken + tables + max(workspace_bytes(shape, rows, rows),
-                                workspace_bytes(shape, most, 0))
+    return taken + tables + parts_estimate(shape, rows) + max(
+        workspace_bytes(shape, rows, rows), workspace_bytes(shape, most, 0))
+
+
+def parts_estimate(shape: PlanShape, rows: int) -> int:
+    """Bytes of what decode attention leaves for its merge, for so many rows of sequences of any
+    length; see `kernels.triton.work`, whose room this bounds from above."""
+    if shape.latent is not None:
+        return 0
+    each = PROGRAMS * -(-shape.heads // shape.kv_heads) * 4 * (shape.head_dim + 1)
+    return len(shape.groups) * min(PARTS, rows * each)

@@ -1,9 +1,10 @@
 """Attention of a step's decode rows; see `kernels.attention.torch_decode`.
 
 The keys of a sequence are shared out over several programs, so that few sequences fill the device
-(split-KV, as in Flash-Decoding); a second launch merges what they found. The query heads of a key
-head, times the tokens of a window of drafts, are the rows of one product: keys are read once for
-all of them.
+(split-KV, as in Flash-Decoding): a launch has as many programs as the device holds, and each takes
+its chunks from the step's work list (`work`). The program that is the last to be done with a
+sequence merges what all found. The query heads of a key head, times the tokens of a window of
+drafts, are the rows of one product: keys are read once for all of them.
 """
 
 from __future__ import annotations
@@ -17,14 +18,31 @@ from torch import Tensor
 
 from ..attention import Attend
 from .device import HOPPER, limits
-from .merge import merge, parts_of
 from .paged import attend_block, load_rows, padded, query_for
 from .product import LANES, wide
-from .softmax import nothing, put
+from .softmax import nothing
+from .work import (
+    ITEM,
+    MOST,
+    Work,
+    again,
+    item_of,
+    join,
+    leave,
+    make,
+    programs_of,
+    room_of,
+    rounds_of,
+    rule_of,
+    zero_of,
+)
 
 MOST_ROWS = 128
 """Of one program; more become several programs, which read the same keys."""
-MOST_SPLITS = 128
+
+
+MOST_REGISTERS = 255
+"""Said to the compiler, which else spills some to make room for programs."""
 
 
 class Shape(NamedTuple):
@@ -36,158 +54,137 @@ class Shape(NamedTuple):
     """Tokens read at a time."""
     warps: int
     stages: int
+    programs: int
+    """Launched for each SM: no more than it holds at once."""
+    registers: int
+    """A thread has at most."""
 
 
-def config(packed: int, dim: int, itemsize: int, fp32: bool = False,
+def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = False,
            capability: int = HOPPER.capability) -> Shape:
-    """packed: rows that share keys; dim: of a head, padded; itemsize: of the pages' dtype; fp32:
-    whether products are of fp32; capability: of the device.
+    """packed: rows that share keys; dim: of a head, padded; itemsize: of the pages' dtype; q_len:
+    tokens of a window of drafts; fp32: whether products are of fp32; capability: of the device.
 
     16 KiB of keys and as much of values a block. A page's number is loaded before the keys that it
-    names, and Triton counts both as stages: five are two blocks under way, 72 KiB of shared memory,
-    so that an SM takes three programs. Four warps are what 16 rows can use; from 128 rows on the
-    sums alone (128 x 128 floats) would take all their registers, and half as many sums leave room
-    for half a block. Before sm_90 that is what every block has: an SM of sm_89 has 100 KiB.
+    names, and Triton counts both as stages: five are two blocks under way, 72 KiB of shared memory.
+    Four warps are what 16 rows can use; from 128 rows on the sums alone (128 x 128 floats) would
+    take all their registers, and half as many sums leave room for half a block. Before sm_90 that
+    is what every block has: an SM of sm_89 has 100 KiB.
 
     Keys of one byte are widened in registers: 4 KiB a block, three blocks under way. fp32 has no
     tensor cores, and a product there holds rows of both operands: tiles that fit registers.
+
+    An SM takes three programs where 168 registers do, which is when the compiler is told so; two
+    have as much under way as the memory's latency asks for, some 40 KiB.
     """
     rows = min(MOST_ROWS, max(LANES, triton.next_power_of_2(packed)))
     if fp32:
         return Shape(min(rows, max(LANES, 2048 // dim)), min(64, max(LANES, 1024 // dim)),
-                     4 if dim <= 128 else 8, 5 if dim <= 128 else 3)
+                     4 if dim <= 128 else 8, 5 if dim <= 128 else 3, 2 if dim <= 128 else 1,
+                     MOST_REGISTERS)
     half = capability < 90 or rows * dim >= 64 * 128
     size = 4096 if itemsize == 1 else 8192 if half else 16384
     full = (64 if capability < 90 else 128) * 128
-    return Shape(rows, max(LANES, min(64, size // (dim * itemsize))),
-                 8 if rows * dim >= full else 4, 7 if itemsize == 1 else 5)
+    warps = 8 if rows * dim >= full else 4
+    few = capability >= 90 and q_len == 1 and itemsize == 2 and rows * dim <= LANES * 128
+    return Shape(rows, max(LANES, min(64, size // (dim * itemsize))), warps,
+                 7 if itemsize == 1 else 5, 3 if few else 2 if warps == 4 else 1,
+                 168 if few else MOST_REGISTERS)
 
 
-class Shares(NamedTuple):
-    """How keys are shared out among programs."""
-
-    splits: int
-    """Programs of a sequence and key head at most; those without a share exit at once."""
-    slots: int
-    """Programs that all shares together should be."""
-    least: int
-    """Blocks of a share, where a sequence has as many."""
-
-
-def shares(sequences: int, each: int, span: int, packed: int, block: int, sms: int,
-           splits: int = 0) -> Shares:
-    """How `sequences` of at most `span` tokens are shared out; each: programs of one that read
-    different keys; packed: rows that share keys; splits: shares of the longest sequence, 0 = as
-    follows.
-
-    The grid must serve all lengths, since a captured graph keeps it: two programs an SM are enough
-    to fill the device, so one sequence may have as many as that; the device finds shares of one
-    size that make as many in all, and long sequences have more of them than short ones. What exits
-    at once costs some hundred nanoseconds each on its SM, hence the bound on all; and where there
-    are programs for several rounds without sharing, the merge is not worth its launch. A share has
-    so many tokens that what is written for the merge, and read by it, is the lesser traffic.
-    """
-    slots, programs = 2 * sms, sequences * each
-    if splits:
-        return Shares(splits, programs * splits, 1)
-    least = max(2, triton.cdiv(4 * packed, block))
-    if programs >= 4 * slots:
-        return Shares(1, slots, least)
-    most = min(MOST_SPLITS, triton.cdiv(slots, each), 16 * slots // programs,
-               span // (least * block))
-    return Shares(max(1, most), slots, least)
-
-
-@triton.jit
-def blocks_of(
-    length: tl.tensor, Q_LEN: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr
-) -> tl.tensor:
-    """The first block of tokens that some row sees, and the one behind the last."""
-    shortest = tl.maximum(length - (Q_LEN - 1), 1)
-    first = tl.maximum(shortest - WINDOW, 0) // BLOCK_N if WINDOW else shortest * 0
-    return first, tl.cdiv(tl.maximum(length, 1), BLOCK_N)
-
-
-@triton.jit
-def share_of(
-    lens: tl.tensor, blocks: tl.tensor, splits: tl.tensor, slots: tl.tensor, least: tl.tensor,
-    Q_LEN: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
-) -> tl.tensor:
-    """Blocks of each share of a sequence that has so many; see `shares`."""
-    every, sequences = tl.num_programs(0) * 0, tl.num_programs(2)
-    for start in range(0, sequences, 256):
-        at = start + tl.arange(0, 256)
-        length = tl.load(lens + at, mask=at < sequences, other=1)
-        first, last = blocks_of(length, Q_LEN, WINDOW, BLOCK_N)
-        every += tl.sum(tl.where(at < sequences, last - first, 0))
-    even = tl.maximum(tl.cdiv(every * tl.num_programs(0), slots), least)
-    used = tl.maximum((2 * blocks + even) // (2 * even), 1)  # rounded
-    return tl.cdiv(blocks, tl.minimum(used, splits))
+def joins(rows: int, dim: int, warps: int) -> tuple[int, int]:
+    """(rows, parts) that are merged at a time: 16 registers a thread hold them."""
+    together = min(triton.next_power_of_2(rows), 4)
+    return together, max(1, min(MOST, 512 * warps // (together * dim)))
 
 
 # What varies from step to step must not be compiled for.
-@triton.jit(do_not_specialize=["splits", "slots", "least", "pages_stride", "count"],
-            do_not_specialize_on_alignment=["pages"])
+@triton.jit(do_not_specialize=["pages_stride"], do_not_specialize_on_alignment=["pages"])
 def _decode(
-    q: tl.tensor, layer: tl.tensor, pages: tl.tensor, lens: tl.tensor, out: tl.tensor,
-    parts: tl.tensor, found: tl.tensor, splits: tl.tensor, slots: tl.tensor, least: tl.tensor,
-    q_stride: tl.tensor, q_head: tl.tensor, out_stride: tl.tensor, pages_stride: tl.tensor,
-    kv_stride: tl.tensor, kv_heads: tl.tensor, count: tl.tensor, scale: tl.tensor, cap: tl.tensor,
-    scales: tl.tensor, Q_LEN: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
+    q: tl.tensor, layer: tl.tensor, pages: tl.tensor, work: tl.tensor, done: tl.tensor,
+    out: tl.tensor, parts: tl.tensor, found: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor,
+    out_stride: tl.tensor, pages_stride: tl.tensor, kv_stride: tl.tensor, kv_heads: tl.tensor,
+    scale: tl.tensor, cap: tl.tensor, scales: tl.tensor, Q_LEN: tl.constexpr, GROUP: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, EACH: tl.constexpr, MOST: tl.constexpr, JOIN: tl.constexpr,
+    PARTS: tl.constexpr,
 ) -> None:
+    """EACH: rows of a part; MOST: parts of a sequence; JOIN, PARTS: of which so many rows, and
+    parts, are merged at a time."""
     tiles = tl.cdiv(Q_LEN * GROUP, ROWS)
     head, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    split, sequence = tl.program_id(1), tl.program_id(2)
-    packed = tile * ROWS + tl.arange(0, ROWS)
-    live = packed < Q_LEN * GROUP
-    place = tl.minimum(packed // GROUP, Q_LEN - 1)  # of the row's token in the window of drafts
-    row = sequence * Q_LEN + place
-    of = head * GROUP + packed % GROUP
-
-    length = tl.load(lens + sequence)
-    row_hi = tl.maximum(length - (Q_LEN - 1) + place, 1)
-    row_lo = row_hi - WINDOW if WINDOW else row_hi * 0
-    hi = tl.maximum(length, 1)
-    shortest = tl.maximum(length - (Q_LEN - 1), 1)
-    lo = tl.maximum(shortest - WINDOW, 0) if WINDOW else 0
-    begin, end = blocks_of(length, Q_LEN, WINDOW, BLOCK_N)
-    slot = row * (kv_heads * GROUP) + of
-    if SPLIT:
-        slot += split * count * (kv_heads * GROUP)
-        share = share_of(lens, end - begin, splits, slots, least, Q_LEN, WINDOW, BLOCK_N)
-        begin += split * share
-        end = tl.minimum(begin + share, end)
-        if begin >= end:
-            tl.store(found + slot, tl.full((ROWS,), -float("inf"), tl.float32), mask=live)
-            return
-
-    query = load_rows(q + row.to(tl.int64) * q_stride + of * q_head, live, D, BLOCK_D)
-    query = query_for(query, layer)
-    keys, table = layer + head * D, pages + sequence.to(tl.int64) * pages_stride
+    keys = layer + head * D
+    value_scale = 1.0
     if SCALED:
         scale *= tl.load(scales + head)
-    acc, top, total = nothing(ROWS, BLOCK_D)
-    # Blocks in which every row sees all up to the window's front; then those of the newest tokens.
-    shared = tl.minimum(tl.maximum(shortest // BLOCK_N, begin), end) if Q_LEN > 1 else end
-    for block in range(begin, shared):
-        acc, top, total = attend_block(
-            acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-            kv_stride, kv_heads * D, scale, cap, True, WINDOW > 0, False, CAPPED, WIDE, PAGE, D,
-            BLOCK_D, BLOCK_N)
-    if Q_LEN > 1:
-        for block in range(shared, end):
+        value_scale = tl.load(scales + kv_heads + head)
+
+    worker, workers = tl.program_id(1), tl.num_programs(1)
+    for turn in range(0, rounds_of(work, worker, workers)):
+        item = work + (1 + item_of(turn, worker, workers)) * ITEM
+        sequence, length = tl.load(item), tl.load(item + 1)
+        begin, end, zero = tl.load(item + 2), tl.load(item + 3), zero_of(item)
+        packed = tile * ROWS + tl.arange(0, ROWS) + zero
+        live = packed < Q_LEN * GROUP
+        place = tl.minimum(packed // GROUP, Q_LEN - 1)  # of the row's token in the window of drafts
+        of = head * GROUP + packed % GROUP
+        row = sequence * Q_LEN + place
+        row_hi = tl.maximum(length - (Q_LEN - 1) + place, 1)
+        row_lo = row_hi - WINDOW if WINDOW else row_hi * 0
+        hi = tl.maximum(length, 1)
+        shortest = tl.maximum(length - (Q_LEN - 1), 1)
+        lo = tl.maximum(shortest - WINDOW, 0) if WINDOW else 0
+
+        query = load_rows(q + row.to(tl.int64) * q_stride + of * q_head, live, D, BLOCK_D)
+        query = query_for(query, layer)
+        table = pages + sequence.to(tl.int64) * pages_stride
+        acc, top, total = nothing(ROWS, BLOCK_D)
+        # Blocks in which every row sees all up to the window's front; those of the newest tokens.
+        shared = tl.minimum(tl.maximum(shortest // BLOCK_N, begin), end) if Q_LEN > 1 else end
+        for block in range(begin, shared):
             acc, top, total = attend_block(
                 acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-                kv_stride, kv_heads * D, scale, cap, True, WINDOW > 0, True, CAPPED, WIDE, PAGE, D,
-                BLOCK_D, BLOCK_N)
+                kv_stride, kv_heads * D, scale, cap, True, WINDOW > 0, False, CAPPED, WIDE, PAGE,
+                D, BLOCK_D, BLOCK_N)
+        if Q_LEN > 1:
+            for block in range(shared, end):
+                acc, top, total = attend_block(
+                    acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
+                    kv_stride, kv_heads * D, scale, cap, True, WINDOW > 0, True, CAPPED, WIDE,
+                    PAGE, D, BLOCK_D, BLOCK_N)
+        if SCALED:
+            acc *= value_scale
 
-    if SCALED:
-        acc *= tl.load(scales + kv_heads + head)
-    put(acc, top, total, out, row.to(tl.int64) * out_stride + of * D, parts, found, slot, live,
-        SPLIT, D, BLOCK_D)
+        # Not the numbers from before the loop, which would take registers throughout.
+        number, sequence, first, count, zero = again(item)
+        packed = tile * ROWS + tl.arange(0, ROWS) + zero
+        live, dim = packed < Q_LEN * GROUP, tl.arange(0, BLOCK_D) + zero
+        if count == 1:
+            row = sequence * Q_LEN + packed // GROUP
+            to = row.to(tl.int64) * out_stride + (head * GROUP + packed % GROUP) * D
+            share = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            tl.store(out + to[:, None] + dim[None, :], share.to(out.dtype.element_ty),
+                     mask=live[:, None] & (dim < D)[None, :])
+        else:
+            own = number.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+            mine = done + sequence * tl.num_programs(0) + tl.program_id(0)
+            if leave(acc, top, total, parts + own * (EACH * D), found + own * EACH, mine, count,
+                     live, zero, D, BLOCK_D, ROWS):
+                own = first.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+                for start in range(0, EACH, JOIN):
+                    within = start + tl.arange(0, JOIN) + zero
+                    some = tile * ROWS + within < Q_LEN * GROUP
+                    whole = join(parts + own * (EACH * D), found + own * EACH,
+                                 tl.num_programs(0) * EACH, count, within, some, zero, D, BLOCK_D,
+                                 MOST, PARTS)
+                    own_row = sequence * Q_LEN + (tile * ROWS + within) // GROUP
+                    own_head = head * GROUP + (tile * ROWS + within) % GROUP
+                    to = own_row.to(tl.int64) * out_stride + own_head * D
+                    dim = tl.arange(0, BLOCK_D) + zero
+                    tl.store(out + to[:, None] + dim[None, :], whole.to(out.dtype.element_ty),
+                             mask=some[:, None] & (dim < D)[None, :])
+                tl.store(mine, 0)
 
 
 class Decode:
@@ -201,11 +198,11 @@ class Decode:
         self.pages, self.lens, self.span, self.q_len = pages, lens.contiguous(), span, q_len
         self.page_size, self.window, self.scale = page_size, window, scale
         self.soft_cap, self.splits = soft_cap, splits
-        self.shares: Shares | None = None
+        self.work: Work | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
-        """See `Attend`."""
+        """See `Attend`. Lengths are read at the first call."""
         rows, heads, dim = q.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         kv_heads, sequences = layer.shape[1] // 2, rows // self.q_len
@@ -213,30 +210,36 @@ class Decode:
             return out
         packed = self.q_len * heads // kv_heads
         width = padded(dim)
-        shape = config(packed, width, layer.element_size(), q.dtype is torch.float32,
+        shape = config(packed, width, layer.element_size(), self.q_len, q.dtype is torch.float32,
                        limits(q.device).capability)
         tiles = kv_heads * triton.cdiv(packed, shape.rows)
-        splits, slots, least = self._shares(sequences, tiles, packed, shape.block, q.device)
-        parts, found = parts_of(splits, q, out)
+        each = min(packed, shape.rows)
+        if self.work is None:
+            self.work = self._list(sequences, tiles, packed, each, dim, shape)
+        own, joined = self.work, joins(each, width, shape.warps)
         # Key heads are next to each other in memory, and so are the programs that read them.
-        _decode[(tiles, splits, sequences)](
-            q, layer, self.pages, self.lens, out, parts, found, splits, slots, least, q.stride(0),
-            q.stride(1), out.stride(0), self.pages.stride(0), layer.stride(0), kv_heads, rows,
+        _decode[(tiles, own.workers)](
+            q, layer, self.pages, own.items, own.done, out, own.parts, own.found, q.stride(0),
+            q.stride(1), out.stride(0), self.pages.stride(0), layer.stride(0), kv_heads,
             self.scale, self.soft_cap or 1.0, q if scales is None else scales, Q_LEN=self.q_len,
             GROUP=heads // kv_heads, WINDOW=self.window, CAPPED=self.soft_cap > 0,
-            SCALED=scales is not None, SPLIT=splits > 1, WIDE=wide(q.dtype),
-            PAGE=self.page_size, D=dim, BLOCK_D=width, ROWS=shape.rows, BLOCK_N=shape.block,
-            num_warps=shape.warps, num_stages=shape.stages)
-        return merge(parts, found, out) if splits > 1 else out
+            SCALED=scales is not None, WIDE=wide(q.dtype), PAGE=self.page_size, D=dim,
+            BLOCK_D=width, ROWS=shape.rows, BLOCK_N=shape.block, EACH=each, MOST=MOST,
+            JOIN=joined[0], PARTS=joined[1], num_warps=shape.warps, num_stages=shape.stages,
+            maxnreg=shape.registers)
+        return out
 
-    def _shares(
-        self, sequences: int, each: int, packed: int, block: int, device: torch.device
-    ) -> Shares:
-        if self.shares is None:
-            seen = min(self.span, self.window + self.q_len - 1) if self.window else self.span
-            self.shares = shares(sequences, each, seen, packed, block, limits(device).processors,
-                                 self.splits)
-        return self.shares
+    def _list(self, sequences: int, tiles: int, packed: int, each: int, dim: int,
+              shape: Shape) -> Work:
+        seen = min(self.span, self.window + self.q_len - 1) if self.window else self.span
+        device = self.lens.device
+        rule = rule_of(tiles, packed, shape.block, limits(device).processors, self.splits)
+        # A window begins anywhere in a block.
+        blocks = triton.cdiv(max(seen, 1), shape.block) + (self.window > 0)
+        room = room_of(rule, sequences, blocks, tiles, 4 * each * (dim + 1),
+                       programs_of(device, shape.programs))
+        return make(self.lens[:sequences], room, tiles, each, dim, self.q_len, self.window,
+                    shape.block)
 
 
 def decode(
@@ -246,9 +249,13 @@ def decode(
     """The last q_len tokens of B sequences, each seeing those up to itself.
 
     pages: i32[B, P], of which only what a row sees is read; lens: i32[B], with the q_len new tokens
-    in them, read when it runs (a row of a shorter length sees token 0); span >= max(lens), which
-    with the shapes decides the grid; page_size: a power of two; window: tokens seen at most, 0 =
-    all; soft_cap: scores become soft_cap * tanh(score / soft_cap), 0 = they stay; splits: programs
-    among which the keys of the longest sequence are shared out, 0 = as `shares` has it.
+    in them, read at the first call, and whenever a graph that captured it is replayed (a row of a
+    shorter length sees token 0); span >= max(lens), which with the shapes decides the room;
+    page_size: a power of two; window: tokens seen at most, 0 = all; soft_cap: scores become
+    soft_cap * tanh(score / soft_cap), 0 = they stay; splits: chunks of a sequence at most, of a
+    block at least, 0 = as `work.rule_of` has it.
+
+    What comes out of a sequence depends on it alone, to the bit, whatever others are in the step:
+    see `work`.
     """
     return Decode(pages, lens, span, q_len, page_size, window, scale, soft_cap, splits)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ..attention import Attend
 from ..mla import Latent
-from .decode import blocks_of, share_of, shares
 from .device import HOPPER, limits
 from .merge import merge, parts_of
 from .paged import load_rows, padded, query_for
 from .product import LANES, operand, wide
 from .softmax import LOG2E, nothing, put, take
+from .work import blocks_of
 
 
 class Shape(NamedTuple):
@@ -51,6 +51,61 @@ def config(packed: int, windows: bool, itemsize: int, fp32: bool = False,
         return Shape(64, 32, 8, 3)
     rows = min(32, max(LANES, triton.next_power_of_2(packed)))
     return Shape(rows, 16 if windows or itemsize == 1 else 32, 8 if rows == 32 else 4, 3)
+
+
+MOST_SPLITS = 128
+
+
+class Shares(NamedTuple):
+    """How keys are shared out among programs."""
+
+    splits: int
+    """Programs of a sequence and key head at most; those without a share exit at once."""
+    slots: int
+    """Programs that all shares together should be."""
+    least: int
+    """Blocks of a share, where a sequence has as many."""
+
+
+def shares(sequences: int, each: int, span: int, packed: int, block: int, sms: int,
+           splits: int = 0) -> Shares:
+    """How `sequences` of at most `span` tokens are shared out; each: programs of one that read
+    different keys; packed: rows that share keys; splits: shares of the longest sequence, 0 = as
+    follows.
+
+    The grid must serve all lengths, since a captured graph keeps it: two programs an SM are enough
+    to fill the device, so one sequence may have as many as that; the device finds shares of one
+    size that make as many in all, and long sequences have more of them than short ones. What exits
+    at once costs some hundred nanoseconds each on its SM, hence the bound on all; and where there
+    are programs for several rounds without sharing, the merge is not worth its launch. A share has
+    so many tokens that what is written for the merge, and read by it, is the lesser traffic.
+    """
+    slots, programs = 2 * sms, sequences * each
+    if splits:
+        return Shares(splits, programs * splits, 1)
+    least = max(2, triton.cdiv(4 * packed, block))
+    if programs >= 4 * slots:
+        return Shares(1, slots, least)
+    most = min(MOST_SPLITS, triton.cdiv(slots, each), 16 * slots // programs,
+               span // (least * block))
+    return Shares(max(1, most), slots, least)
+
+
+@triton.jit
+def share_of(
+    lens: tl.tensor, blocks: tl.tensor, splits: tl.tensor, slots: tl.tensor, least: tl.tensor,
+    Q_LEN: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
+) -> tl.tensor:
+    """Blocks of each share of a sequence that has so many; see `shares`."""
+    every, sequences = tl.num_programs(0) * 0, tl.num_programs(2)
+    for start in range(0, sequences, 256):
+        at = start + tl.arange(0, 256)
+        length = tl.load(lens + at, mask=at < sequences, other=1)
+        first, last = blocks_of(length, Q_LEN, WINDOW, BLOCK_N)
+        every += tl.sum(tl.where(at < sequences, last - first, 0))
+    even = tl.maximum(tl.cdiv(every * tl.num_programs(0), slots), least)
+    used = tl.maximum((2 * blocks + even) // (2 * even), 1)  # rounded
+    return tl.cdiv(blocks, tl.minimum(used, splits))
 
 
 @triton.jit
