@@ -192,7 +192,7 @@ def _long_and_short(case: Case) -> None:
                                     _same_keys, _long_and_short])
 def test_at_the_edges(change: Callable[[Case], None], dtypes: str) -> None:
     dtype, state_dtype, of_out, of_states = DTYPES[dtypes]
-    case = Case([Run(1, 150, ((90, 4),))], Heads(1, 1, 16, 16), dtype, state_dtype)
+    case = Case([Run(1, 100, ((70, 4),))], Heads(1, 1, 16, 16), dtype, state_dtype)
     change(case)
     case.check(of_out, of_states)
 
@@ -200,7 +200,7 @@ def test_at_the_edges(change: Callable[[Case], None], dtypes: str) -> None:
 @interpreted
 @pytest.mark.parametrize("state_dtype", [FLOAT, HALF], ids=["fp32", "bf16"])
 def test_errors_do_not_grow(state_dtype: torch.dtype) -> None:
-    case = Case([Run(1, 1024)], Heads(1, 1, 16, 16), HALF, state_dtype)
+    case = Case([Run(1, 768)], Heads(1, 1, 16, 16), HALF, state_dtype)
     _forgets_nothing(case)
     out, want = case.got()[0], case.want()[0]
     errors = [error(*part) for part in zip(out.chunk(4), want.chunk(4), strict=True)]
@@ -210,7 +210,7 @@ def test_errors_do_not_grow(state_dtype: torch.dtype) -> None:
 @interpreted
 @pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=["fp32", "bf16"])
 def test_with_the_convolution(dtype: torch.dtype) -> None:
-    case = Case(RUNS, Heads(1, 2, 16, 8), dtype, FLOAT)
+    case = Case(RUNS, Heads(1, 1, 16, 8), dtype, FLOAT)
     found = []
     for ops, own in ((TorchOps(), torch.float64), (TritonOps(), dtype)):
         plan = plan_ragged(RUNS, 4, CPU)
