@@ -13,7 +13,9 @@ and all the same:
 | fp32, fp32 | 3e-6 .. 5e-6 | 2e-7 .. 8e-6 |
 
 Rounding an output or a state to bf16 once gives 1.7e-3. Over 32,768 tokens that forget nothing the
-error of each eighth is that of the first: 2.2e-3, and 3.1e-3 with states in bf16.
+error of each eighth is that of the first: 2.2e-3, and 3.1e-3 with states in bf16. The kernels
+themselves, in the interpreter, with outputs rounded and states in fp32: 2.78e-3 in each eighth, and
+4.0e-6 of the state at the end.
 """
 
 from __future__ import annotations

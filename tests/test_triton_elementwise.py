@@ -128,6 +128,9 @@ def check_gated(source: Source, rows: int, heads: int, width: int, dtype: torch.
     by_head = gate.unflatten(-1, (heads, width))
     want = gated_norm.gated_norm(wide(x), wide(weight), wide(by_head), EPS)
     close(gated_norm_t.gated_norm(x, weight, by_head, EPS), want)
+    rounded = x.to(dtype)  # as GatedDeltaNet's extends leave it
+    want = gated_norm.gated_norm(wide(rounded), wide(weight), wide(by_head), EPS)
+    close(gated_norm_t.gated_norm(rounded, weight, by_head, EPS), want)
     weight = source(heads * width)
     want = gated_norm.norm_gated(wide(x.flatten(1)), wide(weight), wide(gate), EPS, heads)
     close(gated_norm_t.norm_gated(x.flatten(1), weight, gate, EPS, heads), want)
