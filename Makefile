@@ -7,7 +7,7 @@ PART ?= contact
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test test-oldest test-newest lock battery chaos adversary conformance lint bench startup prefix \
+.PHONY: demo test test-oldest test-newest lock battery chaos adversary conformance lint bench startup prefix ptxas \
 	long-run gpu-check gpu-wheels setup clean
 .DEFAULT_GOAL := help
 
@@ -25,6 +25,7 @@ help:
 	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
 	@echo "make long-run   100,000 requests through the scheduler: flat memory, balanced books"
 	@echo "make gpu-check  PART=contact|kernels|tests: on a CUDA device, nine minutes each; TOY=1: on a CPU"
+	@echo "make ptxas      registers, spills and tensor cores of every kernel, without a device"
 	@echo "make gpu-wheels what a GPU machine without a network may lack, for Python 3.12, into .whl/"
 
 # The stamps are newer than pyproject.toml and constraints.txt once the environment holds what they
@@ -99,6 +100,12 @@ bench: $(VENV)/.ready-test
 prefix: $(VENV)/.ready-test
 	@mkdir -p $(OUT)
 	$(BIN)/python benchmarks/prefix.py --json $(OUT)/prefix.json --plot $(OUT)/prefix.png
+
+# No device is needed: A100, L4, H100 and B200 are compiled for.
+ptxas: $(VENV)/.ready-test
+	@mkdir -p $(OUT)
+	$(BIN)/python benchmarks/ptxas.py --sm 80 89 90 100 --json $(OUT)/ptxas.json \
+		--markdown $(OUT)/ptxas.md
 
 long-run: $(VENV)/.ready-test
 	@mkdir -p $(OUT)

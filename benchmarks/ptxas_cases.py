@@ -21,8 +21,8 @@ from actorium.kernels.gated_delta import Heads
 from actorium.kernels.mamba2 import Sizes, split_inputs
 from actorium.kernels.ops_triton import TritonOps
 from actorium.kernels.ragged import Run, plan_ragged
-from actorium.kernels.record import WIDTH, Layout, Progress, Resident
-from actorium.kernels.scaled_mm import FP8, Scaled
+from actorium.kernels.record import WIDTH, Layout, Lengths, Progress, Resident, Windows
+from actorium.kernels.scaled_mm import FP8, Form, Scaled
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import quantise, scaled_mm
@@ -56,6 +56,13 @@ def norms(width: int) -> None:
     OPS.rms_norm_add(x, x[0], 1e-5, x)
 
 
+def norms_fp8(width: int, columns: int) -> None:
+    """What quantises its result for the next product, in one launch."""
+    x, form = empty(64, width), Form(columns, plain=False)
+    OPS.rms_norm_fp8(x, x[0], 1e-5, form)
+    OPS.add_rms_norm_fp8(x, x, x[0], 1e-5, form)
+
+
 def rotation(heads: int, kv_heads: int, dim: int, normed: bool = False,
              pages: torch.dtype = BF16) -> None:
     """Queries, keys and values of 64 tokens."""
@@ -82,6 +89,10 @@ def rows() -> Iterator[Case]:
                89)
     yield Case("silu_mul 14336", lambda: OPS.silu_mul(empty(64, 2 * 14336)))
     yield Case("gelu_mul 21504", lambda: OPS.gelu_mul(empty(64, 2 * 21504)))
+    for of, columns, gate in (("a row", 4096, 14336), ("128 columns", 128, 128)):
+        yield Case(f"norm_fp8 4096, a scale for {of}", partial(norms_fp8, 4096, columns), 89)
+        yield Case(f"silu_mul_fp8 14336, a scale for {of}",
+                   partial(OPS.silu_mul_fp8, empty(64, 2 * 14336), gate), 89)
     yield Case("gated_norm Qwen3.5-27B", lambda: OPS.gated_norm(
         empty(64, 48, 128, dtype=F32), empty(128, dtype=F32), empty(64, 48, 128), 1e-6))
     yield Case("norm_gated Granite 4", lambda: OPS.norm_gated(
@@ -209,10 +220,11 @@ def delta(new: int, states: torch.dtype) -> None:
 
 
 def delta_chunks(states: torch.dtype) -> None:
-    """Prompts through their chunks."""
-    kept, plan = torch.zeros(3, 48, 128, 128, dtype=states), plan_ragged([Run(1, 200)], 4, CPU)
-    OPS.delta_extend(torch.zeros(200, GDN.channels), torch.zeros(200, 48), torch.zeros(200, 48),
-                     kept, plan, GDN)
+    """A prompt."""
+    layer = Delta(GDN, empty(4, GDN.channels, dtype=F32), empty(48, dtype=F32),
+                  empty(48, dtype=F32))
+    OPS.delta_extend(empty(200, GDN.channels + 48 * 130), empty(3, 48, 128, 128, dtype=states),
+                     empty(99, 3, GDN.channels), plan_ragged([Run(1, 200)], 4, CPU), layer)
 
 
 CPU = torch.device("cpu")
@@ -318,6 +330,16 @@ def change(vocab: int) -> None:
     OPS.sampling.logprobs(torch.zeros(2, vocab), slots[:2].long(), 3)
 
 
+def fill(q_len: int) -> None:
+    """The rows of decodes, from the tables."""
+    slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
+    i32, rows = partial(empty, dtype=I32), empty(64 * q_len, dtype=I64)
+    windows = Windows(rows, rows, empty(1, 64 * q_len, dtype=I64), i32(1, 64, 512), i32(64),
+                      i32(64 * q_len), i32(64 * q_len))
+    OPS.sampling.fill(slots, Progress(own, slots, slots.bool(), own), empty(99, 2, dtype=I64),
+                      i32(99, WIDTH), i32(1, 99, 512), Lengths(q_len, PAGE, 512, 8192), windows)
+
+
 def commit(q_len: int, counts: bool) -> None:
     """Tokens go to the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
@@ -332,6 +354,8 @@ def sampler() -> Iterator[Case]:
         yield Case(f"choose {vocab}, sampled", partial(sample, vocab, True, False))
         yield Case(f"choose {vocab}, truncated", partial(sample, vocab, True, True))
     yield Case("adjust, mask, logprobs 151936", partial(change, 151936))
+    yield Case("fill q1", partial(fill, 1))
+    yield Case("fill q3", partial(fill, 3))
     yield Case("commit q1", partial(commit, 1, False))
     yield Case("commit q3, counts", partial(commit, 3, True))
 

@@ -182,5 +182,5 @@ def _launch(p: Tensor, states: Tensor, columns: Tensor, pending: Tensor, most: i
     _rule[(batch, h.values, triton.cdiv(h.value_dim, VALUES))](
         qkv, gates, states, rows, accepted, out, h.key_dim**-0.5, NORM_EPS, NEW=new, MOST=most,
         HK=h.keys, HV=h.values, K=h.key_dim, V=h.value_dim,
-        K_BLOCK=triton.next_power_of_2(h.key_dim), V_BLOCK=VALUES, num_warps=1)
+        K_BLOCK=triton.next_power_of_2(h.key_dim), V_BLOCK=VALUES, num_warps=1, maxnreg=255)
     return out

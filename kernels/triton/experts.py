@@ -33,11 +33,13 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile(rows: int, experts: int, gated: bool) -> Tile:
+def tile(rows: int, experts: int, gated: bool, fp32: bool = False) -> Tile:
     """By the rows that an expert has on average. Few: the weights' bytes are what counts, so long
     reads, four of them under way. Many: as large a tile as keeps its sums in registers; gate and up
-    are two sums."""
+    are two sums. fp32 has no tensor cores, and a product there holds rows of both operands."""
     each = rows / experts
+    if fp32:
+        return Tile(16, 64, 32, 4, 3) if each <= 48 else Tile(64, 32 if gated else 64, 32, 8, 3)
     if each <= 16:
         return Tile(16, 64, 128, 4, 4)
     if each <= 48:
@@ -157,7 +159,7 @@ class GroupedExperts(SortedExperts[Tensor]):
         x = plain(x)
         x = x if x.stride(1) == 1 else x.contiguous()
         (rows, outs), experts, width = out.shape, len(w), x.shape[1]
-        t = tile(rows, experts, chosen > 0)
+        t = tile(rows, experts, chosen > 0, x.dtype is torch.float32)
         _product[(rows // t.rows + min(experts, rows), triton.cdiv(outs, t.outs))](
             x, x.stride(0), order, ends, w, out, rows, width, outs, CHOSEN=max(1, chosen),
             GATED=chosen > 0, EVEN=width % t.columns == 0, WIDE=wide(x.dtype), EXPERTS=experts,

@@ -1,0 +1,138 @@
+"""What each compiled kernel must be: the intention, beside what the assembler made of it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ptxas_device import ARCHS, Facts
+
+
+class Rule(NamedTuple):
+    """For the kernels of some cases."""
+
+    kernel: str
+    """Its name."""
+    case: str
+    """A regular expression, of what is in the case's name."""
+    warps: int
+    """Of a program, on sm_90."""
+    programs: int
+    """That an SM of sm_90 or sm_100 must hold at once."""
+    older: int
+    """The same for sm_80 and sm_89."""
+    products: str = ""
+    """On sm_90: `wgmma` needs 64 rows, `mma` is a warp's own, `fma` is fp32. Others have what
+    corresponds; empty = there are none."""
+    doubles: str = ""
+    """Why there may be instructions of fp64."""
+
+
+EXACT = "sums of integer weights beyond 2**53 meet a uniform number of 53 bits, once a row or tile"
+RULES = (
+    # Row by row: what counts is that loads of many programs are under way.
+    Rule("_norm", "norm 1152", 4, 8, 8),
+    Rule("_norm", "norm 4096", 8, 4, 4),
+    Rule("_norm", "norm", 16, 2, 2),
+    Rule("_rotate", "", 2, 16, 16),
+    Rule("_gate", "", 4, 12, 12),
+    Rule("_gated", "Qwen3.5", 2, 16, 16),
+    Rule("_gated", "Granite", 8, 4, 4),
+    Rule("_norm_fp8", "", 8, 4, 4),
+    Rule("_gate_rows", "", 16, 2, 2),
+    Rule("_gate_groups", "", 4, 8, 8),
+    Rule("_apply", "", 4, 12, 12),
+    # Decode reads keys once: two blocks under way in each of three programs fill the memory's
+    # pipes, and rows of several tokens leave room for two.
+    Rule("_decode", "fp32, q1", 4, 4, 1, "fma"),
+    Rule("_decode", "fp32, q[38]", 4, 1, 1, "fma"),
+    Rule("_decode", "1B, q[13]", 4, 4, 2, "mma"),
+    Rule("_decode", "1B, q8", 4, 3, 2, "mma"),
+    Rule("_decode", "Qwen3-32B.*q8|Qwen2.5-7B.*q8", 4, 2, 1, "wgmma"),
+    Rule("_decode", "Qwen3.5-27B.*q8", 8, 1, 1, "wgmma"),
+    Rule("_decode", "FP8.*q1", 4, 3, 2, "mma"),
+    Rule("_decode", "q1", 4, 3, 2, "mma"),
+    Rule("_decode", "q[38]", 4, 2, 1, "mma"),
+    Rule("_merge", "", 4, 8, 8),
+    # Extend is bound by the tensor cores: one program of two groups of warps has an SM.
+    Rule("_extend", "fp32", 8, 1, 1, "fma"),
+    Rule("_extend", "few tokens", 4, 3, 2, "mma"),
+    Rule("_extend", "", 8, 1, 1, "wgmma"),
+    Rule("_latent", "fp32", 8, 2, 1, "fma"),
+    Rule("_latent", "128 heads.*q1", 8, 1, 1, "wgmma"),
+    Rule("_latent", "16 heads, q1", 4, 2, 1, "mma"),
+    Rule("_latent", "", 8, 1, 1, "mma"),
+    # A state's rows in one warp's registers: eight of them hide their loads.
+    Rule("_inputs", "", 4, 8, 8),
+    Rule("_rule", "", 1, 8, 8),
+    Rule("_step", "", 1, 8, 8),
+    Rule("_prepare", "", 4, 2, 1, "wgmma"),
+    Rule("_walk", "", 4, 2, 1, "wgmma"),
+    Rule("_conv", "", 4, 6, 6),
+    Rule("_keep", "", 4, 12, 12),
+    # Few rows: bytes of weights under way. Many: sums and partial sums in registers.
+    Rule("_product", "^experts.*fp32", 4, 1, 1, "fma"),
+    Rule("_product", "^experts.* 4096 rows", 8, 1, 1, "wgmma"),
+    Rule("_product", "^experts", 4, 2, 1, "mma"),
+    Rule("_product", "scaled_experts.* 4096 rows", 8, 1, 1, "wgmma"),
+    Rule("_product", "scaled_experts", 4, 2, 1, "mma"),
+    Rule("_product", "scaled_mm.* 1 row", 4, 4, 2, "mma"),
+    Rule("_product", "scaled_mm.* 64 rows", 4, 2, 1, "wgmma"),
+    Rule("_product", "scaled_mm", 8, 1, 1, "wgmma"),
+    Rule("_quantise_groups", "", 4, 8, 8),
+    Rule("_quantise_rows", "", 8, 4, 4),
+    Rule("_tops", "", 4, 8, 8),
+    Rule("_weigh", "truncated", 4, 2, 2),
+    Rule("_weigh", "sampled", 4, 8, 8),
+    Rule("_gather", "", 4, 4, 4, doubles=EXACT),
+    Rule("_choose", "greedy", 8, 4, 4),
+    Rule("_choose", "sampled", 8, 4, 2, doubles=EXACT),
+    Rule("_choose", "truncated", 8, 1, 1, doubles=EXACT),
+    Rule("_fill", "", 4, 8, 8),
+    Rule("_penalise", "", 4, 8, 6),
+    Rule("_scatter", "", 2, 4, 4),
+    Rule("_mask", "", 4, 8, 8),
+    Rule("_part", "", 4, 8, 8),
+    Rule("_join", "", 1, 16, 16),
+    Rule("_commit", "", 1, 16, 16),
+)
+"""The first that fits is meant. A kernel without one is a fault."""
+
+EXCEPTIONS: dict[str, str] = {}
+"""Kernel or case that spills, and why it may: none of the serving path's."""
+
+
+def rule_of(case: str, kernel: str) -> Rule | None:
+    """Of a kernel that this case launches."""
+    return next((rule for rule in RULES if rule.kernel == kernel and re.search(rule.case, case)),
+                None)
+
+
+def meant(products: str, capability: int) -> tuple[str, ...]:
+    """What `products` is called there."""
+    if products != "wgmma":
+        return (products,)
+    return ("wgmma",) if capability == 90 else ("tcgen05", "mma") if capability > 90 else ("mma",)
+
+
+def faults(case: str, capability: int, own: Facts) -> list[str]:
+    """In what a kernel is not as it is meant."""
+    rule = rule_of(case, own.kernel)
+    if rule is None:
+        return ["no rule says what it is meant to be"]
+    found = []
+    if sum(own.spills) and not {case, own.kernel} & EXCEPTIONS.keys():
+        found.append(f"spills {own.spills[0]} / {own.spills[1]} bytes a thread")
+    if not own.programs:
+        found.append(f"{own.shared:,} bytes of shared memory do not fit "
+                     f"{ARCHS[capability].shared:,}")
+    least = rule.programs if capability >= 90 else rule.older
+    if own.programs < least:
+        found.append(f"{own.programs} programs an SM, {least} are meant")
+    if capability == 90 and own.warps != rule.warps and own.kernel != "_merge":
+        found.append(f"{own.warps} warps, {rule.warps} are meant")
+    if own.products not in meant(rule.products, capability):
+        found.append(f"products: {own.products or 'none'}, {rule.products or 'none'} is meant")
+    if own.doubles and not rule.doubles:
+        found.append(f"{own.doubles} instructions of fp64")
+    return found
