@@ -38,7 +38,7 @@ from actorium.gpu.staging import transport
 from actorium.gpu.states import StatePool
 from actorium.gpu.summary import summarize
 from actorium.gpu.tables import Tables
-from actorium.gpu.warmup import check_numbers, rehearse, walk
+from actorium.gpu.warmup import Played, check_numbers, play, rehearse, walk
 
 LOG = logging.getLogger(__name__)
 MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
@@ -248,12 +248,17 @@ def plan_caches(config: Config, budget: int, name: str, drafts: bool = True,
 
 
 def _cuda_workspace(config: Config, runner: Runner, device: torch.device) -> tuple[int, Step]:
-    """Bytes of the largest step's temporaries, and its size: it is run, over the sink page."""
-    rehearse(runner, config.scheduler.max_num_batched_tokens)
+    """Bytes of the largest step's temporaries, and its size: it is run, over the sink page, as many
+    prompts and as a single one."""
+    tokens = config.scheduler.max_num_batched_tokens
+    single = Played([(0, max(1, min(tokens, runner.tables.max_len - 1)))])
+    rehearse(runner, tokens)
+    play(runner, single)
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    step = rehearse(runner, config.scheduler.max_num_batched_tokens)
+    step = rehearse(runner, tokens)
+    play(runner, single)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before, step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,11 @@ from helpers_graphs import model_of_kind, with_graphs, with_segments
 from helpers_speculation import make_runner
 from helpers_worker import complete
 
+from actorium.actors.config.tree import Config, SchedulerConfig
 from actorium.actors.params import Resolved
+from actorium.gpu import device
+from actorium.gpu.measure import Footprint
+from actorium.gpu.plan.graphs import Graphs, GraphShape
 from actorium.gpu.runner import Runner
 from actorium.gpu.staging import Device, Host
 from actorium.gpu.tables import SAMPLES, TRUNCATES, Tables
@@ -117,3 +122,27 @@ def test_what_lies_before_a_question_is_believed(tmp_path: Path) -> None:
     play(runner, Played([(60, 5), (0, 3)], [0], beside=2))
     assert seen == [[(60, 5), (0, 3)], [(0, 2)]]
     assert not runner.tables.sequences
+
+
+def test_a_device_is_warm_before_its_graphs_are_captured_and_again_with_them(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order in which a CUDA device is opened, whose work is made up here."""
+    done: list[Any] = []
+    runner = SimpleNamespace(moves=SimpleNamespace(device=torch.device("cuda")), graphs=None,
+                             segments=None)
+    kinds = [SimpleNamespace(capture=lambda say, name=name: done.append(name))
+             for name in ("decodes", "segments")]
+    monkeypatch.setattr(device, "check_numbers", lambda *_: done.append("numbers"))
+    monkeypatch.setattr(device, "walk", lambda own, budget, say: done.append(
+        (budget, own.graphs is kinds[0], own.segments is kinds[1])))
+    monkeypatch.setattr(device, "_graphs", lambda *_: Graphs([GraphShape(4, 1)], [64, 16]))
+    monkeypatch.setattr(device, "_to_capture", lambda *_: kinds)
+    monkeypatch.setattr(device, "CudaCapturer", lambda _: None)
+    memory = iter([device.Memory(900, 100), device.Memory(700, 250)])
+    monkeypatch.setattr(device, "_memory", lambda _: next(memory))
+    config = Config(scheduler=SchedulerConfig(max_num_batched_tokens=256))
+    footprint, seconds = Footprint({}, {}), {"warm up": 0.0}
+    assert device._warm_up(config, runner, footprint, lambda *_: None) is None  # type: ignore[arg-type]
+    device._capture(config, runner, footprint, lambda *_: None, seconds)  # type: ignore[arg-type]
+    assert done == ["numbers", (256, False, False), "decodes", "segments", (64, True, True)]
+    assert footprint.measured["graphs"] == 200 and set(seconds) == {"warm up", "graphs"}
