@@ -152,6 +152,8 @@ def played(t: Tables, budget: int) -> Iterator[Played]:
         yield Played([(context - 1, 1)], each)
         for tokens in {1, min(5, budget), min(FEW, budget)}:
             yield Played([(context - 1, 1)], each, min(tokens, room))
+    # A row alone has other strides than several, and behind an odd one addresses are odd as well.
+    yield Played([(0, 1)] * min(2, slots, budget), each, 1)
     few = min(3, budget, room)
     for params in PARAMS:
         yield Played([(0, few)], ends, 0, params)

@@ -35,7 +35,8 @@ if triton_fault(CPU):
 from helpers_specialize import Forms, Rerun
 
 BUDGET = 512
-KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "fp8", "fp8 experts")
+KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "fp8",
+         "fp8 experts")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
@@ -52,6 +53,10 @@ def model_of(path: Path, kind: str) -> Any:
     elif kind == "hybrid":
         add_mtp(path, write_hybrid(path, DENSE, layer_types=["linear_attention", "full_attention"],
                                    mtp_num_hidden_layers=1, **long))
+    elif kind == "odd":  # rows of a projection are no multiple of 16 bytes
+        write_hybrid(path, DENSE, dtype=torch.bfloat16, linear_num_value_heads=6,
+                     linear_key_head_dim=32, linear_value_head_dim=32,
+                     layer_types=["linear_attention", "full_attention"], **long)
     elif kind == "sparse":
         write_hybrid(path, SPARSE, layer_types=["linear_attention", "full_attention"], **long)
     elif kind == "latent":
