@@ -4,6 +4,7 @@ tests, time or memory fail; its files."""
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import subprocess
@@ -22,7 +23,8 @@ from helpers_benchmarks import BENCHMARKS, benchmark
 
 ROOT = BENCHMARKS.parent
 plan, record, battery = (benchmark(f"gpucheck.{name}") for name in ("plan", "record", "battery"))
-cache, suites, aims = (benchmark(f"gpucheck.{name}") for name in ("cache", "suites", "aims"))
+cache, suites, aims, child = (
+    benchmark(f"gpucheck.{name}") for name in ("cache", "suites", "aims", "child"))
 profiled, machine, models, ring, shapes, table = (
     benchmark(f"gpucheck.{name}")
     for name in ("profiled", "machine", "models", "ring", "shapes", "table"))
@@ -150,6 +152,29 @@ def test_rows_that_fail_cost_only_themselves(tmp_path: Path) -> None:
         "fp8 products": "its process ended: see the log"}
     assert said.count("in _inject") == 2, "the stacks of what was raised and of what hung"
     assert "- ceilings: fp8 products: its process ended: see the log" in said
+
+
+def test_behind_a_capture_that_failed_another_process_goes_on(tmp_path: Path) -> None:
+    """Since after that torch's allocator is in no state to go on."""
+    code, found, _ = ran(tmp_path, "--fault", "ceilings/fp8 products=capture")
+    assert code == 1 and rows_of(found)["ceilings"] == ["copy", "bf16 products", "small launches"]
+    assert skipped(found) == {"fp8 products": "CaptureFailed: as was asked for"}
+
+
+def test_what_a_row_needs_may_be_held_by_its_own_process(tmp_path: Path) -> None:
+    """Whose model is opened once for all rows: what counts is what was free when it began."""
+    double = machine.Double(80.0)
+    group = plan.Group("decode", (plan.Row("fits", gib=79.0), plan.Row("does not", gib=81.0)), 1, 9)
+    own = record.Record(tmp_path / "gpu-contact.json", "decode")
+    bench = child.Bench(own, group, double, 60.0)
+    faulthandler.cancel_dump_traceback_later()
+    double.free_gib = lambda: 5.0
+    for name, fits in (("fits", True), ("does not", False)):
+        assert bench.wants(name) is fits
+        with bench.row(name) as go:
+            assert go is fits
+    faulthandler.cancel_dump_traceback_later()
+    assert [each["why"] for each in own.group()["skipped"]] == ["it needs 81 GiB, 80 are free"]
 
 
 def test_rows_that_do_not_fit_are_named(tmp_path: Path) -> None:

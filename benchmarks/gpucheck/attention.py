@@ -36,7 +36,7 @@ def _decode(s: Setting, own: shapes.Decode) -> Case:
     q, scale = s.randn(batch * q_len, heads, dim), dim**-0.5
     out = torch.empty_like(q)
     attend = s.ops.decode(pages, lens, length, q_len, PAGE, 0, scale)
-    peers = {"sdpa": partial(_sdpa_decode, s, own)}
+    peers = {"sdpa in bf16" if fp8 else "sdpa": partial(_sdpa_decode, s, own)}
     if find_spec("flashinfer") and not s.toy and q_len == 1 and not fp8:
         peers["flashinfer"] = partial(_flashinfer, layer, pages, length, q, kv)
     return Case(lambda: attend(q, layer, out), own.bytes, peers=peers)

@@ -63,8 +63,11 @@ def _measured(record: Record, group: Group, seconds: float, options: argparse.Na
     end = monotonic() + seconds
     why = "it was not reached"
     for _ in range(AGAIN):
-        before = _accounted(record)
-        code, why = in_a_process(record, group.name, max(5.0, end - monotonic()), options)
+        before, start = _accounted(record), monotonic()
+        given = max(5.0, end - start)
+        code, why = in_a_process(record, group.name, given, options)
+        if code == TIMED_OUT and monotonic() - start > given - 1:
+            why = f"its process took more than {given:.0f} s: its stacks are in the log"
         if why:
             why += _blame(record, group, code)
         if code == 0 or _accounted(record) == before or (

@@ -44,7 +44,7 @@ def run(bench: Bench) -> None:
 
 def copy_gbs(bench: Bench, timer: Timer) -> float:
     """Bytes read and written."""
-    size = bench.size(int(min(4.0, bench.machine.free_gib() / 4) * 2**30), 1 << 20)
+    size = bench.size(int(min(4.0, bench.free_gib / 4) * 2**30), 1 << 20)
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=bench.device)
     target = torch.empty_like(source)
     return 2 * size / timer.us(lambda: target.copy_(source)) / 1e3

@@ -28,11 +28,13 @@ class Bench:
     def __init__(self, record: Record, group: Group, machine: Cuda, seconds: float,
                  limit: float = 0.0, faults: Sequence[str] = ()) -> None:
         """seconds: that it has; limit: of every row, instead of its own; faults: "row=raise",
-        hang or exit, to see what that costs."""
+        hang, capture or exit, to see what that costs."""
         self.record, self.group, self.machine = record, group, machine
         self.toy, self.device = machine.toy, machine.device
         self._until, self._limit = monotonic() + seconds, limit
         self._rows = {row.name: row for row in group.rows}
+        self.free_gib = machine.free_gib()
+        """When the process began: what a row needs holds the model that others have opened."""
         there = record.group()
         self._done = {row["name"] for row in there["rows"]} | {
             each["name"] for each in there["skipped"]}
@@ -97,12 +99,12 @@ class Bench:
         faulthandler.dump_traceback_later(max(1.0, self.left), exit=True)
 
     def _fits(self, row: Row) -> bool:
-        return self.machine.free_gib() >= row.gib
+        return self.free_gib >= row.gib
 
     def _has_room(self, row: Row) -> bool:
         if not self._fits(row):
-            self.record.skip(row.name, f"it needs {row.gib:.0f} GiB, {self.machine.free_gib():.0f} "
-                             "are free", LEFT_OUT)
+            self.record.skip(row.name, f"it needs {row.gib:.0f} GiB, {self.free_gib:.0f} are "
+                             "free", LEFT_OUT)
             return False
         if self.left < row.needs + ENDING and not self.toy:
             self.record.skip(row.name, f"{max(0, self.left):.0f} s are left", LEFT_OUT)
@@ -113,6 +115,8 @@ class Bench:
         fault = self._faults.get(name)
         if fault == "raise":
             raise RuntimeError("a fault, as was asked for")
+        if fault == "capture":
+            raise CaptureFailed("as was asked for")
         if fault == "exit":
             os._exit(7)
         if fault == "hang":
@@ -127,8 +131,8 @@ def run(record: Record, group: Group, seconds: float, toy: bool, options: Any) -
     torch.manual_seed(0)
     try:
         bench = Bench(record, group, machine, seconds, options.row_limit, options.fault)
-        if group.name != "ceilings":
-            bench.record.change(lambda own: own["facts"].update(free_gib=machine.free_gib()))
+        bench.record.change(lambda own: (own["facts"].pop("error", None),
+                                         own["facts"].update(free_gib=bench.free_gib)))
         if bench.wants():
             importlib.import_module(f".{group.module}", __package__).run(bench, **group.options)
         for row in group.rows:  # those that do not fit, where nothing did

@@ -106,7 +106,9 @@ class Driver:
     def __init__(self, runner: Runner, batch: int, context: int, steps: int, drafts: int = 0,
                  most: int = 2048) -> None:
         """steps: how many there will be. Raises `ValueError` if the pages do not suffice."""
-        self.runner, self._drafts, self._number = runner, drafts, 0
+        self.runner, self._drafts = runner, drafts
+        self.results: list[StepResult] = []
+        """Of the last `steps`."""
         self._clock = clock(runner.moves.device)
         self._slots = np.arange(1, batch + 1, dtype=np.int32)
         most = runner.tables.max_len
@@ -163,7 +165,7 @@ class Driver:
     def steps(self, count: int, extend: int = 0) -> dict[str, float]:
         """Figures of so many steps; extend: tokens of `prompt` in each of them."""
         waiting: deque[Any] = deque()
-        results: list[StepResult] = []
+        self.results = results = []
         more = np.array([len(self._slots) + 1, extend], np.int32).tobytes() if extend else b""
         start = perf_counter()
         for _ in range(count):

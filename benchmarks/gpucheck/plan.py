@@ -89,9 +89,9 @@ def contact() -> list[Group]:
     profiled = (Row(f"replay {each.name}", 60, each.gib, 8) for each in shapes.PROFILED)
     return [
         CEILINGS._replace(most=25.0),
-        _tests("tests", first, 20, 80, 3),
-        _tests("worker", [Suite("worker", ALONE)], 20, 90),
-        _decoding("decode", 40, 100, shapes.DECODED, [CAPTURE]),
+        _tests("tests", first, 20, 90, 3),
+        _tests("worker", [Suite("worker", ALONE)], 20, 100),
+        _decoding("decode", 40, 120, shapes.DECODED, [CAPTURE]),
         Group("profile", (*profiled, CAPTURE), 35, 60, "profiled"),
         _ring(True),
         _decoding("decode, fp8 weights", 40, 70, shapes.QUANTIZED, model={"quantization": "fp8"}),
@@ -123,7 +123,7 @@ def kernels() -> list[Group]:
         Group("speculation", tuple(Row(f"{drafts} drafts, batch {batch}", 60, shapes.HYBRID_GIB
                                        + 2 * shapes.ROOM_GIB, 5)
                                    for drafts in (0, 2) for batch in shapes.DRAFTING),
-              60, 110, "speculation"),
+              60, 140, "speculation"),
         group("sampling", shapes.DRAWS, 30, "sampling.draws"),
         group("products", (*(f"bf16, {n} rows" for n in rows), *(f"fp8 {kind}, {n} rows"
               for kind in ("row", "block") for n in rows)), 40, "products.products"),

@@ -3,17 +3,25 @@ how long the step took; and what it costs to capture with a warm cache of kernel
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from . import models, shapes
+import torch
+
+from actorium.actors.messages import StepResult
+
+from . import idle, models, shapes
 from .child import Bench
 from .decode import told
 from .machine import Profile
+from .plan import ROOT
 
 TOP = 30
 PROFILED = 4
 """Steps."""
+COUNTED = ROOT / "benchmarks/results/launches.json"
 
 
 def run(bench: Bench) -> None:
@@ -21,6 +29,7 @@ def run(bench: Bench) -> None:
     model, took."""
     wanted = [own for own in shapes.PROFILED if bench.wants(f"replay {own.name}")]
     most = max([16, *(own.batch for own in wanted)])
+    bench.machine.profiled(lambda: torch.ones(8, device=bench.device) + 1)  # before any graph
     with models.opened(bench, shapes.LLAMA, bench.size(most, 8)) as (device, seconds):
         told(bench, device, seconds)
         for own in shapes.PROFILED:
@@ -35,12 +44,13 @@ def run(bench: Bench) -> None:
                 try:
                     driver.steps(warm)
                     plain = driver.steps(steps)
-                    seen = bench.machine.profiled(lambda d=driver, n=steps: d.steps(n))
+                    seen = bench.machine.profiled(partial(driver.steps, steps))
                 finally:
                     driver.close()
                 bench.record.add(name, batch=batch, context=context, **{
                     key: plain[key] for key in ("step_us", "device_us", "idle_ratio")},
-                    **digest(seen, steps))
+                    **digest(seen, steps), **clocks(seen, driver.results),
+                    **counted(own.batch))
 
 
 def digest(seen: Profile, steps: int) -> dict[str, Any]:
@@ -67,6 +77,22 @@ def digest(seen: Profile, steps: int) -> dict[str, Any]:
             "calls": {name: count / steps for name, count in seen.launches.items()},
             "top": [{"kernel": name[:120], "launches": len(each) / steps, "us": sum(each) / steps,
                      "share": sum(each) / total if total else 0.0} for name, each in top]}
+
+
+def clocks(seen: Profile, results: Sequence[StepResult]) -> dict[str, Any]:
+    """What the engine's clock says of the same steps: see `idle.compared`."""
+    found = idle.compared([(begin, end) for _, begin, end in seen.kernels], results)
+    return {"long_gaps": found["profiler_idle_long"], "clock_least": found["least"],
+            "clock_most": found["most"], "clock_agrees": found["agrees"]}
+
+
+def counted(batch: int) -> dict[str, Any]:
+    """Kernels of such a step as `launches.py` counts them without a device, where it has."""
+    if not COUNTED.exists():
+        return {}
+    steps = json.loads(COUNTED.read_text())["now"]
+    own = steps.get(f"Llama-3.1-8B, {batch} greedy")
+    return {} if own is None else {"counted": own["launches"]}
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:

@@ -26,7 +26,9 @@ PROFILE: Sequence[Column] = (
     ("step_us", "step us", "{:,.0f}"), ("wall_us", "us under the profiler", "{:,.0f}"),
     ("kernels_us", "sum of kernels, us", "{:,.0f}"), ("covered_us", "any runs, us", "{:,.0f}"),
     ("idle_share", "none runs", "{:.2%}"), ("idle_ratio", "idle, as the engine counts", "{:.2%}"),
-    ("launches", "kernels a step", "{:,.0f}"))
+    ("long_gaps", "gaps over 10 us", "{:.2%}"), ("clock_least", "clock: least", "{:.2%}"),
+    ("clock_most", "clock: most", "{:.2%}"), ("clock_agrees", "agree", "{}"),
+    ("launches", "kernels a step", "{:,.0f}"), ("counted", "counted without a device", "{:,.0f}"))
 CEILINGS: Sequence[Column] = (
     ("gbs", "GB/s", "{:,.0f}"), ("tflops", "TFLOP/s", "{:,.0f}"),
     ("us_in_a_graph", "us in a graph", "{:.2f}"), ("us_by_the_host", "us by the host", "{:.2f}"),
