@@ -23,6 +23,8 @@ AGAIN = 4
 """Most processes of one group: after a row that ended one, the next goes on behind it."""
 KILLED = 124
 """In place of the exit code of a process that did not end by itself."""
+SLOWER = 4
+"""Times as long a toy run may take: others may be at work on its machine."""
 SCRIPT = Path(__file__).parent.parent / "gpu.py"
 
 
@@ -45,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
             _missing(own, group,
                      f"{max(0, left):.0f} s are left, all of it takes {group.least:.0f}", LEFT_OUT)
             continue
-        seconds = group.most if options.toy else min(left, group.most)
+        seconds = SLOWER * group.most if options.toy else min(left, group.most)
         if group.suites:
             run_suites(own, group, seconds, options.toy, options.scratch)
         else:

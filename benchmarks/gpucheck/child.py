@@ -18,6 +18,8 @@ from .machine import CaptureFailed, Cuda, Double, broken
 from .plan import Group, Row
 from .record import BROKEN_CODE, LEFT_OUT, Record, complain, one_line
 
+SLOWER = 4
+"""Times as long as a row of a toy run may take."""
 ENDING = 5.0
 """Seconds that a process keeps to end in."""
 
@@ -73,7 +75,7 @@ class Bench:
     def trying(self, name: str, limit: float = 60.0) -> Iterator[None]:
         """Something that may fail. What takes longer ends the process, with all stacks in the
         log."""
-        limit = min(self._limit or limit, max(1.0, self.left))
+        limit = min(self._limit or limit * (SLOWER if self.toy else 1), max(1.0, self.left))
         self.record.begin(name, limit)
         faulthandler.dump_traceback_later(limit, exit=True)
         try:
