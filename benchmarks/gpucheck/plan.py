@@ -81,7 +81,8 @@ def _ring(overlap: bool) -> Group:
 
 
 def contact() -> list[Group]:
-    """The most telling first: tests that decide, and the aims that a first run can answer."""
+    """The most telling first: tests that decide, and the aims that a first run can answer. The
+    first model to be opened waits for some forty kernels to be compiled, the others find them."""
     first = (Suite("staging", "tests/test_staging.py"),
              Suite("delta extends", "tests/test_triton_delta_extend.py"),
              Suite("attention", "tests/test_triton_attention_gpu.py",
@@ -91,7 +92,7 @@ def contact() -> list[Group]:
         CEILINGS._replace(most=25.0),
         _tests("tests", first, 20, 90, 3),
         _tests("worker", [Suite("worker", ALONE)], 20, 100),
-        _decoding("decode", 40, 120, shapes.DECODED, [CAPTURE]),
+        _decoding("decode", 40, 200, shapes.DECODED, [CAPTURE]),
         Group("profile", (*profiled, CAPTURE), 35, 60, "profiled"),
         _ring(True),
         _decoding("decode, fp8 weights", 40, 70, shapes.QUANTIZED, model={"quantization": "fp8"}),
@@ -123,7 +124,7 @@ def kernels() -> list[Group]:
         Group("speculation", tuple(Row(f"{drafts} drafts, batch {batch}", 60, shapes.HYBRID_GIB
                                        + 2 * shapes.ROOM_GIB, 5)
                                    for drafts in (0, 2) for batch in shapes.DRAFTING),
-              60, 140, "speculation"),
+              60, 180, "speculation"),
         group("sampling", shapes.DRAWS, 30, "sampling.draws"),
         group("products", (*(f"bf16, {n} rows" for n in rows), *(f"fp8 {kind}, {n} rows"
               for kind in ("row", "block") for n in rows)), 40, "products.products"),
