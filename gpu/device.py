@@ -85,8 +85,6 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     check_positions(config, shape, physical_bytes())
     model = load_model(path, config, device,
                        lambda what, done, of: say("loading", f"{what} {done}/{of}"))
-    say("loading", "products")
-    model.ops.tune(device)
     seconds["load"] = perf_counter() - start
     weights = taken(device) - before
     start = perf_counter()
@@ -95,6 +93,8 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     footprint.measured |= {"weights": weights, **held_bytes(runner)}
     seconds["allocate"] = perf_counter() - start
     start = perf_counter()
+    say("warming", "products")
+    model.ops.tune(device)
     say("warming", "first steps")
     meter = _warm_up(config, runner, footprint, say)
     seconds["warm up"] = perf_counter() - start

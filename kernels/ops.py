@@ -69,8 +69,8 @@ class TorchOps:
         return Gated(self.linear(weight, bias), *gates)
 
     def tune(self, device: torch.device) -> None:
-        """Choose among ways to run the products that were made, by measuring. Waits for the
-        device."""
+        """Choose among ways to run the products that steps so far have run, by measuring. Waits
+        for the device."""
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         """Experts gated by SiLU; gate_up: [E, 2 * I, H]; down: [E, H, I]; or both in FP8, see

@@ -64,6 +64,7 @@ class TritonOps(TorchOps):
     def __init__(self) -> None:
         self.products = Products()
 
+    @torch.inference_mode()
     def tune(self, device: torch.device) -> None:
         """See `TorchOps.tune`."""
         if device.type == "cuda":

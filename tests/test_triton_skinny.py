@@ -148,9 +148,13 @@ def test_what_is_fastest_and_right_is_chosen(caplog: pytest.LogCaptureFixture) -
 
     products = Products()
     own = [SkinnyLinear(drawn(16, 64, seed=i), None, products) for i in range(2)]
-    SkinnyLinear(drawn(32, 64), None, products, "silu")
-    norms = own[0].form.norms
-    assert norms is not None and not norms(1), "nothing is chosen that was not measured"
+    gated, residual = SkinnyLinear(drawn(32, 64), None, products, "silu"), drawn(3, 16, seed=9)
+    want = residual.float() + drawn(3, 64).float() @ own[0].weight.float().t()
+    close(own[0].add(drawn(3, 64), residual), want)
+    asked = [each.form.norms for each in (*own, gated)]
+    norms = asked[0]
+    assert norms is not None
+    assert not any(each and each(1) for each in asked), "nothing is chosen that was not measured"
     with patch.object(skinny_linear, "skinny", skinny):
         for told, want in (({}, None), ({CONFIGS[0]: 0.99}, None), ({CONFIGS[0]: 0.9}, CONFIGS[0]),
                            ({CONFIGS[0]: 0.9, CONFIGS[1]: 0.8}, CONFIGS[1]),
@@ -159,10 +163,15 @@ def test_what_is_fastest_and_right_is_chosen(caplog: pytest.LogCaptureFixture) -
             times.update(told)
             products.tune(seconds, CONFIGS[:3])
             for rows in (1, 3, 16):
-                assert products.config(own[0].normed_kind, rows) == want
+                for kind in (own[0].normed_kind, own[0].added_kind, gated.normed_kind):
+                    assert products.config(kind, rows, own[0]) == want
                 assert norms(rows) == (want is not None)
-            assert not norms(17) and products.config(own[0].normed_kind, 17) is None
+            assert not norms(17)
+            products.assume(None)
+            assert not any(each and each(1) for each in asked)
+            own[0].add(drawn(3, 64), residual)
     assert "not what it should be" in caplog.text
+    products.assume(CONFIGS[0])
     x, norm = drawn(3, 64, seed=7), drawn(64, seed=8)
     close(own[1](Unnormed(x, norm, 1e-5)),
           rms_norm(x, norm, 1e-5).float() @ own[1].weight.float().t())

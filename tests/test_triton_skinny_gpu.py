@@ -46,6 +46,8 @@ def test_products_are_measured_and_replayed() -> None:
 
     products = Products()
     own = [SkinnyLinear(drawn(6144, 4096, seed=i), None, products) for i in range(8)]
+    for each in own:
+        assert each.form.norms is not None and not each.form.norms(1)
     products.tune(replayed_seconds)
     x, norm = drawn(1, 4096, seed=9), drawn(4096, seed=10).abs() + 0.5
     want = rms_norm(x, norm, 1e-5).double() @ own[3].weight.double().t()

@@ -46,33 +46,35 @@ class Products:
     """The products of a model, and how each kind is run. Apart, until `tune` or `assume`."""
 
     def __init__(self) -> None:
-        self._known: dict[Kind, list[SkinnyLinear]] = {}
+        self._met: dict[Kind, dict[int, SkinnyLinear]] = {}
         self._chosen: dict[Kind, list[tuple[int, SkinnyConfig | None]]] = {}
+        self._assumed: SkinnyConfig | None = None
 
-    def add(self, product: SkinnyLinear, *kinds: Kind) -> None:
-        """A product, to be run in these ways."""
-        for kind in kinds:
-            self._known.setdefault(kind, []).append(product)
-
-    def config(self, kind: Kind, rows: int) -> SkinnyConfig | None:
-        """How so many rows are run; None: apart."""
-        for most, config in self._chosen.get(kind, ()):
-            if rows <= most:
-                return config
-        return None
+    def config(self, kind: Kind, rows: int, product: SkinnyLinear) -> SkinnyConfig | None:
+        """How so many rows of this product are run; None: apart. What is asked for is what `tune`
+        measures: most products are run in one way only."""
+        if not 0 < rows <= ROWS:
+            return None
+        chosen = self._chosen.get(kind)
+        if chosen is None:
+            self._met.setdefault(kind, {})[id(product)] = product
+            return self._assumed
+        return next(config for most, config in chosen if rows <= most)
 
     def assume(self, config: SkinnyConfig | None) -> None:
         """All kinds are run so, without measuring; None: apart."""
-        self._chosen = {kind: [(ROWS, config)] for kind in self._known}
+        self._chosen, self._assumed = {}, config
 
     def tune(self, seconds: Timer, configs: Sequence[SkinnyConfig] = CONFIGS) -> None:
-        """Measure every kind, at a few numbers of rows, and keep what is fastest and right."""
-        for kind, products in self._known.items():
-            best = [(rows, _fastest(kind, products[:AT_ONCE], rows, seconds, configs))
-                    for rows in BUCKETS]
+        """Measure every kind that steps so far have asked for, at a few numbers of rows, and keep
+        what is fastest and right."""
+        for kind, met in self._met.items():
+            products = list(met.values())[:AT_ONCE]
+            best = [(rows, _fastest(kind, products, rows, seconds, configs)) for rows in BUCKETS]
             self._chosen[kind] = best
             LOG.info("%s %d x %d: %s", kind.what, kind.outs, kind.width,
                      ", ".join(f"{rows} rows {config or 'apart'}" for rows, config in best))
+        self._met = {}
 
 
 class SkinnyLinear(Linear):
@@ -86,20 +88,17 @@ class SkinnyLinear(Linear):
         self.products, size = products, (*weight.shape, bias is not None)
         self.normed_kind = Kind(gate or "normed", *size)
         self.added_kind = Kind("added", *size)
-        products.add(self, self.normed_kind)
-        if not gate and bias is None:
-            products.add(self, self.added_kind)
         self.form = Form(norms=self._norms)
 
     def _norms(self, rows: int) -> bool:
         """See `Form.norms`."""
-        return 0 < rows <= ROWS and self.products.config(self.normed_kind, rows) is not None
+        return self.products.config(self.normed_kind, rows, self) is not None
 
     def __call__(self, x: Input) -> Tensor:
         """See `Linear`; gated, where it has a gate and x is `Unnormed`."""
         if not isinstance(x, Unnormed):
             return F.linear(plain(x), self.weight, self.bias)
-        config = self.products.config(self.normed_kind, len(x))
+        config = self.products.config(self.normed_kind, len(x), self)
         if config is None:
             raise ValueError(f"{len(x)} rows are to be normed before this product")
         return self._run(self.normed_kind, x.x, config, x)
@@ -109,10 +108,9 @@ class SkinnyLinear(Linear):
         if self.bias is not None or residual.dtype is not self.weight.dtype:
             return residual + self(x)
         x = plain(x)
-        if 0 < len(x) <= ROWS and residual.is_contiguous():
-            config = self.products.config(self.added_kind, len(x))
-            if config is not None:
-                return self._run(self.added_kind, x, config, residual=residual)
+        config = self.products.config(self.added_kind, len(x), self)
+        if config is not None and residual.is_contiguous():
+            return self._run(self.added_kind, x, config, residual=residual)
         return residual.addmm_(x, self.weight.t())
 
     def logits(self, x: Input) -> Tensor:
