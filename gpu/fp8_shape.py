@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import BadModel, shown
+from actorium.gpu.compressed_shape import FORMAT, METHOD, compressed_shape, is_served
 
 BLOCK = 128
 """Rows and columns of a block that shares a scale."""
@@ -48,7 +49,9 @@ class Fp8Shape(NamedTuple):
 
 def _is(module: str, name: str) -> bool:
     """Whether `name` is this module's, its last parts, or that of what it is a part of (nothing:
-    of all)."""
+    of all); `*NAME`: or has NAME in it; `*NAME$`: or ends with it."""
+    if name.startswith("*"):
+        return module.endswith(name[1:-1]) if name.endswith("$") else name[1:] in module
     return not name or f".{module}".endswith(f".{name}") or module.startswith(f"{name}.")
 
 
@@ -62,8 +65,8 @@ def quantization_config(raw: dict[str, Any]) -> Any:
 def otherwise_quantized(raw: dict[str, Any]) -> bool:
     """Whether the checkpoint of this config is quantised in a way that is not served."""
     found = quantization_config(raw)
-    return found is not None and not (
-        isinstance(found, dict) and found.get("quant_method") == "fp8")
+    return found is not None and not (isinstance(found, dict) and (
+        found.get("quant_method") == "fp8" or is_served(found)))
 
 
 def served_fp8(raw: dict[str, Any], where: Path, quantization: str) -> Fp8Shape | None:
@@ -88,9 +91,12 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
     if not isinstance(found, dict):
         raise BadModel(f"{where}: {NAME}: must be an object")
     method, block = found.get("quant_method"), found.get("weight_block_size")
+    if method == METHOD:
+        size, modules = compressed_shape(found, where)
+        return Fp8Shape(size, tuple(_OUTER.sub("model.", name) for name in modules))
     if method != "fp8":
         raise BadModel(f"{where}: {NAME}.quant_method: of quantized checkpoints those in fp8 alone "
-                       f"are supported, got {shown(method)}")
+                       f"are supported (fp8, or {METHOD} in {FORMAT}), got {shown(method)}")
     if block is not None and block != [BLOCK, BLOCK]:
         raise BadModel(f"{where}: {NAME}.weight_block_size: only [{BLOCK}, {BLOCK}] is supported, "
                        f"got {shown(block)}")
