@@ -203,6 +203,7 @@ class Case:
     batch: int
     params: Resolved = GREEDY
     drafts: int = 0
+    quantization: str = "auto"
 
 
 CASES = (
@@ -221,7 +222,7 @@ CASES = (
 def settings(path: Path, case: Case) -> Config:
     """Of a model directory."""
     return Config(
-        model=ModelConfig(model=str(path), load_format="dummy"),
+        model=ModelConfig(model=str(path), load_format="dummy", quantization=case.quantization),
         memory=MemoryConfig(kv_cache_bytes=512 << 20, prefix_cache=False),
         scheduler=SchedulerConfig(max_num_seqs=case.batch, max_num_batched_tokens=4096),
         speculation=SpeculationConfig(

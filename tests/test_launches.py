@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,14 @@ def test_the_step_of_one_sequence() -> None:
     assert found.launches["_fill"] == 1 and found.launches["_decode"] == 32
     assert found.replays <= 2 and found.uploads == 0 and found.fetches == 1
     assert sum(found.launches.values()) <= 230
+
+
+def test_a_step_in_fp8() -> None:
+    """What attention gives is quantised by a launch of its own in each layer; all else on the way
+    of what was launched anyway."""
+    found = launches.count(replace(launches.CASES[0], quantization="fp8"))
+    assert found.launches["_quantise_rows"] == 32 and found.launches["_norm_fp8"] == 64
+    assert found.launches["_gate_rows"] == 32 and sum(found.launches.values()) <= 359
 
 
 def test_the_file_promises_no_less_than_there_is() -> None:
