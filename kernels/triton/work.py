@@ -122,7 +122,8 @@ def _total(
     return every
 
 
-@triton.jit(do_not_specialize=["sequences", "least", "most", "room", "tiles"])
+@triton.jit(do_not_specialize=["sequences", "least", "most", "room", "tiles"],
+            do_not_specialize_on_alignment=["lens"])
 def _list(
     lens: tl.tensor, work: tl.tensor, done: tl.tensor, sequences: tl.tensor, least: tl.tensor,
     most: tl.tensor, room: tl.tensor, tiles: tl.tensor, Q_LEN: tl.constexpr,
