@@ -26,6 +26,7 @@ from actorium.kernels.scaled_mm import FP8, Form, Scaled
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import quantise, scaled_mm
+from actorium.kernels.triton.skinny import CONFIGS, MOST_GATED, SkinnyConfig, skinny
 
 BF16, F32, I32, I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
 OPS = TritonOps()
@@ -347,6 +348,28 @@ def commit(q_len: int, counts: bool) -> None:
     OPS.sampling.commit(slots, slots, own, resident(4096), progress, Layout(1, q_len), counts)
 
 
+def commit_likeliest(vocab: int, q_len: int) -> None:
+    """A greedy step chooses, and goes to the tables."""
+    slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
+    OPS.sampling.commit_likeliest(empty(64, vocab), slots, slots, resident(vocab),
+                                  Progress(own, slots, slots.bool(), own), Layout(1, q_len), False)
+
+
+def skinny_products(config: SkinnyConfig) -> None:
+    """Of a few rows: normed, gated where a program makes few columns, and added."""
+    x, inner = empty(16, 4096), empty(16, 14336)
+    skinny(x, empty(6144, 4096), config, None, x[0], 1e-5)
+    if config.outs < MOST_GATED:
+        skinny(x, empty(28672, 4096), config, None, x[0], 1e-5, "silu")
+    skinny(inner, empty(4096, 14336), config, residual=x)
+
+
+def few_rows() -> Iterator[Case]:
+    """Llama-3.1-8B's products."""
+    for config in CONFIGS:
+        yield Case(f"skinny {config.outs} x {config.columns}", partial(skinny_products, config))
+
+
 def sampler() -> Iterator[Case]:
     """Vocabularies of Llama 3, Qwen3 and Gemma 3."""
     for vocab in (128256, 151936, 262208):
@@ -358,9 +381,11 @@ def sampler() -> Iterator[Case]:
     yield Case("fill q3", partial(fill, 3))
     yield Case("commit q1", partial(commit, 1, False))
     yield Case("commit q3, counts", partial(commit, 3, True))
+    yield Case("commit_likeliest 151936, q1", partial(commit_likeliest, 151936, 1))
+    yield Case("commit_likeliest 262208, q3", partial(commit_likeliest, 262208, 3))
 
 
 def cases() -> list[Case]:
     """All of them."""
-    parts = (rows, decodes, extends, latents, recurrent, products, sampler)
+    parts = (rows, decodes, extends, latents, recurrent, products, few_rows, sampler)
     return [case for part in parts for case in part()]

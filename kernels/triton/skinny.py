@@ -39,6 +39,9 @@ CONFIGS = (SkinnyConfig(16, 256, 2, 4), SkinnyConfig(16, 64, 2, 5), SkinnyConfig
 """To choose from by measuring: many small programs, so that 132 SMs have the same load whatever N
 is, or fewer larger ones, which read x less often."""
 
+MOST_GATED = 64
+"""Columns from which on a gated program, which reads two weights, leaves no room for others."""
+
 
 @triton.jit(do_not_specialize=["rows"])
 def _skinny(x: tl.tensor, norm: tl.tensor, w: tl.tensor, bias: tl.tensor, residual: tl.tensor,
