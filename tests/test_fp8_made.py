@@ -291,6 +291,19 @@ def test_what_serves_them_is_told(capability: tuple[int, int], kernels: str, sai
     assert keeps(device, kernels, "auto") == (not said)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_device(tmp_path: Path) -> None:
+    """torch's product with a scale a row, as the reference."""
+    write_checkpoint(tmp_path, hidden_size=256, intermediate_size=384, head_dim=64,
+                     dtype=torch.bfloat16)
+    calm(tmp_path)
+    cuda = load_model(tmp_path, Config(model=ModelConfig(quantization="fp8")),
+                      torch.device("cuda"), lambda *_: None)
+    assert cuda.layers[0].mixer.qkv.weight.dtype is FP8
+    assert off(logits(cuda).float().cpu(), logits(made(tmp_path, dtype="float32"))) < 0.1
+
+
 # --- what is asked for ---------------------------------------------------------------------------
 
 def test_none_dequantises_a_checkpoint_in_fp8(tmp_path: Path,

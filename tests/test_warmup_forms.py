@@ -36,7 +36,7 @@ from helpers_specialize import Forms, Rerun
 
 BUDGET = 512
 KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "fp8",
-         "fp8 experts")
+         "fp8 experts", "made")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
@@ -68,12 +68,14 @@ def model_of(path: Path, kind: str) -> Any:
         write_deepseek(source, **long | small)
     else:
         write_checkpoint(source, "LlamaForCausalLM", dtype=torch.bfloat16, head_dim=64, **long)
-        path = source if kind == "llama" else path
+        path = source if kind in ("llama", "made") else path
     if kind.startswith("fp8"):
         path = path / "fp8"
         write_twins(source, path, path.with_name("twin"), block=True)
     drafts = "auto" if kind in DRAFTS else "off"
-    config = Config(model=ModelConfig(model=str(path)), device=DeviceConfig(kernels="triton"),
+    quantization = "fp8" if kind == "made" else "auto"
+    config = Config(model=ModelConfig(model=str(path), quantization=quantization),
+                    device=DeviceConfig(kernels="triton"),
                     speculation=SpeculationConfig(speculative=drafts))
     return load_model(path, config, CPU, lambda *_: None)
 
