@@ -371,16 +371,14 @@ def test_a_cache_that_is_too_large_is_left_out(tmp_path: Path) -> None:
     assert not archive.exists()
 
 
-@pytest.mark.parametrize("script", ["gpu_check.sh", "gpu_wheels.sh"])
-def test_the_scripts_parse(script: str) -> None:
-    assert subprocess.run(["bash", "-n", str(ROOT / "tools" / script)]).returncode == 0
+def test_the_script_of_wheels_parses() -> None:
+    assert subprocess.run(["bash", "-n", str(ROOT / "tools" / "gpu_wheels.sh")]).returncode == 0
 
 
 def test_make_hands_over_what_it_was_asked() -> None:
     done = subprocess.run(["make", "-n", "gpu-check", "PART=kernels", "TOY=1", "CACHE=a.tar.gz"],
                           cwd=ROOT, capture_output=True, text=True)
-    assert "CACHE=a.tar.gz" in done.stdout and "gpu_check.sh kernels" in done.stdout
-    assert "--toy" in done.stdout
+    assert all(own in done.stdout for own in ("CACHE=a.tar.gz", "gpu_check.sh kernels", "--toy"))
 
 
 def test_peers_that_wait_are_compared_with_what_is_launched_alike(monkeypatch: Any) -> None:
