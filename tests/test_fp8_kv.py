@@ -15,18 +15,25 @@ from typing import Any
 import pytest
 import torch
 from helpers_deepseek import add_mtp, write_deepseek
-from helpers_fp8 import SINGLE, write_twins
+from helpers_fp8 import SINGLE, exact_fp8, write_twins
 from helpers_hybrid import DENSE, write_hybrid
 from helpers_models import CPU, Seq, Stepper, generate, write_checkpoint
 from helpers_speculation import RUBBISH, Work, make_runner, tokens_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from actorium.actors.config.tree import Config, MemoryConfig, ModelConfig, SpeculationConfig
+from actorium.actors.config.tree import (
+    Config,
+    DeviceConfig,
+    MemoryConfig,
+    ModelConfig,
+    SpeculationConfig,
+)
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.params import Resolved
 from actorium.gpu.cache_dtype import check_kv_dtype
 from actorium.gpu.models.registry import load_model
+from actorium.kernels.ops import triton_fault
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LAYER = "model.layers.{}.self_attn."
@@ -35,9 +42,10 @@ GREEDY = Work(PROMPTS, [Resolved(max_tokens=14, temperature=0.0)] * len(PROMPTS)
 Make = Callable[[str], Path]
 
 
-def load(path: Path, kv: str = "fp8_e4m3", speculative: str = "off", dtype: str = "auto") -> Any:
+def load(path: Path, kv: str = "fp8_e4m3", speculative: str = "off", dtype: str = "auto",
+         kernels: str = "auto") -> Any:
     config = Config(model=ModelConfig(max_model_len=96, dtype=dtype),
-                    memory=MemoryConfig(kv_cache_dtype=kv),
+                    memory=MemoryConfig(kv_cache_dtype=kv), device=DeviceConfig(kernels=kernels),
                     speculation=SpeculationConfig(speculative=speculative))
     return load_model(path, config, CPU, lambda *_: None)
 
@@ -252,3 +260,22 @@ def test_greedy_tokens_agree_with_wide_pages(make: Make) -> None:
     wide, narrow = (generate(Stepper(model, kv_dtype=kv), PROMPTS, 6)
                     for kv in (torch.float32, E4M3))
     assert sum(a[0] == b[0] for a, b in zip(wide, narrow, strict=True)) >= 4
+
+
+@pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
+@pytest.mark.parametrize("name", ["llama", "deepseek"])
+def test_triton_says_what_torch_says(make: Make, name: str, tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk, and one beside a window of drafts, with scales."""
+    exact_fp8(monkeypatch)
+    for file in make(name).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    retensor(tmp_path, **{at(i, f"{kind}_scale"): 0.3 + i / 7 + (kind == "k")
+                          for i in range(2) for kind in "kv"})
+    said = []
+    for kernels in ("torch", "triton"):
+        stepper = Stepper(load(tmp_path, kernels=kernels), 64, kv_dtype=E4M3)
+        seqs = [Seq(list(range(3, 30))), Seq([7] * 18)]
+        out = [stepper.step([(seqs[1], 14)]), stepper.step([(seqs[0], 9)], seqs[1:], q_len=3)]
+        said.append(torch.cat(out))
+    assert off(said[1], said[0]) < 1e-3

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,17 @@ class TestInterpreted:
         assert written[:, kv_heads:].isnan().sum() == 1, "the NaN that was given, no other"
         assert (written[index[0], kv_heads:, :2] == largest(kv_dtype)).all() or kv_dtype is E5M2
         assert not written[[3, 6, 8]].any()
+
+    def test_rotate_write_reads_no_scale_of_nobodys(self) -> None:
+        """A program's last heads may be none."""
+        from actorium.kernels.triton.rope import rotate_write
+
+        scales = torch.cat((spread(4), torch.zeros(999)))[:4]
+        pages, rope = torch.zeros(6, 4, 16).to(E4M3), torch.zeros(6, 2, 1, 16)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            rotate_write(torch.ones(6, 7, 16), 3, None, 1e-6, rope, pages, torch.arange(6), scales)
+        assert (pages[:, 2:].float() > 0).all()
 
     def test_rotate_write_with_a_table_of_angles(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from actorium.kernels.triton.rope import rotate_write

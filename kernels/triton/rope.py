@@ -76,7 +76,9 @@ def _rotate(qkv: tl.tensor, token_stride: tl.tensor, head_stride: tl.tensor, nor
     page = tl.load(index + token) * (2 * KV_HEADS) + head - HEADS
     to = pages + page * DIM + column
     if SCALED:
-        inverse = tl.div_rn(1.0, tl.load(scales + head - HEADS, mask=head >= HEADS, other=1.0))
+        own_scale = tl.load(scales + head - HEADS,
+                            mask=(head >= HEADS) & (head < HEADS + 2 * KV_HEADS), other=1.0)
+        inverse = tl.div_rn(1.0, own_scale)
         new_a, new_b = new_a.to(tl.float32) * inverse, new_b.to(tl.float32) * inverse
     tl.store(to, _narrow(new_a, pages.dtype.element_ty, MOST), mask=kept)
     tl.store(to + half, _narrow(new_b, pages.dtype.element_ty, MOST), mask=kept)
