@@ -3,9 +3,9 @@
     python benchmarks/kv_dtype.py MODEL README.md docs/memory.md --json out.json
 
 One engine for each dtype, over the same work. Perplexity is of the first `--tokens` of each text,
-of all of them together. Answers are compared with those of the first dtype: how many are the same, and
-how many tokens all have in common with theirs before the first that differs. Seconds of a decode
-step are those of one sequence behind a prompt of `--tokens`.
+of all of them together. Answers are compared with those of the first dtype: how many are the same,
+and how many tokens all have in common with theirs before the first that differs. Seconds of a
+decode step are those of one sequence behind a prompt of `--tokens`.
 """
 
 from __future__ import annotations
