@@ -45,12 +45,17 @@ PARAMS = (
     _params(temperature=0.7, top_p=0.9),
     _params(temperature=0.7, min_p=0.1),
     _params(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
+    # What changes logits widens them first: to those who draw they are of another dtype then.
     _params(temperature=0.0, logit_bias={0: 1.0, 1: -1.0}),
+    _params(temperature=1.0, logit_bias={0: 1.0, 1: -1.0}),
+    _params(temperature=0.7, top_k=20, logit_bias={0: 1.0, 1: -1.0}),
     _params(temperature=1.0, eos_ids=(0, 1), min_tokens=1 << 19),
     _params(temperature=0.0, logprobs=0),
     _params(temperature=1.0, logprobs=3, prompt_logprobs=3),
     _params(temperature=0.0, logprobs=2, logprob_ids=(0, 1)),
     _params(temperature=1.0, masked=True),
+    _params(temperature=0.0, masked=True, logit_bias={0: 1.0}),
+    _params(temperature=0.0, presence_penalty=0.5, logit_bias={0: 1.0}),
 )
 """Ways through the sampler beside the greedy one."""
 PENALTIES = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -34,8 +35,11 @@ if triton_fault(CPU):
 
 from helpers_specialize import Forms, Rerun
 
+from actorium.kernels.triton.skinny import CONFIGS
+from actorium.kernels.triton.skinny_linear import BUCKETS
+
 BUDGET = 512
-KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "fp8",
+KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "skinny", "fp8",
          "fp8 experts", "made")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
@@ -67,8 +71,9 @@ def model_of(path: Path, kind: str) -> Any:
     elif kind == "fp8 experts":
         write_deepseek(source, **long | small)
     else:
-        write_checkpoint(source, "LlamaForCausalLM", dtype=torch.bfloat16, head_dim=64, **long)
-        path = source if kind in ("llama", "made") else path
+        write_checkpoint(source, "LlamaForCausalLM", dtype=torch.bfloat16, head_dim=64,
+                         intermediate_size=128, **long)
+        path = path if kind == "fp8" else source
     if kind.startswith("fp8"):
         path = path / "fp8"
         write_twins(source, path, path.with_name("twin"), block=True)
@@ -77,7 +82,13 @@ def model_of(path: Path, kind: str) -> Any:
     config = Config(model=ModelConfig(model=str(path), quantization=quantization),
                     device=DeviceConfig(kernels="triton"),
                     speculation=SpeculationConfig(speculative=drafts))
-    return load_model(path, config, CPU, lambda *_: None)
+    with patch("actorium.kernels.ops_triton.can_pack", lambda _: False):  # as no CUDA weight can
+        model = load_model(path, config, CPU, lambda *_: None)
+    if kind == "skinny":  # as if each had been the fastest for its number of rows
+        best = list(zip(BUCKETS, CONFIGS, strict=False))
+        model.ops.products.config = lambda kind, rows, *_: next(
+            (config for most, config in best if rows <= most), None)
+    return model
 
 
 def runner_of(model: Any, drafts: int) -> Runner:
@@ -149,6 +160,7 @@ def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured:
     assert met.beyond(warm) == []
     assert {"extend._extend", "latent._latent"} & met.names()
     assert {"commit._commit", "penalties._penalise", "logprobs._join"} < met.names()
+    assert kind != "skinny" or sum(name == "skinny._skinny" for name, _ in met.found) > 3
     if captured:
         assert min(runner.served.values()) > 0
 
