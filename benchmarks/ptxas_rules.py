@@ -42,17 +42,15 @@ RULES = (
     Rule("_gate_rows", "", 16, 2, 2),
     Rule("_gate_groups", "", 4, 8, 8),
     Rule("_apply", "", 4, 12, 12),
-    # Decode reads keys once: two blocks under way in each of three programs fill the memory's
-    # pipes, and rows of several tokens leave room for two.
-    Rule("_decode", "fp32, q1", 4, 4, 1, "fma"),
-    Rule("_decode", "fp32, q[38]", 4, 1, 1, "fma"),
-    Rule("_decode", "1B, q[13]", 4, 4, 2, "mma"),
-    Rule("_decode", "1B, q8", 4, 3, 2, "mma"),
+    # Decode reads keys once: two blocks under way in each of two programs fill the memory's pipes,
+    # and where one token's rows leave registers, three do it better.
+    Rule("_decode", "Qwen3.5-27B, fp32", 8, 1, 1, "fma"),
+    Rule("_decode", "fp32", 4, 2, 1, "fma"),
     Rule("_decode", "Qwen3-32B.*q8|Qwen2.5-7B.*q8", 4, 2, 1, "wgmma"),
-    Rule("_decode", "Qwen3.5-27B.*q8", 8, 1, 1, "wgmma"),
-    Rule("_decode", "FP8.*q1", 4, 3, 2, "mma"),
-    Rule("_decode", "q1", 4, 3, 2, "mma"),
-    Rule("_decode", "q[38]", 4, 2, 1, "mma"),
+    Rule("_decode", "Qwen3.5-27B, q8", 8, 1, 1, "wgmma"),
+    Rule("_decode", "(Llama-3.1-8B|Qwen3-32B|1B), q1", 4, 3, 2, "mma"),
+    Rule("_decode", "", 4, 2, 1, "mma"),
+    Rule("_list", "", 4, 1, 1),
     Rule("_merge", "", 4, 8, 8),
     # Extend is bound by the tensor cores: one program of two groups of warps has an SM.
     Rule("_extend", "fp32", 8, 1, 1, "fma"),

@@ -61,32 +61,36 @@ class Shape(NamedTuple):
 
 
 def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = False,
-           capability: int = HOPPER.capability) -> Shape:
+           capability: int = HOPPER.capability, window: int = 0) -> Shape:
     """packed: rows that share keys; dim: of a head, padded; itemsize: of the pages' dtype; q_len:
-    tokens of a window of drafts; fp32: whether products are of fp32; capability: of the device.
+    tokens of a window of drafts; fp32: whether products are of fp32; capability: of the device;
+    window: tokens that a row sees, 0 = all.
 
     16 KiB of keys and as much of values a block. A page's number is loaded before the keys that it
     names, and Triton counts both as stages: five are two blocks under way, 72 KiB of shared memory.
     Four warps are what 16 rows can use; from 128 rows on the sums alone (128 x 128 floats) would
-    take all their registers, and half as many sums leave room for half a block. Before sm_90 that
-    is what every block has: an SM of sm_89 has 100 KiB.
+    take all their registers, and from a quarter of that on there is room for half a block. Before
+    sm_90 that is what every block has: an SM of sm_89 has 100 KiB.
 
-    Keys of one byte are widened in registers: 4 KiB a block, three blocks under way. fp32 has no
+    Keys of one byte are widened in registers: 4 KiB a block, three blocks under way, and no more
+    than 32 rows of heads wider than 128. fp32 has no
     tensor cores, and a product there holds rows of both operands: tiles that fit registers.
 
     An SM takes three programs where 168 registers do, which is when the compiler is told so; two
     have as much under way as the memory's latency asks for, some 40 KiB.
     """
-    rows = min(MOST_ROWS, max(LANES, triton.next_power_of_2(packed)))
+    most = 32 if itemsize == 1 and dim > 128 else MOST_ROWS
+    rows = min(most, max(LANES, triton.next_power_of_2(packed)))
     if fp32:
         return Shape(min(rows, max(LANES, 2048 // dim)), min(64, max(LANES, 1024 // dim)),
                      4 if dim <= 128 else 8, 5 if dim <= 128 else 3, 2 if dim <= 128 else 1,
                      MOST_REGISTERS)
-    half = capability < 90 or rows * dim >= 64 * 128
+    half = capability < 90 or rows * dim >= 32 * 128
     size = 4096 if itemsize == 1 else 8192 if half else 16384
     full = (64 if capability < 90 else 128) * 128
     warps = 8 if rows * dim >= full else 4
-    few = capability >= 90 and q_len == 1 and itemsize == 2 and rows * dim <= LANES * 128
+    few = (capability >= 90 and q_len == 1 and itemsize == 2 and not window
+           and rows * dim <= LANES * 128)
     return Shape(rows, max(LANES, min(64, size // (dim * itemsize))), warps,
                  7 if itemsize == 1 else 5, 3 if few else 2 if warps == 4 else 1,
                  168 if few else MOST_REGISTERS)
@@ -211,7 +215,7 @@ class Decode:
         packed = self.q_len * heads // kv_heads
         width = padded(dim)
         shape = config(packed, width, layer.element_size(), self.q_len, q.dtype is torch.float32,
-                       limits(q.device).capability)
+                       limits(q.device).capability, self.window)
         tiles = kv_heads * triton.cdiv(packed, shape.rows)
         each = min(packed, shape.rows)
         if self.work is None:
