@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("actors", "gpu", "kernels", "tools")
+from actorium.tools.code_facts import PACKAGES, ROOT, circles, files, imports, needs
+
 HEAVY = {"torch", "triton", "transformers"}
 GPU_MAY_USE = {"messages", "params", "config", "errors", "core", "runtime", "models"}
 """`models` finds a model's directory and reads its files: tokenizer and worker must agree on
 them."""
-
-
-def files(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Every module that a file names in an import, wherever in the file, made absolute."""
-    package = ["actorium", *path.relative_to(ROOT).with_suffix("").parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[:len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            yield module
-            if module.startswith("actorium"):
-                yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def offenders(package: str, forbidden: set[str]) -> list[str]:
@@ -123,38 +102,13 @@ def seconds(code: str) -> float:
     return time.perf_counter() - began
 
 
-def circles(package: str) -> list[list[str]]:
-    """Modules of a package that import each other, lazily or for types alone included: the strongly
-    connected components of more than one (Tarjan 1972)."""
-    names = {".".join(["actorium", *path.relative_to(ROOT).with_suffix("").parts])
-             .removesuffix(".__init__"): path for path in files(package)}
-    needs = {name: {found for found in imports(path) if found in names and found != name}
-             for name, path in names.items()}
-    order: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(name: str) -> None:
-        order[name] = low[name] = len(order)
-        stack.append(name)
-        for other in needs[name]:
-            if other not in order:
-                visit(other)
-            if other in stack:
-                low[name] = min(low[name], low[other])
-        if low[name] == order[name]:
-            component = stack[stack.index(name):]
-            del stack[stack.index(name):]
-            if len(component) > 1:
-                found.append(sorted(component))
-
-    for name in names:
-        if name not in order:
-            visit(name)
-    return found
-
-
 @pytest.mark.parametrize("package", ["actors"])
 def test_no_module_imports_one_that_imports_it(package: str) -> None:
-    assert circles(package) == []
+    """Not lazily nor for a type either."""
+    assert circles(needs(package)) == []
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": set[str]()}
+    assert circles(graph) == [["a", "b", "c"]]
+    assert circles({"a": {"b"}, "b": set[str]()}) == []
