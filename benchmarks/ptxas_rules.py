@@ -53,6 +53,7 @@ RULES = (
     Rule("_list", "", 4, 1, 1),
     Rule("_merge", "", 4, 8, 8),
     # Extend is bound by the tensor cores: one program of two groups of warps has an SM.
+    Rule("_extend", "Qwen3.5-27B, fp32", 4, 1, 1, "fma"),
     Rule("_extend", "fp32", 8, 1, 1, "fma"),
     Rule("_extend", "few tokens", 4, 3, 2, "mma"),
     Rule("_extend", "", 8, 1, 1, "wgmma"),
@@ -69,6 +70,7 @@ RULES = (
     Rule("_conv", "", 4, 6, 6),
     Rule("_keep", "", 4, 12, 12),
     # Few rows: bytes of weights under way. Many: sums and partial sums in registers.
+    Rule("_product", "^experts.*fp32, 4096 rows", 8, 1, 1, "fma"),
     Rule("_product", "^experts.*fp32", 4, 1, 1, "fma"),
     Rule("_product", "^experts.* 4096 rows", 8, 1, 1, "wgmma"),
     Rule("_product", "^experts", 4, 2, 1, "mma"),
