@@ -90,6 +90,17 @@ def test_faults_are_named(change: dict[str, Any], said: list[str]) -> None:
     assert rules.faults("decode Llama-3.1-8B, q1", 90, GOOD._replace(**change)) == said
 
 
+def test_a_spill_that_is_known_may_not_grow() -> None:
+    own = GOOD._replace(kernel="_prepare", programs=2)
+    for known in rules.EXCEPTIONS:
+        case, most = "delta_extend Qwen3.5-27B", (known.stored, known.loaded)
+        for capability, spills, said in (
+                (known.capability, most, False), (known.capability, (most[0] + 4, most[1]), True),
+                (known.capability, (most[0], most[1] + 4), True), (90, most, True)):
+            found = rules.faults(case, capability, own._replace(kernel=known.kernel, spills=spills))
+            assert any("spills" in fault for fault in found) == said, (known, capability, spills)
+
+
 def test_what_does_not_fit_is_a_fault() -> None:
     big = GOOD._replace(shared=132096, programs=0)
     assert rules.faults("decode Llama-3.1-8B, q1", 89, big) == [

@@ -40,6 +40,7 @@ from actorium.kernels.ops import TorchOps, triton_fault
 from actorium.kernels.ops_triton import TritonOps
 from actorium.kernels.ragged import Run, plan_ragged, segments_of
 from actorium.kernels.triton.delta_extend import rule
+from actorium.kernels.triton.device import HOPPER
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FLOAT, HALF = torch.float32, torch.bfloat16
@@ -134,6 +135,14 @@ def error(mine: Tensor, right: Tensor) -> float:
 def test_extends(heads: Heads, dtypes: str) -> None:
     dtype, state_dtype, of_out, of_states = DTYPES[dtypes]
     Case(RUNS, heads, dtype, state_dtype).check(of_out, of_states)
+
+
+@interpreted
+@pytest.mark.parametrize("capability", [80, 100])
+def test_tiles_of_other_devices(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actorium.kernels.triton.delta_extend.limits",
+                        lambda _: HOPPER._replace(capability=capability))
+    Case(RUNS, Heads(1, 1, 8, 40), HALF, FLOAT).check(5e-3, 2e-5)
 
 
 @interpreted

@@ -24,6 +24,7 @@ from actorium.kernels.activation import silu_mul
 from actorium.kernels.experts import EachExpert, Experts, StackedExperts
 from actorium.kernels.ops import triton_fault
 from actorium.kernels.scaled_mm import ScaledLinear, groups, pack
+from actorium.kernels.triton.device import HOPPER
 from actorium.kernels.triton.experts import GroupedExperts, tile
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 
@@ -132,6 +133,19 @@ def test_in_fp8(kind: str, rows: int, experts: int, width: int, inner: int,
                 monkeypatch: pytest.MonkeyPatch) -> None:
     exact_fp8(monkeypatch)
     check_fp8(Layer(rows, experts, 2, width, inner, torch.float32), kind, 1e-2)
+
+
+@interpreted
+def test_many_rows_in_fp8_on_ada(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact_fp8(monkeypatch)
+    monkeypatch.setattr("actorium.kernels.triton.scaled_experts.limits",
+                        lambda _: HOPPER._replace(capability=89))
+    check_fp8(Layer(110, 2, 2, 130, 70, torch.float32), "rows", 1e-2)
+
+
+def test_loads_under_way_fit_the_device() -> None:
+    for shared, stages in ((HOPPER.shared, 4), (163 * 1024, 4), (99 * 1024, 3)):
+        assert tile(1, 128, True, shared=shared).stages == stages
 
 
 def test_tiles_grow_with_the_rows_of_an_expert() -> None:

@@ -69,8 +69,10 @@ def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = Fa
     16 KiB of keys and as much of values a block. A page's number is loaded before the keys that it
     names, and Triton counts both as stages: five are two blocks under way, 72 KiB of shared memory.
     Four warps are what 16 rows can use; from 128 rows on the sums alone (128 x 128 floats) would
-    take all their registers, and from a quarter of that on there is room for half a block. Before
-    sm_90 that is what every block has: an SM of sm_89 has 100 KiB.
+    take all their registers, and from a quarter of that on there is room for half a block. Other
+    than on sm_90 that is what every block has: an SM of sm_89 has 100 KiB, and sm_100's registers
+    do not hold more; nor do they hold the sums of more than 32 rows, which are loaded from where
+    its tensor cores keep them.
 
     Keys of one byte are widened in registers: 4 KiB a block, three blocks under way, and no more
     than 32 rows of heads wider than 128. fp32 has no
@@ -79,13 +81,13 @@ def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = Fa
     An SM takes three programs where 168 registers do, which is when the compiler is told so; two
     have as much under way as the memory's latency asks for, some 40 KiB.
     """
-    most = 32 if itemsize == 1 and dim > 128 else MOST_ROWS
+    most = 32 if itemsize == 1 and dim > 128 or capability > 90 and not fp32 else MOST_ROWS
     rows = min(most, max(LANES, triton.next_power_of_2(packed)))
     if fp32:
         return Shape(min(rows, max(LANES, 2048 // dim)), min(64, max(LANES, 1024 // dim)),
                      4 if dim <= 128 else 8, 5 if dim <= 128 else 3, 2 if dim <= 128 else 1,
                      MOST_REGISTERS)
-    half = capability < 90 or rows * dim >= 32 * 128
+    half = capability != 90 or rows * dim >= 32 * 128
     size = 4096 if itemsize == 1 else 8192 if half else 16384
     full = (64 if capability < 90 else 128) * 128
     warps = 8 if rows * dim >= full else 4

@@ -34,7 +34,8 @@ ROOM = 116 * 1024
 """Bytes of shared memory in which `_walk`, in bf16 and with 128 numbers a key, loads a chunk while
 it computes the one before."""
 VALUES = 32
-"""Columns of a state in a program of `_walk`: one sequence of 32 heads makes 128 programs."""
+"""Columns of a state in a program of `_walk`: one sequence of 32 heads makes 128 programs. Before
+sm_90, where operands are in registers, half as many."""
 FACTORS = tl.constexpr(5)
 """Rows of fp32[FACTORS, L] that `_prepare` leaves for each chunk: beta, what multiplies the
 products of keys and of queries with the old state, and new values on their way into the state; the
@@ -244,14 +245,17 @@ def rule(qkv: Tensor, p: Tensor, states: Tensor, plan: Ragged, layer: Delta) -> 
     factors = torch.empty((chunks, heads.values, FACTORS.value, CHUNK), device=device)
     out = torch.empty((tokens, heads.values, heads.value_dim), dtype=p.dtype, device=device)
     k_block = max(16, triton.next_power_of_2(heads.key_dim))
-    ahead = not fp32 and k_block <= 128 and limits(device).shared >= ROOM
+    capability = limits(device).capability
+    # sm_100 has no registers left to load ahead: its tensor cores' sums pass through them.
+    ahead = not fp32 and k_block <= 128 and limits(device).shared >= ROOM and capability <= 90
+    values = VALUES // 2 if capability < 90 else VALUES
     sizes = {"HK": heads.keys, "HV": heads.values, "K": heads.key_dim, "V": heads.value_dim,
              "L": CHUNK, "K_BLOCK": k_block, "FP32": fp32, "SPLIT": split}
     _prepare[(chunks, heads.values)](
         qkv, p, p.stride(0), p.shape[1] - 2 * heads.values, layer.decay, layer.bias,
         segments.chunks, solved, attend, factors, heads.key_dim**-0.5, NORM_EPS, **sizes,
         num_warps=4)
-    _walk[(triton.cdiv(heads.value_dim, VALUES), heads.values, len(plan.counts))](
+    _walk[(triton.cdiv(heads.value_dim, values), heads.values, len(plan.counts))](
         qkv, solved, attend, factors, states, segments.sequences, segments.pieces, out, **sizes,
-        V_BLOCK=VALUES, num_warps=4, num_stages=1 + ahead)
+        V_BLOCK=values, num_warps=4, num_stages=1 + ahead)
     return out

@@ -39,6 +39,8 @@ class Shape(NamedTuple):
     """Keys read at a time."""
     warps: int
     stages: int
+    registers: int | None
+    """A thread has at most; None = the compiler may spill some to make room for programs."""
 
 
 def config(group: int, dim: int, itemsize: int, longest: int, fp8: bool = False,
@@ -56,12 +58,14 @@ def config(group: int, dim: int, itemsize: int, longest: int, fp8: bool = False,
     registers.
     """
     fp32 = itemsize > 2
+    narrow = dim <= (128 if fp32 else 64)  # its sums leave room for another program, barely
+    registers = 255 if capability < 90 and narrow else None
     most = max(LANES, min(32, 4096 // dim)) if fp32 else 128 if dim <= 128 else 64
     rows = max(LANES if group * longest <= LANES else most, triton.next_power_of_2(group))
     if fp32:
-        return Shape(rows, max(LANES, min(32, 2048 // dim)), 8 if rows >= 32 else 4, 3)
+        return Shape(rows, max(LANES, min(32, 2048 // dim)), 8 if rows >= 32 else 4, 3, registers)
     block = (64 if capability >= 90 else 32) // (2 if fp8 and dim > 128 else 1)
-    return Shape(rows, block, 8 if rows >= 64 else 4, 5 if dim <= 128 else 3)
+    return Shape(rows, block, 8 if rows >= 64 else 4, 5 if dim <= 128 else 3, registers)
 
 
 def plan_blocks(
@@ -206,7 +210,8 @@ class Extend:
             q if scales is None else scales, GROUP=group, WINDOW=self.window,
             CAPPED=self.soft_cap > 0, SCALED=scales is not None, SPLIT=splits > 1,
             WIDE=wide(q.dtype), PAGE=self.page_size, D=dim, BLOCK_D=width, ROWS=shape.rows,
-            BLOCK_N=shape.block, WORK=WORK, num_warps=shape.warps, num_stages=shape.stages)
+            BLOCK_N=shape.block, WORK=WORK, num_warps=shape.warps, num_stages=shape.stages,
+            maxnreg=shape.registers)
         return merge(parts, found, out) if splits > 1 else out
 
     def _plan(self, tokens: int, device: torch.device) -> None:

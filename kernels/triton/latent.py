@@ -41,13 +41,13 @@ def config(packed: int, windows: bool, itemsize: int, fp32: bool = False,
     itemsize: of the pages' dtype; fp32: whether products are of fp32; capability: of the device.
 
     The sums of 32 rows, 512 wide, are 64 registers of eight warps' threads; a block of 32 latents
-    is 36 KiB, one of them under way (three stages, since the pages' numbers are one). From sm_90
-    on two groups of warps multiply 64 rows at once, if nothing else wants registers: 128 heads
-    read latents twice, not four times. fp32 has no tensor cores: see `decode.config`.
+    is 36 KiB, one of them under way (three stages, since the pages' numbers are one). On sm_90
+    two groups of warps multiply 64 rows at once, if nothing else wants registers: 128 heads read
+    latents twice, not four times. fp32 has no tensor cores: see `decode.config`.
     """
     if fp32:
         return Shape(LANES, 16, 8, 3)
-    if capability >= 90 and packed >= 64 and not windows:
+    if capability == 90 and packed >= 64 and not windows:
         return Shape(64, 32, 8, 3)
     rows = min(32, max(LANES, triton.next_power_of_2(packed)))
     return Shape(rows, 16 if windows or itemsize == 1 else 32, 8 if rows == 32 else 4, 3)

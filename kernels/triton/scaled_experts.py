@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..inputs import Form, Input, Quantised, plain
 from ..scaled_mm import COLUMNS, Scaled, open_rows
+from .device import limits
 from .experts import SortedExperts, put_rows, rows_of, ways
 from .product import tile_at
 from .scaled_mm import quantise
@@ -55,6 +56,14 @@ def _product(x: tl.tensor, x_scales: tl.tensor, order: tl.tensor, ends: tl.tenso
     put_rows(total, more, out, to, live, column, outs, GATED)
 
 
+def tile(rows: int, experts: int, capability: int) -> tuple[int, int, int]:
+    """(rows of a program, warps, stages). Few rows: loads under way; many: sums and partial sums in
+    registers, which on sm_89 hold those of 32 rows."""
+    if rows <= 48 * experts:
+        return 16, 4, 6
+    return (64, 8, 4) if capability >= 90 else (32, 4, 3)
+
+
 class ScaledExperts(SortedExperts[Scaled]):
     """Experts whose weights are in FP8."""
 
@@ -74,14 +83,13 @@ class ScaledExperts(SortedExperts[Scaled]):
             q, scales = x.q, x.scales
         else:
             q, scales = quantise(plain(x), _columns(w))
-        many = rows > 48 * experts
-        of_rows = 64 if many else 16
+        of_rows, warps, stages = tile(rows, experts, limits(x.device).capability)
         _product[(rows // of_rows + min(experts, rows), triton.cdiv(outs, 64))](
             q, scales, order, ends, w.weight, w.scales, out, rows, width, outs, groups,
             CHOSEN=max(1, chosen), GATED=chosen > 0, BLOCKED=groups > 1, SHARE=w.rows,
             EVEN=width % COLUMNS == 0, EXPERTS=experts,
             E_BLOCK=triton.next_power_of_2(experts), ROWS=of_rows, OUTS=64, COLUMNS=COLUMNS,
-            num_warps=8 if many else 4, num_stages=4 if many else 6)
+            num_warps=warps, num_stages=stages)
 
 
 def _columns(w: Scaled) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..inputs import Input, Stream
 from ..scaled_mm import COLUMNS, FP8, Scaled, ScaledLinear
+from .device import HOPPER, limits
 from .product import tile_at
 
 GROUPS = 8
@@ -32,17 +33,20 @@ class Tile(NamedTuple):
     outs: int
     warps: int
     stages: int
+    registers: int | None = None
+    """A thread has at most; None = the compiler may spill some to make room for programs."""
 
 
-def tile(rows: int, outs: int) -> Tile:
+def tile(rows: int, outs: int, capability: int = HOPPER.capability) -> Tile:
     """Few rows: the weight's bytes are what counts, so narrow tiles, as many programs as keep 132
     processors reading, with seven loads of each under way. Many: two warp groups share a tile of
-    128 x 128, the largest whose sum and partial sum both stay in registers."""
+    128 x 128, the largest whose sum and partial sum both stay in registers; after sm_90 a thread
+    has a row of the partial sum, with all scales of its columns, and there is room for half."""
     if rows <= 16:
         return Tile(16, 32 if outs <= 64 * 132 else 64, 4, 8)
     if rows <= 64:
         return Tile(64, 64, 4, 5)
-    return Tile(128, 128, 8, 4)
+    return Tile(128, 128, 8, 4) if capability <= 90 else Tile(128, 64, 8, 4, 255)
 
 
 @triton.jit
@@ -156,13 +160,13 @@ def scaled_mm(
     out = torch.empty((rows, outs), dtype=dtype, device=x.device)
     if not rows:
         return out
-    t, groups = tile(rows, outs), w.scales.shape[1]
+    t, groups = tile(rows, outs, limits(x.device).capability), w.scales.shape[1]
     added = x if residual is None else residual
     _product[(triton.cdiv(rows, t.rows), triton.cdiv(outs, t.outs))](
         x, x_scales, w.weight, w.scales, x if bias is None else bias, added, added.stride(0), out,
         rows, outs, width, groups, BLOCKED=groups > 1, SHARE=w.rows, EVEN=width % COLUMNS == 0,
         BIAS=bias is not None, ADD=residual is not None, ROWS=t.rows, OUTS=t.outs, COLUMNS=COLUMNS,
-        num_warps=t.warps, num_stages=t.stages)
+        num_warps=t.warps, num_stages=t.stages, maxnreg=t.registers)
     return out
 
 

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .activation import gelu, silu
+from .device import limits
 from .product import operand, wide
 
 ROWS = 16
@@ -118,5 +119,6 @@ def skinny(
         eps, WIDTH=width, NORM=norm is not None, GATE=("", "silu", "gelu").index(gate),
         BIAS=bias is not None, ADD=residual is not None, WIDE=wide(x.dtype),
         EVEN=outs % config.outs == 0, ROWS=ROWS, OUTS=config.outs, COLUMNS=columns,
-        num_warps=config.warps, num_stages=config.stages)
+        num_warps=config.warps, num_stages=config.stages,
+        maxnreg=255 if limits(x.device).capability > 90 else None)  # else some would be spilled
     return out
