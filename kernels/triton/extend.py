@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     """Keys read at a time."""
     warps: int
     stages: int
-    registers: int | None
+    registers: int | None = None
     """A thread has at most; None = the compiler may spill some to make room for programs."""
 
 
