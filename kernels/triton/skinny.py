@@ -120,5 +120,6 @@ def skinny(
         BIAS=bias is not None, ADD=residual is not None, WIDE=wide(x.dtype),
         EVEN=outs % config.outs == 0, ROWS=ROWS, OUTS=config.outs, COLUMNS=columns,
         num_warps=config.warps, num_stages=config.stages,
-        maxnreg=255 if limits(x.device).capability > 90 else None)  # else some would be spilled
+        # The compiler would rather spill some, but for wide ones, which it gives as many by itself.
+        maxnreg=255 if limits(x.device).capability > 90 and columns <= 128 else None)
     return out
