@@ -20,7 +20,7 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
     SpeculationConfig,
 )
-from actorium.actors.core import Context
+from actorium.actors.core import Context, CoreObserver
 from actorium.actors.messages import (
     Cancel,
     Flush,
@@ -39,6 +39,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import core
+from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.null import null_worker
 
@@ -113,6 +114,14 @@ class Ring:
         """Steps that the worker has run."""
         if start:
             self.start()
+
+    @property
+    def books(self) -> Books:
+        """The scheduler's, whoever stands around it."""
+        bare = self.scheduler
+        while isinstance(bare, CoreObserver):
+            bare = bare._core
+        return bare.books
 
     def start(self, **changes: Any) -> None:
         """Let the worker tell that it is ready. changes: of what it tells."""
@@ -242,7 +251,7 @@ class Ring:
         assert all(heard.reason for heard in self.heard.values())
         gauges = self.scheduler.health().gauges
         assert gauges["running"] == gauges["waiting"] == gauges["held_pages"] == 0
-        assert not self.scheduler.books.requests and not self.in_flight
+        assert not self.books.requests and not self.in_flight
         assert self.scheduler.next_timer() is None
         assert list(self.scheduler.on_wake(self.now)) == []
 

@@ -57,7 +57,7 @@ def names_of_requests(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def checked_grammars(monkeypatch: pytest.MonkeyPatch) -> Any:
-    bound = fewer(monkeypatch, "tokenizer.structured", "CHECKED_BYTES")
+    bound = fewer(monkeypatch, "structured.checking", "CHECKED_BYTES")
     grammars = Grammars(Path(), None)  # type: ignore[arg-type]
     for number in range(2 * bound // 1000):
         key = msgspec.msgpack.encode(Structured(regex=f"{number}" + 900 * "x"))
