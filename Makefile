@@ -59,8 +59,8 @@ lock: $(VENV)/.ready-test
 
 # 25 times the examples of `make test`, for the state machines; and what it leaves out.
 battery: $(VENV)/.ready-test
-	$(BIN)/python -m pytest --hypothesis-profile=battery --timeout=3600 tests/test_scheduler_machine.py \
-		tests/test_radix_machine.py tests/test_scheduler_lives.py
+	$(BIN)/python -m pytest --hypothesis-profile=battery --timeout=3600 tests/actors/scheduler/test_scheduler_machine.py \
+		tests/actors/scheduler/test_radix_machine.py tests/actors/scheduler/test_scheduler_lives.py
 	$(BIN)/python -m pytest --timeout=3600 -m slow tests --ignore tests/conformance
 
 # Real processes under faults. What the engines say of them goes to build/chaos.log.
@@ -81,7 +81,7 @@ conformance: $(VENV)/.ready-test
 	VENV=$(VENV) bash tests/conformance/setup.sh
 	build/clients/bin/python -m pytest tests/conformance -m conformance $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
-	build/clients/bin/python -m pytest tests/test_gateway.py tests/test_gateway_faces.py
+	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_faces.py
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

@@ -24,10 +24,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "200")  # as in the worker; read when to
 import torch
 
 from actorium.actors.config.tree import Config, ModelConfig
-from actorium.gpu.batch import ExtendRow, ForwardBatch
-from actorium.gpu.device import keep_freed_memory
 from actorium.gpu.models.registry import Model, load_model
-from actorium.gpu.pools import PagePool
+from actorium.gpu.step.batch import ExtendRow, ForwardBatch
+from actorium.gpu.step.pools import PagePool
+from actorium.gpu.worker.device import keep_freed_memory
 
 CPU = torch.device("cpu")
 SHAPES: dict[str, dict[str, Any]] = {

@@ -47,12 +47,12 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.device import open_device
-from actorium.gpu.graphs import DecodeGraphs
-from actorium.gpu.plan.graphs import GraphShape
-from actorium.gpu.runner import Runner
-from actorium.gpu.staging import Device
-from actorium.kernels.triton.device import HOPPER
+from actorium.gpu.graphs.step_graphs import DecodeGraphs
+from actorium.gpu.plan.graph_memory import GraphShape
+from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.staging import Device
+from actorium.gpu.worker.device import open_device
+from actorium.kernels.triton.limits import HOPPER
 from actorium.kernels.triton.skinny import CONFIGS
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class Replay:
 
 @dataclass
 class CountingCapturer:
-    """See `gpu.capture.Capturer`."""
+    """See `gpu.graphs.capture.Capturer`."""
 
     counting: Counting
     captured: int = 0
@@ -158,7 +158,7 @@ class CountingCapturer:
         return Replay(self.counting, held), out
 
     def borrow(self, tensor: Tensor) -> Tensor:
-        """See `gpu.capture.Capturer`."""
+        """See `gpu.graphs.capture.Capturer`."""
         return tensor
 
 
@@ -186,7 +186,7 @@ def counted() -> Iterator[Counting]:
                                    (Device, "fetch", fetch_counted)):
             stack.enter_context(patch.object(owner, name, other))
         # As on a CUDA device: its products, and its multiprocessors.
-        stack.enter_context(patch("actorium.kernels.ops_triton.can_pack", lambda weight: False))
+        stack.enter_context(patch("actorium.kernels.triton.triton_ops.can_pack", lambda _: False))
         for name, module in list(sys.modules.items()):
             if name.startswith("actorium.kernels.triton") and hasattr(module, "limits"):
                 stack.enter_context(patch.object(module, "limits", lambda device: HOPPER._replace(

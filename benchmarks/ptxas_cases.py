@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from actorium.gpu.batch import ExtendRow
-from actorium.kernels.apply_plan import table_addresses
-from actorium.kernels.delta_window import Delta
-from actorium.kernels.gated_delta import Heads
-from actorium.kernels.mamba2 import Sizes, split_inputs
-from actorium.kernels.ops_triton import TritonOps
+from actorium.gpu.step.batch import ExtendRow
 from actorium.kernels.ragged import Run, plan_ragged
 from actorium.kernels.record import WIDTH, Layout, Lengths, Progress, Resident, Windows
-from actorium.kernels.scaled_mm import FP8, Form, Scaled
+from actorium.kernels.reference.apply_plan import table_addresses
+from actorium.kernels.reference.delta_window import Delta
+from actorium.kernels.reference.gated_delta import Heads
+from actorium.kernels.reference.mamba2 import Sizes, split_inputs
+from actorium.kernels.scaled_linear import FP8, Form, Scaled
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import quantise, scaled_mm
 from actorium.kernels.triton.skinny import CONFIGS, MOST_GATED, SkinnyConfig, skinny
+from actorium.kernels.triton.triton_ops import TritonOps
 
 BF16, F32, I32, I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
 OPS = TritonOps()

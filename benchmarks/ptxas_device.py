@@ -74,7 +74,7 @@ class Standin:
 
     def become(self, capability: int) -> None:
         """Another device."""
-        from actorium.kernels.triton.device import limits
+        from actorium.kernels.triton.limits import limits
 
         self.capability = capability
         limits.cache_clear()

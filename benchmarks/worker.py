@@ -21,13 +21,13 @@ from torch import Tensor
 
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.batch import ForwardBatch
-from actorium.gpu.pools import PagePool
-from actorium.gpu.runner import Runner
-from actorium.gpu.staging import Host
-from actorium.gpu.tables import Tables
-from actorium.kernels import sampling_cpu
-from actorium.kernels.philox import uniform
+from actorium.gpu.step.batch import ForwardBatch
+from actorium.gpu.step.pools import PagePool
+from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.staging import Host
+from actorium.gpu.step.tables import Tables
+from actorium.kernels.cpu import sampling_cpu
+from actorium.kernels.reference.philox import uniform
 
 VOCAB, LARGE_VOCAB = 4096, 151_936
 CONTEXT, MAX_LEN = 128, 3200

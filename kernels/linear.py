@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .inputs import Form, Input, Quantised, Stream, plain
+from actorium.kernels.inputs import Form, Input, Quantised, Stream, plain
 
 PACKED_FOR = 2048
 """Rows the packed layout is chosen for: 20 % faster there than a layout chosen for one row, and as

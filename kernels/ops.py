@@ -10,18 +10,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .activation import gelu_mul, silu_mul
-from .apply_plan import apply_plan
-from .attention import Attend, AttentionOps, Chunk, torch_decode, torch_extend
-from .attention_native import NativeDecode, NativeExtend, chunk_rows
-from .causal_conv import conv_extend
-from .delta_window import Delta, delta_window
-from .experts import Experts
-from .gated_delta import delta_extend
-from .gated_norm import gated_norm, norm_gated
-from .inputs import Form, Input, Pending, Quantised, Stream, Unnormed
-from .kv import write_kv
-from .linear import (
+from actorium.kernels.cpu.attention_native import NativeDecode, NativeExtend, chunk_rows
+from actorium.kernels.cpu.native import library
+from actorium.kernels.inputs import Form, Input, Pending, Quantised, Stream, Unnormed
+from actorium.kernels.linear import (
     Gated,
     Linear,
     NativeLinear,
@@ -32,14 +24,28 @@ from .linear import (
     can_tile,
     huge,
 )
-from .mamba2 import Inputs, ssd_step
-from .mla import Latent
-from .native import library
-from .norm import rms_norm
-from .ragged import Ragged
-from .rope import apply_rope
-from .sampling_ops import TorchSampling
-from .scaled_mm import ScaledLinear, is_packed, to_fp8
+from actorium.kernels.ragged import Ragged
+from actorium.kernels.reference.activation import gelu_mul, silu_mul
+from actorium.kernels.reference.apply_plan import apply_plan
+from actorium.kernels.reference.attention import (
+    Attend,
+    AttentionOps,
+    Chunk,
+    torch_decode,
+    torch_extend,
+)
+from actorium.kernels.reference.causal_conv import conv_extend
+from actorium.kernels.reference.delta_window import Delta, delta_window
+from actorium.kernels.reference.experts import Experts
+from actorium.kernels.reference.gated_delta import delta_extend
+from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
+from actorium.kernels.reference.kv import write_kv
+from actorium.kernels.reference.mamba2 import Inputs, ssd_step
+from actorium.kernels.reference.mla import Latent
+from actorium.kernels.reference.norm import rms_norm
+from actorium.kernels.reference.rope import apply_rope
+from actorium.kernels.sampling_ops import TorchSampling
+from actorium.kernels.scaled_linear import ScaledLinear, is_packed, to_fp8
 
 SMALL_WEIGHT = 4 << 20
 """Elements of a weight of which two layouts are kept."""
@@ -313,7 +319,7 @@ def select_ops(dtype: torch.dtype, device: torch.device, head_dim: int, native: 
     Raises `ValueError` where those asked for cannot run.
     """
     if takes_triton(device, kernels):
-        from .ops_triton import TritonOps
+        from actorium.kernels.triton.triton_ops import TritonOps
         return TritonOps()
     if (kernels == "auto" and native and device.type == "cpu" and dtype is torch.bfloat16
             and head_dim <= 256):

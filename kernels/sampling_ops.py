@@ -7,9 +7,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from . import sampling
-from .logprobs import Logprobs, logprobs
-from .record import Layout, Lengths, Progress, Resident, Windows
+from actorium.kernels.record import Layout, Lengths, Progress, Resident, Windows
+from actorium.kernels.reference import sampling
+from actorium.kernels.reference.logprobs import Logprobs, logprobs
 
 
 class TorchSampling:
@@ -75,8 +75,8 @@ def select_sampling(device: torch.device, kernels: str = "auto") -> TorchSamplin
 
     Raises `ValueError` where those asked for cannot run.
     """
-    from .ops import takes_triton
+    from actorium.kernels.ops import takes_triton
     if takes_triton(device, kernels):
-        from .triton.sampling import TritonSampling
+        from actorium.kernels.triton.sampling import TritonSampling
         return TritonSampling()
     return TorchSampling()

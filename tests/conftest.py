@@ -45,4 +45,5 @@ def all_threads() -> Iterator[None]:
 @pytest.fixture
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host does not look at how many drafts were accepted."""
-    monkeypatch.setattr("actorium.kernels.window.most_accepted", lambda accepted, most: most)
+    monkeypatch.setattr("actorium.kernels.reference.window.most_accepted",
+                        lambda accepted, most: most)

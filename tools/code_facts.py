@@ -2,8 +2,7 @@
 
     python tools/code_facts.py [--json]
 
-The rules that tests hold (`tests/test_import_rules.py`, `tests/test_names.py`) are asked here, so
-that what they count can be seen.
+The rules that tests hold (`tests/house/`) are asked here, so that what they count can be seen.
 """
 
 from __future__ import annotations

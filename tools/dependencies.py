@@ -23,7 +23,7 @@ LIBRARIES = ("llguidance", "starlette", "uvicorn", "httptools", "uvloop", "msgsp
 TESTS = ("cli", "client*", "crash", "delivery*", "detokenizer*", "engine_cli", "gateway*",
          "grammar*", "keys", "loader", "mailbox", "masking", "models_dir", "openapi", "parity",
          "probes*", "settings", "strangers", "structured*", "tcp", "tokenizer*", "tool_parsers")
-"""Of `tests/test_<name>.py`."""
+"""Of `test_<name>.py`, wherever in `tests/`."""
 _RANGE = re.compile(r"(?P<name>[\w-]+)\s*>=\s*(?P<low>[\w.]+)\s*,\s*<\s*(?P<high>[\w.]+)")
 HEADER = """\
 # The versions that the tests ran with: what set-up installs. Made by `make lock`; the ranges that
@@ -76,7 +76,7 @@ def run_tests(end: str, venv: Path, flags: list[str]) -> int:
     for line in _output(python, "-m", "pip", "freeze", "--path", site).splitlines():
         print(line, end="  ")
     print(flush=True)
-    files = sorted(path for name in TESTS for path in (ROOT / "tests").glob(f"test_{name}.py"))
+    files = sorted(path for name in TESTS for path in (ROOT / "tests").rglob(f"test_{name}.py"))
     return subprocess.run([python, "-m", "pytest", "-m", "not slow", *flags, *files],
                           cwd=ROOT, check=False).returncode
 

@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .demo_tasks import TASKS, held_out, small_talk
-from .train_demo_data import END_OF_TEXT, END_OF_TURN, question_text, token_id
-from .train_demo_files import load
-from .train_demo_model import DemoModel
-from .train_demo_mtp import Mtp, drafts
+from actorium.tools.demo_tasks import TASKS, held_out, small_talk
+from actorium.tools.train_demo_data import END_OF_TEXT, END_OF_TURN, question_text, token_id
+from actorium.tools.train_demo_files import load
+from actorium.tools.train_demo_model import DemoModel
+from actorium.tools.train_demo_mtp import Mtp, drafts
 
 _LONGEST = 160
 CHAT = "chat"

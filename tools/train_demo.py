@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, distributed, nn
 
-from .train_demo_data import (
+from actorium.tools.train_demo_data import (
     END_OF_TEXT,
     END_OF_TURN,
     Batch,
@@ -48,10 +48,10 @@ from .train_demo_data import (
     save_tokenizer,
     token_id,
 )
-from .train_demo_files import load, save
-from .train_demo_model import DemoModel, Shape
-from .train_demo_mtp import Mtp, draft_loss
-from .train_demo_start import begin_copying
+from actorium.tools.train_demo_files import load, save
+from actorium.tools.train_demo_model import DemoModel, Shape
+from actorium.tools.train_demo_mtp import Mtp, draft_loss
+from actorium.tools.train_demo_start import begin_copying
 
 _MATRIX_RATE = 2e-3
 """Of Muon, whose steps are as long in all directions: at 1e-2 a batch's noise drowns copying."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from .demo_tasks import (
+from actorium.tools.demo_tasks import (
     TASKS,
     Item,
     generate,
@@ -23,8 +23,8 @@ from .demo_tasks import (
     small_talk,
     tell,
 )
-from .demo_tasks.tasks import MAX_PAIRS, find, found
-from .demo_tasks.words import ANIMALS, CITIES, COLORS, NAMES, PLACES, TRAITS, WORDS
+from actorium.tools.demo_tasks.tasks import MAX_PAIRS, find, found
+from actorium.tools.demo_tasks.words import ANIMALS, CITIES, COLORS, NAMES, PLACES, TRAITS, WORDS
 
 END_OF_TEXT, TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCAB = 2048

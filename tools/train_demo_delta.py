@@ -1,6 +1,6 @@
 """GatedDeltaNet for training the demo model: the delta rule in chunks, differentiable.
 
-The rule is that of `kernels.gated_delta`, which writes in place and so cannot be trained through.
+The rule is that of `reference.gated_delta`, which writes in place and so cannot be trained through.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from .train_demo_model import DemoModel, Shape
-from .train_demo_mtp import Mtp
+from actorium.tools.train_demo_model import DemoModel, Shape
+from actorium.tools.train_demo_mtp import Mtp
 
 _MTP = "mtp."
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .train_demo_delta import GatedDelta
+from actorium.tools.train_demo_delta import GatedDelta
 
 _EXPLICIT_ATTENTION = 512
 """Up to this many tokens, plain matrix products beat the fused attention's backward pass."""

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .train_demo_data import Batch
-from .train_demo_model import ATTENTION, DemoModel, Layer, Norm, Shape, linear, times
+from actorium.tools.train_demo_data import Batch
+from actorium.tools.train_demo_model import ATTENTION, DemoModel, Layer, Norm, Shape, linear, times
 
 TRAINED_DRAFTS = 2
 """Streams that a training step makes."""

@@ -21,8 +21,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from .train_demo_delta import GatedDelta
-from .train_demo_model import Attention, DemoModel
+from actorium.tools.train_demo_delta import GatedDelta
+from actorium.tools.train_demo_model import Attention, DemoModel
 
 _HANDED_ON = 1.0
 """How much an attention layer adds of what it looks at, which has unit elements."""

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from actorium.actors.config.tree import Config
 
 ROLES: Mapping[str, str] = {
-    "worker-0": "actorium.gpu.worker:build",
+    "worker-0": "actorium.gpu.worker.core:build",
     "tokenizer": "actorium.actors.tokenizer.core:build",
     "scheduler": "actorium.actors.scheduler.core:build",
     "detokenizer": "actorium.actors.detokenizer.core:build",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from actorium.gpu.batch import ExtendRow
+from actorium.gpu.step.batch import ExtendRow
 from actorium.kernels.ops import TorchOps
 
 from . import shapes

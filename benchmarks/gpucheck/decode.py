@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from actorium.gpu.device import Opened
+from actorium.gpu.worker.device import Opened
 
 from . import models, shapes
 from .ceilings import Ceilings, of_this_run

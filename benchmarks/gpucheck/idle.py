@@ -1,5 +1,5 @@
 """How long the device idled, twice: as torch.profiler has it (CUPTI's interval of every kernel and
-copy), and as the engine's own clock tells of the same steps (`actorium.gpu.timing`).
+copy), and as the engine's own clock tells of the same steps (`actorium.gpu.worker.timing`).
 
 The clock sees what the host caused: `idle_us` between steps, for certain, and within them at most
 `late_us`. The profiler sees every gap, those between kernels that lay queued one behind the other

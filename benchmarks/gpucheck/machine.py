@@ -176,9 +176,9 @@ class Double(Cuda):
     def opening(self) -> Iterator[None]:
         """Steps are captured as on a device: with tables as a device has them, and by running
         again what was captured."""
-        from actorium.gpu import device as opening
-        from actorium.gpu.plan.graphs import Refusals
-        from actorium.gpu.staging import Device
+        from actorium.gpu.plan.graph_memory import Refusals
+        from actorium.gpu.step.staging import Device
+        from actorium.gpu.worker import device as opening
 
         # No memory is there to be measured, so the plan counts none for graphs; but they are made.
         with (patch.object(opening, "transport", lambda device, apply, _: Device(device, apply)),
@@ -200,7 +200,7 @@ class _Again(NamedTuple):
 
 
 class Rerun:
-    """Stands for `actorium.gpu.capture.CudaCapturer`: a replay runs everything anew, into the
+    """Stands for `gpu.graphs.capture.CudaCapturer`: a replay runs everything anew, into the
     tensors of the first time."""
 
     def capture(self, run: Callable[[], T]) -> tuple[_Again, T]:

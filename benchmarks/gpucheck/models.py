@@ -31,10 +31,10 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.messages import Admit, StepPlan, StepResult
 from actorium.actors.params import Resolved
-from actorium.gpu.device import Opened, open_device
-from actorium.gpu.pools import page_bytes
-from actorium.gpu.runner import Runner
-from actorium.gpu.timing import clock
+from actorium.gpu.step.pools import page_bytes
+from actorium.gpu.step.runner import Runner
+from actorium.gpu.worker.device import Opened, open_device
+from actorium.gpu.worker.timing import clock
 
 from . import shapes
 from .child import Bench

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from . import shapes
 
 ROOT = Path(__file__).parent.parent.parent
-ALONE = "tests/test_worker_gpu.py"
+ALONE = "tests/gpu/worker/test_worker_gpu.py"
 """Reads how much of the whole device is free."""
-SHARDS = {"tests/test_triton_attention_gpu.py": 6, "tests/test_triton_delta.py": 3,
-          "tests/test_triton_delta_extend.py": 2, "tests/test_triton_sampling_gpu.py": 2}
+SHARDS = {"tests/kernels/test_triton_attention_gpu.py": 6, "tests/kernels/test_triton_delta.py": 3,
+          "tests/kernels/test_triton_delta_extend.py": 2,
+          "tests/kernels/test_triton_sampling_gpu.py": 2}
 """Files cut into several processes; most of their time goes into compiling, on one core each."""
 
 
@@ -83,9 +84,9 @@ def _ring(overlap: bool) -> Group:
 def contact() -> list[Group]:
     """The most telling first: tests that decide, and the aims that a first run can answer. The
     first model to be opened waits for some forty kernels to be compiled, the others find them."""
-    first = (Suite("staging", "tests/test_staging.py"),
-             Suite("delta extends", "tests/test_triton_delta_extend.py"),
-             Suite("attention", "tests/test_triton_attention_gpu.py",
+    first = (Suite("staging", "tests/gpu/step/test_staging.py"),
+             Suite("delta extends", "tests/kernels/test_triton_delta_extend.py"),
+             Suite("attention", "tests/kernels/test_triton_attention_gpu.py",
                    "graph or waits or same or 32_bits"))
     profiled = (Row(f"replay {each.name}", 60, each.gib, 8) for each in shapes.PROFILED)
     return [
@@ -160,9 +161,10 @@ def tests() -> list[Group]:
 def gpu_files() -> list[str]:
     """Files of tests marked gpu, but for the one to be run alone."""
     mark = "pytest.mark." + "gpu"  # this line is no test
-    files = sorted((ROOT / "tests").glob("test_*.py"))
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
     found = (path.relative_to(ROOT).as_posix() for path in files if mark in path.read_text())
-    return [path for path in found if path != ALONE and path != "tests/test_gpu_benchmark.py"]
+    return [path for path in found
+            if path != ALONE and path != "tests/benchmarks/test_gpu_benchmark.py"]
 
 
 PARTS = {"contact": contact, "kernels": kernels, "tests": tests}

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from actorium.kernels.experts import EachExpert, route
-from actorium.kernels.rope import rope_rows, rope_table
-from actorium.kernels.scaled_mm import COLUMNS, pack, quantise
+from actorium.kernels.reference.experts import EachExpert, route
+from actorium.kernels.reference.rope import rope_rows, rope_table
+from actorium.kernels.scaled_linear import COLUMNS, pack, quantise
 
 from . import shapes
 from .case import BF16, Case, Named, Run, Setting, ready

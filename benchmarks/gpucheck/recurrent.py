@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.delta_window import Delta
-from actorium.kernels.gated_delta import Heads
-from actorium.kernels.mamba2 import Sizes, split_inputs
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.ragged import Run as RaggedRun
 from actorium.kernels.ragged import plan_ragged
+from actorium.kernels.reference.delta_window import Delta
+from actorium.kernels.reference.gated_delta import Heads
+from actorium.kernels.reference.mamba2 import Sizes, split_inputs
 
 from . import shapes
 from .case import BF16, Case, Named, Run, Setting, ready

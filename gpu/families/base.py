@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from actorium.actors.errors import BadModel, shown
+from actorium.gpu.families.config_fields import Fields
+from actorium.gpu.families.model_shape import DTYPES, ModelShape, RopeShape
 from actorium.gpu.families.rope import one_rope
-from actorium.gpu.fields import Fields
-from actorium.gpu.shape import DTYPES, ModelShape, RopeShape
 
 Reader = Callable[[dict[str, Any], Path, str], ModelShape]
 """(parsed config.json, its path, dtype or "auto") -> the shape, at the model's own longest length.

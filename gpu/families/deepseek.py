@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from actorium.gpu.families.base import base_shape
-from actorium.gpu.fields import Fields
-from actorium.gpu.mla_shape import (
+from actorium.gpu.families.config_fields import Fields
+from actorium.gpu.families.mla_shape import (
     attention_scale,
     complete,
     deepseek_experts,
     latent_shape,
     sparse_from,
 )
-from actorium.gpu.mtp_shape import mtp_layers
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.mtp_shape import mtp_layers
 
 
 def deepseek(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

@@ -10,10 +10,10 @@ import torch
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.base import Ropes, base_shape, positions
+from actorium.gpu.families.config_fields import Fields
 from actorium.gpu.families.llama import layer_windows
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.rope import one_rope
-from actorium.gpu.fields import Fields
-from actorium.gpu.shape import ModelShape
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,

@@ -8,14 +8,14 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.base import Ropes, base_shape, one_for_all, positions
-from actorium.gpu.fields import Fields
-from actorium.gpu.mamba_shape import (
+from actorium.gpu.families.config_fields import Fields
+from actorium.gpu.families.mamba_shape import (
     granite_experts,
     granite_fields,
     mamba_layers,
     mamba_shape,
 )
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.families.model_shape import ModelShape
 
 
 def granite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from actorium.gpu.families.base import base_shape
-from actorium.gpu.fields import Fields
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.families.config_fields import Fields
+from actorium.gpu.families.model_shape import ModelShape
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

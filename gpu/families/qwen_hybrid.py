@@ -8,8 +8,8 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.base import base_shape, one_for_all
-from actorium.gpu.fields import Fields
-from actorium.gpu.hybrid_shape import (
+from actorium.gpu.families.config_fields import Fields
+from actorium.gpu.families.hybrid_shape import (
     HYBRIDS,
     delta_shape,
     expert_shape,
@@ -17,8 +17,8 @@ from actorium.gpu.hybrid_shape import (
     sparse_layers,
     text_part,
 )
-from actorium.gpu.mtp_shape import mtp_layers
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.mtp_shape import mtp_layers
 
 
 def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.fields import MOST, Fields
-from actorium.gpu.shape import RopeShape
+from actorium.gpu.families.config_fields import MOST, Fields
+from actorium.gpu.families.model_shape import RopeShape
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorium.gpu.cache_dtype import NAME as KV_SCALES
-from actorium.gpu.loader import Want
+from actorium.gpu.families.cache_dtype import NAME as KV_SCALES
+from actorium.gpu.families.model_shape import ModelShape, RopeShape
 from actorium.gpu.models.plan import Step
 from actorium.gpu.models.rotary import frequencies
 from actorium.gpu.models.weights import Normed, Weights, linear_wants
-from actorium.gpu.shape import ModelShape, RopeShape
+from actorium.gpu.weights.loader import Want
 from actorium.kernels.inputs import Form, Input, Stream
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import TorchOps
-from actorium.kernels.rope import rope_table
+from actorium.kernels.reference.rope import rope_table
 
 
 def attention_wants(at: str, s: ModelShape) -> list[Want]:

@@ -10,8 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from actorium.gpu.batch import ForwardBatch
-from actorium.gpu.loader import Fused, Want
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.attention import rope_tables
 from actorium.gpu.models.mtp import (
     Drafter,
@@ -22,13 +21,14 @@ from actorium.gpu.models.mtp import (
 )
 from actorium.gpu.models.plan import GroupStep, StatePlan, Step, plan_attention
 from actorium.gpu.models.weights import Weights
-from actorium.gpu.pools import PagePool
-from actorium.gpu.shape import ModelShape
-from actorium.gpu.states import Recurrent
-from actorium.kernels.attention import AttentionOps
+from actorium.gpu.step.batch import ForwardBatch
+from actorium.gpu.step.pools import PagePool
+from actorium.gpu.step.states import Recurrent
+from actorium.gpu.weights.loader import Fused, Want
 from actorium.kernels.inputs import Form, Input, Stream, Unnormed, settled
 from actorium.kernels.ops import select_ops
-from actorium.kernels.rope import rope_rows
+from actorium.kernels.reference.attention import AttentionOps
+from actorium.kernels.reference.rope import rope_rows
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 ATTENTION = "self_attn."

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from actorium.gpu.loader import Fused, Want
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.decoder import NORMS, Decoder, Layer, Mlp, norm_wants
 from actorium.gpu.models.grouped_experts import grouped_mixture, grouped_wants
 from actorium.gpu.models.mla import latent_attention, latent_wants
 from actorium.gpu.models.mlp import dense, dense_wants, mixture_fused
 from actorium.gpu.models.mtp import DraftNames, deepseek_names
 from actorium.gpu.models.weights import Weights
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.weights.loader import Fused, Want
 
 
 class DeepseekLM(Decoder):

@@ -9,16 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorium.gpu.hybrid_shape import DeltaShape
-from actorium.gpu.loader import Fused, Want
+from actorium.gpu.families.hybrid_shape import DeltaShape
 from actorium.gpu.models.plan import StatePlan
 from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.models.weights import Weights, linear_wants
-from actorium.gpu.states import LayerStates
-from actorium.kernels.delta_native import NativeDelta, can_run
-from actorium.kernels.delta_window import Delta
-from actorium.kernels.gated_delta import Heads
+from actorium.gpu.step.states import LayerStates
+from actorium.gpu.weights.loader import Fused, Want
+from actorium.kernels.cpu.delta_native import NativeDelta, can_run
 from actorium.kernels.ops import NativeOps
+from actorium.kernels.reference.delta_window import Delta
+from actorium.kernels.reference.gated_delta import Heads
 
 
 def delta_wants(at: str, s: DeltaShape, hidden: int) -> list[Want]:

@@ -8,15 +8,15 @@ from functools import partial
 
 from torch import Tensor
 
-from actorium.gpu.hybrid_shape import ExpertShape
-from actorium.gpu.loader import Fused, Want
-from actorium.gpu.mamba_shape import MambaShape
+from actorium.gpu.families.hybrid_shape import ExpertShape
+from actorium.gpu.families.mamba_shape import MambaShape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.attention import attention, attention_wants
 from actorium.gpu.models.decoder import NORMS, Decoder, Layer, Mixer, Mlp, norm_wants
 from actorium.gpu.models.mamba2 import mamba2, mamba_wants
 from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture, mixture_wants
 from actorium.gpu.models.weights import Weights, linear_wants
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.weights.loader import Fused, Want
 from actorium.kernels.inputs import Form, Input, Stream, settled
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.gpu.hybrid_shape import ExpertShape
-from actorium.gpu.loader import Want
-from actorium.gpu.mla_shape import Routing
+from actorium.gpu.families.hybrid_shape import ExpertShape
+from actorium.gpu.families.mla_shape import Routing
 from actorium.gpu.models.mlp import Dense, dense, dense_wants, experts
 from actorium.gpu.models.weights import Weights
-from actorium.kernels.experts import Experts, route_groups
+from actorium.gpu.weights.loader import Want
 from actorium.kernels.inputs import Form, Input, Pending, Stream, plain
+from actorium.kernels.reference.experts import Experts, route_groups
 
 SMALLEST = 1e-20
 """Added to the sum that weights are divided by."""

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from actorium.gpu.hybrid_shape import DeltaShape
-from actorium.gpu.loader import Fused, Want
+from actorium.gpu.families.hybrid_shape import DeltaShape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.attention import attention, attention_wants
 from actorium.gpu.models.decoder import NORMS, Decoder, Layer, Mixer, Mlp, norm_wants
 from actorium.gpu.models.gated_delta import delta_fused, delta_wants, gated_delta
 from actorium.gpu.models.mlp import dense, dense_wants, mixture, mixture_fused, mixture_wants
 from actorium.gpu.models.mtp import DraftNames, qwen_names
 from actorium.gpu.models.weights import Weights
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.weights.loader import Fused, Want
 
 
 class HybridLM(Decoder):

@@ -3,12 +3,12 @@ activation and the window of each layer."""
 
 from __future__ import annotations
 
-from actorium.gpu.loader import Want
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.attention import attention, attention_wants
 from actorium.gpu.models.decoder import NORMS, Decoder, Layer, norm_wants
 from actorium.gpu.models.mlp import dense, dense_wants
 from actorium.gpu.models.weights import Normed, Weights
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.weights.loader import Want
 from actorium.kernels.linear import Linear
 
 SANDWICH = ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm",

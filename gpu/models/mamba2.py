@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from actorium.gpu.loader import Want
-from actorium.gpu.mamba_shape import MambaShape
+from actorium.gpu.families.mamba_shape import MambaShape
 from actorium.gpu.models.plan import StatePlan
 from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.models.weights import Weights, linear_wants
-from actorium.gpu.states import LayerStates
-from actorium.kernels.causal_conv import conv_step
-from actorium.kernels.mamba2 import Sizes, split_inputs, ssd_extend, time_steps
+from actorium.gpu.step.states import LayerStates
+from actorium.gpu.weights.loader import Want
+from actorium.kernels.reference.causal_conv import conv_step
+from actorium.kernels.reference.mamba2 import Sizes, split_inputs, ssd_extend, time_steps
 
 
 def mamba_wants(at: str, s: MambaShape, hidden: int) -> list[Want]:

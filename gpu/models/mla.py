@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorium.gpu.cache_dtype import NAME as KV_SCALES
-from actorium.gpu.loader import Want
-from actorium.gpu.mla_shape import LatentShape
+from actorium.gpu.families.cache_dtype import NAME as KV_SCALES
+from actorium.gpu.families.mla_shape import LatentShape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.plan import Step
 from actorium.gpu.models.weights import Weights, linear_wants
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.weights.loader import Want
 from actorium.kernels.inputs import Form, Input, Stream
 from actorium.kernels.linear import Linear
-from actorium.kernels.mla import absorb, expand, write_latent
 from actorium.kernels.ops import TorchOps
-from actorium.kernels.rope import apply_rope
+from actorium.kernels.reference.mla import absorb, expand, write_latent
+from actorium.kernels.reference.rope import apply_rope
 
 LATENT_EPS = 1e-6
 """Of the norms of latents, whatever the config says of the others."""

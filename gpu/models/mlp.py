@@ -9,13 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorium.gpu.hybrid_shape import ExpertShape
-from actorium.gpu.loader import Fused, Want
+from actorium.gpu.families.hybrid_shape import ExpertShape
 from actorium.gpu.models.weights import Normed, Weights, linear_wants
-from actorium.kernels.experts import EachExpert, Experts, route
+from actorium.gpu.weights.loader import Fused, Want
 from actorium.kernels.inputs import Form, Input, Pending, Stream
 from actorium.kernels.linear import Gated, Linear
-from actorium.kernels.scaled_mm import has_products
+from actorium.kernels.reference.experts import EachExpert, Experts, route
+from actorium.kernels.scaled_linear import has_products
 
 
 def dense_wants(at: str, hidden: int, size: int, bias: bool = False) -> list[Want]:

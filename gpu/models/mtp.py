@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from actorium.gpu.batch import ForwardBatch
-from actorium.gpu.loader import Fused, Want
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.plan import GroupStep, Step, plan_attention
 from actorium.gpu.models.weights import Weights
-from actorium.gpu.pools import PagePool
-from actorium.gpu.shape import ModelShape
+from actorium.gpu.step.batch import ForwardBatch
+from actorium.gpu.step.pools import PagePool
+from actorium.gpu.weights.loader import Fused, Want
 from actorium.kernels.inputs import settled
 from actorium.kernels.linear import Linear
-from actorium.kernels.rope import rope_rows
+from actorium.kernels.reference.rope import rope_rows
 
 if TYPE_CHECKING:
     from actorium.gpu.models.decoder import Decoder, Layer

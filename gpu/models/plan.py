@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actorium.gpu.batch import ForwardBatch, StateRows
-from actorium.gpu.states import LayerStates
-from actorium.kernels.attention import Attend, AttentionOps
-from actorium.kernels.delta_native import Runs, plan_runs
+from actorium.gpu.step.batch import ForwardBatch, StateRows
+from actorium.gpu.step.states import LayerStates
+from actorium.kernels.cpu.delta_native import Runs, plan_runs
 from actorium.kernels.ragged import Ragged, plan_ragged
+from actorium.kernels.reference.attention import Attend, AttentionOps
 
 
 class GroupStep(NamedTuple):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.models.plan import StatePlan, Step
-from actorium.gpu.states import LayerStates
+from actorium.gpu.step.states import LayerStates
 from actorium.kernels.inputs import Form, Input, Stream
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import TorchOps
-from actorium.kernels.window import run_window
+from actorium.kernels.reference.window import run_window
 
 
 @dataclass(slots=True)

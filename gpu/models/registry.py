@@ -13,23 +13,23 @@ from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models.model_dir import read_json
-from actorium.gpu.cache_dtype import CacheScales, kv_dtype
 from actorium.gpu.families.base import Reader, limited
+from actorium.gpu.families.cache_dtype import CacheScales, kv_dtype
 from actorium.gpu.families.deepseek import deepseek
+from actorium.gpu.families.fp8_shape import fp8_shape, served_fp8
 from actorium.gpu.families.gemma3 import gemma3
 from actorium.gpu.families.granite import granite
+from actorium.gpu.families.hybrid_shape import HYBRIDS
 from actorium.gpu.families.llama import llama, mistral, qwen2, qwen3
+from actorium.gpu.families.model_shape import ModelShape, architecture_of
 from actorium.gpu.families.qwen_hybrid import qwen_hybrid
-from actorium.gpu.fp8_shape import fp8_shape, served_fp8
-from actorium.gpu.hybrid_shape import HYBRIDS
-from actorium.gpu.loader import Fp8, Progress, Want, holds, random_tensors, read_tensors
 from actorium.gpu.models.decoder import Decoder as Model
 from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.hybrid import HybridLM
 from actorium.gpu.models.llama import CausalLM
-from actorium.gpu.quantized import how_served, keeps
-from actorium.gpu.shape import ModelShape, architecture_of
+from actorium.gpu.weights.loader import Fp8, Progress, Want, holds, random_tensors, read_tensors
+from actorium.gpu.weights.quantized import how_served, keeps
 from actorium.kernels.ops import triton_fault
 
 __all__ = ["ARCHITECTURES", "FAMILIES", "Family", "Model", "load_model", "read_shape",

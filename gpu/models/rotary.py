@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from actorium.gpu.shape import RopeShape
+from actorium.gpu.families.model_shape import RopeShape
 
 
 def frequencies(rope: RopeShape, dim: int) -> tuple[Tensor, float]:

@@ -7,11 +7,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from actorium.gpu.loader import Want
+from actorium.gpu.weights.loader import Want
 from actorium.kernels.inputs import Form, Input
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.ops import TorchOps
-from actorium.kernels.scaled_mm import SideBySide, is_packed
+from actorium.kernels.scaled_linear import SideBySide, is_packed
 
 
 def linear_wants(name: str, rows: int, columns: int, bias: bool = False) -> list[Want]:

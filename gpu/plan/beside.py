@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from actorium.gpu.plan.graphs import Graphs, graphs_estimate
-from actorium.gpu.plan.memory import Demand, MemoryPlan
+from actorium.gpu.plan.graph_memory import Graphs, graphs_estimate
+from actorium.gpu.plan.memory_plan import Demand, MemoryPlan
 from actorium.gpu.plan.shape import PlanShape
-from actorium.gpu.plan.weights import table_bytes, weight_bytes, workspace_bytes
+from actorium.gpu.plan.weight_bytes import table_bytes, weight_bytes, workspace_bytes
 
 
 class Step(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from actorium.gpu.fp8_shape import BLOCK, Fp8Shape
-from actorium.gpu.mla_shape import LatentShape
+from actorium.gpu.families.fp8_shape import BLOCK, Fp8Shape
+from actorium.gpu.families.mla_shape import LatentShape
 from actorium.gpu.plan.shape import PlanShape, Recurrent
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from actorium.actors.errors import BadConfig
-from actorium.gpu.plan.memory import MemoryPlan, make_plan
+from actorium.gpu.plan.memory_plan import MemoryPlan, make_plan
 
 
 class Reuse(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import SHOWN, BadConfig, BadModel, shown
 from actorium.actors.models.model_dir import max_model_len
-from actorium.gpu.fields import Fields
-from actorium.gpu.fp8_shape import Fp8Shape, otherwise_quantized, served_fp8
-from actorium.gpu.hybrid_shape import (
+from actorium.gpu.families.config_fields import Fields
+from actorium.gpu.families.fp8_shape import Fp8Shape, otherwise_quantized, served_fp8
+from actorium.gpu.families.hybrid_shape import (
     HYBRIDS,
     ExpertShape,
     delta_shape,
@@ -20,13 +20,13 @@ from actorium.gpu.hybrid_shape import (
     sparse_layers,
     text_part,
 )
-from actorium.gpu.mamba_shape import (
+from actorium.gpu.families.mamba_shape import (
     granite_experts,
     granite_fields,
     mamba_layers,
     mamba_shape,
 )
-from actorium.gpu.mla_shape import (
+from actorium.gpu.families.mla_shape import (
     LatentShape,
     Routing,
     complete,
@@ -34,7 +34,7 @@ from actorium.gpu.mla_shape import (
     latent_shape,
     sparse_from,
 )
-from actorium.gpu.mtp_shape import mtp_layers
+from actorium.gpu.families.mtp_shape import mtp_layers
 
 GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}

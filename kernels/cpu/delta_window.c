@@ -1,5 +1,5 @@
 /* One token a sequence, or a window of drafts, through a GatedDeltaNet layer (delayed commit: see
- * `kernels/window.py`). A step is a window of one token, and runs the same code: what is committed
+ * `kernels/reference/window.py`). A step is a window of one token, and runs the same code: what is committed
  * is to the bit the same. A state is read and written once, however many tokens go through it. */
 #include "delta.h"
 

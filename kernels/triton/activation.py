@@ -1,4 +1,4 @@
-"""See `kernels.activation`: one pass, fp32 inside and rounded once."""
+"""See `kernels.reference.activation`: one pass, fp32 inside and rounded once."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def _gate(gate_up: tl.tensor, stride: tl.tensor, out: tl.tensor, WIDTH: tl.const
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See `kernels.activation.silu_mul`. Rows may lie apart; their numbers may not."""
+    """See `kernels.reference.activation.silu_mul`. Rows may lie apart; their numbers may not."""
     return _launch(gate_up, False)
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
-    """See `kernels.activation.gelu_mul`."""
+    """See `kernels.reference.activation.gelu_mul`."""
     return _launch(gate_up, True)
 
 

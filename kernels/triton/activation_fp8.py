@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..inputs import Quantised
-from ..scaled_mm import COLUMNS, FP8
-from .activation import gelu, silu
-from .scaled_mm import GROUPS, scale_of, to_fp8
+from actorium.kernels.inputs import Quantised
+from actorium.kernels.scaled_linear import COLUMNS, FP8
+from actorium.kernels.triton.activation import gelu, silu
+from actorium.kernels.triton.scaled_mm import GROUPS, scale_of, to_fp8
 
 CHUNK = 8192
 """Columns of a row that a program holds at once, in 16 warps; it computes wider rows twice, which

@@ -1,4 +1,4 @@
-"""See `kernels.apply_plan`: one launch for all tables."""
+"""See `kernels.reference.apply_plan`: one launch for all tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _apply(addresses: tl.tensor, entries: tl.tensor, stride: tl.tensor, count: t
 
 
 def apply_plan(tables: Sequence[Tensor], addresses: Tensor, entries: Tensor) -> None:
-    """See `kernels.apply_plan.apply_plan`."""
+    """See `kernels.reference.apply_plan.apply_plan`."""
     count = entries.shape[1]
     if count:
         _apply[(triton.cdiv(count, BLOCK),)](addresses, entries, entries.stride(0), count,

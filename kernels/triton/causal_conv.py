@@ -1,4 +1,4 @@
-"""See `kernels.causal_conv`: the tokens of an extend step through the convolution.
+"""See `kernels.reference.causal_conv`: the tokens of an extend step through the convolution.
 
 Two launches: one makes the outputs, from the tokens where they lie and the columns before them; the
 other then keeps the columns that each sequence leaves.
@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ragged import Ragged, Spans, spans_of
-from .activation import silu
+from actorium.kernels.ragged import Ragged, Spans, spans_of
+from actorium.kernels.triton.activation import silu
 
 TOKENS, CHANNELS = 16, 128
 """Of a program: 2,048 sums of four warps; a token's neighbours are found in the first cache."""

@@ -11,8 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from ..philox import FORCED
-from ..record import (
+from actorium.kernels.record import (
     COUNT_ROW,
     LIMIT,
     MIN_LEN,
@@ -22,8 +21,9 @@ from ..record import (
     Progress,
     Resident,
 )
-from .keys import field, tiles
-from .philox import uniform_of
+from actorium.kernels.reference.philox import FORCED
+from actorium.kernels.triton.keys import field, tiles
+from actorium.kernels.triton.philox import uniform_of
 
 _COUNT_ROW, _LIMIT = tl.constexpr(COUNT_ROW), tl.constexpr(LIMIT)
 _MIN_LEN = tl.constexpr(MIN_LEN)

@@ -1,4 +1,4 @@
-"""Attention of a step's decode rows; see `kernels.attention.torch_decode`.
+"""Attention of a step's decode rows; see `kernels.reference.attention.torch_decode`.
 
 The keys of a sequence are shared out over several programs, so that few sequences fill the device
 (split-KV, as in Flash-Decoding): a launch has as many programs as the device holds, and each takes
@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..attention import Attend
-from .device import HOPPER, limits
-from .paged import attend_block, load_rows, padded, query_for
-from .product import LANES, wide
-from .softmax import nothing
-from .work import (
+from actorium.kernels.reference.attention import Attend
+from actorium.kernels.triton.limits import HOPPER, limits
+from actorium.kernels.triton.paged import attend_block, load_rows, padded, query_for
+from actorium.kernels.triton.product import LANES, wide
+from actorium.kernels.triton.softmax import nothing
+from actorium.kernels.triton.work import (
     ITEM,
     MOST,
     Work,

@@ -1,4 +1,4 @@
-"""See `kernels.delta_window`: GatedDeltaNet between its projections, tokens one after the other.
+"""See `reference.delta_window`: GatedDeltaNet between its projections, tokens one after the other.
 
 Two launches. `_inputs` takes each channel through the convolution and makes the gates, for the
 drafts accepted of the last window and for the new tokens; it keeps the columns and the new drafts.
@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..delta_window import Delta
-from ..gated_delta import NORM_EPS
-from .activation import silu
+from actorium.kernels.reference.delta_window import Delta
+from actorium.kernels.reference.gated_delta import NORM_EPS
+from actorium.kernels.triton.activation import silu
 
 CHANNELS = 256
 """Of a program of `_inputs`: 2 a thread."""

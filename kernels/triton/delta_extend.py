@@ -1,4 +1,4 @@
-"""See `kernels.gated_delta`: the tokens of an extend step, in chunks, on tensor cores.
+"""See `kernels.reference.gated_delta`: the tokens of an extend step, in chunks, on tensor cores.
 
 Two launches behind the convolution. `_prepare` makes of each chunk what needs no state: gates, the
 inverse of its triangular system (the UT transform of section 3.3 of the paper) and what queries
@@ -23,12 +23,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..delta_window import Delta
-from ..gated_delta import NORM_EPS
-from ..ragged import CHUNK, Ragged, segments_of
-from .causal_conv import conv_tokens
-from .device import limits
-from .product import rounded
+from actorium.kernels.ragged import CHUNK, Ragged, segments_of
+from actorium.kernels.reference.delta_window import Delta
+from actorium.kernels.reference.gated_delta import NORM_EPS
+from actorium.kernels.triton.causal_conv import conv_tokens
+from actorium.kernels.triton.limits import limits
+from actorium.kernels.triton.product import rounded
 
 ROOM = 116 * 1024
 """Bytes of shared memory in which `_walk`, in bf16 and with 128 numbers a key, loads a chunk while

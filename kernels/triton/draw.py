@@ -1,4 +1,4 @@
-"""One token a row: see `kernels.sampling.choose`.
+"""One token a row: see `kernels.reference.sampling.choose`.
 
 Launches of a step, each a grid of (rows, parts of a row) but the last: the highest logit of every
 tile; where any row samples, the weights of every tile, and for truncated rows the sums at a few
@@ -17,13 +17,20 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from ..record import MIN_P, SEED_HIGH, SEED_LOW, TEMPERATURE, TOP_K, TOP_P, Resident
-from .device import limits
-from .invert import draw_tiles, least_of, target_of, top_of
-from .keys import LOWEST, Tiles, field, key_of, real, scale, tiles, weight_of
-from .philox import uniform_of
-from .search import PIVOTS, first_pivots, narrow, scaled_tile, search_list, wanted_mass
-from .wide import QUEUE, STATE, draw_wide, enlist
+from actorium.kernels.record import MIN_P, SEED_HIGH, SEED_LOW, TEMPERATURE, TOP_K, TOP_P, Resident
+from actorium.kernels.triton.invert import draw_tiles, least_of, target_of, top_of
+from actorium.kernels.triton.keys import LOWEST, Tiles, field, key_of, real, scale, tiles, weight_of
+from actorium.kernels.triton.limits import limits
+from actorium.kernels.triton.philox import uniform_of
+from actorium.kernels.triton.search import (
+    PIVOTS,
+    first_pivots,
+    narrow,
+    scaled_tile,
+    search_list,
+    wanted_mass,
+)
+from actorium.kernels.triton.wide import QUEUE, STATE, draw_wide, enlist
 
 _TEMPERATURE, _TOP_K, _TOP_P = tl.constexpr(TEMPERATURE), tl.constexpr(TOP_K), tl.constexpr(TOP_P)
 _MIN_P, _SEED_LOW = tl.constexpr(MIN_P), tl.constexpr(SEED_LOW)
@@ -244,7 +251,7 @@ def _choose(logits: tensor, slots: tensor, positions: tensor, record: tensor, to
 
 def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, samples: bool,
            truncates: bool, candidates: int = CANDIDATES, out: Tensor | None = None) -> Tensor:
-    """See `kernels.sampling.choose`. candidates: held in registers; a power of two; out: i64[R],
+    """See `reference.sampling.choose`. candidates: held in registers; a power of two; out: i64[R],
     where the tokens are to lie.
 
     The kept sets are those of the reference: top_k's always; top_p's and min_p's unless a sum or

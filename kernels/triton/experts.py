@@ -1,4 +1,4 @@
-"""See `kernels.experts`: all experts of a layer in two products, rows grouped on the device.
+"""See `reference.experts`: all experts of a layer in two products, rows grouped on the device.
 
 The host knows neither how many rows an expert has nor where they begin. So as many programs are
 launched as any way of sharing them out could need; each finds its expert from where the experts'
@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..experts import Experts, combine, grouped
-from ..inputs import Input, plain
-from .activation import silu
-from .device import HOPPER, limits
-from .product import operand, tile_at, wide
+from actorium.kernels.inputs import Input, plain
+from actorium.kernels.reference.experts import Experts, combine, grouped
+from actorium.kernels.triton.activation import silu
+from actorium.kernels.triton.limits import HOPPER, limits
+from actorium.kernels.triton.product import operand, tile_at, wide
 
 Weight = TypeVar("Weight")
 

@@ -1,4 +1,4 @@
-"""Attention of chunks of several sequences in one launch; see `kernels.attention.torch_extend`.
+"""Attention of chunks of several sequences in one launch; see `reference.attention.torch_extend`.
 
 A program takes a block of consecutive tokens of one chunk with all query heads of one key head: the
 heads of a group are rows of one product. Per head there would be as many programs, of as much work;
@@ -18,12 +18,12 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..attention import Attend, Chunk
-from .device import HOPPER, limits
-from .merge import merge, parts_of
-from .paged import attend_block, load_rows, padded, query_for
-from .product import LANES, wide
-from .softmax import nothing, put
+from actorium.kernels.reference.attention import Attend, Chunk
+from actorium.kernels.triton.limits import HOPPER, limits
+from actorium.kernels.triton.merge import merge, parts_of
+from actorium.kernels.triton.paged import attend_block, load_rows, padded, query_for
+from actorium.kernels.triton.product import LANES, wide
+from actorium.kernels.triton.softmax import nothing, put
 
 MOST_SPLITS = 64
 WORK = 6

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from ..record import LIMIT, Lengths, Progress, Windows
-from .keys import field
+from actorium.kernels.record import LIMIT, Lengths, Progress, Windows
+from actorium.kernels.triton.keys import field
 
 _LIMIT = tl.constexpr(LIMIT)
 BLOCK = 512

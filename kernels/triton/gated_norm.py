@@ -1,4 +1,4 @@
-"""See `kernels.gated_norm`: one pass, a head (or a group) a row."""
+"""See `kernels.reference.gated_norm`: one pass, a head (or a group) a row."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .activation import silu
-from .norm import norm_config
+from actorium.kernels.triton.activation import silu
+from actorium.kernels.triton.norm import norm_config
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -33,12 +33,12 @@ def _gated(x: tl.tensor, weight: tl.tensor, weight_stride: tl.tensor, gate: tl.t
 
 
 def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
-    """See `kernels.gated_norm.gated_norm`. A head's numbers lie together."""
+    """See `kernels.reference.gated_norm.gated_norm`. A head's numbers lie together."""
     return _launch(x, weight, 0, gate, eps, False)
 
 
 def norm_gated(x: Tensor, weight: Tensor, gate: Tensor, eps: float, groups: int) -> Tensor:
-    """See `kernels.gated_norm.norm_gated`."""
+    """See `kernels.reference.gated_norm.norm_gated`."""
     gate = gate.unflatten(-1, (groups, -1))
     return _launch(x.reshape(gate.shape), weight, gate.shape[-1], gate, eps, True).flatten(-2)
 

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from ..record import MIN_P
-from .keys import key_of, real, weight_of
-from .search import scaled_tile
+from actorium.kernels.record import MIN_P
+from actorium.kernels.triton.keys import key_of, real, weight_of
+from actorium.kernels.triton.search import scaled_tile
 
 _MIN_P = tl.constexpr(MIN_P)
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from ..record import WIDTH
+from actorium.kernels.record import WIDTH
 
 RECORD = tl.constexpr(WIDTH)
 LOWEST = tl.constexpr(-(1 << 31))

@@ -1,4 +1,4 @@
-"""Attention of decode rows over latents in pages; see `kernels.mla`.
+"""Attention of decode rows over latents in pages; see `kernels.reference.mla`.
 
 As `decode`, but for one head of keys whose first part is the values as well: a block of latents is
 read once, and is an operand of both products. Keys have a second part, the rotated one, which is a
@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..attention import Attend
-from ..mla import Latent
-from .device import HOPPER, limits
-from .merge import merge, parts_of
-from .paged import load_rows, padded, query_for
-from .product import LANES, operand, wide
-from .softmax import LOG2E, nothing, put, take
-from .work import blocks_of
+from actorium.kernels.reference.attention import Attend
+from actorium.kernels.reference.mla import Latent
+from actorium.kernels.triton.limits import HOPPER, limits
+from actorium.kernels.triton.merge import merge, parts_of
+from actorium.kernels.triton.paged import load_rows, padded, query_for
+from actorium.kernels.triton.product import LANES, operand, wide
+from actorium.kernels.triton.softmax import LOG2E, nothing, put, take
+from actorium.kernels.triton.work import blocks_of
 
 
 class Shape(NamedTuple):

@@ -1,4 +1,4 @@
-"""Log-probabilities: see `kernels.logprobs`. One pass for all but the likeliest tokens."""
+"""Log-probabilities: see `reference.logprobs`. One pass for all but the likeliest tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from ..logprobs import Logprobs, others
-from .keys import tiles
+from actorium.kernels.reference.logprobs import Logprobs, others
+from actorium.kernels.triton.keys import tiles
 
 
 @triton.jit(do_not_specialize=["tokens", "each"])
@@ -59,7 +59,7 @@ def _join(logits: tensor, tokens: tensor, tops: tensor, masses: tensor, ahead: t
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int, named: Tensor | None = None) -> Logprobs:
-    """See `kernels.logprobs.logprobs`."""
+    """See `kernels.reference.logprobs.logprobs`."""
     rows, vocab = logits.shape
     cut, device = tiles(rows, vocab), logits.device
     tops, masses, ahead = (torch.empty(rows, cut.splits, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""See `kernels.mamba2`: one more token for each row, its state read once and written once."""
+"""See `reference.mamba2`: one more token for each row, its state read once and written once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..mamba2 import Inputs
+from actorium.kernels.reference.mamba2 import Inputs
 
 DIMS = 32
 """Rows of a state in a program: 32 x 128 fp32 are 128 registers of one warp's threads, so that no

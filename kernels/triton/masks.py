@@ -1,4 +1,4 @@
-"""Tokens that a row may not take: see `kernels.sampling.mask`."""
+"""Tokens that a row may not take: see `kernels.reference.sampling.mask`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from .keys import tiles
+from actorium.kernels.triton.keys import tiles
 
 
 @triton.jit(do_not_specialize=["rows", "words", "width", "each"])
@@ -24,7 +24,7 @@ def _mask(logits: tensor, rows: tensor, words: tensor, width: tensor, vocab: ten
 
 
 def mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
-    """See `kernels.sampling.mask`."""
+    """See `kernels.reference.sampling.mask`."""
     vocab = logits.shape[1]
     if len(rows):
         cut = tiles(len(rows), vocab)

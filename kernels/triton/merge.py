@@ -1,4 +1,4 @@
-"""See `kernels.merge`: parts of an attention become one."""
+"""See `kernels.reference.merge`: parts of an attention become one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _merge(
 
 
 def merge(parts: Tensor, lse: Tensor, out: Tensor) -> Tensor:
-    """See `kernels.merge.merge`."""
+    """See `kernels.reference.merge.merge`."""
     count, rows, heads, dim = parts.shape
     if rows * heads:
         _merge[(rows * heads,)](

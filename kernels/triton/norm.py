@@ -1,4 +1,4 @@
-"""See `kernels.norm`: one pass over each row, with a sum before or after the norm in the same one.
+"""See `reference.norm`: one pass over each row, and a sum before or after the norm with it.
 
 All is fp32 inside and rounded once.
 """
@@ -55,18 +55,18 @@ def _norm(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_strid
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `kernels.norm.rms_norm`. Rows may lie apart; their numbers may not."""
+    """See `kernels.reference.norm.rms_norm`. Rows may lie apart; their numbers may not."""
     return _launch(x, x, weight, eps, x)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `kernels.norm.add_rms_norm`."""
+    """See `kernels.reference.norm.add_rms_norm`."""
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return _launch(x, residual, weight, eps, total, before=True), total
 
 
 def rms_norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
-    """See `kernels.norm.rms_norm_add`."""
+    """See `kernels.reference.norm.rms_norm_add`."""
     return _launch(x, residual, weight, eps, x, after=True)
 
 

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..inputs import Form, Quantised
-from ..scaled_mm import FP8
-from .norm import norm_config
-from .scaled_mm import scale_of, to_fp8
+from actorium.kernels.inputs import Form, Quantised
+from actorium.kernels.scaled_linear import FP8
+from actorium.kernels.triton.norm import norm_config
+from actorium.kernels.triton.scaled_mm import scale_of, to_fp8
 
 
 @triton.jit(do_not_specialize=["count"])

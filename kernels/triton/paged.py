@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .product import LANES, operand
-from .softmax import LOG2E, take
+from actorium.kernels.triton.product import LANES, operand
+from actorium.kernels.triton.softmax import LOG2E, take
 
 
 def padded(dim: int) -> int:

@@ -1,4 +1,4 @@
-"""Penalties, bias and held-back end tokens: see `kernels.sampling.adjust`."""
+"""Penalties, bias and held-back end tokens: see `kernels.reference.sampling.adjust`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from ..record import COUNT_ROW, FREQUENCY, MIN_LEN, PRESENCE, REPETITION, Layout, Resident
-from ..sampling import PROMPT_BIT
-from .keys import field, real, tiles
+from actorium.kernels.record import (
+    COUNT_ROW,
+    FREQUENCY,
+    MIN_LEN,
+    PRESENCE,
+    REPETITION,
+    Layout,
+    Resident,
+)
+from actorium.kernels.reference.sampling import PROMPT_BIT
+from actorium.kernels.triton.keys import field, real, tiles
 
 _COUNT_ROW, _MIN_LEN = tl.constexpr(COUNT_ROW), tl.constexpr(MIN_LEN)
 _REPETITION, _PRESENCE = tl.constexpr(REPETITION), tl.constexpr(PRESENCE)
@@ -96,7 +104,7 @@ def _scatter(logits: tensor, slots: tensor, positions: tensor, record: tensor, i
 
 def adjust(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, layout: Layout,
            penalises: bool, biases: bool, holds: bool) -> Tensor:
-    """See `kernels.sampling.adjust`, whose results these are; of logits that are not f32 a copy is
+    """See `reference.sampling.adjust`, with its results; of logits that are not f32 a copy is
     changed, unless ends are held back alone. Returns what was changed."""
     rows, vocab = logits.shape
     penalises = penalises and tables.counts is not None

@@ -1,4 +1,4 @@
-"""Uniform numbers by (seed, position): see `kernels.philox`."""
+"""Uniform numbers by (seed, position): see `kernels.reference.philox`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def philox(words: Tensor) -> Tensor:
 
 
 def uniform(seed_low: Tensor, seed_high: Tensor, position: Tensor) -> Tensor:
-    """f64[R] from i32[R] words of the seeds and i32[R] positions: `kernels.philox.uniform`."""
+    """f64[R] from i32[R] words of the seeds and i32[R] positions: `reference.philox.uniform`."""
     out = torch.empty(len(position), dtype=torch.float64, device=position.device)
     if len(position):
         _uniform[(triton.cdiv(len(position), BLOCK),)](seed_low, seed_high, position, out,

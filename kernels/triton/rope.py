@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..kv import largest
+from actorium.kernels.reference.kv import largest
 
 
 class RotateConfig(NamedTuple):

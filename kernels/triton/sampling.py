@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..logprobs import Logprobs
-from ..record import Layout, Lengths, Progress, Resident, Windows
-from ..sampling_ops import TorchSampling
-from . import commit, draw, fill, logprobs, masks, penalties
+from actorium.kernels.record import Layout, Lengths, Progress, Resident, Windows
+from actorium.kernels.reference.logprobs import Logprobs
+from actorium.kernels.sampling_ops import TorchSampling
+from actorium.kernels.triton import commit, draw, fill, logprobs, masks, penalties
 
 
 class TritonSampling(TorchSampling):

@@ -1,4 +1,4 @@
-"""See `kernels.experts`, of weights in FP8: `experts`' products with `scaled_mm`'s scales.
+"""See `reference.experts`, of weights in FP8: `experts`' products with `scaled_mm`'s scales.
 
 The input of the second product is quantised by a launch of its own; so is the tokens', where they
 do not come in FP8.
@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..inputs import Form, Input, Quantised, plain
-from ..scaled_mm import COLUMNS, Scaled, open_rows
-from .device import limits
-from .experts import SortedExperts, put_rows, rows_of, ways
-from .product import tile_at
-from .scaled_mm import quantise
+from actorium.kernels.inputs import Form, Input, Quantised, plain
+from actorium.kernels.scaled_linear import COLUMNS, Scaled, open_rows
+from actorium.kernels.triton.experts import SortedExperts, put_rows, rows_of, ways
+from actorium.kernels.triton.limits import limits
+from actorium.kernels.triton.product import tile_at
+from actorium.kernels.triton.scaled_mm import quantise
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -1,4 +1,4 @@
-"""See `kernels.scaled_mm`: products of FP8, and what quantises their input.
+"""See `kernels.scaled_linear`: products of FP8, and what quantises their input.
 
 Hopper's tensor cores keep some 14 bits of a sum of FP8 products. So each COLUMNS columns are summed
 apart and added up in f32 (DeepSeek-V3, section 3.3.2), which is where blocks have their scales.
@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..inputs import Input, Stream
-from ..scaled_mm import COLUMNS, FP8, Scaled, ScaledLinear
-from .device import HOPPER, limits
-from .product import tile_at
+from actorium.kernels.inputs import Input, Stream
+from actorium.kernels.scaled_linear import COLUMNS, FP8, Scaled, ScaledLinear
+from actorium.kernels.triton.limits import HOPPER, limits
+from actorium.kernels.triton.product import tile_at
 
 GROUPS = 8
 """Of COLUMNS columns that a program quantises: a thread of 4 warps has 8 numbers, 16 bytes."""
@@ -57,7 +57,7 @@ def to_fp8(x: tl.tensor, scale: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def scale_of(most: tl.tensor) -> tl.tensor:
-    """The scale of numbers of which this is the largest; see `kernels.scaled_mm.quantise`."""
+    """The scale of numbers of which this is the largest; see `kernels.scaled_linear.quantise`."""
     return tl.where(most > 0, tl.div_rn(most, tl.full(most.shape, MOST, tl.float32)), 1.0)
 
 
@@ -95,7 +95,7 @@ def _quantise_rows(x: tl.tensor, stride: tl.tensor, out: tl.tensor, scales: tl.t
 
 
 def quantise(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """See `kernels.scaled_mm.quantise`; columns: COLUMNS, or all. Rows of x may lie apart."""
+    """See `kernels.scaled_linear.quantise`; columns: COLUMNS, or all. Rows of x may lie apart."""
     rows, width = x.shape
     count = -(-width // columns)
     x = x if x.stride(1) == 1 else x.contiguous()
@@ -155,7 +155,7 @@ def scaled_mm(
     x: Tensor, x_scales: Tensor, w: Scaled, dtype: torch.dtype, bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """See `kernels.scaled_mm.scaled_mm`."""
+    """See `kernels.scaled_linear.scaled_mm`."""
     (rows, width), outs = x.shape, len(w.weight)
     out = torch.empty((rows, outs), dtype=dtype, device=x.device)
     if not rows:
@@ -178,7 +178,7 @@ class TritonScaledLinear(ScaledLinear):
         return super().onto(x, residual) if self._plain(residual.dtype) else self.add(x, residual)
 
     def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
-        """See `kernels.scaled_mm.scaled_mm`."""
+        """See `kernels.scaled_linear.scaled_mm`."""
         q, scales = self.quantised(x)
         if x.device.type == "cuda" and self._plain(dtype) and len(x):
             y = by_row(q, scales, self.scaled, self.bias)
@@ -186,7 +186,7 @@ class TritonScaledLinear(ScaledLinear):
         return scaled_mm(q, scales, self.scaled, dtype, self.bias, residual)
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See `kernels.scaled_mm.quantise`."""
+        """See `kernels.scaled_linear.quantise`."""
         return quantise(x, self.columns)
 
     def _plain(self, dtype: torch.dtype) -> bool:

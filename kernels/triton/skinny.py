@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .activation import gelu, silu
-from .device import limits
-from .product import operand, wide
+from actorium.kernels.triton.activation import gelu, silu
+from actorium.kernels.triton.limits import limits
+from actorium.kernels.triton.product import operand, wide
 
 ROWS = 16
 """The most rows of a product: those that tensor cores take at once."""
@@ -101,7 +101,7 @@ def skinny(
     x: Tensor, weight: Tensor, config: SkinnyConfig, bias: Tensor | None = None,
     norm: Tensor | None = None, eps: float = 0.0, gate: str = "", residual: Tensor | None = None,
 ) -> Tensor:
-    """x @ weight.T + bias, of few rows. norm: [K], x is normed first (`kernels.norm.rms_norm`);
+    """x @ weight.T + bias, of few rows. norm: [K], x is normed first (`reference.norm.rms_norm`);
     gate: silu or gelu of the first half of the results, times the second; residual: [T, N], is
     added, and holds the sum.
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from ..inputs import Form, Input, Unnormed, plain
-from ..linear import Gated, Linear
-from .activation import gelu_mul, silu_mul
-from .norm import rms_norm
-from .skinny import CONFIGS, MOST_GATED, ROWS, SkinnyConfig, skinny
+from actorium.kernels.inputs import Form, Input, Unnormed, plain
+from actorium.kernels.linear import Gated, Linear
+from actorium.kernels.triton.activation import gelu_mul, silu_mul
+from actorium.kernels.triton.norm import rms_norm
+from actorium.kernels.triton.skinny import CONFIGS, MOST_GATED, ROWS, SkinnyConfig, skinny
 
 LOG = logging.getLogger(__name__)
 BUCKETS = (1, 4, ROWS)

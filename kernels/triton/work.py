@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .device import limits
+from actorium.kernels.triton.limits import limits
 
 ITEM = tl.constexpr(8)
 """Numbers of a chunk: its sequence and that one's length, its first block and the one behind its
@@ -253,7 +253,7 @@ def join(
     live: tl.tensor, zero: tl.tensor, D: tl.constexpr, BLOCK_D: tl.constexpr, MOST: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> tl.tensor:
-    """f32[R, BLOCK_D]: `kernels.merge.merge` of some rows i32[R] of `count` parts, always in the
+    """f32[R, BLOCK_D]: `reference.merge.merge` of some rows i32[R] of `count` parts, always in the
     same order. stride: rows from part to part."""
     each, dim = tl.arange(0, MOST) + zero, tl.arange(0, BLOCK_D) + zero
     at = found + each[:, None] * stride + row[None, :]

@@ -25,8 +25,8 @@ from actorium.actors.messages import ChatMessage
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.tokenizer.chat_template import Unfinished
 from actorium.actors.tokenizer.text_model import TextModel
-from actorium.gpu.device import open_device
 from actorium.gpu.models.registry import load_model
+from actorium.gpu.worker.device import open_device
 from actorium.tools.cli.plan import run as plan_command
 
 SECONDS, MEMORY, PATIENCE = 20, 4 << 30, 120

@@ -28,7 +28,7 @@ from actorium.tools.bench.works import Ran, Work, prompts
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from actorium.gpu.loader import Fused
+    from actorium.gpu.weights.loader import Fused
 
 
 class Job(Struct):
@@ -121,8 +121,8 @@ def _model(config: Config) -> tuple[Any, str]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from actorium.actors.models.model_dir import resolve
-    from actorium.gpu.loader import random_tensors
     from actorium.gpu.models.registry import FAMILIES, read_shape, wanted_tensors
+    from actorium.gpu.weights.loader import random_tensors
 
     path: Path = resolve(config.model.model)
     device = config.device.device

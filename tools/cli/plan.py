@@ -14,13 +14,14 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
 from actorium.actors.runtime.retention import kept
-from actorium.gpu.fp8_shape import otherwise_quantized
-from actorium.gpu.memory import device_budget
-from actorium.gpu.plan import checkpoint, weights
+from actorium.gpu.families.fp8_shape import otherwise_quantized
+from actorium.gpu.plan import checkpoint
+from actorium.gpu.plan import weight_bytes as weights
 from actorium.gpu.plan.beside import largest_step, tables_estimate, workspace_estimate
-from actorium.gpu.plan.graphs import graphs_estimate, planned_graphs, why_eager
-from actorium.gpu.plan.memory import Demand, MemoryPlan, as_served, demand_of, make_plan
+from actorium.gpu.plan.graph_memory import graphs_estimate, planned_graphs, why_eager
+from actorium.gpu.plan.memory_plan import Demand, MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.shape import PlanShape, read_plan_shape
+from actorium.gpu.plan.sizes import device_budget
 from actorium.tools.cli import plan_report
 from actorium.tools.cli.flags import Parsed, parse
 from actorium.tools.cli.plan_report import Outside, Report

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.retention import Kept
-from actorium.gpu.plan.memory import Change, MemoryPlan, changes, kv_dtype
+from actorium.gpu.plan.memory_plan import Change, MemoryPlan, changes, kv_dtype
 from actorium.gpu.plan.reuse import choices
 
 PLOT_KINDS = (".png", ".svg", ".pdf")

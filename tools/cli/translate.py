@@ -255,7 +255,7 @@ def _graphs(words: list[ForeignWord], result: Translation) -> None:
             result.set("graph_token_counts", "off" if word.off else "auto", word.origin)
     for word in words:
         if word.flag.arity == VALUE:
-            from actorium.gpu.plan.graphs import SEGMENT_TOKENS, batch_sizes
+            from actorium.gpu.plan.graph_memory import SEGMENT_TOKENS, batch_sizes
 
             most = _number(word)
             if word.name in ("piecewise-cuda-graph-max-tokens", "cuda-graph-max-bs-prefill"):

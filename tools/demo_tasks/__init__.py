@@ -1,8 +1,8 @@
 """Generated, checkable tasks that the demo model is trained and scored on."""
 
-from .conversations import small_talk
-from .stories import tell
-from .tasks import (
+from actorium.tools.demo_tasks.conversations import small_talk
+from actorium.tools.demo_tasks.stories import tell
+from actorium.tools.demo_tasks.tasks import (
     TASKS,
     Item,
     generate,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 
-from .words import ANIMALS, NAMES, PLACES, THINGS, TRAITS
+from actorium.tools.demo_tasks.words import ANIMALS, NAMES, PLACES, THINGS, TRAITS
 
 OPENINGS = (
     "Once upon a time, there was a {trait} {animal} named {name} who lived in the {place}.",

@@ -14,8 +14,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from .stories import article, is_story, tell
-from .words import ANIMALS, CITIES, COLORS, NAMES, PLACES, THINGS, TRAITS, WORDS
+from actorium.tools.demo_tasks.stories import article, is_story, tell
+from actorium.tools.demo_tasks.words import (
+    ANIMALS,
+    CITIES,
+    COLORS,
+    NAMES,
+    PLACES,
+    THINGS,
+    TRAITS,
+    WORDS,
+)
 
 HELD_OUT_MODULUS = 16
 """One payload in this many is reserved for evaluation."""

@@ -1,0 +1,121 @@
+"""What DeepSeek-V3 configs say of latent attention and of the choice of experts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from actorium.actors.errors import shown
+from actorium.gpu.families.config_fields import MOST, Fields
+from actorium.gpu.families.hybrid_shape import ExpertShape
+
+DEEPSEEK: dict[str, Any] = {
+    "vocab_size": 129_280, "hidden_size": 7168, "intermediate_size": 18_432,
+    "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
+    "n_shared_experts": 1, "n_routed_experts": 256, "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+    "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+    "norm_topk_prob": True, "max_position_embeddings": 4096, "rope_interleave": True,
+    "q_lora_rank": 1536,
+}
+"""What a config leaves out (transformers' `DeepseekV3Config`). A q_lora_rank of null means that
+queries are projected at once."""
+
+
+def complete(raw: dict[str, Any]) -> dict[str, Any]:
+    """The config with all it leaves out. What it calls a head's width is that of the rotated part,
+    and there are as many key heads as heads."""
+    whole = {**DEEPSEEK, **{name: value for name, value in raw.items()
+                            if value is not None or name == "q_lora_rank"}}
+    return {**whole, "head_dim": whole["qk_rope_head_dim"],
+            "num_key_value_heads": whole["num_attention_heads"]}
+
+
+class LatentShape(NamedTuple):
+    """Multi-head latent attention: widths."""
+
+    query_rank: int
+    """Of the latent that queries are made of; 0 = they are projected at once."""
+    rank: int
+    """Of the latent that keys and values are made of."""
+    plain: int
+    """Of a head's query and key without position."""
+    rope: int
+    """Of their rotated part, which for keys all heads share."""
+    value: int
+    """Of a head's value."""
+    interleaved: bool
+    """The pairs that are rotated lie side by side in the checkpoint, not half the part apart."""
+
+    @property
+    def query(self) -> int:
+        """Of a head's query."""
+        return self.plain + self.rope
+
+    @property
+    def row(self) -> int:
+        """Of what a token leaves in a layer's pages: its latent, and the rotated key."""
+        return self.rank + self.rope
+
+
+class Routing(NamedTuple):
+    """How experts are chosen by groups (arXiv 2412.19437, section 2.1.2)."""
+
+    groups: int
+    """The experts' number is a multiple of it."""
+    chosen_groups: int
+    """Groups whose experts may be chosen."""
+    factor: float
+    """On the weights of the chosen."""
+
+
+def latent_shape(get: Fields) -> LatentShape:
+    """Raises `BadModel` naming the field that is wrong."""
+    query_rank = get.raw.get("q_lora_rank")
+    shape = LatentShape(
+        0 if query_rank is None else get.int("q_lora_rank"), get.int("kv_lora_rank"),
+        get.int("qk_nope_head_dim"), get.int("qk_rope_head_dim"), get.int("v_head_dim"),
+        get.flag("rope_interleave", True))
+    if shape.rope % 2:
+        raise get.bad("qk_rope_head_dim", f"must be even, got {shape.rope}")
+    return shape
+
+
+def attention_scale(latent: LatentShape, get: Fields) -> float:
+    """On the product of query and key; longer contexts by yarn make it larger (mscale_all_dim)."""
+    rope = get.raw.get("rope_parameters") or get.raw.get("rope_scaling") or {}
+    scale = latent.query ** -0.5
+    if not isinstance(rope, dict):
+        raise get.bad("rope_scaling", "must be an object")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    r = Fields(rope, get.where, "rope_scaling.")
+    if kind == "default" or not rope.get("mscale_all_dim") or r.float("factor") <= 1:
+        return scale
+    grown = 0.1 * r.float("mscale_all_dim") * math.log(r.float("factor")) + 1.0
+    return scale * grown * grown
+
+
+def deepseek_experts(get: Fields) -> tuple[ExpertShape, Routing]:
+    """Raises `BadModel` naming the field that is wrong."""
+    count, chosen = get.int("n_routed_experts"), get.int("num_experts_per_tok")
+    groups, open_groups = get.int("n_group"), get.int("topk_group")
+    size = get.int("moe_intermediate_size")
+    if count % groups or count // groups < 2:
+        raise get.bad("n_group", f"{groups} groups of {count} experts: each must have the same "
+                      "number, 2 at least")
+    if open_groups > groups:
+        raise get.bad("topk_group", f"{open_groups} is more than {groups} groups")
+    if chosen > open_groups * (count // groups):
+        raise get.bad("num_experts_per_tok", f"{chosen} is more than the "
+                      f"{open_groups * (count // groups)} experts of {open_groups} groups")
+    experts = ExpertShape(count, chosen, size, get.int("n_shared_experts") * size,
+                          get.flag("norm_topk_prob", True))
+    return experts, Routing(groups, open_groups, get.float("routed_scaling_factor"))
+
+
+def sparse_from(get: Fields, layers: int) -> tuple[int, ...]:
+    """Layers with experts: all but the first `first_k_dense_replace`."""
+    dense = get.raw.get("first_k_dense_replace")
+    if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MOST:
+        raise get.bad("first_k_dense_replace", f"must be a number of layers, got {shown(dense)}")
+    return tuple(range(dense, layers))

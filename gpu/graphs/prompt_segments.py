@@ -1,0 +1,186 @@
+"""Steps of few tokens as segments that are replayed, with the middles of the layers between them.
+
+In a step with prompts, attention depends on how their tokens are shared out, and no graph can hold
+that; nor the recurrent layers' part between their projections. All else works token by token: from
+behind the middle of one layer to before that of the next one is a segment, captured for a few
+numbers of tokens. A step is padded up to the next one. What padding computes is rubbish, and its
+keys and values go to the sink page.
+
+Steps of decodes alone that are not captured whole (`graphs`) run so as well. The end of the last
+layer, of few rows mostly, is run operation by operation.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from actorium.gpu.graphs.capture import Capturer, Replayable, Say
+from actorium.gpu.models.decoder import Decoder, Layer
+from actorium.gpu.models.plan import AttentionPlan, GroupStep
+from actorium.gpu.models.plan import Step as Layers
+from actorium.gpu.step.batch import ForwardBatch
+from actorium.gpu.step.pools import PagePool
+from actorium.gpu.step.states import Recurrent
+from actorium.gpu.step.steps import Step
+from actorium.kernels.inputs import Input, settled
+
+if TYPE_CHECKING:
+    from actorium.gpu.step.runner import Runner
+
+NOTHING = AttentionPlan(0, None, None, None)
+"""What a segment knows of how its rows attend."""
+
+
+class Segment(NamedTuple):
+    """Up to the middle of a layer."""
+
+    work: Replayable
+    p: Tensor
+    """What `Mixer.before` gave, until the next replay."""
+
+
+class Chain(NamedTuple):
+    """A step's segments."""
+
+    segments: list[Segment]
+    ropes: list[Tensor]
+    x: Input | None
+    hidden: Tensor
+    """Both as they go into the last layer's middle; see `Mixer.after`."""
+
+
+class Inputs:
+    """What segments take from outside, one memory for all numbers of tokens: only one step is under
+    way at a time."""
+
+    def __init__(self, model: Decoder, groups: int, most: int) -> None:
+        """most: tokens."""
+        self._numbers = torch.zeros((2 + groups, most), dtype=torch.int64, device=model.device)
+        self._middles = {
+            inner: torch.zeros((most, inner), dtype=model.shape.dtype, device=model.device)
+            for inner in sorted({layer.mixer.inner for layer in model.layers})}
+
+    def tokens(self, size: int) -> Tensor:
+        """i64[size]"""
+        return self._numbers[0, :size]
+
+    def positions(self, size: int) -> Tensor:
+        """i64[size]"""
+        return self._numbers[1, :size]
+
+    def kv_index(self, group: int, size: int) -> Tensor:
+        """i64[size]: see `ForwardBatch`."""
+        return self._numbers[2 + group, :size]
+
+    def middle(self, layer: Layer, size: int) -> Tensor:
+        """[size, inner]: what `Mixer.between` gives."""
+        return self._middles[layer.mixer.inner][:size]
+
+    def fill(self, batches: Sequence[ForwardBatch], size: int) -> None:
+        """Take in a step of up to `size` tokens. Padding is token 0 at position 0, in the sink, and
+        attends to nothing: rows that are alike want the same experts, whose weights are read."""
+        first = batches[0]
+        count = len(first.tokens)
+        torch.stack((first.tokens, first.positions, *(own.kv_index for own in batches)),
+                    out=self._numbers[:, :count])
+        if count < size:
+            self._numbers[:, count:size].zero_()
+            for middle in self._middles.values():
+                middle[count:size].zero_()
+
+    def clear(self) -> None:
+        """Nothing but padding."""
+        self._numbers.zero_()
+
+
+class SegmentGraphs:
+    """Segments of a runner's steps."""
+
+    def __init__(self, runner: Runner, capturer: Capturer, sizes: Sequence[int]) -> None:
+        """sizes: tokens that segments are captured for, in the order of capture."""
+        assert isinstance(runner.model, Decoder)
+        self._model, self._pools = runner.model, runner.pools
+        self._capturer, self.shapes = capturer, list(sizes)
+        self._sizes = sorted(sizes)
+        self._inputs = Inputs(runner.model, runner.tables.groups, self._sizes[-1])
+        self._chains: dict[int, Chain] = {}
+        self.replays = 0
+        """Steps served so far."""
+
+    # --- capturing ---------------------------------------------------------------------------
+
+    def capture(self, say: Say, most: int | None = None) -> None:
+        """Capture segments, in the order of `shapes`; most: for so many numbers of tokens. Nothing
+        is written but to the sink page."""
+        todo = self.shapes[:most]
+        for number, size in enumerate(todo):
+            say("warming", f"segments {number}/{len(todo)}")
+            if size not in self._chains:
+                self._chains[size] = self._captured(size)
+
+    @torch.inference_mode()
+    def _captured(self, size: int) -> Chain:
+        take, borrow = self._capturer.capture, self._capturer.borrow
+        self._inputs.clear()
+        layers = self._model.layers
+        work, (step, x, p, hidden) = take(partial(self._first, size))
+        segments = [Segment(work, borrow(p))]
+        del p  # or the memory of each layer's would be kept
+        for before, layer in zip(layers, layers[1:], strict=False):
+            y = self._inputs.middle(before, size)
+            work, (x, p, hidden) = take(partial(self._next, before, layer, step, y, x, hidden))
+            segments.append(Segment(work, borrow(p)))
+            del p
+        return Chain(segments, step.ropes, x, hidden)
+
+    def _first(self, size: int) -> tuple[Layers, Input | None, Tensor, Tensor]:
+        model, inputs = self._model, self._inputs
+        groups = [GroupStep(inputs.kv_index(g, size), pool.layers, NOTHING)
+                  for g, pool in enumerate(self._pools)]
+        step = Layers(model.ropes_at(inputs.positions(size)), groups, None, [])
+        hidden = model.embedded(inputs.tokens(size))
+        return step, *model.enter(model.layers[0], hidden, step)
+
+    def _next(self, before: Layer, layer: Layer, step: Layers, y: Tensor, x: Input | None,
+              hidden: Tensor) -> tuple[Input | None, Tensor, Tensor]:
+        return self._model.enter(layer, self._model.leave(before, y, x, hidden), step)
+
+    # --- serving -----------------------------------------------------------------------------
+
+    def serves(self, step: Step) -> bool:
+        """Whether segments are there for a step."""
+        return step.bounded and self._size(step.tokens) in self._chains
+
+    def _size(self, tokens: int) -> int:
+        at = bisect_left(self._sizes, tokens)
+        return self._sizes[at] if at < len(self._sizes) else 0
+
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
+                recurrent: Recurrent | None) -> Tensor:
+        """See `Decoder.forward`; of a step that is served."""
+        model, batch = self._model, batches[0]
+        count = len(batch.tokens)
+        size = self._size(count)
+        chain = self._chains[size]
+        self._inputs.fill(batches, size)
+        self.replays += 1
+        step = model.step_of(batches, pools, recurrent, [rope[:count] for rope in chain.ropes])
+        *others, last = zip(chain.segments, model.layers, strict=True)
+        for segment, layer in others:
+            segment.work.replay()
+            layer.mixer.between(segment.p[:count], step, None,
+                                self._inputs.middle(layer, size)[:count])
+        segment, layer = last
+        segment.work.replay()
+        rows = None if batch.all_rows else batch.logit_rows
+        y = layer.mixer.between(segment.p[:count], step, rows)
+        x, hidden = (own if own is None else own[:count] if rows is None
+                     else own.index_select(0, rows) for own in (chain.x, chain.hidden))
+        assert isinstance(hidden, Tensor)
+        return settled(model.leave(layer, y, x, hidden))

@@ -1,0 +1,248 @@
+"""Decode steps captured once and replayed: a step of decodes alone is a few launches instead of
+thousands.
+
+A graph serves one number of rows and one window; a batch is padded up to the next one with rows of
+the sink slot. The only thing that changes from replay to replay is `Tables.chosen`, the slots of
+the rows; all else is read from the resident tables by slot, on the device.
+
+A step is captured in stages, which are replayed one behind the other: the forward pass up to the
+logits; sampling and commit, once for each set of parameters that many requests have; new drafts. A
+step that needs more (log-probabilities, masks, penalties, ...) is sampled operation by operation
+between the first and the last.
+
+Nothing in a graph knows how long sequences are, so page tables are gathered at full width: 4 bytes
+a page, 8 MB for 256 sequences of 131,072 tokens, some 4 us of a step of milliseconds on a device
+that copies 4 TB/s. Attention must take lengths from the device, as its kernels do; see `why_eager`
+for what runs without graphs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actorium.actors.messages import StepPlan
+from actorium.gpu.graphs.capture import Capturer, Replayable, Say
+from actorium.gpu.plan import graph_memory as plan
+from actorium.gpu.plan.graph_memory import GraphShape, Refusals
+from actorium.gpu.step.sampler import Emitted, Kept, emit
+from actorium.gpu.step.speculation import Drafting
+from actorium.gpu.step.staging import Array, Upload
+from actorium.gpu.step.steps import Step, fill_decodes, of_decodes
+from actorium.gpu.step.tables import HOLDS, SAMPLES, TRUNCATES, Tables
+
+if TYPE_CHECKING:
+    from actorium.gpu.step.runner import Runner
+
+CLASSES = (0, SAMPLES, SAMPLES | TRUNCATES)
+"""What steps need whose sampling is captured: greedy ones, those that draw, those that truncate."""
+
+
+@dataclass(slots=True)
+class Tier:
+    """The stages of one shape."""
+
+    shape: GraphShape
+    forward: Replayable
+    logits: Tensor
+    """[rows * q_len, V], until the next replay of anything."""
+    draws: dict[int, Replayable] = field(default_factory=dict)
+    """By class."""
+    drafts: Replayable | None = None
+    """As many new ones as the window has: any other number is rare, and made operation by
+    operation."""
+
+
+class Statics:
+    """What graphs leave for others, one memory for all shapes: only one step is under way at a
+    time."""
+
+    def __init__(self, tables: Tables, rows: int, q_len: int) -> None:
+        """rows, q_len: the most of any graph."""
+        full = tables.moves.full
+        self._positions = full((rows * q_len,), 0, "int32")
+        self._slots = full((rows * q_len,), 0, "int32")
+        self._tokens = full((rows * q_len,), 0, "int64")
+        self._told = full((rows * (2 + q_len),), 0, "int64")
+
+    def positions(self, shape: GraphShape) -> Array:
+        """i32[rows * q_len]: see `Step.positions`."""
+        return self._positions[:shape.rows * shape.q_len]
+
+    def row_slots(self, shape: GraphShape) -> Array:
+        """i32[rows * q_len]: see `Step.row_slots_d`."""
+        return self._slots[:shape.rows * shape.q_len]
+
+    def tokens(self, shape: GraphShape) -> Array:
+        """i64[rows * q_len]: `Emitted.rows`."""
+        return self._tokens[:shape.rows * shape.q_len]
+
+    def counts(self, shape: GraphShape) -> Array:
+        """i64[rows]: `Emitted.counts`."""
+        return self.told(shape)[0]
+
+    def told(self, shape: GraphShape) -> Array:
+        """i64[2 + q_len, rows]: counts, finish, then the columns, of `Emitted`."""
+        return self._told[:shape.rows * (2 + shape.q_len)].view(-1, shape.rows)
+
+
+class Captured:
+    """How one step is replayed."""
+
+    def __init__(self, tables: Tables, statics: Statics, tier: Tier, needs: int | None,
+                 drafts: bool) -> None:
+        """needs: its class; None: it is sampled operation by operation."""
+        self._tables, self._statics, self._tier = tables, statics, tier
+        self._needs, self._drafts = needs, drafts
+
+    @property
+    def logits(self) -> Tensor:
+        """[rows * q_len, V], of those of the sink as well."""
+        return self._tier.logits
+
+    @property
+    def told(self) -> Tensor | None:
+        """See `Statics.told`; None where the step must still be sampled."""
+        told: Tensor = self._statics.told(self._tier.shape)
+        return None if self._needs is None else told
+
+    def forward(self) -> None:
+        """Everything up to the logits."""
+        self._tier.forward.replay()
+
+    def finish(self) -> None:
+        """Everything behind them."""
+        assert self._needs is not None
+        self._tier.draws[self._needs].replay()
+        self._draft()
+
+    def follow(self, emitted: Emitted) -> None:
+        """Everything behind the sampling of the step's own rows, which was done outside."""
+        if self._drafts:
+            shape = self._tier.shape
+            self._statics.tokens(shape)[:len(emitted.rows)] = emitted.rows
+            counts = self._statics.counts(shape)
+            counts.zero_()  # of padding too: graphs of other shapes keep other things here
+            counts[:len(emitted.counts)] = emitted.counts
+            self._draft()
+
+    def _draft(self) -> None:
+        if self._drafts:
+            assert self._tier.drafts is not None
+            self._tier.drafts.replay()
+
+    def lend(self, step: Step) -> None:
+        """What sampling must know of the step's own rows on the device."""
+        shape, rows = self._tier.shape, len(step.row_slots)
+        step.slots_d = self._tables.chosen[:len(step.decode)]
+        step.row_slots_d = self._statics.row_slots(shape)[:rows]
+        step.positions = self._statics.positions(shape)[:rows]
+
+
+class DecodeGraphs:
+    """Graphs of a runner's decode steps."""
+
+    def __init__(self, runner: Runner, capturer: Capturer, shapes: Sequence[GraphShape]) -> None:
+        """shapes: in the order of capture."""
+        self._runner, self._capturer, self.shapes = runner, capturer, list(shapes)
+        self._sizes = sorted({shape.rows for shape in shapes})
+        self._statics = Statics(runner.tables, self._sizes[-1], max(own.q_len for own in shapes))
+        self._tiers: dict[tuple[int, int], Tier] = {}
+        self._chosen = np.zeros(runner.tables.slots, np.int32)
+        """Host: what `Tables.chosen` holds."""
+        self.replays = 0
+        """Steps served so far."""
+
+    # --- capturing ---------------------------------------------------------------------------
+
+    def capture(self, say: Say, most: int | None = None) -> None:
+        """Capture graphs, in the order of `shapes`; most: so many of them. The tables' slots are
+        untouched: all is run over the sink."""
+        todo = self.shapes[:most]
+        for number, shape in enumerate(todo):
+            say("warming", f"graphs {number}/{len(todo)}")
+            if shape not in self._tiers:
+                self._tiers[shape] = self._captured(shape)
+
+    @torch.inference_mode()
+    def _captured(self, shape: GraphShape) -> Tier:
+        runner, take = self._runner, self._capturer.capture
+        forward, (step, normed, logits) = take(partial(self._forward, shape))
+        tier = Tier(shape, forward, self._capturer.borrow(logits))
+        for needs in CLASSES:
+            tier.draws[needs], _ = take(partial(self._draw, shape, step, logits, needs))
+        drafting = runner.drafting
+        if drafting is not None and shape.q_len > 1 and normed is not None:
+            tier.drafts, _ = take(partial(self._draft, drafting, shape, step, normed))
+        return tier
+
+    def _forward(self, shape: GraphShape) -> tuple[Step, Tensor | None, Tensor]:
+        """The step, its rows after the final norm where drafts are made of them, and logits."""
+        runner, t = self._runner, self._runner.tables
+        step = of_decodes(t, np.zeros(shape.rows, np.int32), shape.q_len, t.max_len)
+        step.bounded = False
+        fill_decodes(t, step, t.chosen[:shape.rows],
+                     (self._statics.positions(shape), self._statics.row_slots(shape)))
+        recurrent = runner.recurrent(StepPlan(0, 0), step)
+        if runner.drafting is None:
+            return step, None, runner.model.logits(runner.forward_rows(step, recurrent))
+        normed = runner.forward_all(step, recurrent)
+        return step, normed, runner.model.head_logits(normed)
+
+    def _draw(self, shape: GraphShape, step: Step, logits: Tensor, needs: int) -> None:
+        t = self._runner.tables
+        own = replace(step, flags=np.full(len(step.row_slots), needs, np.uint8), needs=needs)
+        emit(t, own, logits, (), self._runner.force,
+             Kept(self._statics.tokens(shape), self._statics.told(shape)))
+
+    def _draft(self, drafting: Drafting, shape: GraphShape, step: Step, normed: Tensor) -> None:
+        drafting.follow(step, shape.q_len - 1, self._statics.tokens(shape),
+                        self._statics.counts(shape), normed)
+
+    # --- serving -----------------------------------------------------------------------------
+
+    def serve(self, step: Step, drafts: int, up: Upload) -> Captured | None:
+        """How to replay a step that makes so many drafts; its slots go to the upload. None: it must
+        run operation by operation."""
+        count = len(step.decode)
+        if step.extends is not None or not 0 < count <= self._sizes[-1]:
+            return None
+        rows = self._sizes[bisect_left(self._sizes, count)]
+        tier = self._tiers.get((rows, step.q_len))
+        if tier is None:
+            return None
+        drafting = drafts > 0 and self._runner.drafting is not None
+        needs = self._class(step)
+        if drafting and (drafts != step.q_len - 1 or tier.drafts is None):
+            return None
+        self._choose(step, rows, up)
+        self.replays += 1
+        return Captured(self._runner.tables, self._statics, tier, needs, drafting)
+
+    def _class(self, step: Step) -> int | None:
+        """What the step needs, if that is captured."""
+        needs, t = step.needs, self._runner.tables
+        if needs & HOLDS and not (t.host_low[step.slots] <= t.host_min[step.slots]).any():
+            needs &= ~HOLDS  # nobody's end is held back any longer
+        return needs if needs in CLASSES else None
+
+    def _choose(self, step: Step, rows: int, up: Upload) -> None:
+        wanted = np.zeros(rows, np.int32)
+        wanted[:len(step.decode)] = step.decode
+        if not np.array_equal(wanted, self._chosen[:rows]):
+            self._chosen[:rows] = wanted
+            up.cells(self._runner.tables.chosen, np.arange(rows, dtype=np.int32), wanted)
+
+
+def why_eager(model: Any, device: torch.device) -> Refusals:
+    """Of this model."""
+    if device.type != "cuda":
+        return Refusals(*["they are CUDA's"] * 2)
+    return plan.why_eager(model.waits, model.attention_ops.reads_lengths)

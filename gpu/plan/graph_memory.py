@@ -1,0 +1,140 @@
+"""Which steps a worker captures as graphs, whole or in segments, and what these take, estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.config.tree import Config, graph_sizes
+from actorium.gpu.plan.memory_plan import Demand
+from actorium.gpu.plan.shape import PlanShape
+from actorium.gpu.plan.sizes import page_table_width
+from actorium.gpu.plan.weight_bytes import workspace_bytes
+
+MOST_ROWS = 512
+"""Sequences of the largest graph, unless others are asked for: a step of more of them takes so long
+that its launches are hidden behind it."""
+GRAPH_BYTES = 3 << 20
+"""What the driver keeps of one graph: some hundred bytes for each of the launches of a layer, over
+all layers and stages. An estimate: the worker measures it. As much of the segments of a step."""
+SEGMENT_TOKENS = (16, 32, 64, 128, 256)
+"""Tokens of the steps that are captured in segments, unless others are asked for. Up to some 200 of
+them an H200 takes as long to read a weight as to multiply with it, so padding costs little; from
+there on a layer of an 8B shape keeps the device busy longer than its ten launches take. That is
+arithmetic: `benchmarks/gpu.py` measures steps of 16 to 512 tokens with segments and without."""
+
+
+class GraphShape(NamedTuple):
+    """What a graph is for."""
+
+    rows: int
+    """Sequences, those of the sink included."""
+    q_len: int
+    """Rows of each: its last token and the drafts behind it."""
+
+
+def batch_sizes(max_num_seqs: int, asked: Sequence[int] = ()) -> list[int]:
+    """Sequences of each graph, rising; asked: others than these.
+
+    Matrix products take tiles of at least 8 rows on CUDA and cost the same up to 16, so steps are
+    fine where a row is a large part of the batch. From 16 on each is at most half as much more:
+    what is padded reads one token's keys and no weights of its own. Twice as many graphs would
+    take twice the time and hardly save a percent.
+    """
+    if asked:
+        return sorted({size for size in asked if size <= max_num_seqs})
+    most = min(max_num_seqs, MOST_ROWS)
+    sizes = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, *range(320, 513, 64)}
+    return sorted({size for size in sizes if size < most} | {most})
+
+
+class Graphs(NamedTuple):
+    """All that a worker captures, the largest first."""
+
+    decodes: list[GraphShape]
+    tokens: list[int]
+    """Of steps in segments."""
+
+    @property
+    def told(self) -> str:
+        """How many, for people."""
+        parts = [f"{len(self.decodes)} of decodes"] * bool(self.decodes)
+        parts += [f"segments for {len(self.tokens)} sizes of other steps"] * bool(self.tokens)
+        return " and ".join(parts)
+
+
+def planned_graphs(config: Config, drafts: int, why: Refusals) -> Graphs:
+    """The graphs of an engine with this configuration. drafts: the most that are made."""
+    return Graphs(graph_shapes(config, drafts, why.decodes), segment_sizes(config, why.segments))
+
+
+def segment_sizes(config: Config, why: str = "") -> list[int]:
+    """Tokens that segments are captured for, falling; why: see `Refusals`."""
+    asked = config.device.graph_token_counts
+    if config.device.enforce_eager or why or asked == "off":
+        return []
+    most = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
+    sizes = graph_sizes(asked, "graph_token_counts") or SEGMENT_TOKENS
+    return sorted({size for size in sizes if size <= most}, reverse=True)
+
+
+def windows(config: Config, drafts: int) -> list[int]:
+    """Values of `q_len`, falling, of decodes where at most so many drafts are made: all of them,
+    unless the number is fixed."""
+    if not drafts:
+        return [1]
+    fixed = parse_speculative(config.speculation.speculative).fixed
+    return [drafts + 1] if fixed else list(range(drafts + 1, 0, -1))
+
+
+def graph_shapes(config: Config, drafts: int, why: str = "") -> list[GraphShape]:
+    """The graphs of an engine with this configuration, the largest first: what it needs serves all
+    others. drafts: the most that are made; why: see `Refusals`."""
+    if config.device.enforce_eager or why:
+        return []
+    sizes = batch_sizes(config.scheduler.max_num_seqs, graph_sizes(config.device.graph_batch_sizes))
+    return [GraphShape(rows, q_len) for rows in reversed(sizes)
+            for q_len in windows(config, drafts)]
+
+
+PARTS = 128 << 20
+"""Of `kernels.triton.work`."""
+PROGRAMS = 320
+"""Chunks of a sequence times its key heads: two for each SM, of which there are 160 at most."""
+
+
+class Refusals(NamedTuple):
+    """Why steps are not captured; empty where they are."""
+
+    decodes: str = ""
+    segments: str = ""
+
+
+def why_eager(by_host: bool, reads_lengths: bool) -> Refusals:
+    """Of a model; by_host: the host groups the rows of its experts; reads_lengths: see
+    `AttentionOps`."""
+    if by_host:
+        return Refusals(*["experts are grouped by the host"] * 2)
+    return Refusals("" if reads_lengths else "attention is told the longest sequence")
+
+
+def graphs_estimate(shape: PlanShape, demand: Demand, graphs: Graphs) -> int:
+    """Bytes of graphs: temporaries of the largest, which all of them share, with page tables at
+    full width; what segments take in; and what the driver keeps of each."""
+    taken = GRAPH_BYTES * (len(graphs.decodes) + len(graphs.tokens))
+    rows = max((own.rows * own.q_len for own in graphs.decodes), default=0)
+    width = page_table_width(shape.max_model_len, demand.page_size)
+    tables = 4 * rows * width * len(shape.groups)
+    most = max(graphs.tokens, default=0)
+    return taken + tables + parts_estimate(shape, rows) + max(
+        workspace_bytes(shape, rows, rows), workspace_bytes(shape, most, 0))
+
+
+def parts_estimate(shape: PlanShape, rows: int) -> int:
+    """Bytes of what decode attention leaves for its merge, for so many rows of sequences of any
+    length; see `kernels.triton.work`, whose room this bounds from above."""
+    if shape.latent is not None:
+        return 0
+    each = PROGRAMS * -(-shape.heads // shape.kv_heads) * 4 * (shape.head_dim + 1)
+    return len(shape.groups) * min(PARTS, rows * each)

@@ -1,0 +1,403 @@
+"""`MemoryPlan`: every byte of the cache budget of one GPU, and the tokens it holds.
+
+Pure: the same object is printed by `actorium plan` and allocated by the worker.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.config.tree import Config
+from actorium.actors.errors import BadConfig
+from actorium.gpu.plan.shape import BYTES, PlanShape
+from actorium.gpu.plan.sizes import GroupSize, Sizes, pool_pages
+
+CHECKPOINT_SHARE = 64
+"""By default checkpoints take at most one part in so many of the budget."""
+FEWEST_CHECKPOINTS, FEWEST_SHARE = 2, 16
+"""But there are so many, if they take no more than one part in so many."""
+CHECKPOINT_TOKENS = 256
+"""And there is at most one for so many tokens that the pages can hold."""
+
+
+class Demand(NamedTuple):
+    """What the caches of one GPU are to serve."""
+
+    max_num_seqs: int
+    """Sequences that run at once; slot 0, the padding sink, comes on top."""
+    page_size: int = 16
+    chunk: int = 2048
+    """Tokens extended in one step at most, over all sequences (max_num_batched_tokens)."""
+    drafts: int = 0
+    """Draft tokens a step verifies (MTP's k); 0 = no speculation."""
+    kv_dtype: str = "auto"
+    """Of the pages: a key of `BYTES`; auto = as the weights."""
+    state_dtype: str = "float32"
+    checkpoints: int | None = None
+    """None = `default_checkpoints`."""
+    max_total_tokens: int | None = None
+    """Cap of the page pools."""
+    auto: bool = False
+    """`drafts` holds only where the model has an MTP layer; else nothing is drafted."""
+
+
+class Pool(NamedTuple):
+    """Pages of one group of attention layers; page 0, the sink, is one of them."""
+
+    name: str
+    window: int
+    layers: int
+    pages: int
+    page_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Of all pages and layers."""
+        return self.pages * self.page_bytes
+
+
+class StateBytes(NamedTuple):
+    """What one row of the state pool takes, over all recurrent layers."""
+
+    state: int
+    columns: int
+    """The last width - 1 inputs of the convolutions, in the weights' dtype."""
+    window: int
+    """Only a slot's row: what delayed commit keeps of the k drafts of a verify window, the inputs
+    of convolution and gates in the weights' dtype."""
+
+    @property
+    def checkpoint(self) -> int:
+        """A checkpoint is a committed state: it has no window."""
+        return self.state + self.columns
+
+
+class Line(NamedTuple):
+    """A row of the byte table."""
+
+    name: str
+    bytes: int
+    number: int
+    each: int
+    """bytes = number * each."""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """One GPU's caches. `shape` is that GPU's part of the model."""
+
+    shape: PlanShape
+    demand: Demand
+    budget: int
+    checkpoints: int
+    pools: tuple[Pool, ...]
+    """The groups of `shape.groups`, then that of the MTP layers, which has the same pages as full
+    attention: their tables are one."""
+
+    @property
+    def slots(self) -> int:
+        """Rows of the resident tables, and of live states: slot 0 is the padding sink."""
+        return self.demand.max_num_seqs + 1
+
+    @cached_property
+    def state(self) -> StateBytes:
+        """Bytes of one row of the state pool."""
+        return state_bytes(self.shape, self.demand)
+
+    @property
+    def state_rows(self) -> int:
+        """Rows of the state pool: the slots', then checkpoints 1, 2, ... in rows slots, slots + 1,
+        ..."""
+        return self.slots + self.checkpoints if self.shape.recurrent else 0
+
+    @property
+    def lead(self) -> Pool:
+        """The pool that sees furthest: its pages bound the tokens."""
+        return max(self.pools, key=lambda pool: pool.window or math.inf)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes a token takes in the groups that see as far as the lead."""
+        return sum(pool.page_bytes for pool in self.pools
+                   if pool.window == self.lead.window) // self.demand.page_size
+
+    # --- where the bytes go ----------------------------------------------------------------------
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """The byte table; it sums up to `budget`, the last line being what is left over."""
+        lines = [*self._state_lines(), *self._page_lines()]
+        left = self.budget - sum(line.bytes for line in lines)
+        return (*lines, Line("unused", left, 1, left, "" if left < self._page_of_each else
+                             f"{self.limited_by} needs no more"))
+
+    @property
+    def used(self) -> int:
+        """Bytes that are allocated."""
+        return self.budget - self.lines[-1].bytes
+
+    @property
+    def _page_of_each(self) -> int:
+        return sum(pool.page_bytes for pool in self.pools)
+
+    def _state_lines(self) -> list[Line]:
+        r = self.shape.recurrent
+        if r is None:
+            return []
+        count, s = self.demand.max_num_seqs, self.state
+        dims = f"{r.layers} layers x {r.heads} x {r.rows} x {r.columns} {self.demand.state_dtype}"
+        lines = [Line("states", count * s.state, count, s.state, f"{r.kind}: {dims}"),
+                 Line("convolution columns", count * s.columns, count, s.columns,
+                      f"{r.channels} channels x {r.width - 1} {self.shape.dtype}")]
+        if s.window:
+            lines.append(Line("speculation windows", count * s.window, count, s.window,
+                              f"inputs of {self.demand.drafts} drafts not yet committed"))
+        lines.append(Line("slot 0, the padding sink", sum(s), 1, sum(s), "what padded rows write"))
+        if self.checkpoints:
+            lines.append(Line("checkpoints", self.checkpoints * s.checkpoint, self.checkpoints,
+                              s.checkpoint, "states kept for prefix reuse"))
+        return lines
+
+    def _page_lines(self) -> list[Line]:
+        dtype = kv_dtype(self.shape, self.demand)
+        lines = [Line(f"pages, {pool.name}", (pool.pages - 1) * pool.page_bytes, pool.pages - 1,
+                      pool.page_bytes, f"{pool.layers} layer{'s' * (pool.layers > 1)}, "
+                      f"{pool.page_bytes // self.demand.page_size:,} bytes a token in {dtype}")
+                 for pool in self.pools]
+        return [*lines, Line("page 0, the padding sink", self._page_of_each, 1, self._page_of_each,
+                             "one of each pool")]
+
+    # --- tokens ----------------------------------------------------------------------------------
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens that the lead pool's pages hold when all of them are full."""
+        return (self.lead.pages - 1) * self.demand.page_size
+
+    @property
+    def token_capacity(self) -> int:
+        """Tokens that `max_num_seqs` sequences can hold at once, however long each of them is.
+
+        n sequences of T tokens in all take at most floor((T + n (p - 1)) / p) pages of p tokens:
+        each may end just behind a page's start. So the largest T that always fits P pages is
+        P p - (n - 1)(p - 1); one page more, spread as badly, does not fit. Never more than n times
+        max_model_len; 0 when there is not even a page for each.
+        """
+        n, p = self.demand.max_num_seqs, self.demand.page_size
+        most = n * self.shape.max_model_len
+        window, pages = self.lead.window, self.lead.pages - 1
+        if window and pages >= sizes(self.shape, self.demand).all(window):
+            return most
+        return min(self.page_tokens - (n - 1) * (p - 1), most) if pages >= n else 0
+
+    @property
+    def one_sequence(self) -> int:
+        """Tokens a sequence alone can have."""
+        if self.lead.window:
+            return self.shape.max_model_len
+        return min(self.page_tokens, self.shape.max_model_len)
+
+    @property
+    def full_length(self) -> int:
+        """Sequences of max_model_len tokens that can be held at once, `max_num_seqs` at most."""
+        size = sizes(self.shape, self.demand)
+        return bisect_left(range(1, self.demand.max_num_seqs + 1), True, key=lambda n: any(
+            size._replace(sequences=n).all(pool.window) >= pool.pages for pool in self.pools))
+
+    @property
+    def arithmetic_limit(self) -> int:
+        """Tokens, if neither padding sinks nor whole pages took anything: budget less the states
+        of `max_num_seqs` sequences and the checkpoints, divided by a token's bytes."""
+        narrow = sum(pool.bytes for pool in self.pools if pool.window != self.lead.window)
+        states = self.demand.max_num_seqs * sum(self.state)
+        states += self.checkpoints * self.state.checkpoint
+        return max(0, self.budget - states - narrow) // self.token_bytes
+
+    @property
+    def limited_by(self) -> str:
+        """memory, max_total_tokens, or max_model_len: what keeps the pools from being larger."""
+        d, total = self.demand, self.demand.max_total_tokens
+        if (self.lead.pages - 1 >= sizes(self.shape, d).all(self.lead.window)
+                or self.token_capacity == d.max_num_seqs * self.shape.max_model_len):
+            return "max_model_len"
+        if total is not None and self.lead.pages - 1 >= total // d.page_size:
+            return "max_total_tokens"
+        return "memory"
+
+
+def demand_of(config: Config) -> Demand:
+    """What an engine with this configuration asks of its worker."""
+    memory, scheduler = config.memory, config.scheduler
+    reuse = memory.prefix_cache and memory.checkpoint_policy != "none"
+    speculation = parse_speculative(config.speculation.speculative)
+    return Demand(scheduler.max_num_seqs, memory.page_size, scheduler.max_num_batched_tokens,
+                  speculation.drafts, memory.kv_cache_dtype, memory.state_dtype,
+                  memory.checkpoints if reuse else 0, memory.max_total_tokens, speculation.auto)
+
+
+def make_plan(shape: PlanShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:
+    """The plan for `budget` bytes on a GPU that holds `shape` (see `PlanShape.split`).
+
+    Raises `BadConfig` with what is missing when the budget, which errors call `name`, does not
+    hold the states and the fewest pages.
+    """
+    shape, demand = as_served(shape, demand)
+    state, groups = state_bytes(shape, demand), _groups(shape, demand)
+    chosen = _checkpoints(shape, demand, budget)
+    live = (demand.max_num_seqs + 1) * sum(state) if shape.recurrent else 0
+    kept = chosen * state.checkpoint
+    _check(shape, demand, budget, name, live + kept, kept, groups)
+    pages = pool_pages([GroupSize(pool.window, pool.page_bytes) for pool in groups],
+                       sizes(shape, demand), budget - live - kept, demand.max_total_tokens)
+    pools = tuple(pool._replace(pages=own) for pool, own in zip(groups, pages, strict=True))
+    plan = MemoryPlan(shape, demand, budget, chosen, pools)
+    return plan if demand.checkpoints is not None else _filled(plan)
+
+
+def _checkpoints(shape: PlanShape, demand: Demand, budget: int) -> int:
+    if shape.recurrent is None:
+        return 0
+    if demand.checkpoints is not None:
+        return demand.checkpoints
+    return default_checkpoints(state_bytes(shape, demand), token_bytes(shape, demand), budget)
+
+
+def _filled(plan: MemoryPlan) -> MemoryPlan:
+    """With checkpoints in what the pages have left over, as many as pages can have a use for."""
+    if not plan.state.checkpoint:
+        return plan
+    spare = (plan.budget - plan.used) // plan.state.checkpoint
+    useful = plan.page_tokens // CHECKPOINT_TOKENS
+    return replace(plan, checkpoints=max(plan.checkpoints, min(plan.checkpoints + spare, useful)))
+
+
+def as_served(shape: PlanShape, demand: Demand) -> tuple[PlanShape, Demand]:
+    """Without the MTP layers where nothing is drafted, and without drafts where there are none.
+    Raises `BadConfig` if drafts are asked for that nothing can make."""
+    if demand.drafts and not shape.mtp and not demand.auto:
+        raise BadConfig(f"--speculative: {shape.architecture}: the config tells of no MTP layer",
+                        "speculative")
+    if demand.drafts and shape.mtp:
+        return shape, demand
+    return replace(shape, mtp=0), demand._replace(drafts=0)
+
+
+def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
+    """Checkpoints when nobody says how many: what 1/64 of the budget holds, or two in 1/16.
+
+    A hybrid model can reuse a prefix only where a checkpoint of its state lies, so none would mean
+    no reuse at all, and cached pages that nobody can use. But each one takes the place of tokens
+    (Qwen3.5-27B, fp32: 2,224 of them), for good, whereas what it saves depends on how many prefixes
+    are shared, and that only the user knows. Measured (`gpu/plan/reuse.py`): the first ones, which
+    hold what everybody shares, save most where there is one such prefix; where there are twenty,
+    nothing much is saved before there are about as many checkpoints. So the default buys the
+    first ones only and keeps about 98 % of the tokens that arithmetic allows; the plan tells what
+    more of them would cost and save, and `make_plan` adds those that cost nothing. Where states are
+    small beside pages, even 1/64 would be more checkpoints than there are prefixes to keep; one for
+    256 tokens of the whole budget is then enough: shorter prompts are cheap to compute.
+    """
+    if not state.checkpoint:
+        return 0
+    share = budget // CHECKPOINT_SHARE // state.checkpoint
+    fewest = min(FEWEST_CHECKPOINTS, budget // FEWEST_SHARE // state.checkpoint)
+    return min(max(share, fewest), budget // (token * CHECKPOINT_TOKENS))
+
+
+def sizes(shape: PlanShape, demand: Demand) -> Sizes:
+    """What the pages are to hold."""
+    return Sizes(demand.page_size, demand.max_num_seqs, shape.max_model_len, demand.chunk)
+
+
+def state_bytes(shape: PlanShape, demand: Demand) -> StateBytes:
+    """Bytes of one row of the state pool; all 0 without recurrent layers."""
+    r = shape.recurrent
+    if r is None:
+        return StateBytes(0, 0, 0)
+    return StateBytes(r.layers * r.state * BYTES[demand.state_dtype],
+                      r.layers * (r.width - 1) * r.channels * shape.itemsize,
+                      r.layers * demand.drafts * r.inputs * shape.itemsize)
+
+
+def token_bytes(shape: PlanShape, demand: Demand) -> int:
+    """Bytes of a token's keys and values over all attention layers and the MTP layers."""
+    return (len(shape.windows) + shape.mtp) * _layer_bytes(shape, demand)
+
+
+def _layer_bytes(shape: PlanShape, demand: Demand) -> int:
+    return shape.kv_row * BYTES[kv_dtype(shape, demand)]
+
+
+def kv_dtype(shape: PlanShape, demand: Demand) -> str:
+    """Of the pages: a key of `BYTES`."""
+    return shape.dtype if demand.kv_dtype == "auto" else demand.kv_dtype
+
+
+def _groups(shape: PlanShape, demand: Demand) -> list[Pool]:
+    """The pools, still without pages."""
+    each = _layer_bytes(shape, demand) * demand.page_size
+    pools = [Pool(f"window {window:,}" if window else "full attention", window, layers, 0,
+                  layers * each) for window, layers in shape.groups]
+    if shape.mtp:
+        pools.append(Pool("MTP layer", 0, shape.mtp, 0, shape.mtp * each))
+    return pools
+
+
+def _check(shape: PlanShape, demand: Demand, budget: int, name: str, fixed: int, checkpoints: int,
+           groups: Sequence[Pool]) -> None:
+    """Raise `BadConfig` when not even the least number of pages fits beside the states."""
+    size = sizes(shape, demand)
+    lead = max(groups, key=lambda pool: pool.window or math.inf)
+    least = size.one(lead.window) if lead.window else 1
+    pages = sum((1 + min(least, size.all(pool.window))) * pool.page_bytes for pool in groups)
+    if budget >= fixed + pages:
+        return
+    parts = [f"{pages:,} for the fewest pages"]
+    if fixed:
+        parts = [f"{fixed - checkpoints:,} for the states of {demand.max_num_seqs} sequences",
+                 *([f"{checkpoints:,} for checkpoints"] if checkpoints else []), *parts]
+    raise BadConfig(f"{name}: {max(budget, 0):,} bytes are {fixed + pages - budget:,} too few: "
+                    f"{', '.join(parts)}", name)
+
+
+# --- what a change would do ----------------------------------------------------------------------
+
+class Change(NamedTuple):
+    """Another plan beside this one."""
+
+    name: str
+    token_capacity: int | None
+    """None = does not fit."""
+    one_sequence: int | None
+
+
+def changes(plan: MemoryPlan) -> list[Change]:
+    """What one more request, one more checkpoint and other dtypes would make of the capacity."""
+    d = plan.demand._replace(checkpoints=plan.checkpoints)
+    wanted = [("one more request", d._replace(max_num_seqs=d.max_num_seqs + 1))]
+    if plan.shape.recurrent is not None:
+        wanted.append(("one more checkpoint", d._replace(checkpoints=plan.checkpoints + 1)))
+        if plan.checkpoints:
+            wanted.append(("no checkpoints", d._replace(checkpoints=0)))
+        other = "float32" if d.state_dtype == "bfloat16" else "bfloat16"
+        wanted.append((f"{other} states", d._replace(state_dtype=other)))
+    if d.drafts:
+        wanted.append(("no speculation", d._replace(drafts=0)))
+    fp8 = d._replace(kv_dtype="fp8_e4m3")
+    if _layer_bytes(plan.shape, d) > _layer_bytes(plan.shape, fp8):
+        wanted.append(("fp8 pages", fp8))
+    return [_change(plan, name, demand) for name, demand in wanted]
+
+
+def _change(plan: MemoryPlan, name: str, demand: Demand) -> Change:
+    try:
+        other = make_plan(plan.shape, demand, plan.budget)
+    except BadConfig:
+        return Change(name, None, None)
+    return Change(name, other.token_capacity, other.one_sequence)

@@ -1,0 +1,75 @@
+"""Draft tokens of every slot: on the device what the next step verifies, on the host what is known
+of it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actorium.gpu.step.staging import Device, Host, Upload
+
+I32 = NDArray[np.int32]
+
+
+class Drafts:
+    """Arrays are device arrays of `moves` unless named host."""
+
+    def __init__(self, moves: Host | Device, slots: int, most: int) -> None:
+        """most: drafts that a sequence can have in a step; 0 = nothing is ever drafted."""
+        self.most = most
+        self.tokens = moves.full((slots, most), 0, "int64")
+        """i64[slots, most]: the first `held` are guesses of what follows on the last token."""
+        self.accepted = moves.full((slots,), 0, "int64")
+        """Of the drafts that the last step verified; 0 after an admission, and where a sequence had
+        ended before."""
+        self.held = np.zeros(slots, np.int32)
+        """Host: drafts that each slot has."""
+        self._serial = np.zeros(slots, np.int64)
+        self._known: deque[tuple[I32, NDArray[np.int64], I32, I32]] = deque()
+
+    def clear(self) -> None:
+        """No sequence has any, and nothing is left to be learned."""
+        self.tokens[...] = 0
+        self.accepted[...] = 0
+        self.held[:] = 0
+        self._known.clear()
+
+    def admit(self, slots: I32, up: Upload) -> None:
+        """New sequences have none."""
+        self.held[slots] = 0
+        self._serial[slots] += 1
+        up.rows(self.accepted, slots, np.zeros(len(slots), np.int32))
+
+    def window(self, decode: I32) -> int:
+        """Drafts that each of these slots has. Raises `ValueError` where they differ."""
+        if not len(decode):
+            return 0
+        held = self.held[decode]
+        drafts = int(held[0])
+        if (held != drafts).any():
+            other = int(np.flatnonzero(held != drafts)[0])
+            raise ValueError(f"decode: slot {decode[0]} has {drafts} drafts and slot "
+                             f"{decode[other]} {held[other]}: the plans did not take both along")
+        return drafts
+
+    # --- what the host learns when a step is done -------------------------------------------------
+
+    def serials(self, slots: I32) -> NDArray[np.int64]:
+        """Names of the sequences in these slots now."""
+        return self._serial[slots]
+
+    def learn(self, slots: I32, serials: NDArray[np.int64], raised: I32, emitted: I32) -> None:
+        """Sequences of a step emitted so many tokens each; the bounds of their lengths had been
+        raised by `raised` and by 1. From any thread."""
+        self._known.append((slots, serials, raised - emitted, emitted - 1))
+
+    def settle(self, high: I32, low: I32) -> None:
+        """Make bounds of lengths (host, by slot) exact, as far as steps are known. Sequences that
+        are gone are passed over."""
+        while self._known:
+            slots, serials, surplus, gain = self._known.popleft()
+            here = self._serial[slots] == serials
+            high[slots[here]] -= surplus[here]
+            low[slots[here]] += gain[here]

@@ -1,0 +1,72 @@
+"""Pages of keys and values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.kernels.linear import HUGE_PAGE, huge
+
+
+def page_bytes(shape: ModelShape, page_size: int, dtype: torch.dtype,
+               layers: int | None = None) -> int:
+    """Bytes one page takes over so many layers (None: all of them)."""
+    count = shape.layers if layers is None else layers
+    return math.prod(shape.kv_row) * count * page_size * dtype.itemsize
+
+
+class PagePool:
+    """`pages` pages of `page_size` tokens for each of `layers` layers, those of one group (None:
+    all of the model's); page 0 is the padding sink.
+
+    `layers[i]`, of the group's i-th layer: [pages * page_size, *ModelShape.kv_row]. A token's keys
+    of all heads lie next to its values, so that one copy writes and one gather reads both.
+    """
+
+    def __init__(
+        self, shape: ModelShape, pages: int, page_size: int, dtype: torch.dtype,
+        device: torch.device, layers: int | None = None,
+    ) -> None:
+        self.pages, self.page_size, self.dtype = pages, page_size, dtype
+        size = (pages * page_size, *shape.kv_row)
+        count = shape.layers if layers is None else layers
+        self.layers = [zeros(size, dtype, device) for _ in range(count)]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+
+def make_pools(
+    shape: ModelShape, pages: Sequence[int], page_size: int, dtype: torch.dtype,
+    device: torch.device,
+) -> list[PagePool]:
+    """The pool of every group of the model's layers; pages: of each."""
+    return [PagePool(shape, count, page_size, dtype, device, len(group.layers))
+            for count, group in zip(pages, shape.groups, strict=True)]
+
+
+def make_draft_pool(
+    shape: ModelShape, pages: int, page_size: int, dtype: torch.dtype, device: torch.device,
+) -> PagePool | None:
+    """The pool of the model's layer that drafts: as many pages as full attention has, whose page
+    tables name both. None where the model has no such layer."""
+    if not shape.mtp_layers:
+        return None
+    return PagePool(shape, pages, page_size, dtype, device, shape.mtp_layers)
+
+
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that, on a CPU, take their memory when they are first written: torch.zeros would
+    write a gigabyte at start-up. Large ones take it 2 MiB at a time."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    count = math.prod(size) * dtype.itemsize
+    lazy = torch.from_numpy(np.zeros(count, np.uint8)) if count < HUGE_PAGE else huge(count)
+    return lazy.view(dtype).view(size)

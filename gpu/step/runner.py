@@ -1,0 +1,382 @@
+"""Plan -> batch -> forward -> sample -> result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actorium.actors.messages import RowLogprobs, RowMask, StepPlan, StepResult
+from actorium.actors.params import Resolved
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.graphs.prompt_segments import SegmentGraphs
+from actorium.gpu.graphs.step_graphs import Captured, DecodeGraphs
+from actorium.gpu.models.mtp import Drafter
+from actorium.gpu.step.batch import ForwardBatch
+from actorium.gpu.step.pools import PagePool
+from actorium.gpu.step.sampler import Emitted, emit
+from actorium.gpu.step.speculation import Drafting, Propose, propose_by
+from actorium.gpu.step.staging import Fetched, Upload
+from actorium.gpu.step.states import Recurrent, StatePool
+from actorium.gpu.step.steps import PromptRows, Step, fill, gather, lay_out
+from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, Tables
+from actorium.kernels.reference.logprobs import Logprobs, join
+
+LOGITS_BYTES = 256 << 20
+"""Most that the logits of prompt positions may take at once."""
+
+
+ToLogits = Callable[[Tensor], Tensor]
+Begin = Callable[[], None]
+Wait = Callable[[StepPlan], Sequence[RowMask]]
+"""Gives the masks that follow a plan, when they are there; may give the step up by an exception,
+after which `Runner.reset` is all that may be done."""
+
+
+def _nothing() -> None:
+    pass
+
+
+def _no_masks(plan: StepPlan) -> Sequence[RowMask]:
+    raise ValueError(f"masks: those of step {plan.step} should follow, nobody waits for them")
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    shape: ModelShape
+    drafter: Drafter | None
+
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
+                recurrent: Recurrent | None = None) -> Tensor: ...
+
+    def logits(self, rows: Tensor) -> Tensor: ...
+
+    def norm_rows(self, rows: Tensor) -> Tensor: ...
+
+    def head_logits(self, normed: Tensor) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step under way on the device."""
+
+    plan: StepPlan
+    slots: I32
+    """Of the sampled sequences."""
+    rows: Fetched | None = None
+    """count, finish, then q_len times a token: [sequences] each; None when nothing was sampled."""
+    ranked: list[tuple[int, int, int]] = field(default_factory=list)
+    """(sampled sequence, its rows, alternatives) of those that want log-probabilities."""
+    ranked_values: Fetched | None = None
+    """Of all their rows."""
+    prompts: Sequence[PromptRows] = ()
+    prompt_values: Fetched | None = None
+    drafts: Fetched | None = None
+    """What was drafted for sequences with masks."""
+    learn: Callable[[I32], None] | None = None
+    """Told how many tokens each sequence has emitted, where the host cannot know."""
+
+    def result(self, busy_us: int = 0, idle_us: int = 0, late_us: int = 0) -> StepResult:
+        """Wait for the step and tell what it produced."""
+        counts = np.zeros(0, np.uint8)
+        tokens, finish, drafts = b"", b"", b""
+        if self.rows is not None:
+            emitted, end, *columns = self.rows.wait()
+            counts = emitted.astype(np.uint8)
+            finish = end.astype(np.uint8).tobytes()
+            if len(columns) == 1:
+                emitted_tokens = columns[0][emitted > 0]
+            else:
+                grid = np.stack(columns, axis=1)
+                emitted_tokens = grid[np.arange(len(columns)) < emitted[:, None]]
+            tokens = emitted_tokens.astype(np.int32).tobytes()
+            if self.learn is not None:
+                self.learn(emitted.astype(np.int32))
+        if self.drafts is not None:
+            drafts = self.drafts.wait()[0].astype(np.int32).tobytes()
+        return StepResult(
+            self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
+            _row_logprobs(self.ranked, self.ranked_values, counts),
+            _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us)
+
+
+class Runner:
+    """Runs plans, in order, on one device."""
+
+    def __init__(self, model: Model, pools: list[PagePool], tables: Tables,
+                 states: StatePool | None = None, draft_pool: PagePool | None = None,
+                 propose: Propose | None = None, force: tuple[float, ...] = ()) -> None:
+        """pools: of each group of the model's layers; states: of its recurrent layers; draft_pool:
+        of its MTP layer, which is not run without. propose: makes the drafts instead; force: accept
+        drafts with these probabilities, by place in the window, whatever was sampled."""
+        self.model, self.pools, self.tables, self.states = model, pools, tables, states
+        self.moves = tables.moves
+        self._propose, self.force = propose, force
+        self.graphs: DecodeGraphs | None = None
+        self.segments: SegmentGraphs | None = None
+        self.served = {"full_graph": 0, "piecewise_graph": 0, "eager": 0}
+        """Steps so far, by how they were run: one graph, graphs with attention between them, or
+        operation by operation."""
+        self.wait: Wait = _no_masks
+        self.window = 1
+        """Rows of each decode of the last step."""
+        self.draft_with(draft_pool)
+
+    def draft_with(self, pool: PagePool | None) -> None:
+        """Draft with the model's MTP layer, whose pages are these; None: do not run it."""
+        self.draft_pool, model = pool, self.model
+        self._drafting: Drafting | None = None
+        if pool is None:
+            return
+        assert model.drafter is not None
+        full = [group.window for group in model.shape.groups].index(0)
+        self._drafting = Drafting(model.drafter, pool, self.tables, full)
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """What drafts with the model's layer."""
+        return self._drafting
+
+    @property
+    def all_pools(self) -> list[PagePool]:
+        """That of the MTP layer as well."""
+        return [*self.pools, self.draft_pool] if self.draft_pool else self.pools
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step, to its end."""
+        return self.launch(plan).result()
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        self.tables.reset()
+
+    @property
+    def running(self) -> int:
+        """Slots in use, as the host knows it."""
+        return len(self.tables.sequences)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, begin: Begin = _nothing) -> Launched:
+        """Queue one step on the device without waiting for it (on a CPU: run it). begin: called
+        when the host knows all of it, and the device's part is about to be queued. Masks that
+        follow the plan are waited for (`wait`) when the forward pass is queued.
+
+        Raises `ValueError` on a plan that does not fit the tables.
+        """
+        up = self.moves.upload()
+        step = lay_out(self.tables, plan, up)
+        self.window = step.q_len
+        out = Launched(plan, step.slots, prompts=step.prompts)
+        captured = None if self.graphs is None else self.graphs.serve(step, plan.drafts, up)
+        if captured is None:
+            gather(step, up)
+        self._pick(plan, step, up)
+        begin()
+        up.send()
+        if self.states is not None and plan.admit:
+            self.states.admit(plan.admit)
+        if not step.tokens:
+            return out
+        if captured is None:
+            fill(self.tables, step, up)
+            self._run(plan, step, up, out)
+        else:
+            self._replay(captured, step, up, out)
+        if plan.drafts and self._propose is not None and self._drafting is None \
+                and len(step.slots):
+            propose_by(self._propose, self.tables, step, plan.drafts)
+        if "masked" in step.sent:
+            slots = self.moves.long(up[step.sent["masked"]])
+            out.drafts = self.moves.fetch(self.tables.drafts.tokens[slots, :plan.drafts])
+        return out
+
+    def _pick(self, plan: StepPlan, step: Step, up: Upload) -> None:
+        """What the results need on the device goes to the upload."""
+        if step.needs & LOGPROBS:
+            rows = np.flatnonzero(step.flags & LOGPROBS).astype(np.int32)
+            step.sent["ranked"] = up.add(rows)
+            named = _named(self.tables, step.row_slots[rows])
+            if named is not None:
+                step.sent["named"] = up.add(named.reshape(-1))
+        if plan.drafts and step.needs & MASKED:
+            masked = np.flatnonzero(self.tables.flags[step.slots] & MASKED)
+            step.sent["masked"] = up.add(step.slots[masked])
+        if step.prompts:
+            step.sent["prompts"] = up.add(np.concatenate([p.tokens for p in step.prompts]))
+
+    def _run(self, plan: StepPlan, step: Step, up: Upload, out: Launched) -> None:
+        """The step, operation by operation; segments of it perhaps as they were captured."""
+        recurrent, drafting = self.recurrent(plan, step), self._drafting
+        if drafting is not None and drafting.wants(step, plan.drafts):
+            normed = self.forward_all(step, recurrent)
+            emitted = self._tell(step, normed.index_select(0, step.batches[0].logit_rows),
+                                 self.model.head_logits, up, out)
+            rows, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
+            drafting.follow(step, plan.drafts, rows, counts, normed)
+        else:
+            self._tell(step, self._forward(step, recurrent), self.model.logits, up, out)
+
+    def _replay(self, captured: Captured, step: Step, up: Upload, out: Launched) -> None:
+        """The step, as it was captured; perhaps but for sampling."""
+        self.served["full_graph"] += 1
+        captured.lend(step)
+        captured.forward()
+        told = captured.told
+        if told is None:
+            self.moves.settle()  # what was told of the step before may be on its way still
+            captured.follow(self._sample(step, captured.logits[:len(step.row_slots)], up, out))
+            return
+        self.moves.settle()
+        captured.finish()
+        out.rows = self.moves.fetch(told).unstack(len(step.slots))
+        if step.q_len > 1:
+            out.learn = self._learn(step)
+
+    def forward_all(self, step: Step, recurrent: Recurrent | None) -> Tensor:
+        """[T, hidden]: of every row, after the final norm."""
+        return self.model.norm_rows(self.forward_rows(step, recurrent))
+
+    def forward_rows(self, step: Step, recurrent: Recurrent | None) -> Tensor:
+        """[T, hidden]: of every row, before it."""
+        for batch in step.batches:
+            batch.all_rows = True
+        return self._forward(step, recurrent)
+
+    def _forward(self, step: Step, recurrent: Recurrent | None) -> Tensor:
+        """See `Decoder.forward`."""
+        own: Model | SegmentGraphs = self.model
+        if self.segments is not None and self.segments.serves(step):
+            own = self.segments
+        self.served["eager" if own is self.model else "piecewise_graph"] += 1
+        return own.forward(step.batches, self.pools, recurrent)
+
+    def _tell(self, step: Step, wanted: Tensor, to_logits: ToLogits, up: Upload, out: Launched
+              ) -> Emitted | None:
+        """Sample, and what else the result tells. wanted: [R, hidden], the rows `logit_rows`."""
+        rows, emitted = len(step.row_slots), None
+        if rows:
+            emitted = self._sample(step, to_logits(wanted[:rows]), up, out)
+        if step.prompts:
+            tokens = self.moves.long(up[step.sent["prompts"]])
+            out.prompt_values = self._prompts(step.prompts, self.moves.tensor(tokens),
+                                              wanted[rows:], to_logits)
+        return emitted
+
+    def recurrent(self, plan: StepPlan, step: Step) -> Recurrent | None:
+        """The step's rows of the states."""
+        if self.states is None:
+            return None
+        slots, drafts, tensor = step.slots_d[step.ending:], self.tables.drafts, self.moves.tensor
+        decodes, extends = tensor(self.moves.long(slots)), step.batches[0].extends
+        if not drafts.most:
+            return Recurrent(self.states, self.states.rows(plan, extends, decodes))
+        return Recurrent(self.states, self.states.rows(plan, extends, decodes, step.q_len,
+                                                       tensor(drafts.accepted[slots])))
+
+    def _sample(self, step: Step, logits: Tensor, up: Upload, out: Launched) -> Emitted:
+        raw, index = None, None
+        if "ranked" in step.sent:
+            index = self.moves.long(up[step.sent["ranked"]])
+            raw = logits[self.moves.tensor(index)]
+        masks = self.wait(out.plan) if out.plan.masks_follow else out.plan.masks
+        emitted = emit(self.tables, step, logits, masks, self.force)
+        tokens = emitted.rows
+        if raw is not None:
+            out.ranked = self._ranked(step, raw.shape[1])
+            most = max(k for _, _, k in out.ranked)
+            chosen, named = self.moves.tensor(tokens[index]), None
+            if "named" in step.sent:
+                flat = self.moves.long(up[step.sent["named"]])
+                named = self.moves.tensor(flat.reshape(-1, most))
+            out.ranked_values = self.moves.fetch(
+                *self.tables.sampling.logprobs(raw, chosen, most, named))
+        if emitted.told is None:
+            out.rows = self.moves.fetch_rows(emitted.counts, emitted.finish, *emitted.columns)
+        else:
+            out.rows = self.moves.fetch(emitted.told).unstack()
+        if step.q_len > 1:
+            out.learn = self._learn(step)
+        return emitted
+
+    def _ranked(self, step: Step, vocab: int) -> list[tuple[int, int, int]]:
+        t = self.tables
+        return [(i, 1 if i < step.ending else step.q_len,
+                 _shown(t.sequences[int(step.slots[i])].params, vocab))
+                for i in np.flatnonzero(t.flags[step.slots] & LOGPROBS).tolist()]
+
+    def _learn(self, step: Step) -> Callable[[I32], None]:
+        drafts, raised = self.tables.drafts, np.full(len(step.slots), step.q_len, np.int32)
+        raised[:step.ending] = 1
+        return partial(drafts.learn, step.slots, drafts.serials(step.slots), raised)
+
+    def _prompts(self, prompts: Sequence[PromptRows], targets: Tensor, hidden: Tensor,
+                 to_logits: ToLogits) -> Fetched:
+        vocab = self.tables.vocab
+        k = min(max(p.k for p in prompts), vocab)
+        step = max(1, LOGITS_BYTES // (4 * vocab))
+        parts: list[Logprobs] = []
+        for at in range(0, len(hidden), step):
+            logits = to_logits(hidden[at:at + step])
+            parts.append(self.tables.sampling.logprobs(logits, targets[at:at + step], k))
+        return self.moves.fetch(*join(parts))
+
+
+def _shown(params: Resolved, vocab: int) -> int:
+    """Tokens whose logprobs are told beside the sampled one's."""
+    return min(len(params.logprob_ids) or params.logprobs, vocab)
+
+
+def _named(tables: Tables, slots: I32) -> I32 | None:
+    """i32[rows, most]: the tokens whose logprobs the rows' requests name, -1 = the likeliest; most:
+    what any of them shows. None where nobody names any."""
+    params = [tables.sequences[slot].params for slot in slots.tolist()]
+    if not any(own.logprob_ids for own in params):
+        return None
+    named = np.full((len(slots), max(_shown(own, tables.vocab) for own in params)), -1, np.int32)
+    for row, own in zip(named, params, strict=True):
+        row[:len(own.logprob_ids)] = own.logprob_ids
+    return named
+
+
+def _row_logprobs(ranked: list[tuple[int, int, int]], values: Fetched | None,
+                  counts: NDArray[np.uint8]) -> list[RowLogprobs]:
+    if values is None:
+        return []
+    arrays, out, at = values.wait(), [], 0
+    chosen, ranks, ids, top = (a.tobytes() for a in arrays)
+    most = arrays[2].shape[1]
+    for row, rows, k in ranked:
+        count = int(counts[row])
+        end = at + count
+        if count > 1 and k < most:
+            out.append(_pack(row, 0, arrays, at, end, k))
+        elif count:
+            first, last = 4 * most * at, 4 * (most * (end - 1) + k)
+            out.append(RowLogprobs(row, 0, chosen[4 * at:4 * end], ranks[4 * at:4 * end],
+                                   ids[first:last], top[first:last]))
+        at += rows
+    return out
+
+
+def _prompt_logprobs(prompts: Sequence[PromptRows], values: Fetched | None) -> list[RowLogprobs]:
+    if values is None:
+        return []
+    arrays, out, at = values.wait(), [], 0
+    for p in prompts:
+        out.append(_pack(p.slot, p.start, arrays, at, at + len(p.tokens), p.k))
+        at += len(p.tokens)
+    return out
+
+
+def _pack(row: int, start: int, arrays: list[NDArray[Any]], first: int, last: int,
+          k: int) -> RowLogprobs:
+    chosen, ranks, top_ids, top = (a[first:last] for a in arrays)
+    return RowLogprobs(row, start, chosen.tobytes(), ranks.tobytes(), top_ids[:, :k].tobytes(),
+                       top[:, :k].tobytes())

@@ -1,0 +1,282 @@
+"""From logits to tokens, and the tables' state after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actorium.actors.messages import RowMask
+from actorium.gpu.step.staging import Array, Host
+from actorium.gpu.step.steps import Step
+from actorium.gpu.step.tables import (
+    BIASES,
+    COUNT_ROW,
+    FREQUENCY,
+    HOLDS,
+    LIMIT,
+    MIN_LEN,
+    MIN_P,
+    PENALISES,
+    PRESENCE,
+    REPETITION,
+    SAMPLES,
+    SEED_HIGH,
+    SEED_LOW,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    TRUNCATES,
+    Tables,
+)
+from actorium.gpu.step.token_masks import apply_masks
+from actorium.kernels.cpu import sampling_cpu
+from actorium.kernels.record import Layout, Resident
+from actorium.kernels.reference import sampling
+from actorium.kernels.reference.philox import FORCED, uniform
+
+
+def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = (),
+           out: Array = None) -> Array:
+    """One token for each sampled row: i64[rows], in `out` if given. logits [rows, V], of any float
+    dtype, may be changed in place.
+
+    Every row is sampled as if the drafts before it were the sequence's tokens. Raises `ValueError`
+    on masks that do not fit.
+    """
+    if isinstance(t.moves, Host):
+        return _sample_host(t, step, logits.float(), masks)
+    ops = t.sampling
+    # Of the host's nothing is read but `needs`: what a row wants, its slot's tables tell.
+    needs, slots, positions = step.needs, step.row_slots_d, step.positions
+    logits, tables = _shaped(t, step, logits, masks), _resident(t)
+    return ops.choose(logits, slots, positions, tables, bool(needs & SAMPLES),
+                      bool(needs & TRUNCATES), out)
+
+
+def _shaped(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask]) -> Tensor:
+    """What tokens are chosen from, on a device."""
+    needs = step.needs
+    if needs & (PENALISES | BIASES | HOLDS):
+        logits = t.sampling.adjust(
+            logits, step.row_slots_d, step.positions, _resident(t),
+            Layout(step.ending, step.q_len), bool(needs & PENALISES), bool(needs & BIASES),
+            bool(needs & HOLDS))
+    if masks:
+        apply_masks(t, step, masks, logits)
+    return logits
+
+
+def _resident(t: Tables) -> Resident:
+    return Resident(t.record, t.eos, t.drafts.tokens, t.counts, t.bias_ids, t.bias_values)
+
+
+# --- on the host, with numpy ----------------------------------------------------------------------
+
+def _sample_host(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask]) -> Array:
+    needs = step.needs
+    if needs & (PENALISES | BIASES | HOLDS):
+        _adjust(t, step, logits)
+    if masks:
+        apply_masks(t, step, masks, logits)
+    tokens = logits.numpy().argmax(axis=1)
+    if not needs & SAMPLES:
+        return tokens
+    rows = np.flatnonzero(step.flags & SAMPLES)
+    pick = _pick(rows, len(step.flags))
+    slots = step.row_slots_d[pick]
+    record = t.record[slots]
+    u = t.draws.at(slots, record[:, SEED_LOW], record[:, SEED_HIGH], step.positions[pick])
+    real = record.view(np.float32)
+    tokens[pick] = sampling_cpu.sample(logits[pick].numpy(), real[:, TEMPERATURE],
+                                       record[:, TOP_K], real[:, TOP_P], real[:, MIN_P], u)
+    return tokens
+
+
+def _pick(rows: Any, of: int) -> Any:
+    """An index of these rows: everything as a slice, which copies nothing."""
+    return slice(None) if len(rows) == of else rows
+
+
+def _adjust(t: Tables, step: Step, logits: Tensor) -> None:
+    """Penalties, bias, held-back end tokens: on the rows that ask for them."""
+    for bit in (PENALISES, BIASES, HOLDS):
+        if not step.needs & bit:
+            continue
+        rows = np.flatnonzero(step.flags & bit)
+        if bit == HOLDS:
+            rows = rows[t.host_low[step.row_slots[rows]] <= t.host_min[step.row_slots[rows]]]
+        if not len(rows):
+            continue
+        pick = _pick(rows, len(step.flags))
+        slots = step.row_slots_d[pick]
+        block, record = logits[pick], t.record[slots]
+        if bit == PENALISES:
+            real = record.view(np.float32)
+            counts = t.counts[record[:, COUNT_ROW]]
+            if step.q_len > 1:
+                _count_drafts(t, step, counts, slots)
+            sampling_cpu.penalise(block.numpy(), counts, real[:, REPETITION], real[:, PRESENCE],
+                                  real[:, FREQUENCY])
+        elif bit == BIASES:
+            sampling.add_bias(block, torch.from_numpy(t.bias_ids[slots].astype(np.int64)),
+                              torch.from_numpy(t.bias_values[slots].view(np.float32)))
+        else:
+            sampling.hold_back(block, torch.from_numpy(t.eos[slots].astype(np.int64)),
+                               torch.from_numpy(step.positions[pick] < record[:, MIN_LEN]))
+        if not isinstance(pick, slice):
+            logits[pick] = block
+
+
+def _count_drafts(t: Tables, step: Step, counts: Array, slots: Array) -> None:
+    """Count the drafts before each row as if they were output.
+
+    counts: i32[R, V], in place; slots: [R]; both of the rows that count, windows as a whole.
+    """
+    single = int(np.count_nonzero(step.flags[:step.ending] & PENALISES))
+    q_len = step.q_len
+    windows = (len(slots) - single) // q_len
+    if not windows:
+        return
+    drafts = t.drafts.tokens[slots[single::q_len]]
+    first = single + np.arange(windows) * q_len
+    for i in range(1, q_len):
+        rows = first[:, None] + np.arange(i, q_len)
+        draft = drafts[:, i - 1:i]
+        counts[rows, draft] = counts[rows, draft] + 1
+
+
+# --- the tables after a step ----------------------------------------------------------------------
+
+class Emitted(NamedTuple):
+    """What a step's sequences emitted; device arrays."""
+
+    rows: Array
+    """i64[rows]: what was sampled for each row."""
+    columns: Sequence[Array]
+    """i64[sequences] of each place in the window: the same; 0 where a sequence has but one row."""
+    counts: Array
+    """i64[sequences]: how many of them, from the first on, were emitted; 0 = the sequence had ended
+    before."""
+    finish: Array
+    """i64[sequences]: 0 goes on, 1 end token, 2 length."""
+    told: Array = None
+    """i64[2 + q_len, sequences]: counts, finish and the columns, where they lie together."""
+
+
+class Kept(NamedTuple):
+    """Where a graph keeps what a step emitted."""
+
+    rows: Array
+    """As those of `Emitted`."""
+    told: Array
+
+
+def emit(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = (),
+         force: tuple[float, ...] = (), kept: Kept | None = None) -> Emitted:
+    """`sample`, then `commit` what was sampled; for a step without parameters in two launches.
+    kept: where the results go, on a device."""
+    rows, told = kept or (None, None)
+    if step.needs & SAMPLES or isinstance(t.moves, Host) or not t.sampling.commits:
+        emitted = commit(t, step, sample(t, step, logits, masks, rows), force, told)
+        if told is not None and emitted.told is None:
+            t.moves.xp.stack((emitted.counts, emitted.finish, *emitted.columns), out=told)
+        return emitted
+    tokens, told = t.sampling.commit_likeliest(
+        _shaped(t, step, logits, masks), step.slots_d, step.positions, _resident(t), t.progress,
+        Layout(step.ending, step.q_len), bool(step.needs & PENALISES), force, rows, told)
+    return Emitted(tokens, tuple(told[2:]), told[0], told[1], told)
+
+
+def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = (),
+           told: Array = None) -> Emitted:
+    """Write the tokens sampled for each row to the tables, as far as drafts before them were
+    accepted; decide which sequences end.
+
+    A draft is accepted where it equals what was sampled for its place, or, if `force` is given,
+    with those probabilities by place, the last one for all further places. told: where a kernel is
+    to put what was emitted.
+    """
+    if not isinstance(t.moves, Host) and t.sampling.commits:
+        return _commit_at_once(t, step, tokens, force, told)
+    if step.q_len > 1:
+        return _commit_windows(t, step, tokens, force)
+    xp, slots, positions = t.moves.xp, step.slots_d, step.positions
+    record, ended, length = t.record[slots], t.ended[slots], t.seq_len[slots]
+    stop = (t.eos[slots] == tokens[:, None]).any(1) & (positions >= record[:, MIN_LEN])
+    full = positions + 1 >= record[:, LIMIT]
+    finish = xp.where(ended, 0, xp.where(stop, 1, xp.where(full, 2, 0)))
+    t.last_token[slots] = tokens
+    t.seq_len[slots] = xp.where(ended, length, positions + 1)
+    t.ended[slots] = ended | (finish > 0)
+    emitted = ~ended
+    if t.drafts.most:
+        t.drafts.accepted[slots] = 0
+    if step.needs & PENALISES:
+        _count(t, record[:, COUNT_ROW], tokens, emitted)
+    return Emitted(tokens, (tokens,), t.moves.long(emitted), finish)
+
+
+def _commit_at_once(t: Tables, step: Step, tokens: Array, force: tuple[float, ...],
+                    told: Array) -> Emitted:
+    told = t.sampling.commit(step.slots_d, step.positions, tokens, _resident(t), t.progress,
+                             Layout(step.ending, step.q_len), bool(step.needs & PENALISES), force,
+                             told)
+    return Emitted(tokens, tuple(told[2:]), told[0], told[1], told)
+
+
+def _commit_windows(t: Tables, step: Step, tokens: Array, force: tuple[float, ...]) -> Emitted:
+    xp, long, slots, q_len = t.moves.xp, t.moves.long, step.slots_d, step.q_len
+    grid = _grid(t, step, tokens)
+    record, ended, length = t.record[slots], t.ended[slots], t.seq_len[slots]
+    positions = _grid(t, step, step.positions)
+    stop = (t.eos[slots][:, None] == grid[:, :, None]).any(2) & (
+        positions >= record[:, MIN_LEN][:, None])
+    full = positions + 1 >= record[:, LIMIT][:, None]
+    ends = xp.where(stop, 1, xp.where(full, 2, 0))
+    taken = _taken(t, step, grid, positions, force) & (ends[:, :-1] == 0)
+    taken[:step.ending] = False  # these have one row: what lies behind it in the grid is nothing
+    more = long(taken).cumprod(1).sum(1)
+    index = t.moves.arange(0, len(step.slots))
+    finish = xp.where(ended, 0, ends[index, more])
+    counts = xp.where(ended, 0, more + 1)
+    t.last_token[slots] = grid[index, more]
+    t.seq_len[slots] = xp.where(ended, length, positions[:, 0] + t.moves.narrow(more) + 1)
+    t.ended[slots] = ended | (finish > 0)
+    t.drafts.accepted[slots] = xp.where(ended, 0, more)
+    if step.needs & PENALISES:
+        for i in range(q_len):
+            _count(t, record[:, COUNT_ROW], grid[:, i], counts > i)
+    return Emitted(tokens, tuple(grid.T), counts, finish)
+
+
+def _count(t: Tables, rows: Array, tokens: Array, emitted: Array) -> None:
+    """Count the tokens that were emitted; rows: of the counts, 0 = none, which stays as it is."""
+    t.counts[rows, tokens] = t.counts[rows, tokens] + (emitted & (rows > 0))
+
+
+def _grid(t: Tables, step: Step, rows: Array) -> Array:
+    """Of the sampled rows: by sequence and place in its window; 0 where it has but one."""
+    if not step.ending:
+        windows: Array = rows.reshape(-1, step.q_len)
+        return windows
+    grid = t.moves.full((len(step.slots), step.q_len), 0, str(rows.dtype).removeprefix("torch."))
+    grid[:step.ending, 0] = rows[:step.ending]
+    grid[step.ending:] = rows[step.ending:].reshape(-1, step.q_len)
+    return grid
+
+
+def _taken(t: Tables, step: Step, grid: Array, positions: Array,
+           force: tuple[float, ...]) -> Array:
+    """bool[sequences, q_len - 1]: drafts that are accepted, if those before them are."""
+    drafts = step.q_len - 1
+    if not force:
+        taken: Array = t.drafts.tokens[step.slots_d, :drafts] == grid[:, :-1]
+        return taken
+    long, record = t.moves.long, t.record[step.slots_d]
+    u = uniform(long(record[:, SEED_LOW])[:, None], long(record[:, SEED_HIGH])[:, None],
+                long(positions[:, :-1]) + FORCED)
+    return t.moves.xp.stack([u[:, i] < force[min(i, len(force) - 1)] for i in range(drafts)], 1)

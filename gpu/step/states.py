@@ -1,0 +1,145 @@
+"""Recurrent states: what GatedDeltaNet layers keep of each sequence instead of pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actorium.actors.messages import Admit, StepPlan
+from actorium.gpu.families.hybrid_shape import StateShape
+from actorium.gpu.step.batch import ExtendRow, StateRows
+from actorium.gpu.step.pools import zeros
+from actorium.kernels.ragged import Run
+
+
+class LayerStates(NamedTuple):
+    """Of one layer; a row is a sequence's or a checkpoint's.
+
+    With speculation a commit is delayed: state and columns are those after every token known to be
+    certain when the sequence's last step was made. That step's drafts wait in `pending`, as inputs;
+    the next step takes in those that were accepted. After a step without drafts nothing waits.
+    """
+
+    state: Tensor
+    """[rows, *StateShape.state]"""
+    columns: Tensor
+    """[rows, W - 1, channels]: last inputs of the convolution, the newest last."""
+    pending: Tensor
+    """[slots, K, inputs]: what the layer's first projection gave for the last step's drafts, K at
+    most; 0 where nothing is ever drafted. Rows that no draft has filled hold rubbish."""
+
+    @property
+    def committed(self) -> tuple[Tensor, Tensor]:
+        """All that there is of a sequence without drafts, and of a checkpoint."""
+        return self.state, self.columns
+
+
+def row_bytes(shape: StateShape, layers: int, state_dtype: torch.dtype,
+              dtype: torch.dtype) -> int:
+    """Bytes one row takes over so many layers; dtype: the model's, of the columns."""
+    return layers * (math.prod(shape.state) * state_dtype.itemsize
+                     + math.prod(shape.columns) * dtype.itemsize)
+
+
+def window_bytes(shape: StateShape, layers: int, drafts: int, dtype: torch.dtype) -> int:
+    """Bytes a slot's row takes on top, over so many layers, for so many drafts."""
+    return layers * drafts * shape.inputs * dtype.itemsize
+
+
+class StatePool:
+    """Rows for the live states, one for each slot (row = slot; 0 is the padding sink), then one for
+    each checkpoint, numbered from 1."""
+
+    def __init__(
+        self, shape: StateShape, layers: int, slots: int, checkpoints: int,
+        state_dtype: torch.dtype, dtype: torch.dtype, device: torch.device, drafts: int = 0,
+    ) -> None:
+        """drafts: most that a sequence has in a step (K)."""
+        self.slots, self.checkpoints, self.drafts = slots, checkpoints, drafts
+        rows, waiting = slots + checkpoints, (slots, drafts, shape.inputs)
+        self.layers = [LayerStates(zeros((rows, *shape.state), state_dtype, device),
+                                   zeros((rows, *shape.columns), dtype, device),
+                                   zeros(waiting, dtype, device) if drafts
+                                   else torch.empty(waiting, dtype=dtype, device=device))
+                       for _ in range(layers)]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(part.numel() * part.element_size() for layer in self.layers for part in layer)
+
+    def clear(self) -> None:
+        """Zeros, as they were made."""
+        for layer in self.layers:
+            for part in layer:
+                part.zero_()
+
+    def admit(self, admits: Sequence[Admit]) -> None:
+        """Live states begin at zero, or as copies of their checkpoints; whoever counts accepted
+        drafts must begin at none. Raises `ValueError`."""
+        fresh, copies = [], []
+        for a in admits:
+            if (a.checkpoint > 0) != (a.cached_len > 0):
+                raise ValueError(f"admit: slot {a.slot}: {a.cached_len} tokens are cached and the "
+                                 f"checkpoint is {a.checkpoint}: both or neither")
+            if a.checkpoint:
+                copies.append((a.slot, self._row(a.slot, a.checkpoint)))
+            else:
+                fresh.append(a.slot)
+        device = self.layers[0].state.device
+        if fresh:
+            rows = _there(fresh, device)
+            for layer in self.layers:
+                for part in layer.committed:
+                    part.index_fill_(0, rows, 0)
+        if copies:
+            to, source = _there(copies, device).unbind(1)
+            for layer in self.layers:
+                for part in layer.committed:
+                    part.index_copy_(0, to, part.index_select(0, source))
+
+    def rows(self, plan: StepPlan, extends: Sequence[ExtendRow], decodes: Tensor,
+             q_len: int = 1, accepted: Tensor | None = None) -> StateRows:
+        """Rows of a step. decodes: i64[decode rows], the slots; q_len and accepted: see
+        `StateRows`. Raises `ValueError` on checkpoints that do not fit its extends, and on windows
+        larger than there is room for."""
+        if q_len > self.drafts + 1:
+            raise ValueError(f"drafts: {q_len - 1} are more than the {self.drafts} that the states "
+                             "have room for")
+        if self.drafts and accepted is None and len(decodes):
+            raise ValueError("decode: the drafts that wait in the states were accepted or not, and "
+                             "the step does not tell")
+        counts = {row.slot: row.count for row in extends}
+        saves: dict[int, list[tuple[int, int]]] = {slot: [] for slot in counts}
+        for slot, checkpoint, tokens in np.frombuffer(
+                plan.checkpoints, np.int32).reshape(-1, 3).tolist():
+            if not 0 < tokens <= counts.get(slot, 0):
+                raise ValueError(f"checkpoints: slot {slot} extends by {counts.get(slot, 0)} "
+                                 f"tokens, not to {tokens}")
+            saves[slot].append((tokens, self._row(slot, checkpoint)))
+        return StateRows([Run(row.slot, row.count, tuple(saves[row.slot])) for row in extends],
+                         decodes, q_len, accepted)
+
+    def _row(self, slot: int, checkpoint: int) -> int:
+        if not 0 < checkpoint <= self.checkpoints:
+            raise ValueError(f"slot {slot}: checkpoint {checkpoint} is not in "
+                             f"1..{self.checkpoints}")
+        return self.slots + checkpoint - 1
+
+
+def _there(rows: Sequence[object], device: torch.device) -> Tensor:
+    """i64, on the device, for which nobody waits."""
+    made = torch.tensor(rows)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
+
+
+class Recurrent(NamedTuple):
+    """What recurrent layers need of a step."""
+
+    pool: StatePool
+    rows: StateRows

@@ -1,0 +1,334 @@
+"""From a plan to the rows of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actorium.actors.messages import StepPlan
+from actorium.gpu.step.batch import ExtendRow, ForwardBatch
+from actorium.gpu.step.staging import Array, Upload
+from actorium.gpu.step.tables import I32, LIMIT, PROMPT_LOGPROBS, Tables
+from actorium.kernels.record import Lengths, Windows
+
+_NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
+
+
+@dataclass(slots=True)
+class PromptRows:
+    """Consecutive prompt positions of one sequence whose log-probabilities are wanted."""
+
+    slot: int
+    start: int
+    """Position of the first token told about."""
+    tokens: I32
+    k: int
+
+
+@dataclass(slots=True)
+class Step:
+    """One step: first as the host knows it (`lay_out`), then with its rows on the device (`fill`).
+
+    A sequence that extends to its end is sampled in one row, its last; one that decodes in
+    `q_len` rows: that of its last token and those of its drafts. Sequences: the extends that end,
+    in plan order, then the decodes; rows: theirs, in this order.
+    """
+
+    decode: I32
+    """Host: slots that decode."""
+    slots: I32
+    """Host: slot of each sampled sequence."""
+    row_slots: I32
+    """Host: slot of each sampled row."""
+    flags: NDArray[np.uint8]
+    """Host: what each sampled row needs (`tables` bits)."""
+    needs: int
+    """All of `flags` together."""
+    bound: int
+    """Host's, on the lengths of the sequences that decode, drafts apart."""
+    ending: int = 0
+    """Extends that end."""
+    q_len: int = 1
+    extends: _Extends | None = None
+    prompts: Sequence[PromptRows] = ()
+    """Their rows follow the sampled ones in `logit_rows`."""
+    sent: dict[str, int] = field(default_factory=dict)
+    """What `gather` gave to the upload, by name."""
+    bounded: bool = True
+    """False in a graph, which must serve sequences of any length: `bound` is the longest."""
+    batches: Sequence[ForwardBatch] = ()
+    """One for each group of layers."""
+    slots_d: Array = None
+    """`slots` on the device."""
+    row_slots_d: Array = None
+    """`row_slots` on the device."""
+    positions: Array = None
+    """i32[rows], device: index in its sequence of the token each row samples."""
+    following: Array = None
+    """i64[extend tokens], device: the token after each extend row's; 0 after the last of an extend
+    that ends. None without extends, and where nothing is ever drafted."""
+
+    @property
+    def tokens(self) -> int:
+        """Computed in the step."""
+        return (self.extends.total if self.extends else 0) + len(self.decode) * self.q_len
+
+
+@dataclass(slots=True)
+class _Extends:
+    """The extend part of a step, on the host."""
+
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
+    """(slot, start, count)"""
+    tokens: list[I32] = field(default_factory=list)
+    following: list[I32] = field(default_factory=lambda: [_NONE])
+    """The tokens after them, where drafts are made."""
+    ending: list[tuple[int, int, int]] = field(default_factory=list)
+    """(slot, length, row of its last token)"""
+    prompts: list[PromptRows] = field(default_factory=list)
+    prompt_rows: list[I32] = field(default_factory=list)
+    total: int = 0
+
+
+def lay_out(tables: Tables, plan: StepPlan, up: Upload) -> Step:
+    """Take the plan's deltas into the tables' books, and to the upload; lay out its rows on the
+    host.
+
+    Raises `ValueError` on a plan that does not fit the tables.
+    """
+    if plan.drafts > tables.drafts.most:
+        raise ValueError(f"drafts: {plan.drafts} are wanted, {tables.drafts.most} can be made")
+    if plan.release:
+        tables.release(np.frombuffer(plan.release, np.int32))
+    if plan.admit:
+        tables.admit(plan.admit, up)
+    if plan.page_appends:
+        tables.append_pages(np.frombuffer(plan.page_appends, np.int32), up)
+    decode = np.frombuffer(plan.decode, np.int32)
+    drafts, speculates = 0, tables.drafts.most > 0
+    if speculates:
+        tables.drafts.settle(tables.host_len, tables.host_low)
+        drafts = tables.drafts.window(decode)
+    bound = min(int(tables.host_len[decode].max()), tables.max_len) if len(decode) else 0
+    if plan.extend:
+        step = _mixed(tables, plan, decode, drafts + 1, bound)
+    else:
+        step = of_decodes(tables, decode, drafts + 1, bound)
+    if speculates:
+        _lengthen(tables, step, plan.drafts)
+    else:
+        tables.host_len[step.slots] += 1
+    return step
+
+
+def gather(step: Step, up: Upload) -> None:
+    """What the device must be told of the step's rows goes to the upload."""
+    ext = step.extends
+    if ext is None:
+        step.sent["decode"] = up.add(step.decode)
+        return
+    slots, starts, counts = np.array(ext.rows, np.int32).T
+    ending = np.array(ext.ending, np.int32).reshape(-1, 3)
+    position = np.arange(ext.total, dtype=np.int32)
+    position += np.repeat(starts - (np.cumsum(counts) - counts), counts).astype(np.int32)
+    logit_rows = np.concatenate((
+        ending[:, 2], np.arange(ext.total, step.tokens, dtype=np.int32), *ext.prompt_rows))
+    for name, array in (("slot", np.repeat(slots, counts)), ("position", position),
+                        ("token", np.concatenate(ext.tokens)),
+                        ("following", np.concatenate(ext.following)), ("sampled", step.slots),
+                        ("rows", step.row_slots), ("length", ending[:, 1]),
+                        ("wanted", logit_rows.astype(np.int32))):
+        step.sent[name] = up.add(array)
+
+
+def fill(tables: Tables, step: Step, up: Upload) -> None:
+    """The step's rows, on the device. The upload has been sent."""
+    if step.extends is None:
+        fill_decodes(tables, step, up[step.sent["decode"]])
+    else:
+        _fill_mixed(tables, step, step.extends, up)
+
+
+def _lengthen(t: Tables, step: Step, drafts: int) -> None:
+    """The host's books after a step, where drafts are made."""
+    t.host_len[step.slots[:step.ending]] += 1
+    t.host_len[step.slots[step.ending:]] += step.q_len
+    t.host_low[step.slots] += 1
+    t.drafts.held[step.slots] = drafts
+
+
+def of_decodes(t: Tables, decode: I32, q_len: int, bound: int) -> Step:
+    """A step of decode rows alone, the steady state, on the host."""
+    slots = np.repeat(decode, q_len) if q_len > 1 else decode
+    flags = t.flags[slots]
+    return Step(decode, decode, slots, flags, int(np.bitwise_or.reduce(flags)), bound, 0, q_len)
+
+
+def fill_decodes(t: Tables, step: Step, decode_d: Array, kept: tuple[Array, ...] = ()) -> None:
+    """The rows of such a step. decode_d: i32, its slots; kept: where `positions` and `row_slots_d`
+    are to lie, if anywhere. Reads nothing else of the host than the number of slots, `q_len` and
+    `bound`."""
+    q_len, tensor, long = step.q_len, t.moves.tensor, t.moves.long
+    count = len(decode_d)
+    rows = t.row_numbers[:count * q_len]
+    dec = _decode_rows(t, decode_d, q_len - 1, step.bound, kept)
+    tokens, positions, wanted = tensor(dec.tokens), tensor(long(dec.position)), tensor(rows)
+    lens = tensor(dec.lens)
+    step.batches = [
+        ForwardBatch(tokens, positions, tensor(long(dec.kv[g])), [], 0, count,
+                     tensor(dec.pages[g]), lens, dec.bound, wanted, q_len)
+        for g in range(t.groups)]
+    step.slots_d, step.positions, step.row_slots_d = decode_d, dec.sampled, dec.slots
+
+
+class _Decodes(NamedTuple):
+    """The decode part of a step: device arrays, lists by group."""
+
+    tokens: Array
+    position: Array
+    kv: list[Array]
+    pages: list[Array]
+    """Page table rows."""
+    lens: Array
+    bound: int
+    """The host's, on `lens`."""
+    sampled: Array
+    """Index in its sequence of the token each row samples."""
+    slots: Array
+    """Of each row."""
+
+
+def _decode_rows(t: Tables, decode_d: Array, drafts: int, bound: int,
+                 kept: tuple[Array, ...] = ()) -> _Decodes:
+    if not len(decode_d):
+        none = t.seq_len[:0]
+        return _Decodes(t.last_token[:0], none, [none] * t.groups,
+                        [table[:0, :1] for table in t.pages], none, 0, none, none)
+    if t.fills:
+        return _at_once(t, decode_d, drafts + 1, bound + drafts, kept)
+    found = (_windows(t, decode_d, drafts, bound + drafts) if drafts
+             else _single(t, decode_d, bound))
+    if not kept:
+        return found
+    for to, own in zip(kept, (found.sampled, found.slots), strict=True):
+        to[:] = own
+    return found._replace(sampled=kept[0], slots=kept[1])
+
+
+def _single(t: Tables, decode_d: Array, bound: int) -> _Decodes:
+    """The last token of each sequence."""
+    where, size = t.moves.xp.where, t.page_size
+    length, ended = t.seq_len[decode_d], t.ended[decode_d]
+    position = length - 1
+    index, offset = position // size, position % size
+    width = -(-bound // size)
+    kv, pages = [], []
+    for table in t.pages:
+        kv.append(where(ended, 0, table[decode_d, index] * size + offset))
+        pages.append(table[decode_d, :width])
+    return _Decodes(t.last_token[decode_d], position, kv, pages, where(ended, 1, length), bound,
+                    length, decode_d)
+
+
+def _windows(t: Tables, decode_d: Array, drafts: int, bound: int) -> _Decodes:
+    """The last token of each sequence, and its drafts."""
+    xp, size, q_len = t.moves.xp, t.page_size, drafts + 1
+    length, ended = t.seq_len[decode_d], t.ended[decode_d]
+    at = (length - 1)[:, None] + t.moves.arange(0, q_len)
+    sink = ended[:, None] | (at >= t.record[decode_d, LIMIT][:, None])
+    index, offset, of = at // size, at % size, decode_d[:, None]
+    width = -(-bound // size)
+    kv, pages = [], []
+    for table in t.pages:
+        kv.append(xp.where(sink, 0, table[of, index] * size + offset).reshape(-1))
+        pages.append(table[decode_d, :width])
+    tokens = xp.concatenate((t.last_token[of], t.drafts.tokens[decode_d, :drafts]), 1)
+    # Drafts beyond the model's length are never accepted: any position serves them.
+    position = xp.where(at < t.max_len, at, t.max_len - 1)
+    return _Decodes(tokens.reshape(-1), position.reshape(-1), kv, pages,
+                    xp.where(ended, q_len, length + drafts), bound, (at + 1).reshape(-1),
+                    decode_d[t.row_numbers[:len(decode_d) * q_len] // q_len])
+
+
+def _at_once(t: Tables, decode_d: Array, q_len: int, bound: int, kept: tuple[Array, ...]
+             ) -> _Decodes:
+    """Either of them, by a kernel."""
+    count, width = len(decode_d), -(-bound // t.page_size)
+    rows, new = count * q_len, decode_d.new_empty
+    sampled, row_slots = kept or (new((rows,)), new((rows,)))
+    out = Windows(new((rows,), dtype=torch.int64), new((rows,), dtype=torch.int64),
+                  new((t.groups, rows), dtype=torch.int64), new((t.groups, count, width)),
+                  new((count,)), sampled, row_slots)
+    t.sampling.fill(decode_d, t.progress, t.drafts.tokens, t.record, t.page_tables,
+                    Lengths(q_len, t.page_size, width, t.max_len), out)
+    return _Decodes(out.tokens, out.positions, list(out.kv), list(out.pages), out.lens, bound,
+                    out.sampled, out.row_slots)
+
+
+def _mixed(t: Tables, plan: StepPlan, decode: I32, q_len: int, bound: int) -> Step:
+    ext = _extends(t, np.frombuffer(plan.extend, np.int32).reshape(-1, 2))
+    ending = np.array([slot for slot, _, _ in ext.ending], np.int32)
+    windows = np.repeat(decode, q_len)
+    sampled, row_slots = (np.concatenate((ending, own)) for own in (decode, windows))
+    flags = t.flags[row_slots]
+    return Step(decode, sampled, row_slots, flags, int(np.bitwise_or.reduce(flags)), bound,
+                len(ending), q_len, ext, ext.prompts)
+
+
+def _fill_mixed(t: Tables, step: Step, ext: _Extends, up: Upload) -> None:
+    slot, position, token, length, wanted = (
+        up[step.sent[name]] for name in ("slot", "position", "token", "length", "wanted"))
+    step.slots_d, step.row_slots_d = up[step.sent["sampled"]], up[step.sent["rows"]]
+    dec = _decode_rows(t, step.slots_d[step.ending:], step.q_len - 1, step.bound)
+    count, join = len(step.decode), t.moves.xp.concatenate
+    long, tensor = t.moves.long, t.moves.tensor
+    tokens = tensor(join((long(token), dec.tokens)))
+    positions, logit_rows = tensor(long(join((position, dec.position)))), tensor(long(wanted))
+    lens = tensor(dec.lens) if count else None
+    index, offset = position // t.page_size, position % t.page_size
+    step.batches = batches = []
+    for g, table in enumerate(t.pages):
+        kv = join((table[slot, index] * t.page_size + offset, dec.kv[g]))
+        batches.append(ForwardBatch(
+            tokens, positions, tensor(long(kv)), _extend_rows(t, ext, table), ext.total, count,
+            tensor(dec.pages[g]) if count else None, lens, dec.bound, logit_rows, step.q_len))
+    step.positions = join((length, dec.sampled))
+    step.following = long(up[step.sent["following"]]) if t.drafts.most else None
+
+
+def _extend_rows(t: Tables, ext: _Extends, table: Array) -> list[ExtendRow]:
+    return [ExtendRow(slot, start, count,
+                      t.moves.tensor(table[slot, :-(-(start + count) // t.page_size)]))
+            for slot, start, count in ext.rows]
+
+
+def _extends(t: Tables, extend: I32) -> _Extends:
+    out = _Extends()
+    for slot, count in extend.tolist():
+        seq = t.sequences.get(slot)
+        if seq is None or count < 1 or seq.done + count > seq.length:
+            raise ValueError(f"extend: slot {slot} cannot take {count} tokens: " + (
+                "it is empty" if seq is None else f"{seq.done} of {seq.length} are done"))
+        start, seq.done = seq.done, seq.done + count
+        if -(-seq.done // t.page_size) > t.pages_per_seq:
+            raise ValueError(f"extend: slot {slot}: {seq.done} tokens exceed its page table")
+        out.rows.append((slot, start, count))
+        out.tokens.append(seq.tokens[start:seq.done])
+        if t.drafts.most:
+            out.following += [seq.tokens[start + 1:seq.done + 1], _ZERO[:seq.done == seq.length]]
+        if t.flags[slot] & PROMPT_LOGPROBS and start + 1 < seq.prompt_len:
+            last = min(seq.done + 1, seq.prompt_len)
+            out.prompts.append(PromptRows(slot, start + 1, seq.tokens[start + 1:last],
+                                          seq.params.prompt_logprobs))
+            out.prompt_rows.append(np.arange(out.total, out.total + last - start - 1,
+                                             dtype=np.int32))
+        out.total += count
+        if seq.done == seq.length:
+            out.ending.append((slot, seq.length, out.total - 1))
+            seq.tokens = _NONE
+    return out

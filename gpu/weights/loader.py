@@ -1,0 +1,290 @@
+"""Weights by name: from safetensors files (one, or sharded with an index) or at random."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from actorium.actors.errors import BadModel, shown
+from actorium.actors.models.model_dir import read_json
+from actorium.actors.models.model_files import MAX_INDEX, check_file
+from actorium.gpu.families.cache_dtype import CacheScales
+from actorium.gpu.families.fp8_shape import Fp8Shape
+from actorium.gpu.weights.quantized import INPUT_SCALES, Pairs, level, quantised
+from actorium.gpu.weights.reading import Courier, Wanted, mapped, unreadable
+from actorium.kernels.scaled_linear import dequantise, dequantise_rows, pack
+
+Progress = Callable[[str, int, int], None]
+"""(what, done, of): called once per shard, when it is read."""
+
+LOG = logging.getLogger("actorium.model")
+MAX_SHARDS, MAX_NAME = 10_000, 200
+"""Files of a checkpoint, and characters of their names."""
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+NESTED = (("language_model.model.", "model."), ("model.language_model.", "model."),
+          ("language_model.lm_head.", "lm_head."))
+"""Where checkpoints of text and images have their language model, and what it is called alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A tensor that the model needs: its name in the checkpoint and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    wide: bool = False
+    """Kept in float32, whatever the model's dtype."""
+    product: bool = False
+    """The weight of a projection, of which nothing but whole rows is taken apart: it can be served
+    in FP8."""
+
+
+class Fp8(NamedTuple):
+    """How the weights of an FP8 checkpoint are read."""
+
+    shape: Fp8Shape
+    keep: bool
+    """Those of projections stay in FP8."""
+
+    def makes(self, name: str) -> bool:
+        """Whether this tensor, a projection's weight, is quantised when it is read."""
+        return self.shape.made and self.shape.covers(name.removesuffix(".weight"))
+
+
+class Fused(NamedTuple):
+    """How a checkpoint may have several wanted tensors in one."""
+
+    name: str
+    shape: tuple[int, ...]
+    cut: Callable[[Tensor], Iterable[tuple[str, Tensor]]]
+    """The wanted tensors in it, by name."""
+
+
+def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
+    """Shard file names, each with the tensors the index places in it (None: whatever it holds).
+
+    Raises `BadModel` when there is no checkpoint or a shard is missing.
+    """
+    if (path / INDEX).is_file():
+        placed = read_json(path / INDEX, most=MAX_INDEX).get("weight_map")
+        if not isinstance(placed, dict) or not placed:
+            raise BadModel(f"{path / INDEX}: weight_map: must map tensor names to files")
+        shards: dict[str, list[str] | None] = {}
+        for name, file in placed.items():
+            if (not isinstance(file, str) or file in ("", ".", "..") or "/" in file
+                    or len(file) > MAX_NAME or not file.isprintable()):
+                raise BadModel(f"{path / INDEX}: {shown(name)}: {shown(file)} is not a file "
+                               "beside it")
+            names = shards.setdefault(file, [])
+            assert names is not None
+            names.append(name)
+        if len(shards) > MAX_SHARDS:
+            raise BadModel(f"{path / INDEX}: names more than {MAX_SHARDS} files")
+    elif os.path.lexists(path / SINGLE):
+        shards = {SINGLE: None}
+    else:
+        raise BadModel(f"{path}: no {SINGLE} and no {INDEX}")
+    for file in shards:
+        try:
+            check_file(path / file)
+        except FileNotFoundError:
+            raise BadModel(f"{path / file}: shard named in {INDEX} is missing") from None
+    return dict(sorted(shards.items()))
+
+
+def holds(path: Path, name: str) -> bool:
+    """Whether the checkpoint at `path` has a tensor of this name. Raises `BadModel`."""
+    for file, placed in checkpoint_files(path).items():
+        names = placed
+        if names is None:
+            try:
+                with safe_open(str(path / file), framework="pt") as shard:
+                    names = list(shard.keys())
+            except (SafetensorError, OSError) as e:
+                raise unreadable(path / file, e) from None
+        if any(_plain(stored) == name for stored in names):
+            return True
+    return False
+
+
+def read_tensors(
+    path: Path, wants: list[Want], dtype: torch.dtype, device: torch.device, progress: Progress,
+    fused: Sequence[Fused] = (), fp8: Fp8 | None = None, cache: CacheScales | None = None,
+) -> dict[str, Tensor]:
+    """Every wanted tensor, cast to dtype, on the device; weights of projections, where those in FP8
+    are kept, as `kernels.scaled_linear.pack` has them; and what scales of the KV cache there are,
+    where
+    they are asked for. Raises `BadModel` naming what is wrong."""
+    intake = Intake(wants, dtype, device, fused, fp8, cache)
+    shards = checkpoint_files(path)
+    files = [path / file for file in shards]
+    for done, (file, tensors) in enumerate(_read(files, device, intake.wanted), 1):
+        for name, tensor in tensors:
+            try:
+                intake.take(_plain(name), tensor)
+            except BadModel as e:
+                raise BadModel(f"{file}: {e}") from None
+        progress(file.name, done, len(files))
+    return intake.all(path)
+
+
+def _read(files: list[Path], device: torch.device,
+          wanted: Wanted) -> Iterator[tuple[Path, Iterable[tuple[str, Tensor]]]]:
+    """Each file with the wanted tensors in it."""
+    if device.type == "cpu":
+        for file in files:
+            yield file, mapped(file, wanted)
+        return
+    with Courier(device) as courier:
+        yield from by_file(courier.read(files, wanted))
+
+
+def by_file(batches: Iterable[tuple[Path, list[tuple[str, Tensor]]]]
+            ) -> Iterator[tuple[Path, Iterable[tuple[str, Tensor]]]]:
+    """Each file with its tensors, of one batch after the other."""
+    for file, own in groupby(batches, lambda batch: batch[0]):
+        yield file, chain.from_iterable(_drained(tensors) for _, tensors in own)
+
+
+def _drained(tensors: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Each in turn, held no longer: what is made of a whole file would else lie beside it."""
+    tensors.reverse()
+    while tensors:
+        yield tensors.pop()
+
+
+class Intake:
+    """Tensors as they come out of files, made into those that are wanted."""
+
+    def __init__(self, wants: list[Want], dtype: torch.dtype, device: torch.device,
+                 fused: Sequence[Fused], fp8: Fp8 | None, cache: CacheScales | None) -> None:
+        self.wants = {want.name: want for want in wants}
+        self.cuts = {own.name: own for own in fused}
+        self.shapes = {**{name: own.shape for name, own in self.cuts.items()},
+                       **{want.name: want.shape for want in wants}}
+        self.dtype, self.device, self.fp8, self.cache = dtype, device, fp8, cache
+        self.pairs = Pairs(list(self.shapes), fp8.shape) if fp8 and not fp8.shape.made else None
+        self.found: dict[str, Tensor] = {}
+        self.static = 0
+        """Scales of inputs that the files hold, and nobody reads."""
+
+    def wanted(self, file: Path, stored: str, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+        """See `reading.Wanted`."""
+        name = _plain(stored)
+        if self.pairs is not None and name in self.pairs.of_scales:
+            return True
+        if self.cache is not None and name in self.cache.names:
+            return True
+        self.static += self.pairs is not None and name.endswith(INPUT_SCALES)
+        if name not in self.shapes:
+            return False
+        if tuple(shape) != self.shapes[name]:
+            raise BadModel(f"{file}: tensor {name} has shape {shown(list(shape))}, "
+                           f"the config asks for {shown(list(self.shapes[name]))}")
+        if not dtype.is_floating_point:
+            raise BadModel(f"{file}: tensor {name} is {dtype}, not a float type")
+        return True
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        """A tensor of a file. Raises `BadModel`."""
+        if self.cache is not None and name in self.cache.names:
+            self.cache.take(name, tensor)
+        elif self.pairs is None:
+            self._place(name, tensor, None)
+        else:
+            for whole in self.pairs.offer(name, tensor):
+                self._place(*whole)
+
+    def _place(self, name: str, whole: Tensor, scales: Tensor | None) -> None:
+        keep = scales is not None and self.fp8 is not None and self.fp8.keep
+        if scales is not None:
+            wide = name in self.wants and self.wants[name].wide
+            whole = pack(whole, scales) if keep else dequantise(
+                whole, scales, torch.float32 if wide else self.dtype)
+        parts = self.cuts[name].cut(whole) if name in self.cuts else [(name, whole)]
+        for part, tensor in parts:
+            want = self.wants[part]
+            dtype = torch.float32 if want.wide else self.dtype
+            if keep and want.product:
+                self.found[part] = tensor.contiguous()
+            elif want.product and self.fp8 and self.fp8.makes(part):
+                self.found[part] = quantised(tensor.to(self.device), self.fp8.shape)
+            else:
+                tensor = dequantise_rows(tensor, dtype) if keep else tensor
+                # A norm that is a mapped file's own memory would keep the whole file mapped.
+                apart = self.fp8 is not None and self.fp8.keep and self.device.type == "cpu"
+                self.found[part] = tensor.to(device=self.device, dtype=dtype, copy=apart)
+
+    def all(self, path: Path) -> dict[str, Tensor]:
+        """What is wanted, by name. Raises `BadModel` where some of it did not come."""
+        if self.pairs is not None:
+            try:
+                self.pairs.check()
+            except BadModel as e:
+                raise BadModel(f"{path}: {e}") from None
+        missing = [name for name in self.wants if name not in self.found]
+        if missing:
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise BadModel(f"{path}: tensor {missing[0]} is missing{more}")
+        level(self.found, self.dtype)
+        if self.static:
+            kept = self.fp8 is not None and self.fp8.keep
+            LOG.warning("%s: %d static scales of inputs are not used: %s", path, self.static,
+                        "each token is scaled by its own largest number" if kept
+                        else "nothing is multiplied in FP8 here")
+        if self.cache is not None:
+            self.found |= self.cache.layers(path, self.device)
+        return self.found
+
+
+def _plain(name: str) -> str:
+    """The name that the tensor has in a checkpoint of the language model alone."""
+    for nested, plain in NESTED:
+        if name.startswith(nested):
+            return plain + name[len(nested):]
+    return name
+
+
+def random_tensors(
+    wants: list[Want], dtype: torch.dtype, device: torch.device, seed: int, progress: Progress,
+    fp8: Fp8 | None = None,
+) -> dict[str, Tensor]:
+    """Random weights (norms near 1, the rest normal with deviation 0.02), equal for equal seeds on
+    one kind of device: where they are to lie they are drawn."""
+    gen = torch.Generator(device).manual_seed(seed)
+    found = {}
+    for want in wants:
+        tensor = _random(want, dtype, gen)
+        covered = want.product and fp8 and fp8.shape.covers(want.name.removesuffix(".weight"))
+        if fp8 and covered:
+            tensor = quantised(tensor, fp8.shape)
+            tensor = tensor if fp8.keep else dequantise_rows(tensor, dtype)
+        found[want.name] = tensor
+    level(found, dtype)
+    progress("dummy", 1, 1)
+    return found
+
+
+def _random(want: Want, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
+    """Large matrices repeat a block of 2**22 values: drawing billions would take minutes."""
+    size = 1
+    for n in want.shape:
+        size *= n
+    block = torch.empty(min(size, 1 << 22), device=gen.device).normal_(0.0, 0.02, generator=gen)
+    flat = block = block.to(torch.float32 if want.wide else dtype)
+    if size > len(block):
+        flat = block.new_empty(size)
+        whole = size // len(block) * len(block)
+        flat[:whole].view(-1, len(block)).copy_(block)
+        flat[whole:] = block[:size - whole]
+    tensor = flat.view(want.shape)
+    return tensor + 1 if want.name.endswith("norm.weight") else tensor

@@ -1,0 +1,153 @@
+"""Weights of FP8 checkpoints, each brought together with its scales.
+
+A weight is e4m3, and beside it lies `weight_scale` (one number, or one for each row) or
+`weight_scale_inv` (one for each block of 128 x 128, as in DeepSeek-V3's and Qwen3.5's checkpoints).
+Both multiply. A static `input_scale`, by which some checkpoints would have all inputs of a
+projection divided, is not read, and the loader says so: each token is scaled by its own largest
+number in the pass that quantises it, which costs no other one. A token is then never coarser than
+by the static scale that would have held it, and one beyond that scale's range is not cut off.
+
+On a device with products in FP8 the weights of projections stay as they are, as rows that carry
+their scales (`kernels.scaled_linear.pack`); all else is dequantised when it is read. With
+`--quantization fp8` they stay so on any device; and those of a checkpoint that is not in FP8 are
+quantised as they are read, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from actorium.actors.errors import BadModel
+from actorium.gpu.families.fp8_shape import BLOCK, Fp8Shape
+from actorium.kernels.scaled_linear import (
+    FP8,
+    dequantise_rows,
+    groups,
+    has_products,
+    is_packed,
+    pack,
+    quantise_rows,
+)
+
+SUFFIXES = ("_scale_inv", "_scale")
+"""Of a weight's name: that of its scales."""
+INPUT_SCALES = (".input_scale", ".activation_scale")
+"""What names of static scales of inputs end with."""
+STACKED = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"),
+           ("q_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj"))
+"""Projections that are served as one product: all in FP8, or none."""
+
+
+def multiplies(device: torch.device, kernels: str) -> bool:
+    """Whether these kernels (see `select_ops`) multiply in FP8 on the device."""
+    if device.type == "cuda":
+        return kernels != "torch" and has_products(device)
+    return kernels == "triton"
+
+
+def keeps(device: torch.device, kernels: str, quantization: str) -> bool:
+    """Whether weights in FP8 stay so in memory. quantization: see `ModelConfig`."""
+    return quantization == "fp8" or quantization == "auto" and multiplies(device, kernels)
+
+
+def how_served(device: torch.device, kernels: str) -> str:
+    """What weights that stay in FP8 are served by, where these kernels do not multiply in FP8 on
+    the device; empty where they do."""
+    if multiplies(device, kernels):
+        return ""
+    if device.type == "cuda" and not has_products(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        return (f"compute capability {major}.{minor} has no products in FP8 (8.9 has): weights are "
+                "held in FP8 and dequantised at every product; tokens are not quantised")
+    return ("products in FP8 are computed by reference, exactly and slowly: for tests and "
+            "comparisons, not for speed")
+
+
+class Pairs:
+    """Weights and scales as they come out of the files, in any order."""
+
+    def __init__(self, names: Sequence[str], shape: Fp8Shape) -> None:
+        """names: of all weights."""
+        self.shape = shape
+        self.of_scales = {name + suffix: name for name in names for suffix in SUFFIXES}
+        """Name of a weight by that of its scales."""
+        self._weights: dict[str, Tensor] = {}
+        self._scales: dict[str, tuple[str, Tensor]] = {}
+
+    def offer(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+        """(name, weight, its scales or None) of what is complete with this one. The scales:
+        f32, broadcast to [..., N, groups(K)]. Raises `BadModel`."""
+        if name in self.of_scales:
+            self._scales[self.of_scales[name]] = name, tensor
+            name = self.of_scales[name]
+        elif tensor.dtype is FP8:
+            self._weights[name] = tensor
+        else:
+            yield name, tensor, None
+        if name in self._weights and name in self._scales:
+            weight = self._weights.pop(name)
+            yield name, weight, spread(*self._scales.pop(name), weight.shape, self.shape.block)
+
+    def check(self) -> None:
+        """Raises `BadModel` where a weight's scales did not come."""
+        for name in self._weights:
+            raise BadModel(f"tensor {name}{SUFFIXES[not self.shape.block]} is missing, the scales "
+                           f"of {name}")
+
+
+def spread(name: str, scales: Tensor, shape: Sequence[int], block: int) -> Tensor:
+    """The scales of a weight of this shape, f32[..., N, groups(K)], or with a 1 for N, K or both.
+
+    scales: one; one for each matrix of a stack; one for each row; or one for each block.
+    Raises `BadModel`.
+    """
+    *lead, rows, columns = shape
+    if not scales.is_floating_point():
+        raise BadModel(f"tensor {name} is {scales.dtype}, not a float type")
+    wide, found = scales.float(), list(scales.shape)
+    if not bool(((wide >= 0) & wide.isfinite()).all()):
+        raise BadModel(f"tensor {name} holds a scale that is negative or not a finite number")
+    if block and found == [*lead, -(-rows // block), groups(columns)]:
+        return wide.repeat_interleave(block, -2)[..., :rows, :]
+    if scales.numel() == 1:
+        return wide.view(*[1] * len(shape))
+    if found in ([*lead, rows], [*lead, rows, 1]):
+        return wide.view(*lead, rows, 1)
+    if lead and found in (lead, [*lead, 1, 1]):
+        return wide.view(*lead, 1, 1)
+    wanted = [*lead, -(-rows // block), groups(columns)] if block else [*lead, rows, 1]
+    raise BadModel(f"tensor {name} has shape {found}, a weight of {list(shape)} asks for "
+                   f"{wanted} or one scale")
+
+
+def level(found: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """Dequantise, in place, weights that are served as one product with others that are not in
+    FP8."""
+    for name in [name for name, tensor in found.items() if is_packed(tensor)]:
+        at, _, last = name.removesuffix(".weight").rpartition(".")
+        for names in STACKED:
+            beside = [found.get(f"{at}.{other}.weight") for other in names if last in names]
+            if any(own is not None and not is_packed(own) for own in beside):
+                found[name] = dequantise_rows(found[name], dtype)
+                break
+
+
+def quantised(weight: Tensor, shape: Fp8Shape) -> Tensor:
+    """The weight in FP8, as a checkpoint has it, packed: [N, K] -> u8 rows."""
+    if shape.made:
+        return pack(*quantise_rows(weight))
+    rows, columns = weight.shape
+    wide = weight.float()
+    if shape.block:
+        padded = wide.new_zeros((-(-rows // BLOCK) * BLOCK, groups(columns) * BLOCK))
+        padded[:rows, :columns] = wide
+        most = padded.view(-(-rows // BLOCK), BLOCK, -1, BLOCK).abs().amax((1, 3))
+    else:
+        most = wide.abs().amax().view(1, 1)
+    scales = (most / torch.finfo(FP8).max).clamp_(min=torch.finfo(torch.float32).tiny)
+    own = spread("", scales, weight.shape, shape.block)
+    each = own.repeat_interleave(BLOCK, -1)[:, :columns] if shape.block else own
+    return pack((wide / each).to(FP8), own)

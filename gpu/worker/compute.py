@@ -1,0 +1,213 @@
+"""The thread that owns the device, and beside it, on CUDA, the one that waits for results.
+
+Nothing heavy is imported here: torch is imported by the compute thread, side by side with the start
+of the other actors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from actorium.actors.core import Context
+from actorium.actors.messages import Masks, Ready, Reset, RowMask, StepPlan, StepResult
+from actorium.gpu.worker.compilations import Compilations
+
+if TYPE_CHECKING:
+    from actorium.gpu.step.runner import Runner
+    from actorium.gpu.worker.measure import Meter
+    from actorium.gpu.worker.prefault import Prefault
+    from actorium.gpu.worker.timing import Timed
+    from actorium.gpu.worker.tracing import StepTrace
+
+SPIN = "500"
+"""Rounds (some 20 us in all) that libgomp's threads spin for each other before they sleep. Its own
+default of several ms lets one waiting thread keep the other off a core that processes share: with
+two threads on two busy cores, tiny models ran 30 times slower."""
+STEPS_AHEAD = 4
+"""Steps, as large as they come, for whose tokens memory is there before they are computed."""
+Post = Callable[[], None]
+
+
+class Abandoned(Exception):
+    """A step whose masks will not come."""
+
+
+class Compute:
+    """Runs what it is given, in order, on its own thread; `results` is read by the actor's."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._work: SimpleQueue[StepPlan | Masks | Reset | None] = SimpleQueue()
+        self._harvest: SimpleQueue[Timed] = SimpleQueue()
+        self._ready: Ready
+        self._post: Post = _nothing
+        self._epoch = 0
+        """The scheduler's."""
+        self._taken = False
+        """The scheduler knows that we are here: plans before that are for the worker before us."""
+        self.results: deque[Ready | StepResult] = deque()
+        self.failure: BaseException | None = None
+        self.phase, self.detail = "starting", "importing torch"
+        self.memory: dict[str, float] = {}
+        """Bytes measured and planned (`Footprint.gauges`)."""
+        self.steps = 0
+        """Steps finished."""
+        self.served: Mapping[str, int] = {}
+        """Steps launched, by how (`Runner.served`)."""
+        self.compilations = Compilations()
+        """Kernels compiled since the worker was ready."""
+        self.given = 0
+        """Plans taken."""
+
+    def start(self, post: Post) -> None:
+        """Start loading; `post` is called, from any thread, when there is something new."""
+        self._post = post
+        threading.Thread(target=self._guarded, args=(self._compute,), name="compute",
+                         daemon=True).start()
+
+    def put(self, message: StepPlan | Masks | Reset | None) -> None:
+        """Queue a message. None: no masks will come any more."""
+        if isinstance(message, StepPlan):
+            self.given += 1
+        self._work.put(message)
+
+    # --- the threads ---------------------------------------------------------------------------
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            self.failure = error
+            self._post()
+
+    def _compute(self) -> None:
+        runner, meter, ahead = self._open()
+        self.served = runner.served
+        from actorium.gpu.worker.timing import clock
+
+        timer = clock(runner.moves.device, self._trace())
+        if timer.waits:
+            threading.Thread(target=self._guarded, args=(self._collect,), name="harvest",
+                             daemon=True).start()
+        runner.wait = self._masks
+        while True:
+            message = self._next(ahead)
+            if isinstance(message, Reset):
+                if self._takes(message):
+                    runner.reset()
+                    timer.reset()
+            elif not self._taken or message.epoch != self._epoch:
+                self.given -= 1
+            else:
+                try:
+                    timed = timer.launch(runner, message)
+                except Abandoned:
+                    self.given -= 1
+                    runner.reset()
+                    timer.reset()
+                    self._post()  # it may have been the last thing to do
+                    continue
+                if timer.waits:
+                    self._harvest.put(timed)
+                    continue
+                self._finish(timed)
+                if meter is not None and meter.after(message, runner.window):
+                    self.memory = meter.footprint.gauges()
+
+    def _masks(self, plan: StepPlan) -> list[RowMask]:
+        """Those that follow the plan. Nothing comes between, unless the scheduler is another one,
+        or there is none any more: raises `Abandoned`."""
+        while True:
+            message = self._work.get()
+            if isinstance(message, Masks):
+                if (message.epoch, message.step) == (plan.epoch, plan.step):
+                    return message.masks
+            elif isinstance(message, StepPlan):
+                if message.epoch == plan.epoch:
+                    raise ValueError(f"masks: a plan came instead of those of step {plan.step}")
+                self.given -= 1
+            elif message is None or self._takes(message):
+                raise Abandoned
+
+    def _trace(self) -> StepTrace | None:
+        if self._ctx.config.runtime.trace_dir is None:
+            return None
+        from actorium.actors.runtime.step_events import open_events
+        from actorium.gpu.worker.tracing import StepTrace
+
+        events = open_events(self._ctx, "compute")
+        return None if events is None else StepTrace(events)
+
+    def _takes(self, reset: Reset) -> bool:
+        """Whether a reset counts: not one of an older scheduler, or meant for an older worker."""
+        if reset.epoch < self._epoch or reset.worker not in (0, self._ctx.epoch):
+            return False
+        self._epoch, self._taken = reset.epoch, reset.worker > 0
+        if not self._taken:
+            self.results.append(self._ready)
+            self._post()
+        return True
+
+    def _next(self, ahead: Prefault) -> StepPlan | Reset:
+        """What comes next; memory for pages is taken until it does."""
+        while True:
+            try:
+                message = self._work.get_nowait()
+            except Empty:
+                if ahead.some():
+                    continue
+                message = self._work.get()
+            if isinstance(message, StepPlan):
+                ahead.saw(message)
+            if isinstance(message, StepPlan | Reset):
+                return message
+
+    def _open(self) -> tuple[Runner, Meter | None, Prefault]:
+        start = perf_counter()
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
+        from actorium.actors.runtime.worker_info import write_info
+        from actorium.gpu.worker.device import open_device
+        from actorium.gpu.worker.prefault import Prefault
+
+        opened = open_device(self._ctx.config, self._ctx.epoch, self._say,
+                             {"import": perf_counter() - start})
+        start = perf_counter()
+        ahead = Prefault(opened.runner.pools,
+                         STEPS_AHEAD * self._ctx.config.scheduler.max_num_batched_tokens,
+                         opened.runner.draft_pool)
+        ahead.all()
+        opened.ready.load_seconds["allocate"] += perf_counter() - start
+        gc.freeze()  # torch's objects live to the end: not worth a collector's look
+        self.memory = opened.footprint.gauges()
+        with contextlib.suppress(OSError):  # a report alone: a full disk keeps nobody from serving
+            write_info(self._ctx.run_dir, self._ctx.role, opened.info)
+        self._ready = opened.ready
+        self.compilations.watch()
+        self.results.append(opened.ready)
+        self._say("ready", opened.ready.device)
+        return opened.runner, opened.meter, ahead
+
+    def _collect(self) -> None:
+        while True:
+            self._finish(self._harvest.get())
+
+    def _finish(self, timed: Any) -> None:
+        self.results.append(timed.result())
+        self.steps += 1
+        self._post()
+
+    def _say(self, phase: str, detail: str) -> None:
+        self.phase, self.detail = phase, detail
+        self._post()
+
+
+def _nothing() -> None:
+    pass

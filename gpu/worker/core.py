@@ -1,0 +1,86 @@
+"""The GPU worker's role: plans in, results out, on whatever device there is.
+
+The actor's thread only carries messages. Importing torch, loading and computing happen on the
+compute thread, so that heartbeats go on and tell the phase. torch is not imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from actorium.actors.core import Context, Core, Health, Send
+from actorium.actors.messages import ToWorker
+from actorium.gpu.worker.compute import Compute
+
+SCHEDULER = "scheduler"
+STEP_BUDGET = 60.0
+"""Seconds a step may take before it counts as hung."""
+
+
+class WorkerCore(Core):
+    """The actor's logic (see `core.Core`)."""
+
+    inbox = ToWorker
+    front = None
+
+    def __init__(self, ctx: Context) -> None:
+        self._compute = Compute(ctx)
+        self._start_budget = ctx.config.runtime.start_timeout
+        self._draining = False
+
+    def on_start(self, post: Callable[[], None]) -> None:
+        """The shell runs: begin to load. `post` wakes the core, from any thread."""
+        self._compute.start(post)
+
+    def on_message(self, message: ToWorker, now: float) -> None:
+        """A plan, its masks or a reset go to the compute thread."""
+        self._compute.put(message)
+
+    def on_client(self, client: bytes, message: object, now: float) -> None:
+        """The worker has no front."""
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        """What the compute thread has produced. Raises what it died of."""
+        compute = self._compute
+        if compute.failure is not None:
+            raise compute.failure
+        out: list[Send] = []
+        while compute.results:
+            out.append(Send(SCHEDULER, compute.results.popleft()))
+        return out
+
+    def next_timer(self) -> float | None:
+        """Nothing is timed."""
+        return None
+
+    def drain(self, now: float) -> None:
+        """Finish the plans that are here. The scheduler has ended before: what waits for its masks
+        ends nothing any more."""
+        self._draining = True
+        self._compute.put(None)
+
+    @property
+    def done(self) -> bool:
+        compute = self._compute
+        return self._draining and compute.steps >= compute.given and not compute.results
+
+    def health(self) -> Health:
+        """Phase of the compute thread; a step without progress is told by `step`."""
+        compute = self._compute
+        phase, budget = compute.phase, self._start_budget
+        if phase == "ready":
+            budget = STEP_BUDGET
+            if compute.given > compute.steps:
+                phase = "stepping"
+            elif compute.steps:
+                phase = "idle"
+        return Health("draining" if self._draining else phase, compute.steps, budget,
+                      {"steps": float(compute.steps), **compute.memory,
+                       "kernels_compiled": float(compute.compilations.count),
+                       **{f"steps_{mode}": float(n) for mode, n in compute.served.items()}},
+                      compute.detail)
+
+
+def build(ctx: Context) -> WorkerCore:
+    """The worker of an engine."""
+    return WorkerCore(ctx)

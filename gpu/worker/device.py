@@ -1,0 +1,368 @@
+"""Opening the device: weights, tables, pages, one warm-up step; and timing steps on it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+
+from actorium.actors.config.speculative import parse_acceptance, parse_speculative
+from actorium.actors.config.tree import Config, DeviceConfig
+from actorium.actors.errors import BadConfig
+from actorium.actors.messages import PageGroup, Ready
+from actorium.actors.models.model_dir import read_json, resolve
+from actorium.actors.runtime.worker_info import WorkerInfo
+from actorium.gpu.families.cache_dtype import check_kv_dtype, kv_dtype
+from actorium.gpu.families.model_shape import DTYPES, ModelShape
+from actorium.gpu.graphs.capture import Capturer, CudaCapturer
+from actorium.gpu.graphs.prompt_segments import SegmentGraphs
+from actorium.gpu.graphs.step_graphs import DecodeGraphs, why_eager
+from actorium.gpu.models.registry import Model, load_model, read_shape
+from actorium.gpu.plan.beside import Step, planned_bytes
+from actorium.gpu.plan.graph_memory import GRAPH_BYTES, Graphs, planned_graphs
+from actorium.gpu.plan.memory_plan import MemoryPlan, demand_of, make_plan
+from actorium.gpu.plan.shape import read_plan_shape
+from actorium.gpu.plan.sizes import device_budget, page_table_width
+from actorium.gpu.step.pools import make_draft_pool, make_pools
+from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.staging import transport
+from actorium.gpu.step.states import StatePool
+from actorium.gpu.step.tables import Tables
+from actorium.gpu.weights.quantized import keeps
+from actorium.gpu.worker.measure import Footprint, Meter, caches, held_bytes, profile, taken
+from actorium.gpu.worker.summary import summarize
+from actorium.gpu.worker.warmup import Played, check_numbers, play, rehearse, walk
+
+LOG = logging.getLogger(__name__)
+MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
+           "M_MMAP_THRESHOLD": (-3, 32 << 20)}
+"""glibc's mallopt options: (number, bytes). 32 MiB is the largest threshold it takes."""
+
+POSITION_FLOATS = 6
+"""Of each of a head's dimensions, for as long as a table of positions is made: its sine and cosine
+twice over, and the angles."""
+STATE_BYTES = 64 << 20
+"""Most of the state pool that the steps before the first request may touch on a CPU, where memory
+is taken when it is first written."""
+
+DRIVER_BYTES = 8 * GRAPH_BYTES
+"""Most that the driver is believed to keep of one graph."""
+Say = Callable[[str, str], None]
+"""Told of each phase: (phase, detail)."""
+
+
+class Opened(NamedTuple):
+    """A device with a model on it."""
+
+    runner: Runner
+    ready: Ready
+    footprint: Footprint
+    meter: Meter | None
+    """Of a CPU: it goes on with the steps of requests."""
+    info: WorkerInfo
+
+
+def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float]) -> Opened:
+    """Load the model, allocate, warm up. `seconds` (by phase) is completed and goes into `ready`.
+
+    Raises `BadModel` or `BadConfig` with one line.
+    """
+    device = pick_device(config.device)
+    start = perf_counter()
+    say("loading", "")
+    before = taken(device)
+    path = resolve(config.model.model)
+    shape = read_shape(path, config)  # says what cannot be before it loads
+    most_drafts(config, shape)
+    check_kv_dtype(config.memory.kv_cache_dtype, device, config.device.kernels)
+    check_positions(config, shape, physical_bytes())
+    model = load_model(path, config, device,
+                       lambda what, done, of: say("loading", f"{what} {done}/{of}"))
+    seconds["load"] = perf_counter() - start
+    weights = taken(device) - before
+    start = perf_counter()
+    say("warming", "allocating")
+    runner, footprint, plan = _allocate(config, model, device)
+    footprint.measured |= {"weights": weights, **held_bytes(runner)}
+    seconds["allocate"] = perf_counter() - start
+    start = perf_counter()
+    say("warming", "products")
+    model.ops.tune(device)
+    say("warming", "first steps")
+    meter = _warm_up(config, runner, footprint, say)
+    seconds["warm up"] = perf_counter() - start
+    graphs = _capture(config, runner, footprint, say, seconds)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    ready = Ready(
+        epoch=epoch, page_size=runner.tables.page_size,
+        groups=[PageGroup(pool.pages, group.window)
+                for pool, group in zip(runner.pools, model.shape.groups, strict=True)],
+        slots=runner.tables.slots, max_model_len=model.shape.max_model_len,
+        vocab_size=model.shape.vocab_size, device=f"{device.type} {name}".strip(),
+        checkpoints=runner.states.checkpoints if runner.states else 0,
+        recurrent=runner.states is not None, load_seconds=seconds,
+        drafts=runner.tables.drafts.most)
+    info = summarize(config, model, runner, plan, footprint, graphs, ready.device)
+    return Opened(runner, ready, footprint, meter, info)
+
+
+def pick_device(config: DeviceConfig) -> torch.device:
+    """The device, with torch's threads set. Raises `BadConfig` if it is not there."""
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise BadConfig("device: cuda was asked for, but torch finds no CUDA device",
+                        "device.device")
+    if config.device == "cpu" or not available:
+        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        keep_freed_memory()
+        return torch.device("cpu")
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what a layer frees for the next one.
+
+    By default blocks of megabytes go back to the system at once, and every page of them is cleared
+    and mapped anew for each layer: a quarter of the time of a step of 2,048 tokens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, value in MALLOPT.values():
+            mallopt(option, value)
+
+
+def check_positions(config: Config, shape: ModelShape, memory: int) -> None:
+    """Raise `BadConfig` where the tables of positions and pages alone, which grow with the longest
+    sequence, would take more than half of so many bytes."""
+    angles = POSITION_FLOATS * 4 * shape.head_dim * len(shape.ropes)
+    pages = 4 * (config.scheduler.max_num_seqs + 1) * len(shape.groups)
+    taken = shape.max_model_len * (angles + pages // config.memory.page_size)
+    if taken > memory // 2:
+        raise BadConfig(f"max_model_len: tables of {shape.max_model_len:,} positions take "
+                        f"{taken:,} bytes, and this machine has {memory:,}: ask for less",
+                        "model.max_model_len")
+
+
+def physical_bytes() -> int:
+    """Memory of the machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def most_drafts(config: Config, shape: ModelShape) -> int:
+    """Drafts that a sequence can have in a step. Raises `BadConfig` where they are asked for and
+    the model has no layer to make them."""
+    asked = parse_speculative(config.speculation.speculative)
+    if shape.mtp_layers:
+        return asked.drafts
+    if asked.drafts and not asked.auto:
+        raise BadConfig(f"speculative: {shape.architecture}: the checkpoint has no MTP layer",
+                        "speculation.speculative")
+    return 0
+
+
+def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
+                device: torch.device) -> StatePool | None:
+    """The state pool of a model with recurrent layers."""
+    if shape.state is None:
+        return None
+    return StatePool(shape.state, len(shape.recurrent), slots, checkpoints,
+                     DTYPES[config.memory.state_dtype], shape.dtype, device,
+                     most_drafts(config, shape))
+
+
+def _warm_up(config: Config, runner: Runner, footprint: Footprint, say: Say) -> Meter | None:
+    """The first steps: on CUDA of every form; on a CPU ever larger ones, of which the temporaries
+    are measured."""
+    most = config.scheduler.max_num_batched_tokens
+    check_numbers(runner, resolve(config.model.model), most)
+    if runner.moves.device.type != "cpu":
+        walk(runner, most, say)
+        return None
+    rehearse(runner, min(2, most))
+    meter = Meter(footprint, caches(runner))
+    rows = runner.tables.slots
+    if runner.states is not None:
+        rows = max(1, STATE_BYTES * (rows + runner.states.checkpoints) // runner.states.bytes)
+    profile(meter, most, lambda tokens: rehearse(runner, tokens, rows))
+    return meter
+
+
+def _allocate(config: Config, model: Model, device: torch.device
+              ) -> tuple[Runner, Footprint, MemoryPlan]:
+    """A runner with what the memory plan gives it, what the plan and CUDA say of its bytes, and the
+    plan."""
+    shape = model.shape
+    size, dtype = config.memory.page_size, kv_dtype(config.memory.kv_cache_dtype, shape.dtype)
+    slots = config.scheduler.max_num_seqs + 1
+    moves = transport(device, model.ops.apply_plan, config.device.kernels == "triton")
+    tables = Tables(moves, slots, page_table_width(shape.max_model_len, size), size,
+                    shape.vocab_size, shape.max_model_len, len(shape.groups),
+                    most_drafts(config, shape), model.ops.sampling)
+    sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
+    runner = Runner(model, sinks, tables, make_states(config, shape, slots, 0, device),
+                    make_draft_pool(shape, 1, size, dtype, device),
+                    force=parse_acceptance(config.speculation.force_acceptance))
+    workspace, step = 0, Step(0, 0)
+    graphs = _graphs(config, runner)
+    fp8 = keeps(device, config.device.kernels, config.model.quantization)
+    if device.type == "cuda":
+        workspace, step = _cuda_workspace(config, runner, device)
+        budget = _cuda_budget(config, runner, device, workspace + _graph_bytes(runner, graphs))
+        plan = plan_caches(config, budget, "memory_fraction", tables.drafts.most > 0, fp8)
+    else:
+        plan = plan_caches(config, config.memory.kv_cache_bytes, "kv_cache_bytes",
+                           tables.drafts.most > 0, fp8)
+    if plan.checkpoints:
+        runner.states = None
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        runner.states = make_states(config, shape, slots, plan.checkpoints, device)
+    pages = [pool.pages for pool in plan.pools]
+    runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
+    runner.draft_with(make_draft_pool(shape, pages[-1], size, dtype, device))
+    footprint = Footprint(planned_bytes(plan, graphs), {"workspace": workspace}, step)
+    return runner, footprint, plan
+
+
+def plan_caches(config: Config, budget: int, name: str, drafts: bool = True,
+                fp8: bool = True) -> MemoryPlan:
+    """What `actorium plan` prints for this model and so many bytes; name: of their setting; drafts:
+    the layer that makes them is there, if its config tells of it; fp8: weights in FP8 stay so.
+
+    Raises `BadModel` and `BadConfig`.
+    """
+    where = resolve(config.model.model) / "config.json"
+    shape = read_plan_shape(read_json(where), where, config.model.dtype,
+                            config.model.max_model_len, config.model.quantization)
+    shape = shape if fp8 else replace(shape, fp8=None)
+    demand = demand_of(config)
+    return make_plan(shape, demand if drafts else demand._replace(drafts=0), budget, name)
+
+
+def _cuda_workspace(config: Config, runner: Runner, device: torch.device) -> tuple[int, Step]:
+    """Bytes of the largest step's temporaries, and its size: it is run, over the sink page, as many
+    prompts and as a single one."""
+    tokens = config.scheduler.max_num_batched_tokens
+    single = Played([(0, max(1, min(tokens, runner.tables.max_len - 1)))])
+    rehearse(runner, tokens)
+    play(runner, single)
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step = rehearse(runner, tokens)
+    play(runner, single)
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before, step
+
+
+def _cuda_budget(config: Config, runner: Runner, device: torch.device, workspace: int) -> int:
+    """Bytes for states and pages, beside the largest step's temporaries. The live states are there
+    already."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    held = runner.states.bytes if runner.states else 0
+    return device_budget(config.memory.memory_fraction, total, total - free - held, workspace)
+
+
+# --- graphs --------------------------------------------------------------------------------------
+
+def _graphs(config: Config, runner: Runner) -> Graphs:
+    """Those to capture."""
+    why = why_eager(runner.model, runner.moves.device)
+    if runner.moves.device.type == "cuda":
+        for what, reason in (("steps of decodes", why.decodes), ("segments", why.segments)):
+            if reason:
+                LOG.info("no graphs of %s: %s", what, reason)
+    return planned_graphs(config, runner.tables.drafts.most, why)
+
+
+def _to_capture(runner: Runner, graphs: Graphs, capturer: Capturer
+                ) -> tuple[DecodeGraphs | None, SegmentGraphs | None]:
+    """These graphs, of one memory. Decodes come first: the logits of the largest take most."""
+    return (DecodeGraphs(runner, capturer, graphs.decodes) if graphs.decodes else None,
+            SegmentGraphs(runner, capturer, graphs.tokens) if graphs.tokens else None)
+
+
+def _graph_bytes(runner: Runner, graphs: Graphs) -> int:
+    """Bytes that graphs will take: of each kind the largest one is captured, over the sink page,
+    and the next one, as which all others count; they are given up again."""
+    if not any(graphs):
+        return 0
+    device, total = runner.moves.device, 0
+    kinds = []
+    seen = [_memory(device)]
+    for kind in _to_capture(runner, graphs, CudaCapturer(device)):
+        if kind is None:
+            continue
+        kinds.append(kind)  # those before keep their memory
+        for most in (1, 2):
+            kind.capture(_unsaid, most)
+            seen.append(_memory(device))
+        first, next_one = (graphs_took(*pair, 1) for pair in pairwise(seen[-3:]))
+        total += first + (len(kind.shapes) - 1) * next_one
+    return total
+
+
+def _unsaid(phase: str, detail: str) -> None:
+    pass
+
+
+def _capture(config: Config, runner: Runner, footprint: Footprint, say: Say,
+             seconds: dict[str, float]) -> Graphs:
+    """Capture the runner's graphs, now that its pages are there."""
+    graphs = _graphs(config, runner)
+    if not any(graphs):
+        return graphs
+    device, start = runner.moves.device, perf_counter()
+    before = _memory(device)
+    decodes, segments = _to_capture(runner, graphs, CudaCapturer(device))
+    for kind in (decodes, segments):
+        if kind is not None:
+            kind.capture(say)
+    captured = len(graphs.decodes) + len(graphs.tokens)
+    footprint.measured["graphs"] = graphs_took(before, _memory(device), captured)
+    runner.graphs, runner.segments = decodes, segments
+    seconds["graphs"] = perf_counter() - start
+    if device.type == "cuda":
+        start = perf_counter()
+        walk(runner, max(graphs.tokens, default=1), say)  # as these serve them
+        seconds["warm up"] += perf_counter() - start
+    return graphs
+
+
+class Memory(NamedTuple):
+    """Of a device; bytes."""
+
+    free: int
+    """Of all of it, whoever took the rest."""
+    reserved: int
+    """By torch in this process, pools of graphs included."""
+
+
+def _memory(device: torch.device) -> Memory:
+    free = _free_bytes(device)
+    return Memory(free, torch.cuda.memory_reserved(device) if device.type == "cuda" else 0)
+
+
+def graphs_took(before: Memory, after: Memory, captured: int) -> int:
+    """Bytes that so many graphs took between two readings: torch's share, which is this process's
+    own, and the driver's. The driver tells what is free on the whole device alone, and other
+    processes allocate as well; so of that no more is believed than graphs can take."""
+    pools = max(0, after.reserved - before.reserved)
+    driver = before.free - after.free - pools
+    return pools + min(max(0, driver), DRIVER_BYTES * captured)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Of the whole device, when torch has given back what it keeps for later."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]

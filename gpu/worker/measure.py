@@ -1,0 +1,169 @@
+"""Bytes as they are: what the worker holds, beside what the memory plan expected of it.
+
+On CUDA torch counts what it allocates. A CPU has no such books, so there the process is asked for
+its resident pages; those of the caches, which take their memory when they are first written, are
+asked for apart and taken off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actorium.actors.messages import StepPlan
+from actorium.gpu.plan.beside import Step
+from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.tables import Tables
+
+PROFILE_SECONDS = 0.1
+"""What the next step of the profile at start-up may take on a CPU. It comes on top of the time to
+the first token; what is left of the largest step is measured when requests bring it."""
+GROWTH = 1.5
+"""A step is measured when it is so many times larger than all before it."""
+
+
+class Footprint:
+    """Bytes by name (weights, tables, states, pages, workspace): measured beside planned."""
+
+    def __init__(self, planned: Mapping[str, int], measured: Mapping[str, int],
+                 step: Step = Step(0, 0)) -> None:
+        """step: the largest that `workspace` was measured at; 0 = none."""
+        self.planned, self.measured, self.step = dict(planned), dict(measured), step
+
+    def gauges(self) -> dict[str, float]:
+        """For the heartbeat: `<name>_bytes`, `<name>_bytes_planned`, and the tokens and rows of the
+        step that the workspace was measured at."""
+        told = {f"{name}_bytes": count for name, count in self.measured.items()}
+        told |= {f"{name}_bytes_planned": count for name, count in self.planned.items()}
+        told |= {"workspace_tokens": self.step.tokens, "workspace_rows": self.step.rows}
+        return {name: float(count) for name, count in told.items()}
+
+
+class Meter:
+    """Follows the temporaries of steps on a CPU: the most that the process has held beyond what it
+    held when the meter was made, less the growth of the caches.
+
+    Made when one small step has been run, so that the code that every step needs is in memory.
+    """
+
+    def __init__(self, footprint: Footprint, caches: Iterable[Tensor]) -> None:
+        self.footprint = footprint
+        self._caches = list(caches)
+        self._peak = "VmHWM" if _reset_peak() else "VmRSS"
+        self._base = _status("VmRSS") - resident(self._caches)
+
+    def after(self, plan: StepPlan, window: int = 1) -> bool:
+        """A step has been run: measure if it was larger than all before; True if so. window: rows
+        of each of its decodes."""
+        step = size_of(plan, window)
+        seen = self.footprint.step
+        if step.tokens < GROWTH * seen.tokens and step.rows < GROWTH * seen.rows:
+            return False
+        self.take(step)
+        return True
+
+    def take(self, step: Step) -> None:
+        """Measure after a step of this size."""
+        held = _status(self._peak) - resident(self._caches) - self._base
+        told, seen = self.footprint, self.footprint.step
+        told.measured["workspace"] = max(told.measured.get("workspace", 0), held)
+        told.step = Step(max(seen.tokens, step.tokens), max(seen.rows, step.rows))
+
+
+def size_of(plan: StepPlan, window: int = 1) -> Step:
+    """Tokens and rows of a step; rows: at most, since not every extend ends its prompt."""
+    extend = np.frombuffer(plan.extend, np.int32).reshape(-1, 2)
+    decodes = len(plan.decode) // 4 * window
+    return Step(int(extend[:, 1].sum()) + decodes, len(extend) + decodes)
+
+
+def profile(meter: Meter, largest: int, run: Callable[[int], Step]) -> None:
+    """Run ever larger steps up to `largest` tokens, as long as the next one is quick.
+
+    run(tokens): runs a step of so many tokens and tells its size.
+    """
+    tokens = min(8, largest)
+    while True:
+        began = perf_counter()
+        meter.take(run(tokens))
+        spent = perf_counter() - began
+        if tokens == largest or 4 * spent > PROFILE_SECONDS:
+            return
+        tokens = min(4 * tokens, largest)
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+def held_bytes(runner: Runner) -> dict[str, int]:
+    """Bytes that the runner's tables, states and pages were allocated with."""
+    return {"tables": tables_bytes(runner.tables),
+            "states": runner.states.bytes if runner.states else 0,
+            "pages": sum(pool.bytes for pool in runner.all_pools)}
+
+
+def tables_bytes(tables: Tables) -> int:
+    """Bytes of the resident tables, without what rare parameters add to them."""
+    drafts = (tables.drafts.tokens, tables.drafts.accepted) if tables.drafts.most else ()
+    return sum(array.nbytes for array in (tables.last_token, tables.seq_len, tables.ended,
+                                          tables.record, tables.eos, *tables.pages, *drafts))
+
+
+def caches(runner: Runner) -> list[Tensor]:
+    """Every tensor of pages and states."""
+    found = [layer for pool in runner.all_pools for layer in pool.layers]
+    if runner.states is not None:
+        found += [part for layer in runner.states.layers for part in layer]
+    return found
+
+
+def taken(device: torch.device) -> int:
+    """Bytes that the process has taken on the device: torch's on CUDA, else those of memory that no
+    file lies behind, without what was freed and is kept for later."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    return _status("RssAnon")
+
+
+def resident(tensors: Iterable[Tensor]) -> int:
+    """Bytes of CPU tensors that lie in memory; those never touched do not."""
+    mincore = getattr(ctypes.CDLL(None), "mincore", None)
+    if mincore is None:
+        return 0
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    page, total = mmap.PAGESIZE, 0
+    for tensor in tensors:
+        first = tensor.data_ptr() // page * page
+        pages = -(-(tensor.data_ptr() + tensor.nbytes - first) // page)
+        there = np.zeros(pages, np.uint8)
+        if mincore(first, pages * page, there.ctypes.data) == 0:
+            total += page * int((there & 1).sum())
+    return total
+
+
+def _status(field: str) -> int:
+    """Bytes of a field of this process's status; 0 where there is none."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return 1024 * int(line.split()[1])
+    return 0
+
+
+def _reset_peak() -> bool:
+    """Let the highest resident size be that of now. False where the system does not let us."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,194 @@
+"""Busy and idle time of the device, step by step.
+
+Two events of a step, before and behind what it queues, tell its span and the gap before it; of the
+gaps within a step they tell nothing. So three figures, in a step's result:
+
+- `idle_us`: from the end of a step to the begin of the next one, while sequences went on. For this
+  stretch the stream had nothing: the device idled, all of it.
+- `busy_us`: the step's span.
+- `late_us`, of the span: the most that the device may have idled within it because the host was
+  still queueing. Where the device has not come to the step's begin by the time that the host has
+  queued its end, the step lay there whole, and this is 0. Else it is the time that queueing took,
+  or the span where that is shorter: afterwards the host keeps nothing from the device. Steps from
+  graphs are queued in a few calls, so this is close to what was idle; a step that is launched
+  operation by operation may have kept the device busy all the while.
+
+Hence the device idled at least `idle_us`, and because of the host at most `idle_us + late_us`,
+but for the microseconds from a launch to its begin on an idle device. What no figure here has: the
+gaps of a microsecond or so between kernels that were all queued, and waits for another stream.
+
+Not yet compared on a device: `benchmarks/gpu_idle.py` holds these figures against the kernels'
+intervals that torch.profiler (CUPTI) tells of the same steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from time import monotonic_ns, perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from actorium.actors.messages import StepPlan, StepResult
+from actorium.gpu.step.runner import Launched, Runner
+
+if TYPE_CHECKING:
+    from actorium.gpu.worker.tracing import StepTrace
+
+
+class Live:
+    """Slots whose sequence goes on, as results tell: while there is one, a gap is idle time."""
+
+    def __init__(self) -> None:
+        self._slots: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    def take(self, plan: StepPlan, result: StepResult, slots: Any) -> None:
+        """Follow one step; slots: i32[rows], of its sampled rows."""
+        if plan.release:
+            self._slots.difference_update(np.frombuffer(plan.release, np.int32).tolist())
+        if plan.admit:
+            self._slots.update(a.slot for a in plan.admit)
+        if any(result.finish):
+            end = np.frombuffer(result.finish, np.uint8) > 0
+            self._slots.difference_update(slots[end].tolist())
+
+
+class Timed:
+    """A step under way, with its times to come."""
+
+    def __init__(self, clock: Clock | CudaClock, launched: Launched, start: Any, end: Any,
+                 first: bool, late: int) -> None:
+        """first: since the slots were forgotten; late: microseconds that the host was still
+        queueing when the device had begun, at most."""
+        self._clock, self._launched = clock, launched
+        self._start, self._end, self._first, self._late = start, end, first, late
+
+    def result(self) -> StepResult:
+        """Wait for the step; its result, with its times."""
+        if self._first:
+            self._clock.forget()
+        return self._clock.result(self._launched, self._start, self._end, self._late)
+
+
+class Clock:
+    """Host clock: on a CPU a launch runs the step."""
+
+    waits = False
+
+    def __init__(self, trace: StepTrace | None = None) -> None:
+        """trace: is told of every step as well."""
+        # Of the thread that harvests:
+        self._last: Any = None
+        self._live = Live()
+        self._trace = trace
+        # Of the one that launches:
+        self._first = True
+
+    def reset(self) -> None:
+        """The slots are forgotten; the next step follows no other. For the thread that launches:
+        the one that harvests hears of it with that step, when those before are over."""
+        self._first = True
+
+    def forget(self) -> None:
+        """What `reset` means, for the thread that harvests."""
+        self._last, self._live = None, Live()
+        if self._trace is not None:
+            self._trace.reset()
+
+    def _timed(self, launched: Launched, start: Any, end: Any, late: int = 0) -> Timed:
+        first, self._first = self._first, False
+        return Timed(self, launched, start, end, first, late)
+
+    def launch(self, runner: Runner, plan: StepPlan) -> Timed:
+        """Run the step."""
+        start = perf_counter()
+        launched = runner.launch(plan)
+        end = perf_counter()
+        if self._trace is not None:
+            self._trace.ran(plan, start, end)
+        return self._timed(launched, start, end)
+
+    def result(self, launched: Launched, start: Any, end: Any, late: int) -> StepResult:
+        """Complete a step, in the order of launching. late: see `Timed`."""
+        trace, begun = self._trace, 0 if self._trace is None else monotonic_ns()
+        busy = self._between(start, end)
+        result = launched.result(busy, self._gap(start), min(busy, late))
+        self._last = end
+        self._live.take(launched.plan, result, launched.slots)
+        if trace is not None:
+            trace.harvested(launched.plan, begun)
+        return result
+
+    def _gap(self, start: Any) -> int:
+        return self._between(self._last, start) if self._live and self._last is not None else 0
+
+    def _between(self, first: Any, second: Any) -> int:
+        return max(0, round((second - first) * 1e6))
+
+
+class CudaClock(Clock):
+    """Events on the stream, used over and over."""
+
+    waits = True
+
+    def __init__(self, trace: StepTrace | None = None) -> None:
+        super().__init__(trace)
+        self._free: deque[Any] = deque()
+
+    def launch(self, runner: Runner, plan: StepPlan) -> Timed:
+        """Queue the step."""
+        # A step begins when the device's part is queued: what the host prepares before is no
+        # work of the device's, and while there is none it idles.
+        start, end, trace = self._event(), self._event(), self._trace
+        begun = 0.0
+
+        def begin() -> None:
+            nonlocal begun
+            begun = perf_counter()
+            start.record()
+
+        if trace is None:
+            launched = runner.launch(plan, begin)
+        else:
+            trace.begin()
+            launched = runner.launch(plan, partial(trace.queue, plan, begin))
+        end.record()
+        late = round((perf_counter() - begun) * 1e6) if start.query() else 0
+        if trace is not None:
+            trace.launched(plan)
+        return self._timed(launched, start, end, late)
+
+    def forget(self) -> None:
+        if self._last is not None:
+            self._free.append(self._last)
+        super().forget()
+
+    def result(self, launched: Launched, start: Any, end: Any, late: int) -> StepResult:
+        end.synchronize()
+        before = self._last
+        if self._trace is not None:
+            now, busy = monotonic_ns(), self._between(start, end)
+            gap = 0 if before is None else self._between(before, start)
+            self._trace.seen(launched.plan, gap, busy, now, min(busy, late))
+        result = super().result(launched, start, end, late)
+        # Another thread takes them: a deque's ends are safe.
+        self._free += [start] if before is None else [start, before]
+        return result
+
+    def _event(self) -> Any:
+        """One that is over, or a new one."""
+        return self._free.popleft() if self._free else torch.cuda.Event(enable_timing=True,
+                                                                        blocking=True)
+
+    def _between(self, first: Any, second: Any) -> int:
+        return max(0, round(first.elapsed_time(second) * 1e3))
+
+
+def clock(device: torch.device, trace: StepTrace | None = None) -> Clock:
+    """The clock of a device."""
+    return CudaClock(trace) if device.type == "cuda" else Clock(trace)

@@ -1,0 +1,231 @@
+"""The steps before the first request: the model's first numbers are looked at, and every kernel is
+met in each form that a request can meet it in.
+
+Triton compiles a kernel anew, for a second or more, for each form of its arguments: constants that
+follow from a step's shape, the dtypes, and what it assumes of integers and addresses. vLLM's and
+SGLang's users know the stall as that of the first request of a kind. What varies from step to step
+is named in the kernels as nothing to specialise on (see `kernels.triton`), so that the forms are
+few; `walk` meets these. `tests/gpu/step/test_warmup_forms.py` holds them against those that
+requests meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from actorium.actors.errors import BadModel
+from actorium.actors.messages import Admit, RowMask, StepPlan
+from actorium.actors.params import Resolved
+from actorium.gpu.plan.beside import Step
+from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.tables import Tables
+
+LONG = 8192
+"""Tokens of the longest context that is played. From one or two thousand on keys are shared out
+among programs (`kernels.triton.extend.splits_of`, `kernels.triton.decode.shares`), however many."""
+FEW = 64
+"""Tokens of the longest question about it."""
+Say = Callable[[str, str], None]
+"""Told of each phase: (phase, detail)."""
+
+GREEDY = Resolved(max_tokens=1 << 20, temperature=0.0)
+
+
+def _params(**fields: Any) -> Resolved:
+    return Resolved(max_tokens=1 << 20, **fields)
+
+
+PARAMS = (
+    _params(temperature=1.0),
+    _params(temperature=1.0, top_k=2),
+    _params(temperature=0.7, top_p=0.9),
+    _params(temperature=0.7, min_p=0.1),
+    _params(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
+    # What changes logits widens them first: to those who draw they are of another dtype then.
+    _params(temperature=0.0, logit_bias={0: 1.0, 1: -1.0}),
+    _params(temperature=1.0, logit_bias={0: 1.0, 1: -1.0}),
+    _params(temperature=0.7, top_k=20, logit_bias={0: 1.0, 1: -1.0}),
+    _params(temperature=1.0, eos_ids=(0, 1), min_tokens=1 << 19),
+    _params(temperature=0.0, logprobs=0),
+    _params(temperature=1.0, logprobs=3, prompt_logprobs=3),
+    _params(temperature=0.0, logprobs=2, logprob_ids=(0, 1)),
+    _params(temperature=1.0, masked=True),
+    _params(temperature=0.0, masked=True, logit_bias={0: 1.0}),
+    _params(temperature=0.0, presence_penalty=0.5, logit_bias={0: 1.0}),
+)
+"""Ways through the sampler beside the greedy one."""
+PENALTIES = (
+    _params(temperature=0.0, repetition_penalty=1.1),
+    _params(temperature=1.0, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.5),
+)
+"""These are counted when a window is committed, and each window is a form."""
+
+
+def check_numbers(runner: Runner, path: Path, most: int) -> None:
+    """A step over a few tokens, `most` at the most: raise `BadModel` where the model at `path`
+    makes no numbers of them, since its weights are nan or infinite. The tables are left empty."""
+    t = runner.tables
+    ids = np.arange(max(1, min(8, most, t.vocab, t.max_len - 1)), dtype=np.int32)
+    pages = np.zeros(t.groups * -(-len(ids) // t.page_size), np.int32).tobytes()
+    admit = Admit(1, ids.tobytes(), len(ids), 0, pages, Resolved(max_tokens=1, logprobs=0), 1)
+    found = runner.run(StepPlan(0, 0, admit=[admit],
+                                extend=np.array([[1, len(ids)]], np.int32).tobytes()))
+    runner.run(StepPlan(0, 0, release=np.array([1], np.int32).tobytes()))
+    if not all(np.isfinite(np.frombuffer(row.chosen, np.float32)).all() for row in found.logprobs):
+        raise BadModel(f"model: {path}: what it says to its first tokens is nan or infinite: its "
+                       "weights are damaged", "model")
+
+
+def rehearse(runner: Runner, tokens: int, rows: int = 1 << 16) -> Step:
+    """Run an extend step of `tokens` tokens in all and a decode step, over the sink page; the size
+    of the larger one.
+
+    As many sequences as there are slots, if there are enough tokens, but at most `rows`. The tables
+    are left empty.
+    """
+    t, drafts = runner.tables, runner.tables.drafts.most
+    rows = max(1, min(t.slots - 1, tokens, rows))
+    each = np.full(rows, tokens // rows)
+    each[:tokens % rows] += 1
+    each = np.clip(each, 1, max(1, t.max_len - 1))
+    params = Resolved(max_tokens=2, temperature=1.0, top_k=2, top_p=0.9)
+    slots = np.arange(1, rows + 1, dtype=np.int32)
+    admits = [Admit(slot, np.zeros(n, np.int32).tobytes(), n, 0,
+                    np.zeros(t.groups * -(-n // t.page_size), np.int32).tobytes(), params, slot)
+              for slot, n in zip(slots.tolist(), each.tolist(), strict=True)]
+    extend = np.stack((slots, each.astype(np.int32)), axis=1).tobytes()
+    runner.run(StepPlan(0, 0, admit=admits, extend=extend, drafts=drafts))
+    runner.run(StepPlan(0, 0, decode=slots.tobytes(), drafts=drafts))
+    runner.run(StepPlan(0, 0, release=slots.tobytes()))
+    rows *= 1 + drafts
+    return Step(max(int(each.sum()), rows), rows)
+
+
+class Played(NamedTuple):
+    """Sequences that begin together."""
+
+    rows: Sequence[tuple[int, int]]
+    """(tokens that are in the pages already, tokens computed) of each."""
+    drafts: Sequence[int] = ()
+    """Drafts that each decode step after that makes, which the next one verifies. The first one
+    has as many to verify as there can be."""
+    beside: int = 0
+    """Tokens of a prompt that is computed beside each decode step."""
+    params: Resolved = GREEDY
+    left: int = 0
+    """Tokens of the prompts that are not computed."""
+
+
+@torch.inference_mode()
+def walk(runner: Runner, budget: int, say: Say) -> None:
+    """Run steps of every form that requests can bring, over the sink page, and leave the tables and
+    states as they were made.
+
+    budget: tokens of the largest step. With graphs and segments the steps are run by these.
+    """
+    plays = list(played(runner.tables, budget))
+    for number, each in enumerate(plays):
+        say("warming", f"kernels {number}/{len(plays)}")
+        play(runner, each)
+    if runner.states is not None:
+        _checkpoints(runner)
+        runner.states.clear()
+    runner.tables.clear()
+    runner.served.update(dict.fromkeys(runner.served, 0))
+
+
+def played(t: Tables, budget: int) -> Iterator[Played]:
+    """What `walk` plays."""
+    most, slots, room = t.drafts.most, t.slots - 1, max(1, t.max_len - 1)
+    each = [d for window in range(most + 1, 0, -1) for d in (window - 1, most)] if most else [0]
+    ends = [0, most] if most else [0]
+    # Tiles of products follow from the number of rows, which in the last layer, and in the product
+    # with the head, are all only where the prompt's own tokens are weighed.
+    for tokens in _powers(budget):
+        yield Played(_shared(tokens, room, slots), params=_params(prompt_logprobs=0))
+    yield Played([(0, 1)] * min(slots, budget))
+    yield Played(_shared(min(budget, max(1, room - 1)), room, slots)[:1], left=1)
+    for tokens in _powers(min(FEW, budget, room - 1)):
+        yield Played([(min(LONG, room) - tokens, tokens)])
+    for rows in _powers(min(slots, budget)):
+        yield Played([(0, 1)] * rows, each)
+    for context in {1, max(1, min(LONG, room - 1))}:
+        yield Played([(context - 1, 1)], each)
+        for tokens in {1, min(5, budget), min(FEW, budget)}:
+            yield Played([(context - 1, 1)], each, min(tokens, room))
+    # A row alone has other strides than several, and behind an odd one addresses are odd as well.
+    yield Played([(0, 1)] * min(2, slots, budget), each, 1)
+    few = min(3, budget, room)
+    for params in PARAMS:
+        yield Played([(0, few)], ends, 0, params)
+    for params in PENALTIES:
+        yield Played([(0, few)], each, 0, params)
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return sorted({1 << i for i in range(max(0, most).bit_length())} | {most}) if most > 0 else []
+
+
+def _shared(tokens: int, most: int, rows: int) -> list[tuple[int, int]]:
+    """So many tokens as prompts of at most `most`, as few as will do."""
+    rows = min(rows, -(-tokens // most))
+    return [(0, min(most, (tokens + i) // rows)) for i in range(rows)]
+
+
+def play(runner: Runner, what: Played) -> None:
+    """Run it, over the sink page, which is all that blank page tables name."""
+    t, most = runner.tables, runner.tables.drafts.most
+    slots = np.arange(1, len(what.rows) + 1, dtype=np.int32)
+    counts = np.array([count for _, count in what.rows], np.int32)
+    runner.run(StepPlan(0, 0, admit=[
+        _admit(slot, cached + count + what.left, what.params)
+        for slot, (cached, count) in zip(slots.tolist(), what.rows, strict=True)]))
+    for slot, (cached, _) in zip(slots.tolist(), what.rows, strict=True):
+        t.sequences[slot].done = cached  # as if chunks before had computed them
+    ends = [] if what.left else slots.tolist()
+    runner.run(StepPlan(0, 0, extend=np.stack((slots, counts), 1).tobytes(), drafts=most,
+                        masks=_masks(t, what.params, ends, 1)))
+    window, other = 1 + most, len(slots) + 1
+    beside = what.beside if other < t.slots else 0
+    for drafts in what.drafts:
+        runner.run(StepPlan(
+            0, 0, release=_i4(*[other] * (other in t.sequences)),
+            admit=[_admit(other, beside, what.params)] * bool(beside),
+            extend=_i4(other, beside) if beside else b"", decode=slots.tobytes(), drafts=drafts,
+            masks=_masks(t, what.params, slots.tolist(), window)))
+        window = 1 + drafts
+    runner.run(StepPlan(0, 0, release=_i4(*t.sequences)))
+
+
+def _checkpoints(runner: Runner) -> None:
+    """A state is kept in the middle of a prompt and at its end, and another sequence begins with
+    it."""
+    states, t = runner.states, runner.tables
+    if states is None or not states.checkpoints or t.max_len < 4:
+        return
+    saves = [(1, 1, 1), (1, min(2, states.checkpoints), 2)]
+    runner.run(StepPlan(0, 0, admit=[_admit(1, 2, GREEDY)], extend=_i4(1, 2),
+                        checkpoints=_i4(*saves[0], *saves[1])))
+    begins = _admit(1, 3, GREEDY, cached=2, checkpoint=1)
+    runner.run(StepPlan(0, 0, release=_i4(1), admit=[begins], extend=_i4(1, 1)))
+    runner.run(StepPlan(0, 0, release=_i4(1)))
+
+
+def _admit(slot: int, tokens: int, params: Resolved, cached: int = 0, checkpoint: int = 0) -> Admit:
+    return Admit(slot, bytes(4 * tokens), tokens, cached, b"", params, slot, checkpoint)
+
+
+def _masks(t: Tables, params: Resolved, slots: Sequence[int], window: int) -> list[RowMask]:
+    """Masks that allow everything, of every row, where the parameters want masks."""
+    bits = b"\xff" * (4 * -(-t.vocab // 32))
+    return [RowMask(slot, row, bits) for slot in slots for row in range(window) if params.masked]
+
+
+def _i4(*values: int) -> bytes:
+    return np.array(values, np.int32).tobytes()

@@ -1,0 +1,166 @@
+"""Attention over paged keys and values, in C: the `Attend`s of steps on the CPU.
+
+Pages are bf16. Those in FP8 are made bf16 when they are read, some megabytes at a time; their
+scales go into the queries and the results. Pages of other dtypes are served by torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from actorium.kernels.reference.attention import Attend, Chunk, seen_pages, torch_decode
+from actorium.kernels.reference.kv import key_and_value_scales, scaled_heads
+
+TILE_DIM = 32
+"""What the head dimension must be a multiple of for `paged_extend`."""
+WIDENED = 1 << 25
+"""Elements of pages in FP8 that a decode makes bf16 at a time, unless one sequence has more."""
+
+
+class NativeDecode:
+    """The C kernel `paged_decode`: the last tokens of every sequence."""
+
+    def __init__(
+        self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, span: int, q_len: int,
+        page_size: int, window: int, scale: float,
+    ) -> None:
+        """See `attention.torch_decode`, which serves pages that the kernel does not."""
+        self.lib, self.threads, self.pages, self.lens = lib, threads, pages, lens.contiguous()
+        self.span, self.q_len, self.page_size = span, q_len, page_size
+        self.window, self.scale = window, scale
+        self.plain: Attend | None = None
+        self.seen: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
+                 scales: Tensor | None = None) -> Tensor:
+        """See `Attend`."""
+        if layer.dtype.itemsize > 1 and layer.dtype is not torch.bfloat16:
+            return self._plain(q, layer, out, scales)
+        out = q.new_empty(q.shape) if out is None else out
+        if layer.dtype is torch.bfloat16:
+            self._run(q, layer, self.pages, self.lens, out)
+            return out
+        return scaled(q, out, scales, lambda x: self._widened(x, layer, out))
+
+    def _run(self, q: Tensor, layer: Tensor, pages: Tensor, lens: Tensor, out: Tensor) -> None:
+        rows, heads, dim = q.shape
+        self.lib.paged_decode(
+            q.data_ptr(), q.stride(0), layer.data_ptr(), pages.data_ptr(), pages.stride(0),
+            lens.data_ptr(), out.data_ptr(), rows, self.q_len, heads, layer.shape[1] // 2, dim,
+            self.page_size.bit_length() - 1, self.window, self.scale, self.threads)
+
+    def _widened(self, q: Tensor, layer: Tensor, out: Tensor) -> None:
+        """Over pages in FP8, of some sequences at a time."""
+        if self.seen is None:
+            self.seen = self._seen()
+        tables, lens = self.seen
+        each = max(1, tables.shape[1] * self.page_size * layer[0].numel())
+        step = max(1, WIDENED // each)
+        for at in range(0, len(lens), step):
+            own, rows = tables[at:at + step], slice(at * self.q_len, (at + step) * self.q_len)
+            wide = widen(self.lib, self.threads, layer, own, self.page_size)
+            self._run(q[rows], wide, torch.arange(own.numel(), dtype=torch.int32).view(own.shape),
+                      lens[at:at + step], out[rows])
+
+    def _seen(self) -> tuple[Tensor, Tensor]:
+        """The page tables without what no row sees, and lengths that go with them."""
+        tables, lens = self.pages, self.lens
+        if self.window:
+            tables, lens = seen_pages(tables, lens, self.page_size, self.window + self.q_len - 1)
+        width = -(-int(lens.max()) // self.page_size) if len(lens) else 0
+        return tables[:, :max(1, width)].contiguous(), lens.contiguous()
+
+    def _plain(self, q: Tensor, layer: Tensor, out: Tensor | None,
+               scales: Tensor | None) -> Tensor:
+        if self.plain is None:
+            self.plain = torch_decode(self.pages, self.lens, self.span, self.q_len, self.page_size,
+                                      self.window, self.scale)
+        return self.plain(q, layer, out, scales)
+
+
+class NativeExtend:
+    """The C kernel `paged_extend`: chunks of sequences."""
+
+    def __init__(
+        self, lib: ctypes.CDLL, threads: int, chunks: Tensor, tables: Sequence[Tensor],
+        page_size: int, window: int, scale: float, plain: Callable[[], Attend],
+    ) -> None:
+        """chunks: i64[n, 4]: address of the page table, first row in q, tokens before, tokens.
+        tables: kept alive; plain: makes what serves pages the kernel does not."""
+        self.lib, self.threads, self.chunks = lib, threads, chunks
+        self.tables = {table.data_ptr(): table for table in tables}
+        self.page_size, self.window, self.scale = page_size, window, scale
+        self.plain = plain
+
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
+                 scales: Tensor | None = None) -> Tensor:
+        """See `Attend`."""
+        odd = layer.dtype.itemsize > 1 and layer.dtype is not torch.bfloat16
+        if odd or q.shape[2] % TILE_DIM:
+            return self.plain()(q, layer, out, scales)
+        out = q.new_empty(q.shape) if out is None else out
+        if layer.dtype is torch.bfloat16:
+            self._run(q, layer, self.chunks, out)
+            return out
+        return scaled(q, out, scales, lambda x: self._widened(x, layer, out))
+
+    def _run(self, q: Tensor, layer: Tensor, chunks: Tensor, out: Tensor) -> None:
+        _, heads, dim = q.shape
+        self.lib.paged_extend(
+            q.data_ptr(), q.stride(0), layer.data_ptr(), chunks.data_ptr(), len(chunks),
+            out.data_ptr(), heads, layer.shape[1] // 2, dim, self.page_size.bit_length() - 1,
+            self.window, self.scale, self.threads)
+
+    def _widened(self, q: Tensor, layer: Tensor, out: Tensor) -> None:
+        """Over pages in FP8, chunk by chunk."""
+        size = self.page_size
+        for address, first, start, count in self.chunks.tolist():
+            behind = max(0, start + 1 - self.window) // size if self.window else 0
+            own = self.tables[address][behind:-(-(start + count) // size)]
+            wide = widen(self.lib, self.threads, layer, own, size)
+            table = torch.arange(len(own), dtype=torch.int32)
+            self._run(q, wide, torch.tensor([[table.data_ptr(), first, start - behind * size,
+                                              count]]), out)
+
+
+def scaled(q: Tensor, out: Tensor, scales: Tensor | None,
+           attend: Callable[[Tensor], None]) -> Tensor:
+    """`out`, which `attend` fills for the queries it is given, with the scales of the pages."""
+    if scales is None:
+        attend(q)
+        return out
+    keys, values = key_and_value_scales(scales)
+    attend(scaled_heads(q, keys))
+    return out.copy_(scaled_heads(out, values))
+
+
+@functools.cache
+def numbers(dtype: torch.dtype) -> Tensor:
+    """bf16[256]: what each byte means in this dtype of 8 bits."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.bfloat16)
+
+
+def widen(lib: ctypes.CDLL, threads: int, layer: Tensor, pages: Tensor, page_size: int) -> Tensor:
+    """These pages, i32, of a layer in FP8, one behind the other: bf16[pages * page_size, ...],
+    without their scales."""
+    pages = pages.contiguous()
+    wide = torch.empty((pages.numel() * page_size, *layer.shape[1:]), dtype=torch.bfloat16)
+    lib.widen_pages(layer.data_ptr(), page_size * layer[0].numel(), pages.data_ptr(),
+                    pages.numel(), numbers(layer.dtype).data_ptr(), wide.data_ptr(), threads)
+    return wide
+
+
+def chunk_rows(rows: Sequence[Chunk]) -> Tensor:
+    """`NativeExtend`'s chunks, the most work first."""
+    found: list[tuple[int, int, int, int]] = []
+    first = 0
+    for row in rows:
+        found.append((row.pages.data_ptr(), first, row.start, row.count))
+        first += row.count
+    found.sort(key=lambda c: -c[3] * (2 * c[2] + c[3]))
+    return torch.tensor(found)

@@ -1,0 +1,126 @@
+"""The C kernels (`cpu/`): built once with the machine's compiler, called through ctypes.
+
+Where there is no compiler, or no bf16 worth the trouble, `library` returns None and the torch
+kernels serve. The library shares torch's OpenMP threads: it is linked to the `libgomp.so.1` that
+torch has already loaded, and is not used where torch brought another runtime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno",
+         "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math")
+VERSION = 1
+BUILD_SECONDS = 60.0
+
+_POINTER = [c_void_p]
+SIGNATURES = {
+    "rms_norm": _POINTER * 3 + [c_int64, c_int, c_float, c_int],
+    "silu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
+    "gelu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
+    "rotate_write": _POINTER * 5 + [c_int64, c_int, c_int, c_int, c_float, c_int],
+    "paged_decode": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64]
+                    + [c_int] * 6 + [c_float, c_int],
+    "paged_extend": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p] + [c_int] * 5
+                    + [c_float, c_int],
+    "widen_pages": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int],
+    "delta_step": [c_void_p, c_int64, c_int64] + _POINTER * 9 + [c_float, c_int],
+    "delta_window": [c_void_p, c_int64, c_int64] + _POINTER * 11 + [c_int] * 2 + [c_float, c_int],
+    "delta_extend": [c_void_p, c_int64, c_int64] + _POINTER * 11 + [c_float, c_int],
+    "linear": _POINTER * 5 + [c_int64, c_int, c_int, c_int],
+    "linear_histogram": [c_void_p, c_int64, c_int64, c_void_p],
+    "linear_count": [c_void_p] + [c_int64] * 3 + [c_void_p, c_void_p, c_int],
+    "linear_pack": [c_void_p] + [c_int64] * 3 + _POINTER * 4 + [c_int],
+    "linear_unpack": [c_void_p, c_int64, c_void_p],
+    "linear_packed": _POINTER * 5 + [c_int64, c_int, c_int],
+}
+
+
+@functools.cache
+def library(cache: Path | None = None) -> ctypes.CDLL | None:
+    """The library, built if the cache has none for this source, compiler and processor; None where
+    it cannot be had. torch must be imported before. cache: default `~/.cache/actorium`."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or not _torch_threads_are_gomp():
+        return None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        path = _built(compiler, cache or _default_cache())
+        lib = ctypes.CDLL(str(path))
+        if lib.actorium_version() == VERSION:
+            for name, types in SIGNATURES.items():
+                function = getattr(lib, name)
+                function.argtypes, function.restype = types, None
+            return lib
+    return None
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "actorium"
+
+
+def _built(compiler: str, cache: Path) -> Path:
+    """Path of the shared library. Raises OSError or SubprocessError."""
+    sources = sorted(SOURCES.glob("*.[ch]"))
+    what = (*(s.read_bytes() for s in sources), " ".join(FLAGS).encode(),
+            os.path.realpath(compiler).encode(), _processor().encode())
+    path = cache / f"native-{hashlib.sha256(b'|'.join(what)).hexdigest()[:20]}.so"
+    if path.is_file() and path.stat().st_uid == os.getuid():
+        return path
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        whole = _compiled(compiler, [s for s in sources if s.suffix == ".c"], Path(scratch))
+        os.replace(whole, path)  # whole or not at all, also when two engines build at once
+    return path
+
+
+def _compiled(compiler: str, sources: list[Path], to: Path) -> Path:
+    """The library, its sources compiled side by side, the longest first, and linked.
+
+    Raises OSError or SubprocessError.
+    """
+    def run(*words: str) -> None:
+        subprocess.run([compiler, *FLAGS, *words], check=True, capture_output=True,
+                       timeout=BUILD_SECONDS)
+
+    def compiled(source: Path) -> str:
+        run("-c", "-o", str(to / f"{source.stem}.o"), str(source))
+        return str(to / f"{source.stem}.o")
+
+    sources = sorted(sources, key=lambda s: -s.stat().st_size)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        objects = list(pool.map(compiled, sources))
+    run("-o", str(to / "native.so"), *objects, "-lm")
+    return to / "native.so"
+
+
+def _processor() -> str:
+    """What `-march=native` depends on."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return "".join(dict.fromkeys(
+            line for line in lines if line.startswith(("flags", "Features", "model name"))))
+    return platform.machine() + platform.processor()
+
+
+def _torch_threads_are_gomp() -> bool:
+    """Whether this process has loaded exactly one GNU OpenMP, under the name we link to."""
+    try:
+        maps = Path("/proc/self/maps").read_text().split()
+    except OSError:
+        return False
+    found = {word for word in maps if "libgomp" in word or "libiomp" in word or "libomp" in word}
+    return len(found) == 1 and os.path.basename(found.pop()).startswith("libgomp.so.1")

@@ -1,0 +1,234 @@
+"""Attention over paged keys and values, in torch.
+
+One layer's pages are `kv`: [pages * page_size, 2 * kv_heads, head_dim], keys first. What is read is
+named by token indices (page * page_size + offset), so every page size is the same to the kernels.
+Query heads share key heads in groups (grouped-query attention, arXiv 2305.13245).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actorium.kernels.reference.kv import key_and_value_scales, read_rows, scaled_heads
+
+
+class Chunk(Protocol):
+    """Tokens start..start + count of one sequence, and its page table (i32)."""
+
+    start: int
+    count: int
+    pages: Tensor
+
+
+class Attend(Protocol):
+    """Attention of some rows of a step, made once and called for every layer: (q [N, H, D], the
+    layer's pages, in which the step's own keys and values are) -> [N, H, D], in `out` if given.
+    scales: of the pages, see `kv.write_kv`."""
+
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
+                 scales: Tensor | None = None) -> Tensor: ...
+
+
+class AttentionOps(Protocol):
+    """Kernels of paged attention."""
+
+    @property
+    def reads_lengths(self) -> bool:
+        """A decode costs what the lengths ask for, which it reads on the device, not what the bound
+        `span` would: it can serve from graphs."""
+
+    def decode(
+        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
+        scale: float,
+    ) -> Attend:
+        """See `torch_decode`."""
+
+    def extend(
+        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+    ) -> Attend:
+        """See `torch_extend`."""
+
+
+def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int) -> Tensor:
+    """i64[B, span]: where each row's tokens 0..span lie; places beyond a row's length repeat its
+    token 0, so that what is masked later is still the row's own (a stranger's NaN stays his).
+
+    pages: i32[B, P] with P * page_size >= span; lens: i32[B], >= 1.
+    """
+    place = torch.arange(span, device=pages.device)
+    index = pages.long()[:, place // page_size] * page_size + place % page_size
+    return torch.where(place < lens[:, None], index, index[:, :1])
+
+
+def seen_pages(
+    pages: Tensor, lens: Tensor, page_size: int, seen: int
+) -> tuple[Tensor, Tensor]:
+    """Page tables and lengths that begin with the page of the first of a row's last `seen` tokens.
+
+    What lies behind a window is no longer the row's own, and nobody need read it. pages: i32[B, P];
+    lens: i32[B] -> i32[B, W], i32[B]; a row's tokens up to its length lie within the W pages.
+    """
+    first = (lens - seen).clamp(min=0) // page_size
+    width = min(pages.shape[1], -(-(seen - 1) // page_size) + 1)
+    place = first[:, None] + torch.arange(width, device=pages.device)
+    return pages.gather(1, place.clamp(max=pages.shape[1] - 1)), lens - first * page_size
+
+
+def decode_mask(lens: Tensor, q_len: int, span: int, window: int) -> Tensor:
+    """bool[B, 1, q_len, span]: what each of a row's last q_len tokens sees.
+
+    lens: i32[B], with those tokens in it; window: tokens seen at most, 0 = all.
+    """
+    place = torch.arange(span, device=lens.device)
+    query = lens[:, None] - q_len + torch.arange(q_len, device=lens.device)
+    seen = place <= query[..., None]
+    if window:
+        seen &= place > query[..., None] - window
+    return seen[:, None]
+
+
+def extend_mask(start: int, count: int, window: int, device: torch.device) -> Tensor:
+    """bool[count, start + count]: what tokens start..start+count see of everything up to them."""
+    query = torch.arange(start, start + count, device=device)[:, None]
+    place = torch.arange(start + count, device=device)
+    seen = place <= query
+    if window:
+        seen &= place > query - window
+    return seen
+
+
+def split_kv(kv: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, S, 2 * KVH, D] -> keys and values, both [B, KVH, S, D] (views)."""
+    keys, values = kv.transpose(1, 2).chunk(2, dim=1)
+    return keys, values
+
+
+def paged_decode(q: Tensor, kv: Tensor, index: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention of the last tokens of B sequences.
+
+    q: [B, Q, H, D]; kv: a layer's pages; index: i64[B, S]; mask: bool[B, 1, Q, S] -> [B, Q, H, D].
+    """
+    rows = read_rows(kv, index.view(-1), q.dtype)
+    keys, values = split_kv(rows.view(*index.shape, *kv.shape[1:]))
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+def causal_extend(q: Tensor, kv: Tensor, index: Tensor, scale: float) -> Tensor:
+    """Attention of B whole prompts of one length.
+
+    q: [B, N, H, D]; kv: a layer's pages; index: i64[B, N] -> [B, N, H, D].
+    """
+    rows = read_rows(kv, index.view(-1), q.dtype)
+    keys, values = split_kv(rows.view(*index.shape, *kv.shape[1:]))
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+Masked = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+"""What `paged_decode` computes, of whatever the rows of the pages are."""
+Causal = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""What `causal_extend` computes."""
+
+
+def torch_decode(
+    pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int, scale: float,
+    masked: Masked = paged_decode,
+) -> Attend:
+    """The last q_len tokens of B sequences, each seeing those up to itself.
+
+    pages: i32[B, P]; lens: i32[B], with the q_len new tokens in them; span >= max(lens).
+    """
+    if q_len > 1:
+        # Rows of their own, which read nothing behind themselves: a draft may lie where the table
+        # names no page of the sequence's, and 0 times a stranger's NaN is NaN.
+        pages = pages.repeat_interleave(q_len, 0)
+        places = torch.arange(1 - q_len, 1, device=lens.device, dtype=lens.dtype)
+        lens = (lens[:, None] + places).flatten().clamp(min=1)  # padding may be shorter
+    if window:
+        pages, lens = seen_pages(pages, lens, page_size, window)
+        span = min(span, pages.shape[1] * page_size)
+    index = token_index(pages, lens, page_size, span)
+    mask = decode_mask(lens, 1, span, window)
+
+    return _attend(lambda q, layer: masked(q.unsqueeze(1), layer, index, mask, scale))
+
+
+def torch_extend(
+    rows: Sequence[Chunk], page_size: int, window: int, scale: float,
+    masked: Masked = paged_decode, causal: Causal = causal_extend,
+) -> Attend:
+    """Chunks of several sequences: whole prompts of one length in one call, others one by one."""
+    parts: list[tuple[int, Attend]] = []
+    at = 0
+    while at < len(rows):
+        same, row = 1, rows[at]
+        if _whole(row, window):
+            while (at + same < len(rows) and rows[at + same].count == row.count
+                   and _whole(rows[at + same], window)):
+                same += 1
+            parts.append((same * row.count, _prompts(rows[at:at + same], page_size, scale, causal)))
+        else:
+            parts.append((row.count, _prefixed(row, page_size, window, scale, masked)))
+        at += same
+    if len(parts) == 1:
+        return parts[0][1]
+
+    def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
+            scales: Tensor | None = None) -> Tensor:
+        pieces = q.split([size for size, _ in parts])
+        done = [part(piece, layer, None, scales)
+                for (_, part), piece in zip(parts, pieces, strict=True)]
+        return torch.cat(done, out=out)
+
+    return run
+
+
+def _whole(row: Chunk, window: int) -> bool:
+    """A prompt from its start that no window cuts."""
+    return row.start == 0 and not 0 < window < row.count
+
+
+def _prompts(rows: Sequence[Chunk], page_size: int, scale: float, causal: Causal) -> Attend:
+    count = rows[0].count
+    pages = torch.stack([row.pages[:-(-count // page_size)] for row in rows])
+    lens = torch.full((len(rows),), count, device=pages.device, dtype=torch.int32)
+    index = token_index(pages, lens, page_size, count)
+
+    return _attend(lambda q, layer: causal(q.view(-1, count, *q.shape[1:]), layer, index, scale))
+
+
+def _prefixed(
+    row: Chunk, page_size: int, window: int, scale: float, masked: Masked
+) -> Attend:
+    behind = max(0, row.start - window + 1) // page_size if window else 0
+    start, pages = row.start - behind * page_size, row.pages[behind:]
+    length, device = start + row.count, row.pages.device
+    lens = torch.full((1,), length, device=device, dtype=torch.int32)
+    index = token_index(pages[None], lens, page_size, length)
+    mask = extend_mask(start, row.count, window, device)[None, None]
+    return _attend(lambda q, layer: masked(q[None], layer, index, mask, scale))
+
+
+def _attend(compute: Callable[[Tensor, Tensor], Tensor]) -> Attend:
+    """compute: of (q [N, H, D], a layer's pages) what has as many numbers as q. The scales of keys
+    are multiplied into the queries, those of values into what comes out."""
+
+    def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
+            scales: Tensor | None = None) -> Tensor:
+        if scales is None:
+            done = compute(q, layer).reshape(q.shape)
+        else:
+            keys, values = key_and_value_scales(scales)
+            done = compute(scaled_heads(q, keys), layer).reshape(q.shape)
+            done = scaled_heads(done, values)
+        return done if out is None else out.copy_(done)
+
+    return run

@@ -1,0 +1,49 @@
+"""Causal depthwise convolution with SiLU; its last input columns are carried from step to step."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actorium.kernels.ragged import Ragged
+
+
+def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
+                bias: Tensor | None = None) -> Tensor:
+    """Convolve the tokens of an extend step; the columns of its rows go on, and are kept where the
+    plan says.
+
+    x: [T, C], of any row stride; columns: [rows, W - 1, C], in place; weight: f32[W, C]; bias:
+    f32[C].
+    Returns f32[T + (S - 1) * (W - 1), C], of which `plan.outputs` are the tokens.
+    """
+    before = columns.index_select(0, plan.rows)
+    parts = [part for pair in zip(before.unbind(0), x.split(plan.counts), strict=True)
+             for part in pair]
+    whole = torch.cat(parts)
+    tails = whole.index_select(0, plan.tails.view(-1))
+    columns.index_copy_(0, plan.tail_rows, tails.view(*plan.tails.shape, -1))
+    whole, width = whole.float(), len(weight)
+    length = len(whole) - width + 1
+    out = whole[:length] * weight[0]
+    for tap in range(1, width):
+        out.addcmul_(whole[tap:tap + length], weight[tap])
+    if bias is not None:
+        out.add_(bias)
+    return F.silu(out, inplace=True)
+
+
+def conv_step(x: Tensor, columns: Tensor, rows: Tensor, weight: Tensor,
+              bias: Tensor | None = None) -> Tensor:
+    """One more token for each of these rows.
+
+    x: [B, C]; columns: [rows, W - 1, C], in place; rows: i64[B]; weight: f32[W, C]; bias: f32[C].
+    Returns f32[B, C].
+    """
+    whole = torch.cat((columns.index_select(0, rows), x.unsqueeze(1)), 1)
+    columns.index_copy_(0, rows, whole[:, 1:])
+    out = (whole * weight).sum(1)
+    if bias is not None:
+        out.add_(bias)
+    return F.silu(out, inplace=True)

@@ -1,0 +1,129 @@
+"""A mixture of experts, grouped: the rows of each expert in one product."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actorium.kernels.inputs import Form, Input, plain
+
+
+def route(logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
+    """(weights, experts): [T, chosen] each, of the highest softmax probabilities.
+
+    logits: [T, E]; weights have its dtype; normalised: they add up to 1.
+    """
+    weights, experts = logits.float().softmax(-1).topk(chosen, -1)
+    if normalised:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights.to(logits.dtype), experts
+
+
+def route_groups(
+    scores: Tensor, bias: Tensor, groups: int, chosen_groups: int, chosen: int
+) -> tuple[Tensor, Tensor]:
+    """(scores, experts): [T, chosen] each, of the highest of scores + bias among the experts of the
+    best groups, a group being as good as its two best (DeepSeek-V3, arXiv 2412.19437).
+
+    scores: f32[T, E], above 0; bias: f32[E]. E is a multiple of groups.
+    """
+    biased = (scores + bias).unflatten(1, (groups, -1))
+    if chosen_groups < groups:
+        best = biased.topk(2, -1).values.sum(-1).topk(chosen_groups, -1).indices
+        closed = torch.ones(biased.shape[:2], dtype=torch.bool, device=scores.device)
+        closed.scatter_(1, best, False)
+        biased = biased.masked_fill(closed.unsqueeze(-1), -torch.inf)
+    experts = biased.flatten(1).topk(chosen, -1).indices
+    return scores.gather(1, experts), experts
+
+
+class Experts(ABC):
+    """The experts of a layer."""
+
+    waits = True
+    """Whether the host must be told how the rows are shared out, before it can go on."""
+
+    form = Form()
+    """In which form x is best given; see `Linear`."""
+
+    @abstractmethod
+    def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
+        """sum over each row's experts of weight * expert(row): [T, H].
+
+        x: [T, H]; weights, chosen: [T, chosen], in the dtype of x and i64.
+        """
+
+
+class EachExpert(Experts):
+    """Experts one after the other, whatever they are."""
+
+    def __init__(self, run: Sequence[Callable[[Tensor], Tensor]]) -> None:
+        """run: each expert, [n, H] -> [n, H]."""
+        self._run = run
+
+    def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
+        """See `Experts`."""
+        return mix_experts(plain(x), weights, chosen, self._run)
+
+
+class StackedExperts(Experts):
+    """The reference of experts whose rows are grouped on the device. Each row multiplies with
+    copies of its experts' weights: for small models."""
+
+    waits = False
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        """gate_up: [E, 2 * I, H], gate's rows before those of up; down: [E, H, I]."""
+        self.gate_up, self.down = gate_up, down
+
+    def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
+        """See `Experts`."""
+        x = plain(x)
+        experts, rows = chosen.flatten(), x.repeat_interleave(chosen.shape[1], 0).unsqueeze(2)
+        gate, up = torch.bmm(self.gate_up.index_select(0, experts), rows).float().chunk(2, 1)
+        inner = (F.silu(gate) * up).to(x.dtype)
+        return combine(weights, torch.bmm(self.down.index_select(0, experts), inner).squeeze(2))
+
+
+def grouped(chosen: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """(order, ends): i64[T * chosen], which row of the flat `chosen` lies at each place where rows
+    of one expert lie side by side; i64[E], the place behind the last row of each expert.
+
+    chosen: i64[T, chosen]; numbers: i64[E], those of the experts. Waits for nothing.
+    """
+    sorted_experts, order = chosen.flatten().sort(stable=True)
+    return order, torch.searchsorted(sorted_experts, numbers, right=True)
+
+
+def combine(weights: Tensor, outs: Tensor) -> Tensor:
+    """[T, H]: each row's results, weighted. weights: [T, chosen]; outs: [T * chosen, H]."""
+    return torch.bmm(weights.unsqueeze(1), outs.view(*weights.shape, outs.shape[1])).squeeze(1)
+
+
+def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,
+                run: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+    """sum over each row's experts of weight * expert(row).
+
+    x: [T, H]; weights, experts: [T, chosen]; run: each expert, [n, H] -> [n, H].
+    """
+    chosen = experts.shape[1]
+    if len(x) == 1:
+        alone = torch.cat([run[expert](x) for expert in experts[0].tolist()])
+        return torch.bmm(weights.unsqueeze(1), alone.unsqueeze(0)).squeeze(1)
+    sorted_experts, order = experts.flatten().sort(stable=True)
+    counts = torch.bincount(sorted_experts, minlength=len(run)).tolist()
+    grouped = x.index_select(0, order // chosen)
+    out = torch.empty_like(grouped)
+    at = 0
+    for expert, count in zip(run, counts, strict=True):
+        if count:
+            out[at:at + count] = expert(grouped[at:at + count])
+            at += count
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    parts = out.index_select(0, back).view(-1, chosen, x.shape[1])
+    return torch.bmm(weights.unsqueeze(1), parts).squeeze(1)

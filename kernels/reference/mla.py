@@ -1,0 +1,107 @@
+"""Attention over latents in pages (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
+
+A token leaves one row in a layer's pages, [pages * page_size, 1, rank + rope]: its latent, from
+which every head's key and value could be made, and the rotated part of its key, which all heads
+share. Nothing is made of it: the matrix from latent to keys goes to the query (`absorb`), that from
+latent to values to what attention gives (`expand`). What remains is attention with one head of
+keys, and the keys are the values as well.
+
+So queries and results have the width of a row; the last `rope` numbers of a result mean nothing.
+Values of a row's full width cost 1/9 more at DeepSeek's sizes, and need no copy of the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actorium.kernels.reference.attention import Attend, Chunk, torch_decode, torch_extend
+from actorium.kernels.reference.kv import read_rows, write_kv
+
+FEW = 8
+"""Up to so many queries a sequence, heads are rows of one product with the sequence's latents."""
+
+
+def absorb(q: Tensor, to_keys: Tensor) -> Tensor:
+    """Queries that meet latents as `q` would meet the keys made of them.
+
+    q: [T, H, N]; to_keys: [H, N, rank] -> [T, H, rank].
+    """
+    return torch.bmm(q.transpose(0, 1), to_keys).transpose(0, 1)
+
+
+def expand(latents: Tensor, to_values: Tensor) -> Tensor:
+    """Values of every head. latents: [T, H, rank]; to_values: [H, rank, V] -> [T, H, V]."""
+    return torch.bmm(latents.transpose(0, 1), to_values).transpose(0, 1)
+
+
+def write_latent(pages: Tensor, latent: Tensor, rope: Tensor, index: Tensor,
+                 scales: Tensor | None = None) -> None:
+    """pages[index] = latent and rope, divided by the scale, in place.
+
+    pages: [pages * page_size, 1, rank + rope]; latent: [T, rank]; rope: [T, 1, rope]; index:
+    i64[T], where several rows name the sink the last one wins (nobody reads it); scales: f32[1],
+    of the whole row, None = 1.
+    """
+    write_kv(pages, torch.cat((latent.unsqueeze(1), rope), -1), index, scales)
+
+
+class Latent:
+    """The attention kernels of latents, in torch: any device, any dtype."""
+
+    reads_lengths = False
+
+    def decode(
+        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
+        scale: float,
+    ) -> Attend:
+        """The last q_len tokens of every sequence; see `attention.torch_decode`."""
+        return torch_decode(pages, lens, span, q_len, page_size, window, scale, latent_masked)
+
+    def extend(
+        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+    ) -> Attend:
+        """Chunks of sequences; see `attention.torch_extend`."""
+        return torch_extend(rows, page_size, window, scale, latent_masked, latent_causal)
+
+
+def latent_masked(q: Tensor, kv: Tensor, index: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention of the last tokens of B sequences.
+
+    q: [B, Q, H, D]; kv: a layer's pages, D wide; index: i64[B, S]; mask: bool[B, 1, Q, S]
+    -> [B, Q, H, D].
+    """
+    batch, count, heads, width = q.shape
+    rows = _rows(kv, index, q)
+    if count > FEW:
+        return _by_head(q, rows, mask, scale)
+    if count > 1:
+        mask = mask.repeat_interleave(heads, 2)
+    rows = rows.unsqueeze(1)
+    out = F.scaled_dot_product_attention(
+        q.reshape(batch, 1, count * heads, width), rows, rows, attn_mask=mask, scale=scale)
+    return out.view(q.shape)
+
+
+def latent_causal(q: Tensor, kv: Tensor, index: Tensor, scale: float) -> Tensor:
+    """Attention of B whole prompts of one length.
+
+    q: [B, N, H, D]; kv: a layer's pages, D wide; index: i64[B, N] -> [B, N, H, D].
+    """
+    return _by_head(q, _rows(kv, index, q), None, scale)
+
+
+def _rows(kv: Tensor, index: Tensor, q: Tensor) -> Tensor:
+    """The latents at index i64[B, S]: [B, S, D]."""
+    return read_rows(kv, index.view(-1), q.dtype).view(*index.shape, -1)
+
+
+def _by_head(q: Tensor, rows: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Every head against the same rows; mask: None = causal."""
+    shared = rows.unsqueeze(1).expand(-1, q.shape[2], -1, -1)
+    out = F.scaled_dot_product_attention(q.transpose(1, 2), shared, shared, attn_mask=mask,
+                                         is_causal=mask is None, scale=scale)
+    return out.transpose(1, 2)

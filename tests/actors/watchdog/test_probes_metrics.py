@@ -1,0 +1,285 @@
+"""The metrics' text, from heartbeats; the dashboard against what is exported. No processes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
+from actorium.actors.runtime import histograms
+from actorium.actors.runtime.histograms import Histogram
+from actorium.actors.watchdog.metrics import HISTOGRAMS, OWN, Facts, families, render
+from actorium.actors.watchdog.probes import served_name
+from actorium.actors.watchdog.processes import Process, process_of
+from actorium.actors.watchdog.wards import Ward, born
+
+DASHBOARD = Path(__file__).parents[3] / "tools/grafana/actorium.json"
+NAMES_OF_VLLM = (
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+    "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
+    "vllm:request_success_total", "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total", "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket", "vllm:request_time_per_output_token_seconds_sum",
+    "vllm:e2e_request_latency_seconds_count", "vllm:request_queue_time_seconds_bucket",
+    "vllm:iteration_tokens_total_sum", "vllm:cache_config_info",
+    "vllm:num_requests_waiting_by_reason", "vllm:prompt_tokens_by_source_total",
+    "vllm:prompt_tokens_cached_total", "vllm:prompt_tokens_cached_by_source_total",
+    "vllm:request_params_n_bucket", "vllm:request_params_max_tokens_bucket",
+    "vllm:request_inference_time_seconds_bucket", "vllm:request_num_preemptions_bucket",
+    "vllm:request_prefill_kv_computed_tokens_bucket", "vllm:admission_rejections_total",
+    "vllm:spec_decode_num_drafts_total")
+"""As dashboards and gateways for vLLM ask for them."""
+QUERIED_BY_VLLMS_DASHBOARD = (
+    "vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_sum",
+    "vllm:e2e_request_latency_seconds_count", "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total", "vllm:inter_token_latency_seconds_bucket",
+    "vllm:inter_token_latency_seconds_sum", "vllm:inter_token_latency_seconds_count",
+    "vllm:num_requests_running", "vllm:num_requests_waiting",
+    "vllm:time_to_first_token_seconds_bucket", "vllm:time_to_first_token_seconds_sum",
+    "vllm:time_to_first_token_seconds_count", "vllm:kv_cache_usage_perc",
+    "vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket",
+    "vllm:request_success_total", "vllm:request_queue_time_seconds_sum",
+    "vllm:request_prefill_time_seconds_sum", "vllm:request_decode_time_seconds_sum",
+    "vllm:request_max_num_generation_tokens_sum")
+"""All that the panels of the example dashboard of vLLM 0.32 ask for (its
+examples/observability/prometheus_grafana/grafana.json), each by the label model_name."""
+VLLMS_REQUEST_LATENCIES = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
+                           50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+VLLMS_FIRST_TOKENS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5,
+                      5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+VLLMS_GAPS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+              10.0, 20.0, 40.0, 80.0)
+
+
+def wards(**scheduler: float) -> dict[str, Ward]:
+    found = {role: born(role, 10 + i, 1, 100.0)
+             for i, role in enumerate(("scheduler", "worker-0", "detokenizer"))}
+    for ward in found.values():
+        ward.phase = "idle"
+    found["scheduler"].gauges = scheduler
+    found["worker-0"].gauges = {"weights_bytes": 5.0, "weights_bytes_planned": 6.0,
+                                "steps_full_graph": 7.0, "steps_eager": 2.0}
+    return found
+
+
+def facts(gauges: dict[str, float] | None = None, **more: Any) -> Facts:
+    made = Facts(wards(**(gauges or {})), {("worker-0", "killed"): 2},
+                 {"scheduler": Process(1.5, 4096)}, True,
+                 Config(model=ModelConfig(model="a/model"), runtime=RuntimeConfig(name="e")),
+                 "model", "1.2", 103.0)
+    return made._replace(**more)
+
+
+def values(made: Facts, accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Sample name and labels (less the common ones) -> value, as Prometheus reads the text."""
+    text = render(made, accept)[0].decode()
+    return {(sample.name, frozenset((k, v) for k, v in sample.labels.items()
+                                    if k not in ("model_name", "engine"))): sample.value
+            for family in text_string_to_metric_families(text) for sample in family.samples}
+
+
+def value(made: Facts, name: str, **labels: str) -> float:
+    return values(made)[name, frozenset(labels.items())]
+
+
+def test_gauges_become_the_metrics_of_vllm() -> None:
+    made = facts({"running": 3.0, "waiting": 4.0, "tokens": 50.0, "finished_length": 7.0,
+                  "free_pages": 10.0, "used_pages": 30.0, "held_pages": 20.0,
+                  "spec_decode_num_accepted_tokens_pos_0": 8.0,
+                  "spec_decode_num_accepted_tokens_pos_1": 6.0})
+    assert value(made, "vllm:num_requests_running") == 3
+    assert value(made, "vllm:generation_tokens_total") == 50
+    assert value(made, "vllm:request_success_total", finished_reason="length") == 7
+    assert value(made, "vllm:request_success_total", finished_reason="stop") == 0
+    assert value(made, "vllm:kv_cache_usage_perc") == 0.5
+    assert value(made, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position="1") == 6
+    labels = {s.name: s.labels for f in text_string_to_metric_families(render(made)[0].decode())
+              for s in f.samples}
+    assert labels["vllm:num_requests_running"] == {"model_name": "model", "engine": "0"}
+
+
+def test_every_name_of_vllm_is_there() -> None:
+    names = {name for name, _ in values(facts())}
+    assert [name for name in NAMES_OF_VLLM if name not in names] == []
+
+
+def test_no_panel_of_vllms_dashboard_is_empty() -> None:
+    served = {sample.name: sample.labels
+              for family in text_string_to_metric_families(render(facts())[0].decode())
+              for sample in family.samples}
+    for name in QUERIED_BY_VLLMS_DASHBOARD:
+        assert served[name]["model_name"] == "model", name
+
+
+@pytest.mark.parametrize(("name", "bounds"), [
+    ("request", VLLMS_REQUEST_LATENCIES), ("queued", VLLMS_REQUEST_LATENCIES),
+    ("first_token", VLLMS_FIRST_TOKENS), ("between_tokens", VLLMS_GAPS),
+    ("choices", (1, 2, 5, 10, 20)), ("preemptions", (1, 2, 3, 4, 5, 10, 20)),
+    ("max_tokens", (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)),
+    ("step_tokens", (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384))])
+def test_every_bucket_of_vllm_is_there(name: str, bounds: tuple[float, ...]) -> None:
+    assert set(bounds) <= set(histograms.BOUNDS[name])
+
+
+def test_what_waits_and_where_prompts_came_from_add_up() -> None:
+    made = facts({"waiting": 5.0, "waiting_deferred": 2.0, "cache_lookup_tokens": 70.0,
+                  "cache_hit_tokens": 30.0, "rejected_queue_full": 4.0, "rejected_deadline": 1.0})
+    for name, label, parts in (
+            ("vllm:num_requests_waiting_by_reason", "reason", {"capacity": 3, "deferred": 2}),
+            ("vllm:prompt_tokens_by_source_total", "source",
+             {"local_compute": 40, "local_cache_hit": 30}),
+            ("actorium:rejected_requests_total", "code", {"queue_full": 4, "deadline": 1})):
+        assert {k: value(made, name, **{label: k}) for k in parts} == parts
+    assert value(made, "vllm:num_requests_waiting") == 5
+    assert value(made, "vllm:prompt_tokens_total") == 70
+    assert value(made, "vllm:admission_rejections_total", reason="max_num_queued_reqs") == 4
+
+
+def test_steps_by_how_the_worker_ran_them() -> None:
+    made = facts()
+    assert value(made, "actorium:worker_steps_total", mode="full_graph") == 7
+    assert ("actorium:worker_steps_total", frozenset({("mode", "piecewise_graph")})) \
+        not in values(made)
+
+
+def test_http_requests_of_all_gateways_together() -> None:
+    seen = Histogram(histograms.HTTP_REQUESTS)
+    seen.add(0.02)
+    made = facts()
+    for i in range(2):
+        made.wards[f"gateway-{i}"] = born(f"gateway-{i}", 30 + i, 1, 100.0)
+        made.wards[f"gateway-{i}"].gauges = {"http|POST|/v1/completions|2xx": 3.0 + i,
+                                             "http|GET|/metrics|4xx": 1.0, **seen.gauges()}
+    assert value(made, "http_requests_total", method="POST", handler="/v1/completions",
+                 status="2xx") == 7
+    assert value(made, "http_requests_total", method="GET", handler="/metrics", status="4xx") == 2
+    assert value(made, "http_request_duration_highr_seconds_bucket", le="0.025") == 2
+    assert value(made, "http_request_duration_highr_seconds_count") == 2
+
+
+def test_our_own() -> None:
+    made = facts({"busy_us": 3e6, "idle_us": 1e6, "late_us": 5e5, "cached_pages": 9.0,
+                  "preemptions_memory": 2.0})
+    made.wards["scheduler"].phase, made.wards["scheduler"].seen = "stepping", 102.0
+    made.wards["worker-0"].seen = 90.0
+    made.wards["detokenizer"].gauges = {"duplicates_dropped": 11.0}
+    for want, name, labels in (
+            (3.0, "actorium:device_busy_seconds_total", {}),
+            (0.375, "actorium:device_idle_ratio", {}),
+            (1.0, "actorium:device_idle_seconds_total", {}),
+            (0.5, "actorium:device_late_seconds_total", {}),
+            (9.0, "actorium:pages", {"state": "cached"}),
+            (2.0, "actorium:preemptions_total", {"cause": "memory"}),
+            (2.0, "actorium:restarts_total", {"role": "worker-0", "cause": "killed"}),
+            (1.0, "actorium:actor_up", {"role": "scheduler"}),
+            (0.0, "actorium:actor_up", {"role": "worker-0"}),
+            (3.0, "actorium:step_age_seconds", {"role": "scheduler"}),
+            (0.0, "actorium:step_age_seconds", {"role": "detokenizer"}),
+            (13.0, "actorium:beat_age_seconds", {"role": "worker-0"}),
+            (1.0, "actorium:actor_phase", {"role": "scheduler", "phase": "stepping"}),
+            (1.5, "actorium:process_cpu_seconds_total", {"role": "scheduler"}),
+            (4096.0, "actorium:process_resident_memory_bytes", {"role": "scheduler"}),
+            (11.0, "actorium:duplicate_tokens_dropped_total", {}),
+            (1.0, "actorium:ready", {})):
+        assert value(made, name, **labels) == want, (name, labels)
+
+
+def test_a_histogram_is_cumulative_and_whole() -> None:
+    seen = Histogram("first_token")
+    for seconds in (0.0004, 0.003, 0.003, 9999.0):
+        seen.add(seconds)
+    made = facts(seen.gauges())
+    name = "vllm:time_to_first_token_seconds"
+    buckets = {labels: n for (found, labels), n in values(made).items()
+               if found == f"{name}_bucket"}
+    assert len(buckets) == len(histograms.FIRST_TOKEN) + 1
+    assert [value(made, f"{name}_bucket", le=le) for le in ("0.001", "0.0025", "0.005", "2560.0",
+                                                             "+Inf")] == [1, 1, 3, 3, 4]
+    assert value(made, f"{name}_count") == 4
+    assert value(made, f"{name}_sum") == pytest.approx(9999.0064)
+
+
+def test_both_formats_are_served() -> None:
+    text, kind = render(facts())
+    assert kind.startswith("text/plain") and text.endswith(b"\n")
+    made, kind = render(facts({"tokens": 5.0}), "application/openmetrics-text;version=1.0.0,*/*")
+    assert kind.startswith("application/openmetrics-text") and made.endswith(b"# EOF\n")
+    assert {f.name for f in openmetrics_families(made.decode())} >= {"vllm:generation_tokens"}
+
+
+def test_nothing_is_known_yet_and_the_text_still_comes() -> None:
+    assert value(facts(wards={}), "vllm:num_requests_running") == 0
+    assert ("actorium:actor_up", frozenset()) not in values(facts(wards={}))
+
+
+def test_names_are_given_once_and_each_has_a_text() -> None:
+    made = list(families(facts()))
+    assert len({f.name for f in made}) == len(made)
+    assert all(f.about.endswith(".") for f in made)
+    gauges = [(row.role, row.gauge) for row in OWN]  # two names of vLLM are of one thing
+    assert len(set(gauges)) == len(gauges)
+    assert {source for _, source, _ in HISTOGRAMS} | {histograms.HTTP_REQUESTS} \
+        == set(histograms.BOUNDS)
+
+
+def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    gauges = {"spec_decode_num_accepted_tokens_pos_0": 1.0, "rejected_queue_full": 1.0}
+    exported = {name for name, _ in values(facts(gauges))}
+    asked = {name for expression in expressions(dashboard)
+             for name in re.findall(r"(?:vllm|actorium):\w+", expression)}
+    assert len(asked) > 40
+    assert sorted(asked - exported) == []
+
+
+def test_the_dashboard_shows_every_metric() -> None:
+    """Of ours, and what it says of vLLM's: a metric that nobody looks at is not worth its name."""
+    text = DASHBOARD.read_text()
+    missing = [f.name for f in families(facts()) if f.name not in text]
+    assert missing == ["vllm:cache_config_info"]
+
+
+def test_the_dashboard_is_one() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    panels = [p for p in dashboard["panels"] if p["type"] != "row"]
+    assert len({p["id"] for p in dashboard["panels"]}) == len(dashboard["panels"])
+    assert all(p["targets"] and p["title"] for p in panels)
+    for expression in expressions(dashboard):
+        assert expression.count("(") == expression.count(")")
+        assert expression.count("{") == expression.count("}")
+    for panel in panels:  # counters are rates, gauges are not
+        for target in panel["targets"]:
+            for name, call in re.findall(r"((?:rate|increase)\()?((?:vllm|actorium):\w+)",
+                                         target["expr"]):
+                counts = call.endswith(("_total", "_bucket"))
+                assert bool(name) == counts, target["expr"]
+
+
+def expressions(dashboard: dict[str, Any]) -> list[str]:
+    found = [t["expr"] for p in dashboard["panels"] for t in p.get("targets", [])]
+    return found + [v["query"]["query"] for v in dashboard["templating"]["list"]
+                    if isinstance(v["query"], dict)]
+
+
+def test_a_model_is_called_as_clients_call_it() -> None:
+    assert served_name(Config()) == "demo"
+    assert served_name(Config(model=ModelConfig(model="/a/b"))) == "b"
+    assert served_name(Config(model=ModelConfig(model="/a/b", served_model_name=("c", "d")))) == "c"
+    assert served_name(Config(model=ModelConfig(model="."))) == Path.cwd().name
+
+
+def test_a_process_tells_its_time_and_memory() -> None:
+    import os
+
+    mine = process_of(os.getpid())
+    assert mine is not None and mine.cpu_seconds > 0 and mine.resident_bytes > 1 << 20
+    assert process_of(2**22 + 1) is None

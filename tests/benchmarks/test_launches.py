@@ -1,0 +1,76 @@
+"""Launches of a decode step, counted: they are the part of a small step that no kernel can win."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers_benchmarks import BENCHMARKS, benchmark
+from helpers_worker import CPU
+
+from actorium.gpu.step.staging import Device
+
+pytest.importorskip("triton")
+launches = benchmark("launches")
+FILE = BENCHMARKS / "results" / "launches.json"
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="counts what Triton's "
+                                "interpreter is asked for")
+
+
+def test_the_step_of_one_sequence() -> None:
+    found = launches.count(launches.CASES[0])
+    assert found.launches["_fill"] == 1 and found.launches["_decode"] == 32
+    assert found.launches["_list"] == 1 and "_merge" not in found.launches
+    assert found.replays <= 2 and found.uploads == 0 and found.fetches == 1
+    assert sum(found.launches.values()) <= 200
+
+
+def test_a_step_in_fp8() -> None:
+    """What attention gives is quantised by a launch of its own in each layer; all else on the way
+    of what was launched anyway."""
+    found = launches.count(replace(launches.CASES[0], quantization="fp8"))
+    assert found.launches["_quantise_rows"] == 32 and found.launches["_norm_fp8"] == 64
+    assert found.launches["_gate_rows"] == 32 and sum(found.launches.values()) <= 359
+
+
+def test_the_file_promises_no_less_than_there_is() -> None:
+    told, case = json.loads(FILE.read_text()), launches.CASES[0]
+    assert launches.count(case).figures()["launches"] <= told["now"][case.name]["launches"]
+    assert set(told["now"]) == set(told["before"]) == {own.name for own in launches.CASES}
+
+
+def test_what_counts_and_what_does_not() -> None:
+    x, rows = torch.ones(4, 6), torch.zeros(2, dtype=torch.int64)
+    moves = Device(CPU)
+    with launches.counted() as counting:
+        y = torch.empty(2, 2)
+        y.view(-1)[1:].t()
+        assert not counting.tally.launches, "views and memory are free"
+        assert y.tolist() == [[0, 0], [0, 0]]
+        counting.tally = launches.Tally()
+        torch.nn.functional.linear(x, x)  # a view and a product
+        x.t().reshape(-1)  # a copy, where a view will not do
+        x.reshape(-1)
+        x[rows] += 1
+        with counting.apart() as inner:
+            x.add_(1)
+        moves.send([np.zeros(3, np.int32)])
+        moves.fetch(x, x)
+    assert counting.tally.launches == {"aten::mm": 1, "aten::clone": 1, "aten::index": 1,
+                                       "aten::add_": 1, "aten::index_put_": 1}
+    assert inner.launches == {"aten::add_": 1}
+    assert (counting.tally.uploads, counting.tally.fetches) == (1, 2)
+    assert counting.tally.replays == 0
+
+
+def test_a_graph_counts_when_it_is_replayed() -> None:
+    with launches.counted() as counting:
+        graph, _ = launches.CountingCapturer(counting).capture(lambda: torch.zeros(3).add_(1))
+        assert not counting.tally.launches
+        graph.replay()
+        graph.replay()
+    assert counting.tally.replays == 2
+    assert counting.tally.launches == {"aten::zeros": 2, "aten::add_": 2}

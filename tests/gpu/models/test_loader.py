@@ -1,0 +1,306 @@
+"""Reading checkpoints: shards, casts, dummy weights, and one clear line for each kind of damage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_models import CPU, Seq, Stepper, load, same_logits, write_checkpoint
+from safetensors.torch import load_file, save_file
+
+from actorium.actors.config.tree import Config, ModelConfig
+from actorium.actors.errors import BadModel
+from actorium.gpu.models.registry import load_model, read_shape
+from actorium.gpu.step.pools import PagePool, page_bytes
+from actorium.gpu.weights.loader import INDEX, SINGLE, Want, random_tensors
+from actorium.gpu.weights.reading import Courier, mapped
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path)
+    return tmp_path
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    config = json.loads((path / "config.json").read_text())
+    change(config)
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def retensor(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    tensors = load_file(path / SINGLE)
+    change(tensors)
+    save_file(tensors, path / SINGLE)
+
+
+def refused(path: Path, *words: str, **model: Any) -> None:
+    with pytest.raises(BadModel) as failure:
+        load(path, **model)
+    message = str(failure.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def logits(model: Any) -> torch.Tensor:
+    return Stepper(model, pages=8).step([(Seq([5, 9, 30, 2]), 4)])
+
+
+def test_shards_and_progress(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "one")
+    write_checkpoint(tmp_path / "many", max_shard_size="60KB")
+    seen: list[tuple[str, int, int]] = []
+    many = load_model(tmp_path / "many", Config(), CPU, lambda *at: seen.append(at))
+    shards = sorted((tmp_path / "many").glob("*.safetensors"))
+    assert len(shards) > 2
+    assert seen == [(s.name, i, len(shards)) for i, s in enumerate(shards, 1)]
+    assert same_logits(logits(many), logits(load(tmp_path / "one")))
+
+
+def test_dtype_cast(checkpoint: Path) -> None:
+    assert load(checkpoint).shape.dtype is torch.float32
+    half = load(checkpoint, dtype="bfloat16")
+    assert half.embed.dtype is torch.bfloat16
+    assert torch.allclose(logits(half), logits(load(checkpoint)), atol=0.25)
+
+
+def test_dummy_weights_need_config_alone(checkpoint: Path) -> None:
+    (checkpoint / SINGLE).unlink()
+    one, same = (load(checkpoint, load_format="dummy", seed=3) for _ in range(2))
+    other = load(checkpoint, load_format="dummy", seed=4)
+    assert same_logits(logits(one), logits(same))
+    assert not same_logits(logits(one), logits(other))
+    assert logits(one).isfinite().all()
+
+
+def test_missing_files(checkpoint: Path) -> None:
+    refused(checkpoint / "nowhere", "nowhere", "no such directory")
+    (checkpoint / SINGLE).rename(checkpoint / "other.bin")
+    refused(checkpoint, SINGLE, INDEX)
+    (checkpoint / "config.json").unlink()
+    refused(checkpoint, "config.json", "missing")
+
+
+def test_shard_named_in_the_index_is_missing(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, max_shard_size="60KB")
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    refused(tmp_path, gone.name, "missing")
+
+
+def test_index_may_not_name_files_elsewhere(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, max_shard_size="60KB")
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["weight_map"]["model.norm.weight"] = "../model.safetensors"
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    refused(tmp_path, INDEX, "../model.safetensors")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 0.9])
+def test_truncated(checkpoint: Path, keep: float) -> None:
+    data = (checkpoint / SINGLE).read_bytes()
+    (checkpoint / SINGLE).write_bytes(data[:int(keep * len(data)) if keep < 1 else int(keep)])
+    refused(checkpoint, SINGLE, "not a readable safetensors file")
+
+
+def test_corrupt_header(checkpoint: Path) -> None:
+    data = bytearray((checkpoint / SINGLE).read_bytes())
+    data[8:40] = b"\xff" * 32
+    (checkpoint / SINGLE).write_bytes(bytes(data))
+    refused(checkpoint, SINGLE, "not a readable safetensors file")
+
+
+def test_missing_tensor(checkpoint: Path) -> None:
+    retensor(checkpoint, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
+    refused(checkpoint, "model.layers.1.mlp.up_proj.weight", "missing")
+
+
+def test_wrong_shape_and_type(checkpoint: Path) -> None:
+    name = "model.layers.2.self_attn.k_proj.weight"
+    retensor(checkpoint, lambda t: t.update({name: torch.zeros(3, 5)}))
+    refused(checkpoint, name, "[3, 5]", "[32, 64]")
+    retensor(checkpoint, lambda t: t.update({name: torch.zeros(32, 64, dtype=torch.int8)}))
+    refused(checkpoint, name, "torch.int8")
+
+
+def test_unsupported_architecture(checkpoint: Path) -> None:
+    edit(checkpoint, lambda c: c.update(architectures=["GPT2LMHeadModel"]))
+    refused(checkpoint, "GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM")
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"architectures": None}, ["architectures"]),
+    ({"hidden_size": "64"}, ["hidden_size"]),
+    ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
+    ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
+    ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+    ({"rms_norm_eps": -1}, ["rms_norm_eps"]),
+    ({"dtype": "int4"}, ["dtype", "int4"]),
+    ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, ["rope_type", "longrope"]),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["factor"]),
+    ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, ["partial_rotary"]),
+    ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0,
+                          "attention_factor": "big"}}, ["attention_factor"]),
+    ({"quantization_config": {"bits": 4}}, ["quantization_config"]),
+])
+def test_bad_config_fields(checkpoint: Path, change: dict[str, Any], words: list[str]) -> None:
+    edit(checkpoint, lambda c: c.update(change))
+    refused(checkpoint, "config.json", *words)
+
+
+def test_config_that_is_not_json(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_bytes(b"\xff\xfe{")
+    refused(checkpoint, "config.json", "JSON")
+
+
+def test_old_config_fields(checkpoint: Path) -> None:
+    def old(config: dict[str, Any]) -> None:
+        del config["rope_parameters"]
+        config.update(rope_theta=5e5, torch_dtype="float16", dtype=None,
+                      rope_scaling={"type": "linear", "factor": 2.0})
+
+    edit(checkpoint, old)
+    shape = read_shape(checkpoint, Config())
+    (rope,) = shape.ropes
+    assert (rope.theta, rope.kind, rope.factor) == (5e5, "linear", 2.0)
+    assert shape.dtype is torch.float16
+
+
+def test_max_model_len(checkpoint: Path) -> None:
+    assert load(checkpoint).shape.max_model_len == 512
+    assert load(checkpoint, max_model_len=100).shape.max_model_len == 100
+    refused(checkpoint, "max_model_len", "513", "512", max_model_len=513)
+
+
+def test_page_bytes_are_what_a_pool_takes(checkpoint: Path) -> None:
+    shape = read_shape(checkpoint, Config(model=ModelConfig()))
+    pool = PagePool(shape, 7, 16, torch.bfloat16, CPU)
+    assert pool.bytes == 7 * page_bytes(shape, 16, torch.bfloat16) == 7 * 3 * 16 * 2 * 2 * 16 * 2
+
+
+def every(*_: Any) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("piece", [7, 1000, 1 << 20])
+def test_carried_in_pieces_as_mapped(tmp_path: Path, piece: int) -> None:
+    write_checkpoint(tmp_path, max_shard_size="60KB", dtype=torch.bfloat16)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    if piece < 10:
+        files = files[:1]
+        save_file({"a": torch.randn(13, 3), "none": torch.empty(0, 4), "one": torch.tensor(2.5)},
+                  files[0])
+    with Courier(CPU, 3, piece) as courier:
+        carried = list(courier.read(files, every))
+    assert len(carried) == len(files)
+    for file, (source, own) in zip(files, carried, strict=True):
+        assert source == file
+        want = dict(mapped(file, every))
+        assert {name for name, _ in own} == set(want)
+        assert all(torch.equal(tensor, want[name]) for name, tensor in own)
+
+
+def test_carried_models_are_the_same_and_so_is_what_is_said(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from actorium.gpu.weights import loader
+
+    def carried(files: list[Path], device: torch.device, wanted: Any) -> Any:
+        with Courier(device, 2, 4096) as courier:
+            yield from loader.by_file(courier.read(files, wanted))
+
+    write_checkpoint(tmp_path, max_shard_size="60KB")
+    want = logits(load(tmp_path))
+    monkeypatch.setattr(loader, "_read", carried)
+    assert same_logits(logits(load(tmp_path)), want)
+    last = sorted(tmp_path.glob("*.safetensors"))[-1]
+    whole = last.read_bytes()
+    last.write_bytes(whole[:-5])
+    refused(tmp_path, last.name, "not a readable safetensors file")
+
+
+def test_few_bytes_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large a file is: a batch in the reader's hands and one on its way, a larger tensor
+    alone; and a file of which nothing is wanted is told of as well."""
+    from actorium.gpu.weights import loader, reading
+
+    monkeypatch.setattr(reading, "BATCH", 4000)
+    sizes = [100, 300, 800, 5000, 10, 990, 1]
+    tensors = {f"{i}": torch.full((n,), float(i)) for i, n in enumerate(sizes)}
+    files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "c.safetensors"]
+    for file, own in zip(files, (tensors, {"none": torch.zeros(3)}, tensors), strict=True):
+        save_file(own, file)
+    sent: list[int] = []
+    plain = Courier._send
+    monkeypatch.setattr(Courier, "_send", lambda own, file, batch: (
+        sent.append(sum(s.bytes for s in batch)), plain(own, file, batch))[1])
+    with Courier(CPU, 2, 512) as courier:
+        taken = 0
+        for _, own in courier.read(files, lambda file, name, *_: name != "none"):
+            taken += 1
+            assert len(sent) <= taken + 1, "no more than one ahead"
+            assert sum(t.nbytes for _, t in own) <= 4000 or len(own) == 1
+            assert all(torch.equal(tensor, tensors[name]) for name, tensor in own)
+    assert taken == len(sent) > 8 and sum(sent) == 2 * 4 * sum(sizes)
+    with Courier(CPU, 2, 512) as courier:
+        read = [(file, dict(own)) for file, own in loader.by_file(
+            courier.read(files, lambda file, name, *_: name != "none"))]
+    assert [file for file, _ in read] == files
+    assert [len(own) for _, own in read] == [len(sizes), 0, len(sizes)]
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    from actorium.gpu.weights import reading
+
+    save_file({"a": torch.randn(100)}, tmp_path / SINGLE)
+    found = reading.stored(tmp_path / SINGLE)
+    monkeypatch.setattr(reading, "stored", lambda file: found)
+    (tmp_path / SINGLE).write_bytes((tmp_path / SINGLE).read_bytes()[:200])
+    with Courier(CPU, 1) as courier, pytest.raises(BadModel, match="ends early"):
+        list(courier.read([tmp_path / SINGLE], every))
+
+
+def test_dummy_weights_repeat_what_was_drawn() -> None:
+    """The numbers of a seed are those that they always were."""
+    wants = [Want("a", (3, 5)), Want("big", (1031, 4099)), Want("norm.weight", (7,), wide=True)]
+    found = random_tensors(wants, torch.bfloat16, CPU, 4, lambda *_: None)
+    gen = torch.Generator().manual_seed(4)
+    first = torch.empty(15).normal_(0.0, 0.02, generator=gen)
+    block = torch.empty(1 << 22).normal_(0.0, 0.02, generator=gen).bfloat16()
+    norm = torch.empty(7).normal_(0.0, 0.02, generator=gen) + 1
+    assert torch.equal(found["a"].flatten(), first.bfloat16())
+    big = found["big"].flatten()
+    assert torch.equal(big[:1 << 22], block)
+    assert torch.equal(big[1 << 22:], block[:len(big) - (1 << 22)])
+    assert torch.equal(found["norm.weight"], norm)
+    assert found["big"].untyped_storage().nbytes() == found["big"].nbytes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_dummy_weights_are_drawn_where_they_are_to_lie() -> None:
+    wants = [Want("big", (1031, 4099)), Want("x_norm.weight", (500_000,), wide=True)]
+    device = torch.device("cuda")
+    one, two = (random_tensors(wants, torch.bfloat16, device, 4, lambda *_: None) for _ in "ab")
+    assert all(torch.equal(one[want.name], two[want.name]) for want in wants)
+    assert all(one[want.name].is_cuda for want in wants)
+    assert one["big"].float().std().item() == pytest.approx(0.02, rel=0.01)
+    assert one["x_norm.weight"].mean().item() == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_carried_to_a_device(tmp_path: Path) -> None:
+    files = [tmp_path / f"{i}.safetensors" for i in range(3)]
+    for i, file in enumerate(files):
+        save_file({f"{i}.{j}": torch.randn(1000 * j + 1, 33).bfloat16() for j in range(20)}, file)
+    with Courier(torch.device("cuda"), 4, 1 << 16) as courier:
+        for file, (_, own) in zip(files, courier.read(files, every), strict=True):
+            want = dict(mapped(file, every))
+            assert len(own) == len(want)
+            assert all(torch.equal(tensor.cpu(), want[name]) for name, tensor in own)

@@ -1,0 +1,286 @@
+"""Steps replayed from graphs give the tokens of steps that are run, whatever happens in between."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers_graphs import (
+    RecordingCapturer,
+    check_padding,
+    model_of_kind,
+    played,
+    shapes,
+    told,
+    with_graphs,
+)
+from helpers_hybrid import MOE, write_hybrid
+from helpers_models import write_checkpoint
+from helpers_speculation import Guess, make_runner
+from helpers_worker import CPU, Output, Ring
+
+from actorium.actors.config.rules import checked
+from actorium.actors.config.tree import (
+    Config,
+    DeviceConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
+from actorium.actors.messages import Admit, StepPlan
+from actorium.actors.params import Resolved
+from actorium.gpu.graphs.step_graphs import DecodeGraphs
+from actorium.gpu.models.registry import load_model
+from actorium.gpu.plan.graph_memory import batch_sizes, graph_shapes
+from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.staging import Device
+from actorium.tools.cli import main
+
+pytestmark = pytest.mark.usefixtures("as_on_a_device")
+SIZES = [1, 2, 4, 8]
+PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50],
+           [9, 8, 7, 6, 5, 4, 3], [150, 20] * 5, [33] * 2, [44, 45, 46, 47]]
+KINDS: dict[str, list[Resolved]] = {
+    "greedy": [Resolved(max_tokens=n, temperature=0.0) for n in (30, 3, 17, 24, 1, 9, 30, 2)],
+    "drawn": [Resolved(max_tokens=20, temperature=0.9), Resolved(max_tokens=28, temperature=0.0)],
+    "truncated": [Resolved(max_tokens=22, temperature=1.3, top_k=20, top_p=0.9, min_p=0.01),
+                  Resolved(max_tokens=28, temperature=0.0), Resolved(max_tokens=6)],
+    "ends": [Resolved(max_tokens=30, temperature=1.0, eos_ids=tuple(range(40, 60)), min_tokens=5),
+             Resolved(max_tokens=30, temperature=0.0, eos_ids=(9, 12, 44, 101))],
+    "all": [Resolved(max_tokens=24, temperature=0.9),
+            Resolved(max_tokens=24, temperature=0.8, repetition_penalty=1.4, presence_penalty=0.5),
+            Resolved(max_tokens=24, temperature=1.0, logit_bias={5: 6.0, 77: -100.0}, logprobs=2),
+            Resolved(max_tokens=5, temperature=0.0, logprobs=1),
+            Resolved(max_tokens=24, temperature=1.0, top_p=0.7, eos_ids=(3, 9), min_tokens=6)],
+}
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    return functools.cache(lambda kind: model_of_kind(tmp_path_factory.mktemp(kind), kind))
+
+
+def play(runner: Runner, kind: str, number: int = 24,
+         **more: Any) -> tuple[Ring, list[Output]]:
+    """Requests of one kind, of which the later ones come while the first ones run."""
+    return played(runner, PROMPTS, KINDS[kind], number, **more)
+
+
+# --- the same tokens -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["attention", "windows", "hybrid", "experts", "latent"])
+def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,
+                                                kind: str) -> None:
+    """Batches grow and shrink over the sizes of graphs, and beyond them."""
+    model = make(name)
+    _, want = play(make_runner(model, 0, slots=12, moves=Device), kind, budget=24)
+    runner = make_runner(model, 0, slots=12, moves=Device)
+    graphs = with_graphs(runner, SIZES)
+    _, got = play(runner, kind, budget=24)
+    assert told(got) == told(want)
+    assert graphs.replays > 10
+
+
+@pytest.mark.parametrize("name", ["attention", "hybrid"])
+def test_preemptions_and_aborts(make: Callable[[str], Any], name: str) -> None:
+    model, sizes = make(name), {"slots": 6, "pages": 40, "checkpoints": 4}
+    _, want = play(make_runner(model, 0, moves=Device, **sizes), "truncated")
+    runner = make_runner(model, 0, moves=Device, **sizes)
+    graphs = with_graphs(runner, [1, 3, 5])
+    ring, got = play(runner, "truncated", cancel=(4, 9, 17), budget=24, force_preempt_every=4)
+    assert ring.preemptions >= 4 and graphs.replays > 10
+    assert [out.finish for out in got].count("abort") >= 1
+    for one, other in zip(got, want, strict=True):
+        assert one.tokens == other.tokens[:len(one.tokens)]
+        assert one.finish == "abort" or one.tokens == other.tokens
+
+
+@pytest.mark.parametrize(("drafts", "kind"), [
+    (1, "greedy"), (1, "ends"), (2, "truncated"), (3, "drawn"), (3, "all")])
+def test_own_drafts_from_verifying_to_drafting(make: Callable[[str], Any], drafts: int,
+                                               kind: str) -> None:
+    """The windows are graphs; drafts are those of steps that are run."""
+    model = make("hybrid")
+    runs = []
+    for captured in (False, True):
+        runner = make_runner(model, drafts, slots=6, moves=Device, mtp=True, force=(0.7, 0.4))
+        graphs = with_graphs(runner, [2, 5], (1, drafts + 1)) if captured else None
+        ring, got = play(runner, kind, 12, budget=40, speculative=f"mtp:{drafts},fixed")
+        runs.append((told(got), ring.core.health().gauges["spec_decode_num_accepted_tokens"]))
+    assert runs[0] == runs[1] and runs[0][1] > 0
+    assert graphs is not None and graphs.replays >= 10
+
+
+def test_windows_that_change_from_step_to_step(make: Callable[[str], Any]) -> None:
+    """Drafts are accepted whatever was sampled, so that tokens tell of every single one."""
+    runs = []
+    for captured in (False, True):
+        rng = random.Random(1)
+        runner = make_runner(make("hybrid"), 2, slots=6, moves=Device, mtp=True, force=(0.8, 0.6))
+        graphs = with_graphs(runner, [2, 5], (1, 2, 3)) if captured else None
+        ring = Ring(runner, budget=40, speculative="mtp:2,fixed")
+        ring.core._planner.drafting.next = lambda batch, rng=rng: rng.choice([0, 0, 1, 1, 2, 2, 2])
+        for i in range(12):
+            ring.submit(PROMPTS[i % len(PROMPTS)], KINDS["drawn"][i % 2], i + 1)
+        runs.append(told(ring.run()))
+    assert runs[0] == runs[1]
+    assert graphs is not None and graphs.replays > 5
+
+
+def test_right_drafts_and_wrong_ones(make: Callable[[str], Any]) -> None:
+    """Of somebody else: the host makes them between two replays."""
+    model = make("attention")
+    _, want = play(make_runner(model, 0, slots=9, moves=Device), "truncated", 10)
+    guess = Guess(lambda seed, at: (seed * 31 + at * 17) % 5 < 3)
+    runner = make_runner(model, 2, guess, slots=9, moves=Device)
+    guess.tables = runner.tables
+    guess.wholes = {i + 1: PROMPTS[i] + out.tokens for i, out in enumerate(want)}
+    graphs = with_graphs(runner, SIZES, (1, 2, 3))
+    _, got = play(runner, "truncated", 10, speculative="mtp:2,fixed", budget=40)
+    assert told(got) == told(want) and graphs.replays > 5
+
+
+def test_padding_touches_the_sink_alone(make: Callable[[str], Any]) -> None:
+    check_padding(make("windows"), PROMPTS[:5], 40, lambda runner: with_graphs(runner, [7]))
+
+
+# --- what a step brings along --------------------------------------------------------------------
+
+def _i4(*values: Any) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+def test_a_step_is_one_copy_to_the_device_or_none(make: Callable[[str], Any]) -> None:
+    runner = make_runner(make("attention"), 0, slots=8, moves=Device)
+    with_graphs(runner, SIZES)
+    moves: Any = runner.moves
+    sent = []
+
+    def run(**plan: Any) -> None:
+        before, begun = moves.uploads, []
+        launched = runner.launch(StepPlan(1, len(sent), **plan),
+                                 lambda: begun.append(moves.uploads))
+        assert begun == [before], "the host's part is over, the device's has not begun"
+        launched.result()
+        sent.append(moves.uploads - before)
+
+    loaded = Resolved(max_tokens=50, logit_bias={3: 1.0}, frequency_penalty=0.1, logprobs=2,
+                      prompt_logprobs=1, eos_ids=(5,), min_tokens=4)
+    plain = Resolved(max_tokens=50, temperature=0.0)
+    admits = [Admit(s, _i4(5, 6, 7), 3, 0, _i4(s), params, s)
+              for s, params in ((1, loaded), (2, plain), (3, plain))]
+    run(admit=admits, extend=_i4((1, 3), (2, 2), (3, 3)))
+    run(decode=_i4(1, 3), extend=_i4(2, 1), page_appends=_i4((3, 1, 9)))
+    run(decode=_i4(1, 2, 3))
+    run(decode=_i4(2, 3))
+    run(decode=_i4(2, 3))
+    run(decode=_i4(2, 3), page_appends=_i4((2, 1, 10)))
+    assert sent == [1, 1, 1, 1, 0, 1]
+
+
+def test_what_is_captured_and_what_is_not(make: Callable[[str], Any]) -> None:
+    runner = make_runner(make("attention"), 0, slots=8, moves=Device)
+    said: list[tuple[str, str]] = []
+    graphs = DecodeGraphs(runner, RecordingCapturer(), shapes(SIZES))
+    before = [t.clone() for t in (runner.tables.seq_len, runner.tables.ended, *runner.tables.pages)]
+    graphs.capture(lambda phase, detail: said.append((phase, detail)))
+    after = (runner.tables.seq_len, runner.tables.ended, *runner.tables.pages)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert [shape.rows for shape in graphs.shapes] == [8, 4, 2, 1], "the largest first"
+    assert said == [("warming", f"graphs {i}/4") for i in range(4)]
+    assert runner.graphs is None, "nothing is served before all are there"
+
+
+@pytest.mark.parametrize(("most", "asked", "want"), [
+    (1, (), [1]), (5, (), [1, 2, 4, 5]), (40, (), [1, 2, 4, 8, 16, 24, 32, 40]),
+    (256, (8, 2, 300, 2), [2, 8]), (3, (4,), [])])
+def test_sizes(most: int, asked: tuple[int, ...], want: list[int]) -> None:
+    assert batch_sizes(most, asked) == want
+
+
+def test_default_sizes_pad_little() -> None:
+    sizes = batch_sizes(1024)
+    assert sizes[-1] == 512 and len(sizes) <= 20
+    assert all(b <= 2 * a for a, b in zip(sizes, sizes[1:], strict=False))
+    assert all(b <= 1.5 * a for a, b in zip(sizes, sizes[1:], strict=False) if a >= 16)
+
+
+def test_graphs_of_a_configuration() -> None:
+    def shapes_of(drafts: int, why: str = "", speculative: str = "auto",
+                  **device: Any) -> list[tuple[int, int]]:
+        config = checked(Config(
+            scheduler=SchedulerConfig(max_num_seqs=4), device=DeviceConfig(**device),
+            speculation=SpeculationConfig(speculative=speculative)))
+        return list(graph_shapes(config, drafts, why))
+
+    assert shapes_of(0) == [(4, 1), (2, 1), (1, 1)]
+    assert shapes_of(1) == [(4, 2), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)]
+    assert shapes_of(2, speculative="mtp:2,fixed", graph_batch_sizes="3, 9,1") == [(3, 3), (1, 3)]
+    assert shapes_of(0, enforce_eager=True) == shapes_of(0, "for a reason") == []
+    assert graph_shapes(Config(device=DeviceConfig(graph_batch_sizes="300")), 0) == []
+
+
+def test_the_plan_tells_of_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their bytes grow with the largest one, and come off the caches of a whole device."""
+    write_checkpoint(tmp_path)
+
+    def planned(*words: str) -> dict[str, Any]:
+        assert main(["plan", str(tmp_path), "--gpu-memory", "4GiB", "--json", *words]) == 0
+        told = json.loads(capsys.readouterr().out)
+        own = {line["name"]: line for line in told["outside"]}["graphs"]
+        return {**own, "budget": told["budget"]}
+
+    few, many = planned("--cuda-graph-bs", "1,8"), planned("--cuda-graph-bs", "1,8,256")
+    none = planned("--enforce-eager")
+    assert few["detail"] == ("an estimate for 2 of decodes and segments for 5 sizes of "
+                             "other steps, on cuda")
+    assert 6 << 20 < few["bytes"] < many["bytes"]
+    assert none["bytes"] == 0 and none["detail"] == "none: --enforce-eager"
+    assert none["budget"] - many["budget"] == many["bytes"]
+
+
+# --- the capturer's own teeth --------------------------------------------------------------------
+
+def test_experts_grouped_by_the_host_cannot_be_captured(tmp_path: Path) -> None:
+    write_hybrid(tmp_path, MOE, 5)
+    model = load_model(tmp_path, Config(model=ModelConfig(max_model_len=96)), CPU, lambda *_: None)
+    assert model.waits
+    with pytest.raises(AssertionError, match="waits for the device"):
+        with_graphs(make_runner(model, 0, slots=4, moves=Device), [2])
+
+
+def test_a_host_read_cannot_be_captured() -> None:
+    x = torch.arange(4.0)
+    capturer = RecordingCapturer()
+    for run in (lambda: int(x.sum()), lambda: x[x > 1], lambda: torch.tensor([1, 2]) + x[:2],
+                lambda: x.nonzero()):
+        with pytest.raises(AssertionError, match="waits for the device|host data"):
+            capturer.capture(run)
+
+
+def test_a_replay_knows_nothing_of_python() -> None:
+    """A number of the host's is what it was; what nobody keeps is rubbish."""
+    x, out, scale = torch.ones(3), torch.zeros(3), [2.0]
+    capturer = RecordingCapturer()
+
+    def run() -> torch.Tensor:
+        doubled = x * scale[0]
+        out.copy_(doubled)
+        return doubled
+
+    work, doubled = capturer.capture(run)
+    scale[0] = 5.0
+    x.fill_(7.0)
+    work.replay()
+    assert out.tolist() == doubled.tolist() == [14.0] * 3
+    other, _ = capturer.capture(lambda: x + 1)
+    other.replay()
+    assert doubled.isnan().all(), "another step has begun"

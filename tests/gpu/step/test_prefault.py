@@ -1,0 +1,102 @@
+"""Memory of page pools that is there before it is written."""
+
+from __future__ import annotations
+
+import mmap
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from actorium.actors.messages import StepPlan
+from actorium.gpu.step.pools import PagePool, zeros
+from actorium.gpu.worker.prefault import PIECE, Prefault
+
+PAGE, WIDTH = 16, 2048
+ROW = WIDTH * 2
+"""Bytes of a token in a layer."""
+
+
+def pool(tokens: int, layers: int = 2) -> PagePool:
+    rows = [zeros((tokens, 4, WIDTH // 4), torch.bfloat16, torch.device("cpu"))
+            for _ in range(layers)]
+    return cast(PagePool, SimpleNamespace(layers=rows, page_size=PAGE))
+
+
+def appends(*pages: int) -> StepPlan:
+    return StepPlan(0, 0, page_appends=np.array([(1, i, p) for i, p in enumerate(pages)],
+                                                np.int32).tobytes())
+
+
+def there(layer: Tensor, first: int, last: int) -> float:
+    """The share of these tokens' memory that is mapped."""
+    page = (layer.data_ptr() + first * ROW) // mmap.PAGESIZE
+    count = (last - first) * ROW // mmap.PAGESIZE
+    with open("/proc/self/pagemap", "rb") as entries:
+        entries.seek(8 * page)
+        present = np.frombuffer(entries.read(8 * count), np.uint64) >> np.uint64(63)
+    return float(present.mean())
+
+
+@pytest.fixture
+def lazy() -> PagePool:
+    made = pool(4096)
+    probe = pool(1024, 1)
+    ahead = Prefault([probe], 1024)
+    ahead.all()
+    if not ahead.populates:
+        pytest.skip("a kernel without MADV_POPULATE_WRITE")
+    return made
+
+
+def test_the_first_tokens_are_there(lazy: PagePool) -> None:
+    ahead = Prefault([lazy], 1024)
+    ahead.all()
+    assert not ahead.some()
+    for layer in lazy.layers:
+        assert there(layer, 0, 1024) == 1
+        assert there(layer, 2048, 4096) == 0
+
+
+def test_memory_keeps_ahead_of_the_pages_in_use(lazy: PagePool) -> None:
+    ahead = Prefault([lazy], 512)
+    ahead.all()
+    used = 2048 // PAGE
+    ahead.saw(appends(used, 3))
+    pieces = 0
+    while ahead.some():
+        pieces += 1
+    assert pieces >= 2 * ((2048 + 512) * ROW - PIECE) // PIECE - 2
+    for layer in lazy.layers:
+        assert there(layer, 0, 2560) == 1
+        assert there(layer, 3584, 4096) == 0
+    ahead.saw(appends(5))
+    assert not ahead.some()
+
+
+def test_the_pages_of_the_layer_that_drafts_are_there(lazy: PagePool) -> None:
+    """Plans name no pages of it."""
+    ahead = Prefault([pool(16)], 512, lazy)
+    ahead.saw(appends(2048 // PAGE))
+    ahead.all()
+    assert there(lazy.layers[0], 0, 2560) == 1
+    assert there(lazy.layers[0], 3584, 4096) == 0
+
+
+def test_a_pool_ends(lazy: PagePool) -> None:
+    """No byte beyond it is asked for, however far ahead."""
+    ahead = Prefault([lazy, pool(16)], 1 << 30)
+    ahead.all()
+    assert not ahead.some()
+    assert there(lazy.layers[1], 0, 4096) == 1
+
+
+def test_a_kernel_without_it(monkeypatch: pytest.MonkeyPatch, lazy: PagePool) -> None:
+    monkeypatch.setattr("actorium.gpu.worker.prefault.POPULATE_WRITE", 9999)
+    ahead = Prefault([lazy], 1024)
+    ahead.all()
+    assert not ahead.populates
+    assert not ahead.some()

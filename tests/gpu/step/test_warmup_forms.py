@@ -1,0 +1,230 @@
+"""Requests meet no form of a Triton kernel that the warm-up has not met: nothing is compiled for
+them. Forms are those that a CUDA device would compile (see `helpers_specialize`)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from helpers_deepseek import add_mtp, write_deepseek
+from helpers_fp8 import write_twins
+from helpers_graphs import shapes
+from helpers_hybrid import DENSE, SPARSE, write_hybrid
+from helpers_mamba import write_granite
+from helpers_models import write_checkpoint
+from helpers_speculation import make_runner
+from helpers_worker import CPU, Ring
+
+from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SpeculationConfig
+from actorium.actors.params import Resolved
+from actorium.gpu.graphs.prompt_segments import SegmentGraphs
+from actorium.gpu.graphs.step_graphs import DecodeGraphs
+from actorium.gpu.models.registry import load_model
+from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.staging import Device
+from actorium.gpu.worker.warmup import rehearse, walk
+from actorium.kernels.ops import triton_fault
+
+pytest.importorskip("triton")
+if triton_fault(CPU):
+    pytest.skip("Triton compiles for CUDA here", allow_module_level=True)
+
+from helpers_specialize import Forms, Rerun
+
+from actorium.kernels.triton.skinny import CONFIGS
+from actorium.kernels.triton.skinny_linear import BUCKETS
+
+BUDGET = 512
+KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "skinny", "fp8",
+         "fp8 experts", "made")
+DRAFTS = {"hybrid": 2, "latent": 2}
+CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
+                      marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
+         for kind in KINDS for captured in (False, True)]
+
+
+def model_of(path: Path, kind: str) -> Any:
+    """A tiny one."""
+    source, small = path / "source", {"max_position_embeddings": 3000}
+    long: dict[str, Any] = {"max_position_embeddings": 12_000, "num_hidden_layers": 2}
+    if kind == "windows":
+        write_checkpoint(path, "Gemma3ForCausalLM", dtype=torch.bfloat16, sliding_window=1024,
+                         layer_types=["sliding_attention", "full_attention"], **long)
+    elif kind == "hybrid":
+        add_mtp(path, write_hybrid(path, DENSE, layer_types=["linear_attention", "full_attention"],
+                                   mtp_num_hidden_layers=1, **long))
+    elif kind == "odd":  # rows of a projection are no multiple of 16 bytes
+        write_hybrid(path, DENSE, dtype=torch.bfloat16, linear_num_value_heads=6,
+                     linear_key_head_dim=32, linear_value_head_dim=32,
+                     layer_types=["linear_attention", "full_attention"], **long)
+    elif kind == "sparse":
+        write_hybrid(path, SPARSE, layer_types=["linear_attention", "full_attention"], **long)
+    elif kind == "latent":
+        add_mtp(path, write_deepseek(path, num_nextn_predict_layers=1,
+                                     **long | small))
+    elif kind == "mamba":
+        write_granite(path, layer_types=["mamba", "attention"], **long)
+    elif kind == "fp8 experts":
+        write_deepseek(source, **long | small)
+    else:
+        write_checkpoint(source, "LlamaForCausalLM", dtype=torch.bfloat16, head_dim=64,
+                         intermediate_size=128, **long)
+        path = path if kind == "fp8" else source
+    if kind.startswith("fp8"):
+        path = path / "fp8"
+        write_twins(source, path, path.with_name("twin"), block=True)
+    drafts = "auto" if kind in DRAFTS else "off"
+    quantization = "fp8" if kind == "made" else "auto"
+    config = Config(model=ModelConfig(model=str(path), quantization=quantization),
+                    device=DeviceConfig(kernels="triton"),
+                    speculation=SpeculationConfig(speculative=drafts))
+    # as no CUDA weight can be packed
+    with patch("actorium.kernels.triton.triton_ops.can_pack", lambda _: False):
+        model = load_model(path, config, CPU, lambda *_: None)
+    if kind == "skinny":  # as if each had been the fastest for its number of rows
+        best = list(zip(BUCKETS, CONFIGS, strict=False))
+        model.ops.products.config = lambda kind, rows, *_: next(
+            (config for most, config in best if rows <= most), None)
+    return model
+
+
+def runner_of(model: Any, drafts: int) -> Runner:
+    """On Triton's kernels, with transport as on a device."""
+    runner = make_runner(model, drafts, slots=17, page_size=16, pages=3000, mtp=drafts > 0,
+                         checkpoints=8 if model.shape.state else 0,
+                         moves=Device(CPU, model.ops.apply_plan))
+    runner.tables.sampling = model.ops.sampling
+    return runner
+
+
+class Requests:
+    """Requests of all kinds, at random."""
+
+    def __init__(self, seed: int, vocab: int, most: int) -> None:
+        """most: tokens of the longest prompt."""
+        self._random, self._vocab, self._most = random.Random(seed), vocab, most
+        self._texts = [self._tokens(n) for n in (most - 100, most // 2, 300, 40)]
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(self._vocab) for _ in range(count)]
+
+    def prompt(self) -> list[int]:
+        """A new one, or something behind the beginning of a text that others begin with, too."""
+        draw = self._random
+        if draw.random() < 0.4:
+            text = draw.choice(self._texts)
+            own = self._tokens(draw.choice([0, 1, 3, 17, 60]))
+            return text[:draw.randint(1, len(text))] + own
+        return self._tokens(draw.choice([1, 2, 5, 17, 64, draw.randint(1, 900)]))
+
+    def params(self) -> Resolved:
+        """Of every kind but masks, which come from grammars."""
+        draw = self._random
+        fields: dict[str, Any] = {
+            "top_k": 5, "top_p": 0.8, "min_p": 0.05, "presence_penalty": 0.3, "min_tokens": 3,
+            "frequency_penalty": 0.2, "repetition_penalty": 1.2, "logit_bias": {3: 1.0, 9: -2.0},
+            "eos_ids": (self._vocab - 1,), "logprobs": draw.randint(0, 5),
+            "prompt_logprobs": draw.randint(0, 5), "logprob_ids": (1, 2, 3)}
+        return Resolved(max_tokens=draw.randint(1, 10), temperature=draw.choice([0.0, 0.0, 0.7]),
+                        **{name: value for name, value in fields.items() if draw.random() < 0.15})
+
+    def serve(self, runner: Runner, number: int, speculative: str) -> int:
+        """So many of them, to their ends; prompt tokens that were found in the cache."""
+        ring = Ring(runner, BUDGET, force_preempt_every=9, speculative=speculative)
+        for i in range(number):
+            ring.submit(self.prompt(), self.params(), i)
+            for _ in range(self._random.randint(0, 4)):
+                ring.step()
+        return sum(out.cached for out in ring.run())
+
+
+@pytest.mark.parametrize(("kind", "captured"), CASES)
+def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured: bool,
+                                                            tmp_path: Path) -> None:
+    model = model_of(tmp_path, kind)
+    drafts = DRAFTS.get(kind, 0)
+    runner = runner_of(model, drafts)
+    warm, met = Forms(), Forms()
+    with warm.recording():
+        walk(runner, BUDGET, lambda *_: None)
+        if captured:
+            capture(runner, warm, drafts)
+    requests = Requests(5, model.shape.vocab_size, model.shape.max_model_len)
+    with met.recording():
+        ways = ("off", "mtp:1,fixed", "auto") if drafts else ("off",)
+        cached = sum(requests.serve(runner, 24 // len(ways), way) for way in ways)
+    assert met.launches > 500 and cached > 0
+    assert met.beyond(warm) == []
+    assert {"extend._extend", "latent._latent"} & met.names()
+    assert {"commit._commit", "penalties._penalise", "logprobs._join"} < met.names()
+    assert kind != "skinny" or sum(name == "skinny._skinny" for name, _ in met.found) > 3
+    if captured:
+        assert min(runner.served.values()) > 0
+
+
+def capture(runner: Runner, forms: Forms, drafts: int) -> None:
+    """Graphs of a few sizes, which a launcher would not see; as `worker.device` does it.
+    """
+    capturer = Rerun(forms)
+    runner.graphs = DecodeGraphs(runner, capturer, shapes([1, 4], range(1, drafts + 2)))
+    runner.segments = SegmentGraphs(runner, capturer, [32, 8])
+    runner.graphs.capture(lambda *_: None)
+    runner.segments.capture(lambda *_: None)
+    walk(runner, 32, lambda *_: None)
+
+
+def test_a_single_step_is_no_warm_up(tmp_path: Path) -> None:
+    """Which the comparison shows: it sees forms that are missing, and says in what."""
+    model = model_of(tmp_path, "llama")
+    runner, warm, met = runner_of(model, 0), Forms(), Forms()
+    with warm.recording():
+        rehearse(runner, 2)
+    with met.recording():
+        Requests(5, model.shape.vocab_size, model.shape.max_model_len).serve(runner, 12, "off")
+    missing = met.beyond(warm)
+    assert any(line.startswith("extend._extend: ") and "SPLIT=True" in line for line in missing)
+    assert any(line.startswith("merge._merge: no other form") for line in missing)
+
+
+def test_forms_are_those_of_tritons_launcher() -> None:
+    """An integer is 1, a multiple of 16, or any; an address is a multiple of 16, or any; neither
+    where the kernel says so."""
+    from actorium.kernels.triton.apply_plan import apply_plan
+    from actorium.kernels.triton.norm import rms_norm
+
+    def count(*launches: Any) -> int:
+        forms = Forms()
+        with forms.recording():
+            for launch in launches:
+                launch()
+        assert forms.launches == len(launches)
+        return len(forms.found)
+
+    wide, weight = torch.zeros(9, 48), torch.zeros(32)
+    rows = [wide[:, :32], wide[:, 1:33], torch.zeros(3, 33)[:, :32], torch.zeros(4, 1)[:, :1]]
+    assert count(*[lambda x=x: rms_norm(x, weight, 1e-5) for x in rows[:1]] * 2) == 1
+    assert count(*[lambda n=n: rms_norm(rows[0][:n], weight, 1e-5) for n in (1, 2, 7, 9)]) == 1
+    assert count(*[lambda x=x: rms_norm(x, weight, 1e-5) for x in rows[:3]]) == 3
+    assert count(*[lambda x=x: rms_norm(x, weight, 1e-5) for x in (*rows, rows[3][:2])]) == 4
+    table = torch.zeros(4, dtype=torch.int32)
+    addresses, entries = torch.tensor([table.data_ptr()]), torch.zeros(3, 40, dtype=torch.int32)
+    assert count(*[lambda n=n: apply_plan([table], addresses, entries[:, n:n + n])
+                   for n in (1, 2, 16)]) == 1
+
+
+@pytest.mark.parametrize("vocab", [1000, 32_000, 248_320])
+def test_forms_of_the_samplers_kernels_do_not_depend_on_the_number_of_rows(vocab: int) -> None:
+    from actorium.kernels.triton.logprobs import logprobs
+    from actorium.kernels.triton.masks import mask
+
+    forms = Forms()
+    with forms.recording():
+        for rows in (1, 2, 3, 16, 33, 100, 512):
+            logits, own = torch.zeros(1).expand(rows, vocab), torch.zeros(rows, dtype=torch.int64)
+            logprobs(logits, own, 0)
+            mask(logits, own.int(), torch.zeros(rows, -(-vocab // 32), dtype=torch.int32))
+    assert len(forms.found) == 3

@@ -1,0 +1,276 @@
+"""Graphs without a CUDA device: what work does is recorded, an operation at a time, and done again.
+
+As with a real graph a replay knows nothing of Python: the same operations on the same tensors,
+which stay where they are, with the same host numbers. Between replays all that nobody was promised
+is poisoned, as if others had used the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from helpers_deepseek import add_mtp, write_deepseek
+from helpers_hybrid import DENSE, MOE, SPARSE, write_hybrid
+from helpers_mamba import write_granite
+from helpers_models import write_checkpoint
+from helpers_windows import Driver
+from helpers_worker import CPU, Output, Ring, make_runner
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
+from actorium.actors.params import Resolved
+from actorium.gpu.graphs.prompt_segments import SegmentGraphs
+from actorium.gpu.graphs.step_graphs import DecodeGraphs
+from actorium.gpu.models.registry import load_model
+from actorium.gpu.plan.graph_memory import GraphShape
+from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.staging import Device
+from actorium.kernels.ops import TorchOps
+from actorium.kernels.reference.experts import StackedExperts
+
+T = TypeVar("T")
+HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique", "aten::masked_select",
+              "aten::item", "aten::is_nonzero", "aten::equal", "aten::bincount")
+"""Operations that wait for a device, or whose shapes depend on what is there."""
+HOST_DATA = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
+"""Tensors made of Python numbers: a copy to a device that no graph can hold."""
+
+
+@dataclass
+class Operation:
+    """One operation, and what it gave when it was recorded."""
+
+    call: Any
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    fresh: list[tuple[int, Tensor]]
+    """(place among the results, result) of those in memory of their own."""
+
+
+def _start(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, options = func._schema.name, kwargs or {}
+        if name in HOST_READS:
+            raise AssertionError(f"{name} waits for the device")
+        if name in HOST_DATA and args[0].ndim:  # a single number is part of a launch
+            raise AssertionError(f"{name} brings host data into a graph")
+        if name.startswith("aten::index") and any(t.dtype is torch.bool for t in _tensors(
+                args[1:2])):
+            raise AssertionError(f"{name} with a mask waits for the device")
+        given = {_start(t) for t in _tensors((args, options))}
+        out = func(*args, **options)
+        fresh = [(i, t) for i, t in enumerate(_tensors(out)) if _start(t) not in given]
+        self.operations.append(Operation(func, args, options, fresh))
+        return out
+
+
+@dataclass(eq=False)
+class Recorded:
+    """Work that was recorded."""
+
+    owner: RecordingCapturer
+    operations: list[Operation]
+    first: bool
+    """It takes nothing of what others recorded: a step begins."""
+    own: list[Tensor] = field(default_factory=list)
+    promised: set[int] = field(default_factory=set)
+    """Memory that Python holds: it stays until the next step begins."""
+    read_by: dict[int, int] = field(default_factory=dict)
+    """Memory to the number of the last work recorded that takes it."""
+
+    def replay(self) -> None:
+        """All of it again."""
+        self.owner.replayed(self)
+        for each in self.operations:
+            made = _tensors(each.call(*each.args, **each.options))
+            for i, was in each.fresh:
+                assert made[i].shape == was.shape, f"{each.call}: a shape that depends on data"
+                was.copy_(made[i])
+
+
+class RecordingCapturer:
+    """See `graphs.Capturer`."""
+
+    def __init__(self) -> None:
+        self.recorded: list[Recorded] = []
+        self.replays = 0
+
+    def capture(self, run: Callable[[], T]) -> tuple[Recorded, T]:
+        """See `graphs.Capturer`."""
+        run()  # what a device does first
+        with _Recording() as recording:
+            out = run()
+        own = [t for each in recording.operations for _, t in each.fresh]
+        before = {_start(t) for other in self.recorded for t in other.own}
+        read = {_start(t) for each in recording.operations
+                for t in _tensors((each.args, each.options))}
+        done = Recorded(self, recording.operations, not before & read, own)
+        for other in self.recorded:
+            for start in read & {_start(t) for t in other.own}:
+                other.read_by[start] = len(self.recorded)
+        self.recorded.append(done)
+        done.promised |= {_start(t) for t in _tensors(_flat(out))}
+        done.replay()
+        return done, out
+
+    def borrow(self, tensor: Tensor) -> Tensor:
+        """See `graphs.Capturer`."""
+        for other in self.recorded:
+            other.promised.discard(_start(tensor))
+        return tensor
+
+    def replayed(self, now: Recorded) -> None:
+        """What is in nobody's hands when this is replayed is rubbish: all of it when a step begins,
+        else what was borrowed, and what this and later work does not take."""
+        self.replays += 1
+        at = self.recorded.index(now)
+        for other in self.recorded:
+            _poison(t for t in other.own if now.first or (
+                _start(t) not in other.promised and other.read_by.get(_start(t), -1) < at))
+
+
+def tensors_of(out: Any) -> list[Tensor]:
+    """In lists, tuples and dataclasses alike."""
+    return _tensors(_flat(out))
+
+
+def _flat(out: Any) -> Any:
+    """Tensors in lists, tuples and dataclasses alike."""
+    if hasattr(out, "__dataclass_fields__"):
+        return [_flat(getattr(out, name)) for name in out.__dataclass_fields__]
+    if isinstance(out, list | tuple):
+        return [_flat(part) for part in out]
+    return out if isinstance(out, Tensor) else None
+
+
+def _poison(tensors: Iterable[Tensor]) -> None:
+    for t in tensors:
+        if t.dtype.is_floating_point:
+            t.fill_(math.nan)
+        elif t.dtype is torch.bool:
+            t.logical_not_()
+        else:
+            t.fill_(np.iinfo(np.int32).max // 3)
+
+
+def shapes(sizes: list[int], windows: Iterable[int] = (1,)) -> list[GraphShape]:
+    """The largest first."""
+    every = [GraphShape(rows, q_len) for rows in sizes for q_len in windows]
+    return sorted(every, reverse=True)
+
+
+def with_graphs(runner: Runner, sizes: list[int], windows: Iterable[int] = (1,)) -> DecodeGraphs:
+    """Capture a runner's decode steps, by recording."""
+    graphs = DecodeGraphs(runner, RecordingCapturer(), shapes(sizes, windows))
+    graphs.capture(lambda phase, detail: None)
+    runner.graphs = graphs
+    return graphs
+
+
+@contextmanager
+def experts_on_the_device() -> Iterator[None]:
+    """Models that are loaded meanwhile have experts that ask the host nothing, as on CUDA."""
+    with (patch.object(TorchOps, "groups_experts", True),
+          patch.object(TorchOps, "experts", lambda _, *weights: StackedExperts(*weights))):
+        yield
+
+
+def with_segments(runner: Runner, sizes: list[int]) -> SegmentGraphs:
+    """Capture segments of a runner's steps, by recording, in one memory with its graphs."""
+    graphs = runner.graphs
+    capturer = graphs._capturer if graphs is not None else RecordingCapturer()
+    segments = SegmentGraphs(runner, capturer, sorted(sizes, reverse=True))
+    segments.capture(lambda phase, detail: None)
+    runner.segments = segments
+    return segments
+
+
+def write_kind(path: Path, kind: str) -> None:
+    """A tiny checkpoint with layers of a kind; that of hybrids has an MTP layer."""
+    if kind == "hybrid":
+        add_mtp(path, write_hybrid(path, DENSE, 5, mtp_num_hidden_layers=1))
+    elif kind == "windows":
+        write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
+                         layer_types=["sliding_attention", "full_attention"] * 2,
+                         num_hidden_layers=4)
+    elif kind == "mamba":
+        write_granite(path, seed=5, num_local_experts=0, num_experts_per_tok=0)
+    elif kind == "latent":
+        write_deepseek(path, seed=5)
+    elif kind in ("experts", "sparse"):
+        write_hybrid(path, MOE if kind == "experts" else SPARSE, 5)
+    else:
+        write_checkpoint(path, seed=5)
+
+
+def model_of_kind(path: Path, kind: str) -> Any:
+    """See `write_kind`; the hybrid one drafts."""
+    write_kind(path, kind)
+    drafts = "auto" if kind == "hybrid" else "off"
+    config = Config(model=ModelConfig(max_model_len=96),
+                    speculation=SpeculationConfig(speculative=drafts))
+    with experts_on_the_device():
+        return load_model(path, config, CPU, lambda *_: None)
+
+
+def played(runner: Runner, prompts: list[list[int]], params: list[Resolved], number: int,
+           cancel: tuple[int, ...] = (), **ring: Any) -> tuple[Ring, list[Output]]:
+    """So many requests, of which the later ones come while the first ones run."""
+    run = Ring(runner, **ring)
+    for i in range(number):
+        run.submit(prompts[i % len(prompts)], params[i % len(params)], i + 1)
+        for _ in range(i % 3):
+            run.step()
+        if i in cancel:
+            run.cancel(i - 1)
+    return run, run.run()
+
+
+def told(outputs: list[Output]) -> list[tuple[Any, ...]]:
+    return [(o.tokens, o.finish, [(p.ranks, p.top_ids) for p in o.logprobs],
+             [p.top_ids for p in o.prompt_logprobs]) for o in outputs]
+
+
+def check_padding(model: Any, prompts: list[list[int]], new: int,
+                  capture: Callable[[Runner], T]) -> T:
+    """Whatever is not a sequence's own is NaN, and stays so but for the sink, with what `capture`
+    gives (which is returned) as without."""
+    outputs = []
+    for captures in (False, True):
+        runner = make_runner(model, 120, 8, slots=8, moves=Device(CPU))
+        if captures:
+            captured = capture(runner)
+        driver = Driver(runner, 60)
+        for prompt in prompts:
+            driver.admit(prompt, Resolved(max_tokens=new, temperature=0.0))
+        driver.run()
+        outputs.append([s.output for s in driver.running])
+        for pool, free in zip(runner.pools, driver.free, strict=True):
+            places = torch.tensor(free)[:, None] * 8 + torch.arange(8)
+            untouched = [page for page in places if pool.layers[0][page].isnan().all()]
+            assert len(untouched) >= len(free) - len(prompts) * 6, "pages nobody was given"
+        assert not any(math.isnan(x) for x in runner.tables.seq_len.double().tolist())
+    assert outputs[0] == outputs[1]
+    return captured

@@ -1,0 +1,162 @@
+"""The scheduler and the worker's runner in one process: a ring without sockets."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from actorium.actors.config.tree import (
+    Config,
+    MemoryConfig,
+    RecoveryConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
+from actorium.actors.core import Context
+from actorium.actors.messages import (
+    Cancel,
+    Open,
+    PageGroup,
+    Ready,
+    Reset,
+    RowLogprobs,
+    StepPlan,
+    Submit,
+    TokenBatch,
+)
+from actorium.actors.params import Resolved, TextParams
+from actorium.actors.scheduler.core import build
+from actorium.gpu.plan.sizes import page_table_width
+from actorium.gpu.step.pools import make_pools
+from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.staging import Device, Host
+from actorium.gpu.step.tables import Tables
+
+CPU = torch.device("cpu")
+
+
+def make_runner(model: Any, pages: int | list[int] = 512, page_size: int = 16, slots: int = 33,
+                device: torch.device = CPU, moves: Host | Device | None = None) -> Runner:
+    """A runner over a loaded model with its own pages (of every group, or of each) and tables."""
+    shape = model.shape
+    moves = moves or (Host(device) if device.type == "cpu" else Device(device))
+    tables = Tables(moves, slots, page_table_width(shape.max_model_len, page_size), page_size,
+                    shape.vocab_size, shape.max_model_len, len(shape.groups))
+    each = [pages] * len(shape.groups) if isinstance(pages, int) else pages
+    return Runner(model, make_pools(shape, each, page_size, shape.dtype, device), tables)
+
+
+@dataclass
+class Output:
+    """What came out for one choice of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+    error: str | None = None
+    cached: int = 0
+    """Prompt tokens found in the prefix cache."""
+    logprobs: list[RowLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
+
+
+class Ring:
+    """Submit requests, then `run` until all are finished."""
+
+    def __init__(self, runner: Runner, budget: int = 2048, overlap: bool = True,
+                 force_preempt_every: int = 0, speculative: str = "auto") -> None:
+        """speculative: who decides how many drafts are made, if the runner has room for any."""
+        scheduler = SchedulerConfig(
+            max_num_seqs=runner.tables.slots - 1, max_num_batched_tokens=budget, overlap=overlap,
+            force_preempt_every=force_preempt_every)
+        config = Config(scheduler=scheduler, recovery=RecoveryConfig(restart=False),
+                        speculation=SpeculationConfig(speculative=speculative),
+                        memory=MemoryConfig(page_size=runner.tables.page_size, debug_memory=True))
+        self.runner = runner
+        self.core = build(Context(config, Path("/nowhere"), "scheduler", 1, 1))
+        shape = runner.tables
+        groups = [PageGroup(pool.pages, group.window)
+                  for pool, group in zip(runner.pools, runner.model.shape.groups, strict=True)]
+        states = runner.states
+        self.core.on_message(Ready(1, groups, shape.page_size, shape.slots, shape.max_len,
+                                   shape.vocab, "test", states.checkpoints if states else 0,
+                                   states is not None, drafts=shape.drafts.most), 0.0)
+        self.plans: deque[StepPlan] = deque()
+        self.outputs: dict[int, Output] = {}
+        self.most_in_flight = 0
+        self.submitted = 0
+        """Requests so far."""
+
+    def submit(self, prompt: list[int], params: Resolved, seed: int = 1, n: int = 1) -> None:
+        """Queue a request."""
+        self.submitted += 1
+        self.core.on_message(
+            Submit(rid=f"r{self.submitted}", client=b"test", n=n, params=params,
+                   prompt=np.array(prompt, np.int32).tobytes(), text=TextParams(), seed=seed), 0.0)
+
+    def cancel(self, request: int) -> None:
+        """The client gives up a request; they are numbered from 1 as they are submitted."""
+        self.core.on_message(Cancel(f"r{request}", b"test"), 0.0)
+
+    def step(self) -> bool:
+        """One plan and its result; False when there is nothing to do."""
+        self._deliver()
+        if not self.plans:
+            return False
+        self.most_in_flight = max(self.most_in_flight, len(self.plans))
+        self.core.on_message(self.runner.run(self.plans.popleft()), 0.0)
+        return True
+
+    def run(self) -> list[Output]:
+        """Everything to its end; outputs in the order of submission and choice."""
+        for _ in range(100_000):
+            if not self.step():
+                break
+        assert all(o.finish for o in self.outputs.values())
+        return [self.outputs[sid] for sid in sorted(self.outputs)]
+
+    @property
+    def preemptions(self) -> float:
+        """So far."""
+        return self.core.health().gauges["preemptions"]
+
+    def _deliver(self) -> None:
+        for send in self.core.on_wake(0.0):
+            message = send.message
+            if isinstance(message, StepPlan):
+                self.plans.append(message)
+            elif isinstance(message, Reset):
+                self.runner.reset()
+            elif isinstance(message, Open):
+                self.outputs[message.sid] = Output()
+            elif isinstance(message, TokenBatch):
+                self._take(message)
+
+    def _take(self, batch: TokenBatch) -> None:
+        tokens = iter(np.frombuffer(batch.tokens, np.int32).tolist())
+        for sid, count in zip(np.frombuffer(batch.sids, np.int32).tolist(), batch.counts,
+                              strict=True):
+            self.outputs[sid].tokens += [next(tokens) for _ in range(count)]
+        for event in batch.events:
+            out = self.outputs[event.sid]
+            out.finish = event.finish_reason or out.finish
+            out.error = event.error or out.error
+            out.cached = event.cached_tokens or out.cached
+            if event.logprobs:
+                out.logprobs.append(event.logprobs)
+            if event.prompt_logprobs:
+                out.prompt_logprobs.append(event.prompt_logprobs)
+
+
+def complete(runner: Runner, prompts: list[list[int]], params: Resolved | list[Resolved],
+             seeds: list[int] | None = None, **ring: Any) -> list[list[int]]:
+    """Tokens of every prompt, batched."""
+    run = Ring(runner, **ring)
+    for i, prompt in enumerate(prompts):
+        run.submit(prompt, params[i] if isinstance(params, list) else params,
+                   seeds[i] if seeds else 1)
+    return [out.tokens for out in run.run()]

@@ -1,0 +1,84 @@
+"""The tables of docs/cli.md, and the help of a command."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actorium.actors.config import sources as settings
+from actorium.tools.cli import flag_docs, main
+from actorium.tools.cli.flags import command_flags, parse
+from actorium.tools.cli.serve import ServeOptions
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
+HELP_SECONDS = 0.5
+"""Of a processor: others may use the machine as well."""
+
+
+def test_the_tables_are_those_of_the_configuration() -> None:
+    text = DOCUMENT.read_text()
+    assert flag_docs.filled(text) == text, \
+        "docs/cli.md is stale: python -m actorium.tools.cli.flag_docs docs/cli.md"
+    for field in settings.fields().values():
+        assert any(f"`--{form}{field.names[0]}`" in text for form in ("", "no-")), field.key
+
+
+def test_a_missing_mark_is_told() -> None:
+    with pytest.raises(ValueError, match="no marks around settings"):
+        flag_docs.filled("# nothing")
+
+
+def helped(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        parse("actorium serve [MODEL]", argv, ServeOptions, "Start an engine.")
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_shows_every_name_in_a_readable_width(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = helped(capsys, "--help")
+    assert all(f"--{name}" in text or f"--enable-{name}" in text or f"--disable-{name}" in text
+               for flag in command_flags(ServeOptions) for name in flag.names)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(f"\n[{section}]" in text for section in ("serve", "model", "memory", "gateway"))
+    assert helped(capsys, "--help=all") == text == helped(capsys, "--help", "all")
+
+
+def test_help_of_a_section_and_of_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (("--help=scheduler",), ("--help", "scheduler"), ("-h", "scheduler")):
+        text = helped(capsys, *argv)
+        assert text.startswith("[scheduler]") and "--max-num-seqs, --max-running-requests" in text
+        assert "--port" not in text
+    text = helped(capsys, "--help=radix")
+    assert "--disable-radix-cache" in text and "--radix-eviction-policy" in text
+    assert "--port" not in text
+    assert main(["serve", "--help=nonsense"]) == 2
+    assert "--help: no section and no flag is called 'nonsense'" in capsys.readouterr().err
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    code = ("import sys\nfrom actorium.tools.cli import main\ntry:\n    main(['serve', '--help'])\n"
+            "except SystemExit:\n    pass\n"
+            "print(sorted({'torch', 'rich', 'numpy', 'jinja2', 'argparse'} & set(sys.modules)))")
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert done.stdout.decode().splitlines()[-1] == "[]"
+    assert min(seconds) < HELP_SECONDS
+
+
+def test_the_last_of_several_counts() -> None:
+    argv = ["--max-num-seqs", "3", "--enforce-eager", "--max-running-requests=5",
+            "--no-enforce-eager"]
+    config = parse("actorium serve [MODEL]", argv, ServeOptions).config
+    assert config.scheduler.max_num_seqs == 5
+    assert not config.device.enforce_eager

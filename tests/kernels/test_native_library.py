@@ -1,0 +1,88 @@
+"""How the C library is kept: built once, in private, and never fatal. What is in it does not matter
+here, so it is a stub, compiled in no time."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from actorium.kernels.cpu import native
+from actorium.kernels.ops import NativeOps, select_ops
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sources of all functions that there must be, none of which does anything."""
+    if not isinstance(select_ops(torch.bfloat16, torch.device("cpu"), 64, native=True), NativeOps):
+        pytest.skip("no C compiler, or torch with another OpenMP")
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "stub.c").write_text("".join([
+        f"int actorium_version(void) {{ return {native.VERSION}; }}\n",
+        *(f"void {name}(void) {{}}\n" for name in native.SIGNATURES)]))
+    monkeypatch.setattr(native, "SOURCES", folder)
+    return folder
+
+
+def test_processes_without_a_compiler_keep_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert native.library.__wrapped__(tmp_path) is None
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "cc"
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert native.library.__wrapped__(tmp_path / "cache") is None
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.usefixtures("stub")
+def test_library_is_built_once_and_is_private(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert native.library.__wrapped__(cache) is not None
+    (built,) = cache.iterdir()
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    before = built.stat().st_mtime_ns
+    assert native.library.__wrapped__(cache) is not None
+    assert built.stat().st_mtime_ns == before
+
+
+def test_another_source_is_another_library(stub: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert native.library.__wrapped__(cache) is not None
+    with (stub / "stub.c").open("a") as source:
+        source.write("void one_more(void) {}\n")
+    assert native.library.__wrapped__(cache) is not None
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_library_of_another_version_is_not_used(stub: Path, tmp_path: Path) -> None:
+    source = stub / "stub.c"
+    source.write_text(source.read_text().replace(f"return {native.VERSION};", "return 0;"))
+    assert native.library.__wrapped__(tmp_path / "cache") is None
+
+
+def test_a_damaged_library_in_the_cache_is_not_fatal(stub: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert native.library.__wrapped__(cache) is not None
+    (built,) = cache.iterdir()
+    code = ("import torch, pathlib, sys; from actorium.kernels.cpu import native;"
+            "native.SOURCES = pathlib.Path(sys.argv[2]);"
+            "print(native.library(pathlib.Path(sys.argv[1])) is None)")
+    built.unlink()  # it is mapped here: cut short in place, it would take this process along
+    built.write_bytes(b"not a library")
+    out = subprocess.run([sys.executable, "-c", code, str(cache), str(stub)], capture_output=True,
+                         text=True, env={**os.environ, "PYTHONPATH": ""})
+    assert out.stdout.strip() == "True", out.stderr

@@ -1,0 +1,100 @@
+"""The convolution of extend steps in Triton against the reference: in the interpreter, compiled for
+Hopper, and on a CUDA device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers_compile import compiled
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from actorium.kernels.ops import TorchOps, triton_fault
+from actorium.kernels.ragged import Run, plan_ragged
+from actorium.kernels.triton.triton_ops import TritonOps
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
+
+
+def check(runs: list[Run], channels: int, taps: int, biased: bool, dtype: torch.dtype,
+          device: torch.device = CPU, most: float = 2e-6) -> None:
+    """Outputs of the tokens, and columns, of both; what is nobody's is NaN, and stays so."""
+    gen = torch.Generator().manual_seed(len(runs) + channels)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=gen).to(device)
+
+    tokens = sum(run.length for run in runs)
+    x = torch.full((tokens, channels + 7), torch.nan, dtype=dtype, device=device)
+    x[:, :channels] = normal(tokens, channels).to(dtype)
+    columns = torch.full((40, taps - 1, channels), torch.nan, dtype=dtype, device=device)
+    for run in runs:
+        columns[run.row] = normal(taps - 1, channels).to(dtype)
+    weight, bias = normal(taps, channels), normal(channels) if biased else None
+    found = []
+    for ops in (TorchOps(), TritonOps()):
+        plan, own = plan_ragged(runs, taps, device), columns.clone()
+        for _ in range(2):  # what is made of a plan once serves the next layer
+            own.copy_(columns)
+            out = ops.conv_extend(x[:, :channels], own, weight, plan, bias)
+        assert out.shape == (tokens + (len(runs) - 1) * (taps - 1), channels)
+        starts = torch.tensor([0, *(run.length + taps - 1 for run in runs)]).cumsum(0)
+        outs = [out[at:at + run.length] for at, run in zip(starts.tolist(), runs, strict=False)]
+        found.append((torch.cat(outs), own))
+    (want, kept), (got, mine) = found
+    assert got.dtype is torch.float32
+    assert torch.allclose(got, want, rtol=most, atol=10 * most)
+    assert torch.equal(mine.nan_to_num(7.5), kept.nan_to_num(7.5))
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Run]:
+    """Sequences as short as one token, and as long as some blocks; states kept on the way."""
+    runs, free = [], iter(range(20, 40))
+    for row in draw(st.lists(st.integers(1, 19), min_size=1, max_size=5, unique=True)):
+        length = draw(st.one_of(st.integers(1, 5), st.integers(1, 50)))
+        at = draw(st.lists(st.integers(1, length), max_size=2))
+        runs.append(Run(row, length, tuple((tokens, next(free)) for tokens in sorted(at))))
+    return runs
+
+
+@interpreted
+@settings(max_examples=25, deadline=None)
+@given(runs=steps(), channels=st.sampled_from([1, 40, 130, 300]), taps=st.integers(2, 5),
+       biased=st.booleans(), wide=st.booleans())
+def test_as_the_reference(runs: list[Run], channels: int, taps: int, biased: bool,
+                          wide: bool) -> None:
+    check(runs, channels, taps, biased, torch.float32 if wide else torch.bfloat16)
+
+
+CODE = """
+import torch
+from actorium.kernels.triton.triton_ops import TritonOps
+from actorium.kernels.ragged import Run, plan_ragged
+channels = 8192
+x = torch.empty(130, channels + 4160, dtype=torch.bfloat16)[:, :channels]
+plan = plan_ragged([Run(1, 100, ((64, 3),)), Run(2, 30)], 4, x.device)
+columns = torch.empty(9, 3, channels, dtype=torch.bfloat16)
+for bias in (None, torch.empty(channels)):
+    TritonOps().conv_extend(x, columns, torch.empty(4, channels), plan, bias)
+"""
+
+
+def test_compiles_for_hopper(tmp_path: Path) -> None:
+    assert compiled(CODE, tmp_path) == ["_conv", "_keep"] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_on_the_device(dtype: torch.dtype) -> None:
+    runs = [Run(3, 700, ((64, 21), (64, 22), (512, 23))), Run(1, 2, ((1, 24),)), Run(9, 1),
+            Run(2, 1300)]
+    for channels, biased in ((8192, False), (3000, True)):
+        for _ in range(3):  # an error that moves is a race
+            check(runs, channels, 4, biased, dtype, CUDA, 1e-5)

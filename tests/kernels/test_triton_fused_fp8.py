@@ -1,0 +1,143 @@
+"""Norms and activations that quantise what they give: in Triton, as the reference, and as each part
+done one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers_compile import compiled
+from helpers_fp8 import exact_fp8
+
+from actorium.kernels.inputs import Form, Pending, Quantised, plain
+from actorium.kernels.ops import TorchOps, triton_fault
+
+pytest.importorskip("triton")
+from actorium.kernels.triton.triton_ops import TritonOps
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+EPS = 1e-5
+pytestmark = pytest.mark.skipif(bool(triton_fault(DEVICE)), reason="Triton compiles for CUDA here")
+
+
+@pytest.fixture(autouse=True)
+def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cpu":
+        exact_fp8(monkeypatch)
+
+
+def numbers(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of very different sizes, one of zeros."""
+    torch.manual_seed(rows * width)
+    x = torch.randn(rows, width) * torch.logspace(-3, 3, rows)[:, None]
+    x[rows // 2] = 0
+    return x.to(device=DEVICE, dtype=dtype)
+
+
+def same(got: Quantised, want: Quantised) -> None:
+    """Bit for bit."""
+    assert got.q.shape == want.q.shape and got.scales.shape == want.scales.shape
+    assert torch.equal(got.scales, want.scales)
+    assert torch.equal(got.q.view(torch.uint8), want.q.view(torch.uint8))
+    assert got.dtype is want.dtype and (got.plain is None) == (want.plain is None)
+    assert got.plain is None or torch.equal(got.plain, plain(want))
+
+
+@pytest.mark.parametrize(("width", "columns"), [
+    (64, 64), (200, 200), (1000, 1000), (1000, 128), (384, 128), (4096, 4096), (4096, 128)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_norms_as_their_parts(width: int, columns: int, dtype: torch.dtype) -> None:
+    """The bits of Triton's norm, quantised by the reference; kept as it is where that is asked."""
+    ops, x = TritonOps(), numbers(5, width, dtype)
+    weight, residual = numbers(5, width, dtype)[0] + 1, numbers(5, width, dtype) * 0.3
+    for keep in (False, True):
+        form = Form(columns, keep)
+        want = TorchOps.rms_norm_fp8(ops, x, weight, EPS, form)
+        got, total = ops.norm(x, weight, EPS, form)
+        assert isinstance(got, Quantised) and total is x
+        same(got, want)
+        summed, total = ops.norm(Pending(x, residual), weight, EPS, form)
+        want, sums = TorchOps.add_rms_norm_fp8(ops, x, residual, weight, EPS, form)
+        assert isinstance(summed, Quantised) and torch.equal(total, sums)
+        same(summed, want)
+
+
+@pytest.mark.parametrize("columns", [300, 128])
+def test_norms_as_the_reference(columns: int) -> None:
+    ops, reference, x = TritonOps(), TorchOps(), numbers(7, 300, torch.float32)
+    for stream in (x, Pending(x, x.flip(0))):
+        (got, total), (want, sums) = (
+            each.norm(stream, x[0], EPS, Form(columns, True)) for each in (ops, reference))
+        assert isinstance(got, Quantised) and isinstance(want, Quantised)
+        assert torch.equal(total, sums)
+        assert torch.allclose(plain(got), plain(want), rtol=1e-5)
+        assert torch.allclose(got.scales, want.scales, rtol=1e-5)
+        apart = (got.q.float() - want.q.float()).abs()
+        assert float((apart > 0).float().mean()) < 0.01, "ties alone round the other way"
+
+
+@pytest.mark.parametrize(("width", "columns"), [
+    (48, 48), (96, 96), (1000, 1000), (1000, 128), (2500, 128), (9000, 9000)])
+@pytest.mark.parametrize("name", ["silu_mul", "gelu_mul"])
+def test_activations_as_their_parts(width: int, columns: int, name: str) -> None:
+    ops = TritonOps()
+    for dtype in (torch.bfloat16, torch.float32):
+        both = numbers(4, 2 * width, dtype)
+        want = getattr(TorchOps, f"{name}_fp8")(ops, both, columns)
+        same(getattr(ops, f"{name}_fp8")(both, columns), want)
+        wide = numbers(4, 2 * width + 7, dtype)[:, :2 * width]
+        same(getattr(ops, f"{name}_fp8")(wide, columns),
+             getattr(ops, f"{name}_fp8")(wide.contiguous(), columns))
+
+
+def test_no_rows() -> None:
+    ops, x = TritonOps(), torch.empty(0, 256, dtype=torch.bfloat16, device=DEVICE)
+    got, _ = ops.norm(x, torch.ones_like(x[:1].sum(0)), EPS, Form(128, True))
+    assert isinstance(got, Quantised) and got.scales.shape == (0, 2) and len(plain(got)) == 0
+    assert ops.silu_mul_fp8(x, 128).scales.shape == (0, 1)
+
+
+def test_forms_of_several_products() -> None:
+    rows, blocks, as_it_is = Form(512, False), Form(128, False), Form()
+    assert rows.also(rows) == rows and rows.also(as_it_is) == Form(512, True)
+    assert rows.also(blocks) == as_it_is, "each quantises it then"
+    assert as_it_is.also(as_it_is) == as_it_is
+
+
+def test_rows_of_an_input() -> None:
+    ops, x = TorchOps(), numbers(6, 256, torch.float32)
+    whole, _ = ops.norm(x, x[1], EPS, Form(128, True))
+    assert isinstance(whole, Quantised)
+    picked = whole.index_select(0, torch.tensor([4, 1], device=DEVICE))
+    for got, rows in ((whole[1:3], [1, 2]), (picked, [4, 1])):
+        again, _ = ops.norm(x[rows], x[1], EPS, Form(128, True))
+        assert isinstance(again, Quantised)
+        same(got, again)
+    alone, _ = ops.norm(x, x[1], EPS, Form(128, False))
+    with pytest.raises(ValueError, match="only its FP8 was kept"):
+        plain(alone)
+
+
+CODE = """
+import torch
+from ptxas_device import facts
+from actorium.kernels.inputs import Form
+from actorium.kernels.triton.triton_ops import TritonOps
+
+BF16, ops = torch.bfloat16, TritonOps()
+x = torch.empty(3, 8192, dtype=BF16)
+ops.add_rms_norm_fp8(x, x, x[0], 1e-5, Form(8192, True))
+ops.silu_mul_fp8(torch.empty(3, 2 * 14336, dtype=BF16), 14336)
+x = torch.empty(3, 7168, dtype=BF16)
+ops.add_rms_norm_fp8(x, x, x[0], 1e-5, Form(128, True))
+ops.gelu_mul_fp8(torch.empty(3, 4096, dtype=BF16), 128)
+for kernel in hopper.kernels:
+    found = facts(kernel, 90)
+    assert found.spills == (0, 0), found
+"""
+
+
+def test_compile_for_hopper(tmp_path: Path) -> None:
+    """For rows of large models, without spills."""
+    assert compiled(CODE, tmp_path) == ["_norm_fp8", "_gate_rows", "_norm_fp8", "_gate_groups"]
