@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.config.tree import Config
-from actorium.actors.runtime.docket import Docket
+from actorium.actors.runtime.inflight_journal import Docket
 
 CLIENT = "client"
 LEDGER = "ledger"

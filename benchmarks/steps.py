@@ -41,9 +41,9 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.core import Context, Send
 from actorium.actors.launcher.engine import Engine
+from actorium.actors.ledger.committer import Committer
 from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.runtime.committer import Committer
 from actorium.actors.scheduler import core
 from actorium.actors.scheduler.outgoing import WORKER
 from actorium.tools.null import null_worker

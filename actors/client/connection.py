@@ -21,8 +21,9 @@ from actorium.actors.messages import (
     FromTokenizerFront,
     FromWatchdogFront,
 )
-from actorium.actors.runtime import private, rundir
-from actorium.actors.runtime.endpoints import SCHEME
+from actorium.actors.runtime import rundir
+from actorium.actors.runtime.security import private_paths as private
+from actorium.actors.runtime.security.endpoints import SCHEME
 
 LINGER_MS = 200
 """How long closing may take to get the last aborts out."""

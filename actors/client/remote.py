@@ -13,8 +13,8 @@ from typing import Any
 import zmq
 
 from actorium.actors.errors import BadConfig, EngineUnavailable
-from actorium.actors.runtime import curve_keys as keys
-from actorium.actors.runtime import endpoints
+from actorium.actors.runtime.security import curve_keys as keys
+from actorium.actors.runtime.security import endpoints
 
 PATIENCE = 10.0
 """Seconds without a connection after which the engine counts as gone."""

@@ -13,8 +13,8 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.messages import RESERVED_TEMPLATE_ARGS, Tenant
 from actorium.actors.models.model_dir import MAX_NEW_TOKENS, SAMPLING_DEFAULTS
 from actorium.actors.params import MAX_N, SamplingParams
-from actorium.actors.runtime import endpoints
-from actorium.actors.runtime.hosts import names
+from actorium.actors.runtime.http.allowed_hosts import names
+from actorium.actors.runtime.security import endpoints
 
 TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder")
 REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3")

@@ -41,7 +41,7 @@ from actorium.actors.messages import (
     TokenBatch,
     Unknown,
 )
-from actorium.actors.runtime.docket import NOBODY, Docket, open_docket
+from actorium.actors.runtime.inflight_journal import NOBODY, Docket, open_docket
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 30.0

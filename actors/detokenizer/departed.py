@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from actorium.actors.config.retention import ENDED_SEQUENCES, LOST_CLIENTS, LOST_REQUESTS
 from actorium.actors.detokenizer.sequence import Key, Sequence
 from actorium.actors.errors import InvalidRequest, UnknownRequest
 from actorium.actors.messages import Cancel, Delta, Open, Rejected, Stop, Unknown
-from actorium.actors.runtime.retention import ENDED_SEQUENCES, LOST_CLIENTS, LOST_REQUESTS
 
 
 class Ended(NamedTuple):

@@ -14,8 +14,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from actorium.actors.config.retention import REACHED_CLIENTS
 from actorium.actors.detokenizer.sequence import Sequence
-from actorium.actors.runtime.retention import REACHED_CLIENTS
 
 LISTEN = 0.2
 """Seconds between two looks at who has requests and was told nothing since the last one."""

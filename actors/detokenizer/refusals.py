@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from actorium.actors.config.retention import REFUSED_SEQUENCES
 from actorium.actors.detokenizer.sequence import Sequence, request_name
 from actorium.actors.errors import Quarantined
 from actorium.actors.messages import Open
-from actorium.actors.runtime.docket import Docket
-from actorium.actors.runtime.retention import REFUSED_SEQUENCES
+from actorium.actors.runtime.inflight_journal import Docket
 
 
 class Refusals:

@@ -20,7 +20,7 @@ from actorium.actors.messages import (
     Usage,
 )
 from actorium.actors.params import TextParams
-from actorium.actors.runtime.docket import name_of
+from actorium.actors.runtime.inflight_journal import name_of
 
 FINISHED_BY_STOP = "stop"
 Key = tuple[bytes, str, int]

@@ -18,9 +18,9 @@ from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import keys
 from actorium.actors.messages import Message
-from actorium.actors.runtime import listening
-from actorium.actors.runtime.docket import open_docket
-from actorium.actors.runtime.listening import Where
+from actorium.actors.runtime.http import listening
+from actorium.actors.runtime.http.listening import Where
+from actorium.actors.runtime.inflight_journal import open_docket
 
 FILE = "gateway.json"
 BACKLOG = 2048
@@ -62,9 +62,8 @@ class GatewayCore(Core):
         from actorium.actors.gateway.app import build_app
         from actorium.actors.gateway.bodies import PATIENCE
         from actorium.actors.gateway.engine import Engine
-        from actorium.actors.runtime.hosts import Hosts
-        from actorium.actors.runtime.http_server import http_server
-        from actorium.actors.runtime.web import Limits, most_connections
+        from actorium.actors.runtime.http.allowed_hosts import Hosts
+        from actorium.actors.runtime.http.http_server import Limits, http_server, most_connections
 
         def serve() -> None:
             self._engine = engine = Engine(self._ctx.config, self._ctx.run_dir, self.docket)
@@ -81,7 +80,7 @@ class GatewayCore(Core):
     async def _start(self) -> None:
         if self._ctx.config.gateway.gateways > 1:
             await self._engine.peers.listen()
-        from actorium.actors.runtime.http_server import start
+        from actorium.actors.runtime.http.http_server import start
 
         await start(self._server, [self._sock])
 

@@ -28,7 +28,7 @@ from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.guard import Guard
 from actorium.actors.gateway.openapi import OpenApi
 from actorium.actors.gateway.routes import ROUTES
-from actorium.actors.runtime.hosts import Hosts
+from actorium.actors.runtime.http.allowed_hosts import Hosts
 
 Handler = Callable[..., Any]
 

@@ -27,7 +27,7 @@ from actorium.actors.gateway.deltas import Deltas
 from actorium.actors.gateway.errors import HttpError, http_error
 from actorium.actors.gateway.joins import Joins
 from actorium.actors.gateway.replay import MAX_CHOICES, Mark, Tracked, parse
-from actorium.actors.runtime.docket import NAME, Docket
+from actorium.actors.runtime.inflight_journal import NAME, Docket
 
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 _KIND = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")

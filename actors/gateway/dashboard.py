@@ -17,12 +17,12 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 
+from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.sse import EventStream, event
 from actorium.actors.health import Growth, Reading, growth, reading, why_not_ready
 from actorium.actors.messages import ActorStatus, Status
-from actorium.actors.runtime.retention import DASHBOARD_SAMPLES
 
 LOG = logging.getLogger("actorium.gateway")
 PERIOD = 1.0

@@ -26,7 +26,7 @@ from actorium.actors.gateway.pieces import Pieces
 from actorium.actors.gateway.responses_keeping import Jobs, open_store
 from actorium.actors.gateway.streams import Merged
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.docket import Docket
+from actorium.actors.runtime.inflight_journal import Docket
 
 STATUS_SECONDS = 1.0
 """How long new requests wait for the watchdog to say that all is well."""

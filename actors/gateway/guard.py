@@ -27,8 +27,8 @@ from actorium.actors.gateway.errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.keys import Keys, shown
 from actorium.actors.gateway.routes import Access, Errors, allowed_methods, find
 from actorium.actors.gateway.stretches import in_stretches
-from actorium.actors.runtime.hosts import Hosts, check_framing, given_twice
-from actorium.actors.runtime.web import CROWDED, MAX_HEADERS, MAX_URL
+from actorium.actors.runtime.http.allowed_hosts import Hosts, check_framing, given_twice
+from actorium.actors.runtime.http.http_server import CROWDED, MAX_HEADERS, MAX_URL
 
 CLOSING = frozenset({"too_many_connections", "unsupported_framing"})
 """Codes of refusals after which a connection is of no use."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from actorium.actors.config.retention import TOKEN_TEXTS
 from actorium.actors.config.tree import Config
 from actorium.actors.detokenizer.incremental import byte_of_char
 from actorium.actors.models import model_dir as models
-from actorium.actors.runtime.retention import TOKEN_TEXTS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

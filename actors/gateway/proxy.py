@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from actorium.actors.gateway.errors import SERVER, HttpError
 from actorium.actors.gateway.guard import engine_of
-from actorium.actors.watchdog.probes import SOCKET
+from actorium.actors.watchdog.probe_server import SOCKET
 
 SECONDS = 15.0
 MAX_ANSWER = 16 << 20

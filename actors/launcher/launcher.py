@@ -28,6 +28,8 @@ from actorium.actors.config import tree as configs
 from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
+from actorium.actors.launcher.children import Actor, Actors
+from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.messages import (
     Beat,
     Children,
@@ -39,10 +41,7 @@ from actorium.actors.messages import (
     ToLauncher,
     Up,
 )
-from actorium.actors.runtime import curve_keys as keys
-from actorium.actors.runtime.announce import announce
-from actorium.actors.runtime.children import Actor, Actors
-from actorium.actors.runtime.preflight import check_machine
+from actorium.actors.runtime.console import announce
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
@@ -63,9 +62,10 @@ from actorium.actors.runtime.roles import (
     stop_rank,
 )
 from actorium.actors.runtime.rundir import RunDir, address, sweep, write_private
+from actorium.actors.runtime.security import curve_keys as keys
 
 if TYPE_CHECKING:
-    from actorium.actors.launcher.keeper import Keeper
+    from actorium.actors.launcher.watchdog_link import Keeper
     from actorium.actors.runtime.mailbox import Inbox
 
 STOP_GRACE = 3.0
@@ -197,7 +197,7 @@ class Launcher:
         """Only now: importing zmq takes longer than starting all the actors."""
         import zmq
 
-        from actorium.actors.launcher.keeper import Keeper
+        from actorium.actors.launcher.watchdog_link import Keeper
         from actorium.actors.runtime.mailbox import Inbox
 
         self._context = zmq.Context(io_threads=1)
@@ -342,7 +342,7 @@ class Launcher:
             self._keeper.tell(gone)
 
     def _report_crash(self, gone: Exited) -> None:
-        from actorium.actors.runtime import crash
+        from actorium.actors.launcher import crash_reports as crash
 
         fatal = self._fatals.get(gone.pid)
         if self._run_dir is not None and self.config.runtime.crash_reports:

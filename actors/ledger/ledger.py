@@ -34,7 +34,7 @@ from actorium.actors.ledger.segments import (
     remove,
     segments,
 )
-from actorium.actors.runtime import private
+from actorium.actors.runtime.security import private_paths as private
 
 LOG = logging.getLogger("actorium.ledger")
 SEGMENT_BYTES = 16 << 20

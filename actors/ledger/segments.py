@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from actorium.actors.runtime import private
+from actorium.actors.runtime.security import private_paths as private
 
 MAGIC = b"actorium ledger\x01"
 HEAD = struct.Struct("<IIB")

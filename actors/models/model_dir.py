@@ -48,6 +48,11 @@ def resolve(model: str) -> Path:
     return _checked(_cached_snapshot(model), f"model {model!r}")
 
 
+def is_jinja(text: str) -> bool:
+    """Whether a `chat_template` setting is a template rather than the name of a file."""
+    return "{{" in text or "{%" in text
+
+
 def hub_cache() -> Path:
     """Where the HF cache keeps models: $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache."""
     if cache := os.environ.get("HF_HUB_CACHE"):

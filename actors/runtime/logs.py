@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from actorium.actors.runtime import private
+from actorium.actors.runtime.security import private_paths as private
 
 if TYPE_CHECKING:
     from actorium.actors.config.tree import RuntimeConfig

@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
-from actorium.actors.runtime.explain import explain
+from actorium.actors.runtime.bad_frames import explain
 
 LOG = logging.getLogger("actorium.mailbox")
 # Plain integers: operators on pyzmq's enums cost more than the calls they are for.

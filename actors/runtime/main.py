@@ -39,8 +39,9 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
 
     from actorium.actors.config import tree as configs
     from actorium.actors.core import Context, Core
-    from actorium.actors.runtime import logs, private
+    from actorium.actors.runtime import logs
     from actorium.actors.runtime.roles import roles_of
+    from actorium.actors.runtime.security import private_paths as private
     from actorium.actors.runtime.shell import run_actor
 
     path = Path(run_dir)

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
-from actorium.actors.runtime import private
-from actorium.actors.runtime.private import UnsafePath
+from actorium.actors.runtime.security import private_paths as private
+from actorium.actors.runtime.security.private_paths import UnsafePath
 
 MAX_IPC_PATH = 107
 """sun_path less its terminator."""

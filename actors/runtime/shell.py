@@ -24,9 +24,8 @@ import zmq
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 from actorium.actors.messages import Fatal
-from actorium.actors.runtime.beats import LAUNCHER, WATCHDOG, Beats
-from actorium.actors.runtime.curve_gate import Gate, open_gate
-from actorium.actors.runtime.docket import Docket
+from actorium.actors.runtime.heartbeat import LAUNCHER, WATCHDOG, Beats
+from actorium.actors.runtime.inflight_journal import Docket
 from actorium.actors.runtime.logs import stack_of, words_of
 from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox, Overflow
 from actorium.actors.runtime.process import (
@@ -36,9 +35,10 @@ from actorium.actors.runtime.process import (
     EXIT_FAULT,
 )
 from actorium.actors.runtime.rundir import address
+from actorium.actors.runtime.security.curve_gate import Gate, open_gate
 
 if TYPE_CHECKING:
-    from actorium.actors.runtime.committer import Committer
+    from actorium.actors.ledger.committer import Committer
 
 LOG = logging.getLogger("actorium.shell")
 BURST = 256
@@ -116,7 +116,7 @@ class Shell:
             if self._gate is not None:
                 self.loop.add_reader(self._gate.fd, self._gate.serve)
         if core.ledger is not None:
-            from actorium.actors.runtime.committer import Committer
+            from actorium.actors.ledger.committer import Committer
 
             patience = self.ctx.config.recovery.ledger_patience
             self._commits = Committer(core, core.ledger, patience)

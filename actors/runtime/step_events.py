@@ -23,7 +23,7 @@ import msgspec
 
 from actorium.actors.core import Context, Core, CoreObserver, Send
 from actorium.actors.messages import StepPlan, StepResult, TokenBatch
-from actorium.actors.runtime import private
+from actorium.actors.runtime.security import private_paths as private
 
 PLAN, RESULT, TAKEN, LAUNCH, DEVICE, HARVEST, TOLD, TEXT, LATE = range(1, 10)
 KINDS = {PLAN: "plan", RESULT: "result", TAKEN: "taken", LAUNCH: "launch", DEVICE: "device",

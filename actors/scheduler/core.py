@@ -28,6 +28,7 @@ import msgspec
 from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import Quarantined
+from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.segments import Record
 from actorium.actors.messages import (
@@ -47,8 +48,7 @@ from actorium.actors.messages import (
     ToScheduler,
 )
 from actorium.actors.params import TextParams
-from actorium.actors.runtime.committer import open_ledger
-from actorium.actors.runtime.docket import Docket, open_docket
+from actorium.actors.runtime.inflight_journal import Docket, open_docket
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.draft_policy import Drafting
 from actorium.actors.scheduler.limits import Objection, longest, misfit, objection_to

@@ -9,7 +9,7 @@ import numpy as np
 
 from actorium.actors.messages import Open, RowLogprobs, SequenceEvent, Submit
 from actorium.actors.params import Resolved
-from actorium.actors.runtime.docket import name_of
+from actorium.actors.runtime.inflight_journal import name_of
 from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.scheduler.cache.kv_cache_manager import Lock
 from actorium.actors.scheduler.cache.nodes import Node

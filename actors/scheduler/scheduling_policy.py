@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.runtime.retention import IDLE_TENANTS
+from actorium.actors.config.retention import IDLE_TENANTS
 
 PATIENCE = 64
 """Under lpm: how often a sequence may be passed over before it goes first."""

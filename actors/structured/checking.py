@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from actorium.actors.config.retention import CHECKED_BYTES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
-from actorium.actors.runtime.retention import CHECKED_BYTES
 from actorium.actors.tokenizer.defaults import ModelFacts
 
 if TYPE_CHECKING:

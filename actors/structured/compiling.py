@@ -16,8 +16,8 @@ from typing import Any
 from actorium.actors.core import Core, CoreObserver, Health, Send
 from actorium.actors.errors import ActoriumError
 from actorium.actors.messages import Cancel, Submit
-from actorium.actors.runtime.aside import Aside, Job
-from actorium.actors.runtime.docket import Docket
+from actorium.actors.runtime.inflight_journal import Docket
+from actorium.actors.runtime.offload import Aside, Job
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
 from actorium.actors.structured.masking import Masking, Prepared
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actorium.actors.config.retention import GRAMMAR_BYTES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import WRITTEN, Structured
-from actorium.actors.runtime.retention import GRAMMAR_BYTES
 from actorium.actors.structured.schemas import closed
 from actorium.actors.structured.structural_tags import lark_of
 

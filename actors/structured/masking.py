@@ -20,7 +20,7 @@ import numpy as np
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
-from actorium.actors.runtime.docket import ENDS, Docket
+from actorium.actors.runtime.inflight_journal import ENDS, Docket
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.limits import Objection
 from actorium.actors.scheduler.plans import PlanRecord

@@ -25,9 +25,8 @@ from actorium.actors.messages import (
     ChatMessage,
     ToolCall,
 )
-from actorium.actors.models.model_dir import read_json
+from actorium.actors.models.model_dir import is_jinja, read_json
 from actorium.actors.models.model_files import read_file
-from actorium.actors.runtime.preflight import is_jinja
 from actorium.actors.tokenizer.template_sandbox import (
     CONCAT,
     MAX_CHARS,

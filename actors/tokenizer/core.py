@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from actorium.actors.config.retention import KNOWN_REQUESTS
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, EngineUnavailable, InvalidRequest
 from actorium.actors.messages import (
@@ -39,9 +40,8 @@ from actorium.actors.messages import (
     ToTokenizerFront,
 )
 from actorium.actors.params import for_choices
-from actorium.actors.runtime.aside import THREADS, Aside, Job
-from actorium.actors.runtime.docket import Docket, name_of, open_docket
-from actorium.actors.runtime.retention import KNOWN_REQUESTS
+from actorium.actors.runtime.inflight_journal import Docket, name_of, open_docket
+from actorium.actors.runtime.offload import THREADS, Aside, Job
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import Unfinished
 from actorium.actors.tokenizer.prompts import SHORT_CHARS, Asked, Prompts

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from actorium.actors.config.retention import TEMPLATES
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import ChatMessage
-from actorium.actors.runtime.retention import TEMPLATES
 from actorium.actors.tokenizer.chat_template import MODELS_TURN, ChatTemplate, Ending
 from actorium.actors.tokenizer.child import MEMORY, Child, hello, serve
 

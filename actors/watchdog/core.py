@@ -29,13 +29,12 @@ from actorium.actors.messages import (
     Up,
 )
 from actorium.actors.runtime.histograms import without
-from actorium.actors.runtime.process import describe_exit
-from actorium.actors.watchdog import probes
-from actorium.actors.watchdog.condition import Condition, Known, judge
-from actorium.actors.watchdog.interval import Interval, Line
-from actorium.actors.watchdog.processes import Sight, sight_by_its_watcher
+from actorium.actors.runtime.process import Sight, describe_exit, sight_by_its_watcher
+from actorium.actors.watchdog import probe_server as probes
+from actorium.actors.watchdog.readiness import Condition, Known, judge
+from actorium.actors.watchdog.stats_line import Interval, Line
+from actorium.actors.watchdog.supervised import Ward, born
 from actorium.actors.watchdog.supervisor import Supervisor
-from actorium.actors.watchdog.wards import Ward, born
 
 if TYPE_CHECKING:
     from actorium.actors.watchdog.metrics import Facts

@@ -15,8 +15,8 @@ from actorium.actors.client.calls import bytes_of
 from actorium.actors.config.tree import Config
 from actorium.actors.health import READY_PHASES
 from actorium.actors.runtime import histograms
-from actorium.actors.watchdog.processes import Process
-from actorium.actors.watchdog.wards import Ward
+from actorium.actors.runtime.process import Process
+from actorium.actors.watchdog.supervised import Ward
 
 SCHEDULER, DETOKENIZER, WORKER = "scheduler", "detokenizer", "worker-0"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"

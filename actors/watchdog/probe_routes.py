@@ -18,10 +18,10 @@ from actorium import __version__
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.hosts import Hosts, check_framing, given_twice
+from actorium.actors.runtime.http.allowed_hosts import Hosts, check_framing, given_twice
+from actorium.actors.runtime.process import process_of
 from actorium.actors.watchdog import metrics
-from actorium.actors.watchdog.condition import Condition
-from actorium.actors.watchdog.processes import process_of
+from actorium.actors.watchdog.readiness import Condition
 
 GENERATE_SECONDS = 10.0
 """How long `/health_generate` waits for its token."""

@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import MAX_RESTARTS, Kill, Restarted, Spawn
-from actorium.actors.runtime.docket import BROKEN
-from actorium.actors.runtime.process import EXIT_FAULT, describe_exit
+from actorium.actors.runtime.inflight_journal import BROKEN
+from actorium.actors.runtime.process import EXIT_FAULT, Sight, describe_exit
 from actorium.actors.runtime.roles import LAUNCHER
 from actorium.actors.watchdog.hangs import GLANCE, STOPPED, Witness, find_hang
-from actorium.actors.watchdog.processes import Sight
 from actorium.actors.watchdog.restart_policy import Record, Restarts
-from actorium.actors.watchdog.wards import Ward
+from actorium.actors.watchdog.supervised import Ward
 
 TICK = 0.25
 """Seconds between two looks at the wards."""
@@ -42,7 +41,7 @@ class Supervisor:
     def __init__(self, recovery: RecoveryConfig, heartbeat: float, seed: int,
                  sight: Callable[[int], Sight | None] = lambda pid: None) -> None:
         """heartbeat: seconds between the beats of a busy actor; seed: of the restarts' jitter;
-        sight: how the process of a pid looks, as `processes.sight_of`."""
+        sight: how the process of a pid looks, as `process.sight_of`."""
         self.counts: Counter[tuple[str, str]] = Counter()
         """Restarts ordered, by (role, cause); causes: killed, fault, exited, silent, hung."""
         self.verdict: str | None = None
@@ -97,8 +96,8 @@ class Supervisor:
                 self._restarts.progress(role)
 
     def blames(self, role: str, gauges: Mapping[str, float]) -> None:
-        """What an actor says of requests that it has died of (see `runtime.docket`, which argues
-        why this is bounded)."""
+        """What an actor says of requests that it has died of (`runtime.inflight_journal` argues why
+        this is bounded)."""
         if "docket_deaths" not in gauges:
             return
         old = self._blamed.get(role, Blame())

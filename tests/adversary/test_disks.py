@@ -20,8 +20,9 @@ from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.responses_store import ResponseStore, Stored
 from actorium.actors.launcher.engine import Engine
-from actorium.actors.runtime import listening, roles
-from actorium.actors.runtime.listening import Where
+from actorium.actors.runtime import roles
+from actorium.actors.runtime.http import listening
+from actorium.actors.runtime.http.listening import Where
 from actorium.actors.runtime.step_events import open_events
 from actorium.tools.chaos.checked_streams import Maker, Traffic
 from actorium.tools.chaos.fault_injection import Fault, actors, strike
@@ -231,7 +232,7 @@ def test_what_is_said_already_needs_no_room(tmp_path: Path, monkeypatch: pytest.
     def fails(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("actorium.actors.runtime.private.open_file", fails)
+    monkeypatch.setattr("actorium.actors.runtime.security.private_paths.open_file", fails)
     listening.write(file, here, "gateway-0")
     with pytest.raises(OSError, match="No space"):
         listening.write(file, Where("127.0.0.1", 8001), "gateway-0")

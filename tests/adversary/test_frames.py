@@ -24,7 +24,7 @@ from helpers_runtime import short_dir
 from actorium.actors import messages as m
 from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.launcher.engine import Engine
-from actorium.actors.runtime import curve_keys as keys
+from actorium.actors.runtime.security import curve_keys as keys
 from actorium.actors.tokenizer.core import Nudge
 
 encode = msgspec.msgpack.encode

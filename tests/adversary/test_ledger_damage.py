@@ -19,11 +19,11 @@ from actorium.actors.config.tree import Config, ModelConfig, RecoveryConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.ledger import segments as files
+from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import ADMITTED, BATCH, Admitted, Entry
 from actorium.actors.ledger.segments import HEAD, MAGIC
 from actorium.actors.messages import SequenceEvent, Submit
-from actorium.actors.runtime.committer import open_ledger
 
 MODEL = "m"
 REQUESTS, STEPS = 5, 25

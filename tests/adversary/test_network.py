@@ -47,8 +47,8 @@ from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import page, routes
-from actorium.actors.runtime import hosts
-from actorium.actors.watchdog import probes
+from actorium.actors.runtime.http import allowed_hosts as hosts
+from actorium.actors.watchdog import probe_server as probes
 
 RECEIVE, SEND, BYTES, MOST = 1.0, 1.0, 1 << 20, 2200
 NAME = "<script>alert(1)</script>"

@@ -35,7 +35,7 @@ from actorium.actors.messages import (
     ToTokenizerFront,
 )
 from actorium.actors.params import Resolved, SamplingParams
-from actorium.actors.runtime.explain import explain
+from actorium.actors.runtime.bad_frames import explain
 from actorium.actors.structured.guides import Filter, Guide
 from actorium.actors.tokenizer.core import BURST
 from actorium.actors.tokenizer.defaults import ModelFacts, check_params

@@ -30,8 +30,8 @@ from actorium.actors.config.tree import DeviceConfig, GatewayConfig
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import actor
 from actorium.actors.gateway.responses_store import ResponseStore, Stored
-from actorium.actors.runtime import curve_keys as curve
 from actorium.actors.runtime.roles import roles_of
+from actorium.actors.runtime.security import curve_keys as curve
 
 ROLES = ("scheduler", "tokenizer", "detokenizer", "gateway-0", "watchdog", "worker-0")
 

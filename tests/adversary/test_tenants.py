@@ -47,7 +47,7 @@ from actorium.actors.gateway.app import build_app, handlers_of
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.errors import HttpError
 from actorium.actors.gateway.routes import ROUTES, Access, find
-from actorium.actors.runtime.docket import SIZE, Docket
+from actorium.actors.runtime.inflight_journal import SIZE, Docket
 
 CANARY = "xyzzy-of-ann-31d8"
 CHAT = "/v1/chat/completions"

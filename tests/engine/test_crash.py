@@ -17,10 +17,10 @@ from helpers_cli import Cli, one_line
 from helpers_runtime import short_dir
 
 from actorium.actors.client.client import SamplingParams
+from actorium.actors.launcher import crash_reports as crash
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import Exited
 from actorium.actors.recorder.player import load, play
-from actorium.actors.runtime import crash
 
 NULL: dict[str, Any] = {"null_worker": True, "skip_tokenizer": True, "drain_timeout": 5.0}
 PROMPTS = [list(range(i % 3 * 50, i % 3 * 50 + 40 + i)) for i in range(12)]

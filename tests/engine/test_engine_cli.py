@@ -17,8 +17,8 @@ from helpers_cli import NULL, ROLES, Cli, alive, cli, eventually, one_line
 
 from actorium.actors.client.calls import MEMORY_GAUGES
 from actorium.actors.client.client import Client, Request, SamplingParams
+from actorium.actors.config.retention import most_kept
 from actorium.actors.config.tree import Config
-from actorium.actors.runtime.retention import most_kept
 from actorium.tools.demo_tasks import TASKS
 
 __all__ = ["cli"]

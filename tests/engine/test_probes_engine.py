@@ -21,7 +21,7 @@ from helpers_runtime import LauncherProcess, make_config, roles, short_dir, stat
 from actorium import Client, Engine, SamplingParams
 from actorium.actors.client.requests import Request
 from actorium.actors.config.tree import ProbeConfig
-from actorium.actors.watchdog import probes
+from actorium.actors.watchdog import probe_server as probes
 
 
 class Http:

@@ -173,7 +173,7 @@ def test_a_stuck_loop_is_killed_and_leaves_its_stacks(base: Path) -> None:
         after = until(launcher, "scheduler", 2)
         assert after["watchdog"].gauges["restarts.scheduler.hung"] == 1.0
         log = (launcher.dir / "scheduler.log").read_text()
-        assert "helpers_runtime.py" in log and "in get_stuck" in log and "beats.py" in log
+        assert "helpers_runtime.py" in log and "in get_stuck" in log and "heartbeat.py" in log
         launcher.process.terminate()
         code, error = launcher.finish()
         assert code == 0 and "is killed: hung: its loop has not turned for" in error

@@ -32,7 +32,7 @@ from actorium.actors.messages import (
     ServerInfo,
     Status,
 )
-from actorium.actors.runtime import curve_keys as keys
+from actorium.actors.runtime.security import curve_keys as keys
 
 PROMPT, PARAMS = list(range(1, 40)), SamplingParams(max_tokens=12, seed=3)
 NULL: dict[str, Any] = {"null_worker": True, "skip_tokenizer": True, "drain_timeout": 5.0,

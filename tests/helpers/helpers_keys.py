@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from actorium.actors.runtime import curve_keys as keys
-from actorium.actors.runtime.endpoints import FRONTS
+from actorium.actors.runtime.security import curve_keys as keys
+from actorium.actors.runtime.security.endpoints import FRONTS
 
 
 def free_ports() -> int:

@@ -10,9 +10,9 @@ from helpers_cli import Cli, cli, one_line
 
 from actorium.actors.config import sources as settings
 from actorium.actors.config.tree import Config
+from actorium.actors.launcher import preflight
+from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir as models
-from actorium.actors.runtime import preflight
-from actorium.actors.runtime.preflight import check_machine
 from actorium.tools.cli import foreign_flags, main
 from actorium.tools.cli.bench_offline import OfflineOptions
 from actorium.tools.cli.flags import NoOptions, Parsed, command_flags, parse

@@ -11,7 +11,7 @@ from helpers_cli import NULL, Cli, read_until
 from helpers_runtime import short_dir
 
 from actorium.actors.messages import ActorStatus, Status
-from actorium.actors.watchdog.processes import Process
+from actorium.actors.runtime.process import Process
 from actorium.tools.cli.top import Reading, bar, figures, rates, screen, view
 
 

@@ -13,7 +13,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from actorium.actors.client.client import AsyncClient
-from actorium.actors.watchdog.probes import where
+from actorium.actors.watchdog.probe_server import where
 from actorium.tools.chaos.checked_streams import Maker, Traffic
 from actorium.tools.chaos.fault_injection import Fault, actors, strike
 from actorium.tools.chaos.gaps import quantile

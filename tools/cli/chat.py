@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
+from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.preflight import check_machine
 from actorium.actors.runtime.rundir import engine_dir, is_running
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse

@@ -7,8 +7,8 @@ import json
 from msgspec import Struct
 
 from actorium.actors.errors import BadConfig
+from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.preflight import check_machine
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import parse
 

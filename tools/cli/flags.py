@@ -21,7 +21,7 @@ from actorium.actors.config import sources as settings
 from actorium.actors.config.flag_names import SHORT, flag_names, spellings
 from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.runtime.announce import announce
+from actorium.actors.runtime.console import announce
 from actorium.actors.runtime.process import hide_arguments
 from actorium.tools.cli.foreign_flags import VALUES
 from actorium.tools.cli.translate import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from actorium.actors.errors import ActoriumError, BadConfig
-from actorium.actors.runtime.preflight import check_machine
+from actorium.actors.launcher.preflight import check_machine
 from actorium.tools import jsonl
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from actorium.actors.config.retention import kept
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
-from actorium.actors.runtime.retention import kept
 from actorium.gpu.families.fp8_shape import otherwise_quantized
 from actorium.gpu.plan import checkpoint
 from actorium.gpu.plan import weight_bytes as weights

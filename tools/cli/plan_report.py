@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from actorium.actors.config.retention import Kept
 from actorium.actors.errors import BadConfig
-from actorium.actors.runtime.retention import Kept
 from actorium.gpu.plan.memory_plan import Change, MemoryPlan, changes, kv_dtype
 from actorium.gpu.plan.reuse import choices
 

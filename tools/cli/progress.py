@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from actorium.actors.config.tree import Config
 from actorium.actors.health import READY_PHASES
 from actorium.actors.messages import ActorStatus, Status
-from actorium.actors.runtime.announce import PREFIX, announce
+from actorium.actors.runtime.console import PREFIX, announce
 from actorium.tools.cli import start_report
 from actorium.tools.cli.status import Asker
 

@@ -15,12 +15,12 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.config import tree as configs
+from actorium.actors.config.retention import most_kept
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import EngineUnavailable
-from actorium.actors.runtime import private
-from actorium.actors.runtime.retention import most_kept
+from actorium.actors.runtime.process import process_of
 from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
-from actorium.actors.watchdog.processes import process_of
+from actorium.actors.runtime.security import private_paths as private
 from actorium.tools.cli import status
 from actorium.tools.cli.flags import NoOptions, parse
 

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.config.tree import Config
+from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir as models
-from actorium.actors.runtime.preflight import check_machine
 from actorium.tools.cli.flags import Parsed, parse
 from actorium.tools.cli.progress import StartUp, watch
 

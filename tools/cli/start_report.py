@@ -7,7 +7,7 @@ from typing import Any
 
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
-from actorium.actors.runtime.preflight import is_jinja
+from actorium.actors.models.model_dir import is_jinja
 from actorium.actors.runtime.worker_info import WorkerInfo, read_info
 
 WORKER = "worker-0"

@@ -15,8 +15,8 @@ from msgspec import Struct
 from actorium.actors import health
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.messages import ActorStatus, Status
+from actorium.actors.runtime.process import Process, process_of
 from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
-from actorium.actors.watchdog.processes import Process, process_of
 from actorium.tools.cli import status
 from actorium.tools.cli.flags import parse
 from actorium.tools.cli.ps import name_first

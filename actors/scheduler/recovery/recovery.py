@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from actorium.actors.config.retention import RETAINED_BYTES, RETAINED_REQUESTS
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Send
 from actorium.actors.ledger.records import (
@@ -28,8 +29,7 @@ from actorium.actors.ledger.records import (
 )
 from actorium.actors.ledger.segments import Record
 from actorium.actors.messages import Open, RowLogprobs, TokenBatch
-from actorium.actors.runtime.docket import Docket
-from actorium.actors.runtime.retention import RETAINED_BYTES, RETAINED_REQUESTS
+from actorium.actors.runtime.inflight_journal import Docket
 from actorium.actors.scheduler.cache.pages import Ints
 from actorium.actors.scheduler.recovery.adoption import Lingering
 from actorium.actors.scheduler.request_state import Request, Sequence, open_request, opening

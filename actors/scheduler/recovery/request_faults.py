@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from actorium.actors.errors import Quarantined
-from actorium.actors.runtime.docket import Docket, name_of
+from actorium.actors.runtime.inflight_journal import Docket, name_of
 from actorium.actors.scheduler.cache.pages import BooksError
 from actorium.actors.scheduler.request_state import Key, Request, request_name
 

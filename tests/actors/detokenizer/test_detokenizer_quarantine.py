@@ -21,7 +21,7 @@ from actorium.actors.messages import (
     TextBatch,
 )
 from actorium.actors.params import TextParams
-from actorium.actors.runtime.docket import SIZE, Docket, name_of
+from actorium.actors.runtime.inflight_journal import SIZE, Docket, name_of
 
 
 class Killed(KeyboardInterrupt):

@@ -16,6 +16,7 @@ import httpx2 as httpx
 import pytest
 from helpers_gateway import Scripted
 
+from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway import page
@@ -23,7 +24,6 @@ from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.dashboard import Dashboard, Sampler
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.messages import ActorStatus, Status
-from actorium.actors.runtime.retention import DASHBOARD_SAMPLES
 
 GAUGES = {"running": 3.0, "waiting": 2.0, "free_pages": 90.0, "used_pages": 10.0, "held_pages": 6.0,
           "quarantined_pages": 1.0, "tokens": 0.0, "prompt_tokens": 0.0, "steps": 0.0,

@@ -17,7 +17,7 @@ from actorium.actors.gateway import bodies
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.engine import Engine
 from actorium.actors.gateway.message import Reader
-from actorium.actors.runtime.docket import SIZE, Docket
+from actorium.actors.runtime.inflight_journal import SIZE, Docket
 
 CHAT = "/v1/chat/completions"
 

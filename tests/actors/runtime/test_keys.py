@@ -14,8 +14,8 @@ from zmq.utils import z85
 from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.errors import BadConfig
-from actorium.actors.runtime import curve_keys as keys
-from actorium.actors.runtime.endpoints import Endpoint, parse
+from actorium.actors.runtime.security import curve_keys as keys
+from actorium.actors.runtime.security.endpoints import Endpoint, parse
 
 __all__ = ["cli"]
 STRANGER = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"

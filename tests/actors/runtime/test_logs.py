@@ -17,7 +17,7 @@ from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime import logs
-from actorium.actors.runtime.announce import announce
+from actorium.actors.runtime.console import announce
 
 
 def record(message: str = "said", name: str = "actorium.test", level: int = logging.INFO,

@@ -18,7 +18,7 @@ from helpers_runtime import Say, Told, Union, short_dir
 from actorium.actors import messages as m
 from actorium.actors.messages import Generate, SamplingParams
 from actorium.actors.runtime import mailbox
-from actorium.actors.runtime.explain import explain
+from actorium.actors.runtime.bad_frames import explain
 from actorium.actors.runtime.mailbox import Front, Inbox, Outbox, Overflow
 
 encode = msgspec.msgpack.encode

@@ -18,8 +18,9 @@ import pytest
 from actorium import Client
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.ledger.ledger import Ledger
-from actorium.actors.runtime import private, rundir
-from actorium.actors.runtime.private import UnsafePath
+from actorium.actors.runtime import rundir
+from actorium.actors.runtime.security import private_paths as private
+from actorium.actors.runtime.security.private_paths import UnsafePath
 
 STRANGER = 65534
 two_users = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")

@@ -17,7 +17,7 @@ from actorium.actors.core import LEDGER, Context
 from actorium.actors.ledger.records import META, History, Meta, record
 from actorium.actors.messages import Cancel, Hello, Recall, Submit
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.runtime.docket import SIZE, Docket
+from actorium.actors.runtime.inflight_journal import SIZE, Docket
 from actorium.actors.scheduler import core as core_module
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.cache.pages import BooksError

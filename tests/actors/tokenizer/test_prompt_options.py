@@ -11,10 +11,10 @@ import pytest
 from helpers_text import Asked, i4, ints, write_model
 
 from actorium.actors.client.requests import packed
+from actorium.actors.config.retention import TEMPLATES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import ChatMessage, Generate, Rejected, Submit, Tokenize, Tokenized
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.retention import TEMPLATES
 from actorium.actors.tokenizer.chat_template import ChatTemplate, Ending
 from actorium.actors.tokenizer.prompts import SHORT_CHARS
 from actorium.actors.tokenizer.renderer import Source, Templates

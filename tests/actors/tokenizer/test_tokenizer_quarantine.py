@@ -13,7 +13,7 @@ from helpers_text import context, loaded, write_model
 
 from actorium.actors.messages import Abort, Accepted, Detokenize, Generate, Rejected, Tokenize
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.docket import SIZE, Docket
+from actorium.actors.runtime.inflight_journal import SIZE, Docket
 from actorium.actors.tokenizer.core import TokenizerCore, Waiting
 from actorium.actors.tokenizer.prompts import SHORT_CHARS, Prompts
 

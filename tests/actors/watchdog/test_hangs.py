@@ -15,6 +15,7 @@ import pytest
 from actorium.actors.core import IDLE_BEAT
 from actorium.actors.health import READY_PHASES
 from actorium.actors.messages import Beat
+from actorium.actors.runtime.process import Sight, sight_by_its_watcher, sight_of
 from actorium.actors.watchdog.hangs import (
     DOUBT,
     HUNG,
@@ -27,8 +28,7 @@ from actorium.actors.watchdog.hangs import (
     Witness,
     find_hang,
 )
-from actorium.actors.watchdog.processes import Sight, sight_by_its_watcher, sight_of
-from actorium.actors.watchdog.wards import Ward, born
+from actorium.actors.watchdog.supervised import Ward, born
 
 SILENCE, HEARTBEAT, TICK = 3.0, 0.25, 0.25
 

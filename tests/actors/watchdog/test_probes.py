@@ -15,10 +15,10 @@ from actorium.actors.config.tree import Config, ProbeConfig, RecoveryConfig, Sch
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.watchdog import probe_routes as web
-from actorium.actors.watchdog import probes
-from actorium.actors.watchdog.condition import Condition, Known, judge
+from actorium.actors.watchdog import probe_server as probes
 from actorium.actors.watchdog.metrics import Facts
-from actorium.actors.watchdog.wards import Ward, born
+from actorium.actors.watchdog.readiness import Condition, Known, judge
+from actorium.actors.watchdog.supervised import Ward, born
 
 ROLES = ("worker-0", "scheduler")
 READY = Condition(True, True, True, "", 0)

@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.histograms import Histogram
+from actorium.actors.runtime.process import Process, process_of
 from actorium.actors.watchdog.metrics import HISTOGRAMS, OWN, Facts, families, render
-from actorium.actors.watchdog.probes import served_name
-from actorium.actors.watchdog.processes import Process, process_of
-from actorium.actors.watchdog.wards import Ward, born
+from actorium.actors.watchdog.probe_server import served_name
+from actorium.actors.watchdog.supervised import Ward, born
 
 DASHBOARD = Path(__file__).parents[3] / "tools/grafana/actorium.json"
 NAMES_OF_VLLM = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import Kill, Restarted, Spawn
-from actorium.actors.watchdog.processes import Sight
+from actorium.actors.runtime.process import Sight
 from actorium.actors.watchdog.restart_policy import (
     FIRST_DELAY,
     HEALTHY_AFTER,
@@ -21,8 +21,8 @@ from actorium.actors.watchdog.restart_policy import (
     Dice,
     Restarts,
 )
+from actorium.actors.watchdog.supervised import Ward, born
 from actorium.actors.watchdog.supervisor import TICK, Supervisor
-from actorium.actors.watchdog.wards import Ward, born
 
 LIVES = st.lists(st.tuples(st.floats(0, 200), st.floats(0, 200)), max_size=60)
 """(seconds until ready, seconds of work) of each life."""

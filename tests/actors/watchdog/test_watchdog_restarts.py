@@ -20,8 +20,8 @@ from actorium.actors.messages import (
     Spawn,
     Up,
 )
+from actorium.actors.runtime.process import Sight
 from actorium.actors.watchdog.core import WatchdogCore
-from actorium.actors.watchdog.processes import Sight
 
 
 def make(epoch: int = 1, stopped: bool = False, **recovery: Any) -> WatchdogCore:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from actorium.actors.config.retention import kept
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel
-from actorium.actors.runtime.retention import kept
 from actorium.gpu.plan.checkpoint import total_bytes
 from actorium.gpu.plan.memory_plan import (
     Demand,

@@ -18,7 +18,7 @@ import zmq
 from actorium.actors.core import IDLE_BEAT, Context, Health
 from actorium.actors.health import RESTING
 from actorium.actors.messages import Beat
-from actorium.actors.runtime.docket import BUSY, Docket
+from actorium.actors.runtime.inflight_journal import BUSY, Docket
 from actorium.actors.runtime.mailbox import Outbox
 from actorium.actors.runtime.rundir import address
 

@@ -38,7 +38,7 @@ from pathlib import Path
 from time import monotonic
 
 from actorium.actors.errors import Quarantined
-from actorium.actors.runtime import private
+from actorium.actors.runtime.security import private_paths as private
 
 LOG = logging.getLogger("actorium.docket")
 SUFFIX = ".docket"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from actorium.actors.watchdog.interval import Interval, Line
-from actorium.actors.watchdog.wards import Ward, born
+from actorium.actors.watchdog.stats_line import Interval, Line
+from actorium.actors.watchdog.supervised import Ward, born
 
 IDLE = {"running": 0.0, "waiting": 0.0, "steps": 0.0, "tokens": 0.0, "kv_tokens": 1000.0}
 

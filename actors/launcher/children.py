@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from actorium.actors.messages import Child, Exited
-from actorium.actors.runtime.docket import mark_hung
-from actorium.actors.runtime.process import kill_group, python, send_signal
+from actorium.actors.runtime.inflight_journal import mark_hung
+from actorium.actors.runtime.process import kill_group, python, send_signal, sight_of
 from actorium.actors.watchdog.hangs import HUNG
-from actorium.actors.watchdog.processes import sight_of
 
 STDERR = 2
 KEPT_BACK = frozenset({"ACTORIUM_API_KEY", "ACTORIUM_ADMIN_KEY", "HF_TOKEN",

@@ -12,9 +12,11 @@ import contextlib
 import resource
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import httptools
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 CROWDED = "actorium.crowded"
@@ -285,3 +287,23 @@ class Connection(HttpToolsProtocol):
         self.idle[self] = None
         self.transport.write_eof()
         self._owing = self.loop.call_later(LINGER, self.transport.abort)
+
+
+def http_server(app: Any, limits: Limits, keep_alive: int, backlog: int) -> uvicorn.Server:
+    """A server of an ASGI application, which `start` starts. keep_alive: seconds for which a
+    connection may be idle between two requests; backlog: of connections that nobody has accepted.
+    """
+    config = uvicorn.Config(
+        app, http=protocol(limits), ws="none", lifespan="off", interface="asgi3", log_config=None,
+        access_log=False, server_header=False, date_header=False, timeout_keep_alive=keep_alive,
+        backlog=backlog)
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    return server
+
+
+async def start(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
+    """Accept connections at these sockets. Not `Server.serve`: its main loop wakes ten times a
+    second and takes the process's signals."""
+    await server.startup(sockets=list(sockets))

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from actorium.actors.errors import ActoriumError
-from actorium.actors.runtime.docket import NOBODY, Docket
+from actorium.actors.runtime.inflight_journal import NOBODY, Docket
 
 THREADS = 2
 """So that one long prompt does not wait for another one."""

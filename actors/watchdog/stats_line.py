@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actorium.actors.health import Reading, growth
-from actorium.actors.watchdog.wards import Ward
+from actorium.actors.watchdog.supervised import Ward
 
 SCHEDULER, WORKER = "scheduler", "worker-0"
 COUNTERS = ("steps", "computed_prompt_tokens", "tokens", "cache_lookup_tokens", "cache_hit_tokens",

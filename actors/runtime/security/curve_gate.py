@@ -17,8 +17,8 @@ from zmq.utils import z85
 
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
-from actorium.actors.runtime import curve_keys as keys
-from actorium.actors.runtime import endpoints
+from actorium.actors.runtime.security import curve_keys as keys
+from actorium.actors.runtime.security import endpoints
 
 if TYPE_CHECKING:
     from actorium.actors.runtime.mailbox import Front

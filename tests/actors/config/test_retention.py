@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from actorium.actors.config import retention
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.detokenizer.departed import Departed
 from actorium.actors.detokenizer.readers import Readers
@@ -21,8 +22,7 @@ from actorium.actors.gateway.pieces import Pieces
 from actorium.actors.gateway.responses_store import ResponseStore, Stored
 from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams
-from actorium.actors.runtime import retention
-from actorium.actors.runtime.docket import Docket, name_of
+from actorium.actors.runtime.inflight_journal import Docket, name_of
 from actorium.actors.scheduler.scheduling_policy import VirtualTokens
 from actorium.actors.structured.checking import Grammars
 from actorium.actors.tokenizer.core import TokenizerCore

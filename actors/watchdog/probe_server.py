@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from actorium.actors.config.tree import Config, ProbeConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
-from actorium.actors.runtime import listening
-from actorium.actors.runtime.listening import Where
+from actorium.actors.runtime.http import listening
+from actorium.actors.runtime.http.listening import Where
 
 if TYPE_CHECKING:
     from actorium.actors.watchdog.probe_routes import Engine
@@ -88,9 +88,8 @@ class Probes:
         """In a thread: import what takes time."""
         import prometheus_client.exposition  # noqa: F401
 
-        from actorium.actors.runtime.hosts import Hosts
-        from actorium.actors.runtime.http_server import http_server
-        from actorium.actors.runtime.web import Limits, most_connections
+        from actorium.actors.runtime.http.allowed_hosts import Hosts
+        from actorium.actors.runtime.http.http_server import Limits, http_server, most_connections
         from actorium.actors.watchdog.probe_routes import App
 
         wanted = self._ctx.config
@@ -105,7 +104,7 @@ class Probes:
         if self._stopped:
             return
         sockets = [self._local] if self._port is None else [self._local, self._port]
-        from actorium.actors.runtime.http_server import start
+        from actorium.actors.runtime.http.http_server import start
 
         self._serving = asyncio.get_running_loop().create_task(start(self._server, sockets))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from actorium.actors.runtime import private
+from actorium.actors.runtime.security import private_paths as private
 
 
 class Where(msgspec.Struct, frozen=True):

@@ -11,11 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorium.actors.config.tree import RecoveryConfig
-from actorium.actors.runtime import docket
-from actorium.actors.runtime.docket import BROKEN, CONVICTS, SIZE, SUSPECTS, Docket, name_of
+from actorium.actors.runtime import inflight_journal as docket
+from actorium.actors.runtime.inflight_journal import (
+    BROKEN,
+    CONVICTS,
+    SIZE,
+    SUSPECTS,
+    Docket,
+    name_of,
+)
 from actorium.actors.watchdog.restart_policy import SUSPECTS_EACH
+from actorium.actors.watchdog.supervised import born
 from actorium.actors.watchdog.supervisor import Supervisor
-from actorium.actors.watchdog.wards import born
 
 A, B, C = (name_of(text) for text in (b"a", b"b", b"c"))
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from actorium.actors.config.tree import Config
 from actorium.actors.health import EXITED
 from actorium.actors.messages import Beat, Child, Children, Exited, Kill, Restarted, Spawn
+from actorium.actors.runtime.process import sight_by_its_watcher
 from actorium.actors.runtime.roles import WATCHDOG
 from actorium.actors.runtime.rundir import address
-from actorium.actors.watchdog.processes import sight_by_its_watcher
+from actorium.actors.watchdog.supervised import Ward, born
 from actorium.actors.watchdog.supervisor import Supervisor
-from actorium.actors.watchdog.wards import Ward, born
 
 if TYPE_CHECKING:
     from actorium.actors.runtime.mailbox import Outbox

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
+from actorium.actors.models.model_dir import is_jinja
 
 NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg",
          "/dev/kfd")
@@ -31,11 +32,6 @@ def check_machine(config: Config) -> None:
     template = config.model.chat_template
     if template and not is_jinja(template) and not Path(template).expanduser().is_file():
         raise BadConfig(f"chat_template: no such file: {template!r}", "model.chat_template")
-
-
-def is_jinja(text: str) -> bool:
-    """A template itself, rather than the name of its file."""
-    return "{{" in text or "{%" in text
 
 
 def _has_driver() -> bool:

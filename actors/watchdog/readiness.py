@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from actorium.actors.config.tree import Config
 from actorium.actors.watchdog.hangs import find_hang
-from actorium.actors.watchdog.wards import Ward
+from actorium.actors.watchdog.supervised import Ward
 
 SCHEDULER = "scheduler"
 WAITING, LEDGER_FULL = "waiting_requests", "ledger_full"

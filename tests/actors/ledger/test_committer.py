@@ -13,12 +13,12 @@ import pytest
 from actorium.actors.config.tree import Config, ModelConfig, RecoveryConfig
 from actorium.actors.core import LEDGER, Context, Core, Send
 from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.actors.ledger.committer import Committer, open_ledger
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import ADMITTED, Admitted, record
 from actorium.actors.ledger.segments import LedgerFull, Record, Writer, read_all
 from actorium.actors.messages import Submit
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.runtime.committer import Committer, open_ledger
 from actorium.actors.runtime.rundir import RunDir
 
 
@@ -140,7 +140,7 @@ def test_a_disk_that_fails_in_any_way_is_a_full_one(
 def test_files_that_are_gone_are_written_anew(tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory, a segment or its lock: nobody else may take the place."""
-    monkeypatch.setattr("actorium.actors.runtime.committer.LOOK", 0.0)
+    monkeypatch.setattr("actorium.actors.ledger.committer.LOOK", 0.0)
     where = tmp_path / "ledger"
     commits = Committer(core := Recording(Ledger(where)), core.ledger)
     core.kept = [Record(9, b"KEPT")]
