@@ -24,7 +24,7 @@ SET_UP_SECONDS = 1.0
 """What `make` takes longer than when there was something to set up."""
 
 
-class Clock:
+class Stopwatch:
     """Moments since the command was typed, in seconds."""
 
     def __init__(self, started: float) -> None:
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     flags.add_argument("--ready", type=float, help="time.time() when the set-up was done")
     flags.add_argument("--json", help="file for the times")
     given = flags.parse_args(argv)
-    clock = Clock(given.started or process_start())
+    clock = Stopwatch(given.started or process_start())
     if given.ready:
         clock.mark("make (and set-up, the first time)", given.ready)
     clock.mark("python and imports")
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if right and not left else 1
 
 
-def _say(client: Client, text: str, clock: Clock) -> None:
+def _say(client: Client, text: str, clock: Stopwatch) -> None:
     from actorium.actors.params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=120)
@@ -100,7 +100,7 @@ def _task(client: Client) -> bool:
     return right
 
 
-def _report(clock: Clock, start_up: StartUp) -> None:
+def _report(clock: Stopwatch, start_up: StartUp) -> None:
     print(clock.table())
     for role, seconds in sorted(start_up.ready_at.items(), key=lambda entry: entry[1]):
         phases = ", ".join(f"{doing} {took:.2f}" for doing, took in start_up.phases(role))
@@ -114,7 +114,7 @@ def _report(clock: Clock, start_up: StartUp) -> None:
         print(f"first token {first:.2f} s after the command")
 
 
-def _write(path: str, clock: Clock, start_up: StartUp) -> None:
+def _write(path: str, clock: Stopwatch, start_up: StartUp) -> None:
     import json
 
     roles = {role: {"ready_s": seconds + start_up.began - clock.started,

@@ -11,7 +11,7 @@ from msgspec import Struct
 from actorium.actors.client.requests import Request
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
-from actorium.tools.demo_tasks import TASKS, Item, held_out, score
+from actorium.tools.demo_tasks import TASKS, TaskItem, held_out, score
 
 if TYPE_CHECKING:
     from actorium.actors.client.client import Client
@@ -72,12 +72,12 @@ def evaluate(client: Client, count: int, params: SamplingParams | None = None,
     return Score(list(scores.values()), perf_counter() - began, tokens)
 
 
-def _requests(items: list[Item], params: SamplingParams) -> Iterator[Request]:
+def _requests(items: list[TaskItem], params: SamplingParams) -> Iterator[Request]:
     for item in items:
         yield Request(messages=[{"role": "user", "content": item.prompt}], params=params)
 
 
-def _note(entry: TaskScore, item: Item, got: str) -> None:
+def _note(entry: TaskScore, item: TaskItem, got: str) -> None:
     if len(entry.wrong) < 3:
         entry.wrong.append({"prompt": item.prompt, "expected": item.answer, "got": got})
 

@@ -37,7 +37,7 @@ _PARAMS = frozenset(_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BatchJob:
     """One request of a batch: exactly one of text, tokens and messages is set."""
 
     index: int
@@ -65,7 +65,7 @@ class BadLine:
     error: str
 
 
-Generate = Callable[[Job], Awaitable[list[Any]]]
+Generate = Callable[[BatchJob], Awaitable[list[Any]]]
 """Runs a job; gives its completions (`actorium.Completion`), one a choice."""
 
 
@@ -83,7 +83,7 @@ def read_lines(file: BinaryIO) -> Iterator[bytes]:
             yield line
 
 
-def parse_lines(lines: Iterable[bytes], defaults: dict[str, Any]) -> Iterator[Job | BadLine]:
+def parse_lines(lines: Iterable[bytes], defaults: dict[str, Any]) -> Iterator[BatchJob | BadLine]:
     """One item a line. `defaults` are sampling parameters for the lines that name none."""
     for index, line in enumerate(lines):
         try:
@@ -92,7 +92,7 @@ def parse_lines(lines: Iterable[bytes], defaults: dict[str, Any]) -> Iterator[Jo
             yield BadLine(index, str(error))
 
 
-def parse_line(index: int, line: bytes, defaults: dict[str, Any]) -> Job:
+def parse_line(index: int, line: bytes, defaults: dict[str, Any]) -> BatchJob:
     """Raises `ValueError`, naming the field at fault."""
     body = _decode(line)
     given = [name for name in PROMPTS if body.get(name) is not None]
@@ -102,7 +102,7 @@ def parse_line(index: int, line: bytes, defaults: dict[str, Any]) -> Job:
     inputs = {name: body.pop(name, None) for name in PROMPTS}
     tenant, priority = _order(body)
     options = _options(body)
-    return Job(index, params(body, defaults), _text(inputs["prompt"]),
+    return BatchJob(index, params(body, defaults), _text(inputs["prompt"]),
                _tokens(inputs["prompt_token_ids"]), _messages(inputs["messages"]),
                tenant, priority, options)
 
@@ -215,7 +215,7 @@ def _converted(name: str, value: Any) -> Any:
 
 # --- records out ---------------------------------------------------------------------------------
 
-def record(job: Job, completions: list[Any]) -> dict[str, Any]:
+def record(job: BatchJob, completions: list[Any]) -> dict[str, Any]:
     """The output line of a served job."""
     if job.params.n == 1:
         return {"index": job.index, **_choice(job.params, completions[0])}
@@ -248,7 +248,7 @@ def _logprobs(rows: Any) -> list[Any]:
             for row in rows or ()]
 
 
-async def run_batch(items: Iterable[Job | BadLine], generate: Generate,
+async def run_batch(items: Iterable[BatchJob | BadLine], generate: Generate,
                     window: int) -> AsyncIterator[dict[str, Any]]:
     """Records in input order; at most `window` jobs are held at any moment.
 
@@ -270,7 +270,7 @@ async def run_batch(items: Iterable[Job | BadLine], generate: Generate,
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-async def _one(item: Job | BadLine, generate: Generate) -> dict[str, Any]:
+async def _one(item: BatchJob | BadLine, generate: Generate) -> dict[str, Any]:
     from actorium.actors.errors import EngineUnavailable
 
     if isinstance(item, BadLine):

@@ -33,7 +33,7 @@ CHAT = "chat"
 """Kind of the small talk, beside the tasks."""
 
 
-class Acceptance(NamedTuple):
+class DraftAcceptance(NamedTuple):
     """Of drafts by their place in a window, first to last."""
 
     made: tuple[int, ...]
@@ -44,14 +44,14 @@ class Acceptance(NamedTuple):
         """Accepted over made; a draft after a wrong one is made, and not accepted."""
         return tuple(a / max(m, 1) for a, m in zip(self.accepted, self.made, strict=True))
 
-    def __add__(self, other: object) -> Acceptance:
-        if not isinstance(other, Acceptance):
+    def __add__(self, other: object) -> DraftAcceptance:
+        if not isinstance(other, DraftAcceptance):
             return NotImplemented
-        return Acceptance(*(tuple(map(sum, zip(a, b, strict=True)))
+        return DraftAcceptance(*(tuple(map(sum, zip(a, b, strict=True)))
                             for a, b in zip(self, other, strict=True)))  # fmt: skip
 
 
-def walk(right: Sequence[Sequence[bool]], first: int, last: int) -> Acceptance:
+def walk(right: Sequence[Sequence[bool]], first: int, last: int) -> DraftAcceptance:
     """Follows the windows over one answer.
 
     right: by place in the window and by index of the token drafted: whether a draft of it there is
@@ -71,7 +71,7 @@ def walk(right: Sequence[Sequence[bool]], first: int, last: int) -> Acceptance:
             kept += good
             accepted[place] += good
         at += kept + 1
-    return Acceptance(tuple(made), tuple(accepted))
+    return DraftAcceptance(tuple(made), tuple(accepted))
 
 
 @torch.inference_mode()
@@ -109,10 +109,10 @@ def drafted(model: DemoModel, mtp: Mtp, ids: Tensor, count: int) -> list[list[bo
 
 def measure(
     model: DemoModel, mtp: Mtp, tokenizer: Tokenizer, prompts: list[str], count: int
-) -> Acceptance:
+) -> DraftAcceptance:
     """Of greedy answers to these prompts, `count` drafts at a time."""
     asked = [question_text(prompt) for prompt in prompts]
-    end, total = token_id(tokenizer, END_OF_TURN), Acceptance((0,) * count, (0,) * count)
+    end, total = token_id(tokenizer, END_OF_TURN), DraftAcceptance((0,) * count, (0,) * count)
     for start in range(0, len(asked), 32):
         part = asked[start : start + 32]
         for text, made in zip(part, greedy(model, tokenizer, part, _LONGEST), strict=True):
@@ -144,7 +144,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     found = {kind: measure(model, mtp, tokenizer, prompts_of(kind, args.count), args.drafts)
              for kind in args.kinds}  # fmt: skip
-    found["all"] = sum(found.values(), Acceptance((0,) * args.drafts, (0,) * args.drafts))
+    found["all"] = sum(found.values(), DraftAcceptance((0,) * args.drafts, (0,) * args.drafts))
     if args.json:
         print(json.dumps({kind: a.shares for kind, a in found.items()}))
         return

@@ -42,7 +42,7 @@ Key = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Step:
+class TimelineStep:
     """What is known of one; nanoseconds."""
 
     key: Key
@@ -80,20 +80,20 @@ def load(folder: Path, name: str | None = None) -> list[Track]:
     return tracks
 
 
-def join(tracks: Iterable[Track]) -> list[Step]:
+def join(tracks: Iterable[Track]) -> list[TimelineStep]:
     """The steps, in the order of their plans (of the device, where that is all there is)."""
-    found: dict[Key, Step] = {}
+    found: dict[Key, TimelineStep] = {}
     for track in tracks:
         for event in track.events:
             key = event.epoch, event.step
-            step = found.setdefault(key, Step(key))
+            step = found.setdefault(key, TimelineStep(key))
             step.spans[event.kind] = event.begin, event.end
             if event.kind != TEXT:
                 step.decodes = max(step.decodes, event.value)
     return [found[key] for key in sorted(found)]
 
 
-def bubbles(steps: Sequence[Step]) -> list[Bubble]:
+def bubbles(steps: Sequence[TimelineStep]) -> list[Bubble]:
     """Every time that the device waited for a step which sequences waited for."""
     ran = sorted((s for s in steps if DEVICE in s.spans), key=lambda s: s.spans[DEVICE])
     waits = [(after, before.spans[DEVICE][1], after.spans[DEVICE][0])
@@ -102,7 +102,7 @@ def bubbles(steps: Sequence[Step]) -> list[Bubble]:
             for step, begin, end in waits if begin < end]
 
 
-def _causes(step: Step, begin: int, end: int) -> dict[str, int]:
+def _causes(step: TimelineStep, begin: int, end: int) -> dict[str, int]:
     """The bubble, cut where the step went from one hand to the next."""
     plan, taken, launch = (step.spans.get(kind) for kind in (PLAN, TAKEN, LAUNCH))
     edges = [plan and plan[0], plan and plan[1], taken and taken[0], launch and launch[0], end]
@@ -138,7 +138,7 @@ class Summary(NamedTuple):
         return (self.idle + self.late) / (self.busy + self.idle) if self.busy else 0.0
 
 
-def summary(steps: Sequence[Step], worst: int = 5) -> Summary:
+def summary(steps: Sequence[TimelineStep], worst: int = 5) -> Summary:
     """What there is to say of these steps."""
     ran = [step.spans[DEVICE] for step in steps if DEVICE in step.spans]
     holes = bubbles(steps)
@@ -151,7 +151,7 @@ def summary(steps: Sequence[Step], worst: int = 5) -> Summary:
                    sorted(holes, key=lambda hole: hole.begin - hole.end)[:worst])
 
 
-def _phases(steps: Sequence[Step]) -> dict[str, float]:
+def _phases(steps: Sequence[TimelineStep]) -> dict[str, float]:
     """(name, from the begin or end of one phase to that of another)."""
     ways = {"plan": (PLAN, 0, PLAN, 1), "plan to worker": (PLAN, 1, TAKEN, 0),
             "wait to launch": (TAKEN, 0, LAUNCH, 0), "launch": (LAUNCH, 0, LAUNCH, 1),
@@ -186,7 +186,7 @@ def text(found: Summary) -> str:
 
 # --- for Perfetto and chrome://tracing -----------------------------------------------------------
 
-def chrome(tracks: Sequence[Track], steps: Sequence[Step]) -> dict[str, Any]:
+def chrome(tracks: Sequence[Track], steps: Sequence[TimelineStep]) -> dict[str, Any]:
     """The Trace Event Format: a process for each actor, the device a process of its own, arrows
     from plan to launch to device to text."""
     start = min(event.begin for track in tracks for event in track.events)
@@ -229,7 +229,7 @@ def _arrow(kind: int, epoch: int, step: int, pid: int, at: int) -> list[dict[str
              "tid": kind, "ts": at / 1e3, **({"bp": "e"} if phase == "f" else {})}]
 
 
-def write_chrome(path: Path, tracks: Sequence[Track], steps: Sequence[Step]) -> None:
+def write_chrome(path: Path, tracks: Sequence[Track], steps: Sequence[TimelineStep]) -> None:
     """As a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(chrome(tracks, steps)) + "\n")
@@ -237,7 +237,7 @@ def write_chrome(path: Path, tracks: Sequence[Track], steps: Sequence[Step]) -> 
 
 # --- a picture -----------------------------------------------------------------------------------
 
-def plot(path: Path, steps: Sequence[Step], first: int | None = None, shown: int = SHOWN,
+def plot(path: Path, steps: Sequence[TimelineStep], first: int | None = None, shown: int = SHOWN,
          title: str = "") -> None:
     """Some steps, lane by lane, and every step's bubble. first: the first step to show; default:
     from the middle of the run."""
@@ -264,7 +264,7 @@ def plot(path: Path, steps: Sequence[Step], first: int | None = None, shown: int
     pyplot.close(figure)
 
 
-def _draw_lanes(axis: Any, part: Sequence[Step]) -> None:
+def _draw_lanes(axis: Any, part: Sequence[TimelineStep]) -> None:
     """Neighbouring steps differ in colour."""
     colours = ("#3b6ea5", "#e08a3c", "#5a9e6f")
     start = min((span[0] for step in part for span in step.spans.values()), default=0)

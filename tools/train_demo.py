@@ -41,15 +41,15 @@ from torch import Tensor, distributed, nn
 from actorium.tools.train_demo_data import (
     END_OF_TEXT,
     END_OF_TURN,
-    Batch,
-    Source,
+    TextSource,
+    TrainingBatch,
     build_tokenizer,
     part_of,
     save_tokenizer,
     token_id,
 )
 from actorium.tools.train_demo_files import load, save
-from actorium.tools.train_demo_model import DemoModel, Shape
+from actorium.tools.train_demo_model import DemoModel, DemoShape
 from actorium.tools.train_demo_mtp import Mtp, draft_loss
 from actorium.tools.train_demo_start import begin_copying
 
@@ -87,12 +87,12 @@ class Trainer:
     def __init__(
         self,
         trained: nn.Module,
-        loss: Callable[[Batch], Tensor],
-        draw: Callable[[float], list[Batch]],
+        loss: Callable[[TrainingBatch], Tensor],
+        draw: Callable[[float], list[TrainingBatch]],
         team: Team | None = None,
         matrix_rate: float = _MATRIX_RATE,
     ) -> None:
-        """loss: of a batch, added up over its weights; draw: a step's batches, see `Source`."""
+        """loss: of a batch, added up over its weights; draw: a step's batches, see `TextSource`."""
         self.loss, self.draw, self.team = loss, draw, team or Team(0, 1)
         named = list(trained.named_parameters())
         self.parameters = [p for _, p in named]
@@ -141,7 +141,7 @@ class Trainer:
         return float(flat[-1])
 
 
-def model_loss(model: DemoModel, batch: Batch) -> Tensor:
+def model_loss(model: DemoModel, batch: TrainingBatch) -> Tensor:
     """Cross-entropy with the batch's targets, added up over its weights."""
     losses = F.cross_entropy(model(batch.ids, batch.where), batch.targets, reduction="none")
     return (losses * batch.weights).sum()
@@ -167,7 +167,7 @@ def train(o: Options, team: Team) -> None:
     torch.manual_seed(o.seed)
     tokenizer, model, mtp = _begin(o)
     eos = [token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)]
-    source = Source(tokenizer, o.seed + int(1000 * o.begin))
+    source = TextSource(tokenizer, o.seed + int(1000 * o.begin))
     if o.drafts:
         mtp = mtp or Mtp(model.shape)
         loss = partial(draft_loss, model.requires_grad_(False), mtp)
@@ -200,7 +200,7 @@ def _begin(o: Options) -> tuple[Tokenizer, DemoModel, Mtp | None]:
     if o.begin or o.drafts:
         return Tokenizer.from_file(f"{o.out}/tokenizer.json"), *load(o.out)
     tokenizer = build_tokenizer(o.seed)
-    model = DemoModel(Shape(vocab=-(-tokenizer.get_vocab_size() // 64) * 64))
+    model = DemoModel(DemoShape(vocab=-(-tokenizer.get_vocab_size() // 64) * 64))
     begin_copying(model)
     save_tokenizer(tokenizer, o.out, model.shape.context)
     return tokenizer, model, None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actorium.tools.demo_tasks import (
     TASKS,
-    Item,
+    TaskItem,
     generate,
     is_held_out,
     recall_item,
@@ -128,14 +128,14 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-class Sample(NamedTuple):
+class TrainingSample(NamedTuple):
     """One training sequence: token ids, and for each the weight of predicting it."""
 
     ids: list[int]
     weights: list[float]
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """ids [B, T], right-padded; flat positions that predict, their targets and weights [N]."""
 
     ids: Tensor
@@ -144,13 +144,13 @@ class Batch(NamedTuple):
     weights: Tensor
 
 
-def part_of(batch: Batch, rank: int, size: int) -> Batch:
+def part_of(batch: TrainingBatch, rank: int, size: int) -> TrainingBatch:
     """This one of `size` parts of a batch, by rows; their positions together are the batch's."""
     parts = batch.ids.chunk(size)
     first = rank * parts[0].numel()
     at = batch.where - first
     mine = (at >= 0) & (at < parts[rank].numel()) & (batch.weights > 0)
-    return Batch(parts[rank], *_even(at[mine], batch.targets[mine], batch.weights[mine]))
+    return TrainingBatch(parts[rank], *_even(at[mine], batch.targets[mine], batch.weights[mine]))
 
 
 def _even(where: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,7 +165,7 @@ def question_text(prompt: str, system: str | None = None) -> str:
     return f"{head}{TURN}user\n{prompt}{END_OF_TURN}\n{TURN}assistant\n"
 
 
-class Source:
+class TextSource:
     """Draws training batches; nothing it returns is in the held-out partition."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
@@ -174,7 +174,7 @@ class Source:
         self.talk = small_talk()
         self.pad = token_id(tokenizer, END_OF_TEXT)
 
-    def step(self, progress: float) -> list[Batch]:
+    def step(self, progress: float) -> list[TrainingBatch]:
         """Returns the batches of one optimizer step, each of `BATCH_TOKENS` tokens.
 
         progress: 0 at the start of training, 1 at its end; recall contexts grow with it.
@@ -191,23 +191,23 @@ class Source:
             batches.append(self._packed(256, self._text))
         return batches
 
-    def drafts(self, progress: float) -> list[Batch]:
+    def drafts(self, progress: float) -> list[TrainingBatch]:
         """The same for the MTP layer: mostly running text, which is what there is to draft."""
         texts = [self._packed(256, self._text) for _ in range(3)]
         other = self._packed(256, self._short) if self.rng.random() < 0.7 else self._recalls(1.0)
         return [*texts, other]
 
-    def _text(self) -> Sample:
+    def _text(self) -> TrainingSample:
         draw = (self._dialogue, self._story, self._raw_story)
         return self.rng.choices(draw, (3, 4, 1))[0]()
 
-    def _draw(self, task: str) -> Item:
+    def _draw(self, task: str) -> TaskItem:
         while True:
             item = TASKS[task](self.rng)
             if not is_held_out(item):
                 return item
 
-    def _chat(self, turns: list[tuple[str, str, float]]) -> Sample:
+    def _chat(self, turns: list[tuple[str, str, float]]) -> TrainingSample:
         ids: list[int] = []
         weights: list[float] = []
         system = self.rng.choice(SYSTEMS) if self.rng.random() < 0.12 else None
@@ -218,7 +218,7 @@ class Source:
             # The newline after the turn belongs to the template, not to the answer.
             weights += [0.0] * len(asked) + [weight] * (len(said) - 1) + [0.0]
             system = None
-        return Sample(ids, weights)
+        return TrainingSample(ids, weights)
 
     def _turn(self) -> tuple[str, str, float]:
         if self.rng.random() < 0.05:
@@ -226,36 +226,36 @@ class Source:
         item = self._draw(self.rng.choice(_SHORT_TASKS))
         return item.prompt, item.answer, _WEIGHTS.get(item.task, 1.0)
 
-    def _short(self) -> Sample:
+    def _short(self) -> TrainingSample:
         return self._chat([self._turn()])
 
-    def _sum(self) -> Sample:
+    def _sum(self) -> TrainingSample:
         """As in a chat, without its marks: three in the place of one."""
         item = self._draw("add")
         asked = self.tokenizer.encode(f"{item.prompt}\n").ids
         said = self.tokenizer.encode(f"{item.answer}\n").ids
-        return Sample(asked + said, [0.0] * len(asked) + [1.0] * len(said))
+        return TrainingSample(asked + said, [0.0] * len(asked) + [1.0] * len(said))
 
-    def _dialogue(self) -> Sample:
+    def _dialogue(self) -> TrainingSample:
         return self._chat([self._turn() for _ in range(self.rng.randint(2, 4))])
 
-    def _story(self) -> Sample:
+    def _story(self) -> TrainingSample:
         item = self._draw("story")
         return self._chat([(item.prompt, item.answer, _STORY_WEIGHT)])
 
-    def _raw_story(self) -> Sample:
+    def _raw_story(self) -> TrainingSample:
         text = tell(self.rng, self.rng.choice(ANIMALS))
         ids = self.tokenizer.encode(text + END_OF_TEXT).ids
-        return Sample(ids, [0.0] + [_STORY_WEIGHT] * (len(ids) - 1))
+        return TrainingSample(ids, [0.0] + [_STORY_WEIGHT] * (len(ids) - 1))
 
-    def _drills(self) -> Batch:
+    def _drills(self) -> TrainingBatch:
         """Lines of tokens said over and over, and pairs in two orders: what copying starts from."""
         length = self.rng.choice((64, 128))
         draw = (self._line, self._pairs)
         rows = [self.rng.choices(draw, (3, 2))[0](length) for _ in range(BATCH_TOKENS // length)]
         return self._batch(length, rows)
 
-    def _line(self, length: int) -> Sample:
+    def _line(self, length: int) -> TrainingSample:
         """Words, or any tokens, until the row is full."""
         rng, count = self.rng, self.rng.randint(2, length // 2)
         if rng.random() < 0.5:
@@ -263,9 +263,9 @@ class Source:
         else:
             once = [rng.randrange(3, self.tokenizer.get_vocab_size()) for _ in range(count)]
         ids = (once * (length // len(once) + 1))[:length]
-        return Sample(ids, [0.0] * len(once) + [0.5] * (len(ids) - len(once)))
+        return TrainingSample(ids, [0.0] * len(once) + [0.5] * (len(ids) - len(once)))
 
-    def _pairs(self, length: int) -> Sample:
+    def _pairs(self, length: int) -> TrainingSample:
         rng = self.rng
         pairs = list(recall_pairs(rng, rng.randint(2, length // 6)).items())
         again = rng.sample(pairs, len(pairs))
@@ -275,9 +275,9 @@ class Source:
             for thing, animal in order:
                 ids += self.tokenizer.encode(f" {thing} {animal},").ids
                 weights += [0.0] * (len(ids) - len(weights) - 2) + [weight, 0.0]
-        return Sample(ids, weights)
+        return TrainingSample(ids, weights)
 
-    def _recalls(self, progress: float) -> Batch:
+    def _recalls(self, progress: float) -> TrainingBatch:
         """Long contexts, each with several questions: one answer each would teach too little."""
         shares = (2, 4, 3, 2) if progress > 0.6 else (6, 4, 1, 0)
         length = self.rng.choices((128, 256, 512, 1024), shares)[0]
@@ -286,7 +286,7 @@ class Source:
         counts = (self.rng.randint(questions, most) for _ in range(BATCH_TOKENS // length))
         return self._batch(length, [self._recall(count, questions) for count in counts])
 
-    def _recall(self, count: int, questions: int) -> Sample:
+    def _recall(self, count: int, questions: int) -> TrainingSample:
         while True:
             pairs = recall_pairs(self.rng, count)
             keys = self.rng.sample(list(pairs), questions)
@@ -297,12 +297,12 @@ class Source:
         turns += [(find(key), found(key, pairs[key]), 1.0) for key in keys[1:]]
         return self._chat(turns)
 
-    def _alone(self) -> Batch:
+    def _alone(self) -> TrainingBatch:
         return self._batch(64, [self._short() for _ in range(BATCH_TOKENS // 64)])
 
-    def _packed(self, length: int, draw: Callable[[], Sample]) -> Batch:
+    def _packed(self, length: int, draw: Callable[[], TrainingSample]) -> TrainingBatch:
         """Rows full of samples, one after the other."""
-        rows: list[Sample] = []
+        rows: list[TrainingSample] = []
         for _ in range(BATCH_TOKENS // length):
             ids: list[int] = []
             weights: list[float] = []
@@ -310,10 +310,10 @@ class Source:
                 sample = draw()
                 ids += sample.ids
                 weights += sample.weights
-            rows.append(Sample(ids, weights))
+            rows.append(TrainingSample(ids, weights))
         return self._batch(length, rows)
 
-    def _batch(self, length: int, samples: list[Sample]) -> Batch:
+    def _batch(self, length: int, samples: list[TrainingSample]) -> TrainingBatch:
         """Samples as rows of `length`, cut or padded."""
         ids = torch.full((len(samples), length), self.pad)
         weights = torch.zeros(len(samples), length)
@@ -323,4 +323,4 @@ class Source:
             weights[row, :size] = torch.tensor(sample.weights[:size])
         ahead = F.pad(weights[:, 1:], (0, 1)).flatten()
         where = ahead.nonzero().squeeze(1)
-        return Batch(ids, *_even(where, ids.flatten()[where + 1], ahead[where]))
+        return TrainingBatch(ids, *_even(where, ids.flatten()[where + 1], ahead[where]))

@@ -100,7 +100,7 @@ class GatedNorm(nn.Module):
         return normed.to(gate.dtype) * F.silu(gate)
 
 
-class GatedDelta(nn.Module):
+class DemoGatedDelta(nn.Module):
     """The layer, from hidden states to hidden states; fp32 inside the rule."""
 
     def __init__(

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from actorium.tools.train_demo_model import DemoModel, Shape
+from actorium.tools.train_demo_model import DemoModel, DemoShape
 from actorium.tools.train_demo_mtp import Mtp
 
 _MTP = "mtp."
 
 
-def config_of(s: Shape, eos: list[int], drafts: bool) -> dict[str, Any]:
+def config_of(s: DemoShape, eos: list[int], drafts: bool) -> dict[str, Any]:
     """config.json. eos: the token that ends a turn, then the one that ends a text; drafts: whether
     there is an MTP layer."""
     return {
@@ -86,7 +86,7 @@ def save(model: DemoModel, mtp: Mtp | None, folder: Path, eos: list[int]) -> Non
 def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[DemoModel, Mtp | None]:
     """Reads a folder written by `save`. dtype: of the computation."""
     c = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    shape = Shape(
+    shape = DemoShape(
         vocab=c["vocab_size"],
         hidden=c["hidden_size"],
         kinds=tuple(c["layer_types"]),

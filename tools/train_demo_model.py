@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actorium.tools.train_demo_delta import GatedDelta
+from actorium.tools.train_demo_delta import DemoGatedDelta
 
 _EXPLICIT_ATTENTION = 512
 """Up to this many tokens, plain matrix products beat the fused attention's backward pass."""
@@ -23,7 +23,7 @@ DELTA, ATTENTION = "linear_attention", "full_attention"
 
 
 @dataclass(frozen=True)
-class Shape:
+class DemoShape:
     """Sizes of the model; lengths in elements."""
 
     vocab: int = 2048
@@ -76,10 +76,10 @@ def times(x: Tensor, layer: nn.Linear) -> Tensor:
     return F.linear(x, layer.weight.to(x.dtype))
 
 
-class Attention(nn.Module):
+class DemoAttention(nn.Module):
     """Grouped-query attention with normed queries and keys, rotary positions and a gate."""
 
-    def __init__(self, s: Shape) -> None:
+    def __init__(self, s: DemoShape) -> None:
         super().__init__()
         self.s = s
         self.q_proj = linear(2 * s.heads * s.head_dim, s.hidden)
@@ -133,10 +133,10 @@ def _short_attention(q: Tensor, k: Tensor, v: Tensor, group: int) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-class Mlp(nn.Module):
+class DemoMlp(nn.Module):
     """Gated feed-forward layer."""
 
-    def __init__(self, s: Shape) -> None:
+    def __init__(self, s: DemoShape) -> None:
         super().__init__()
         self.gate_proj = linear(s.inner, s.hidden)
         self.up_proj = linear(s.inner, s.hidden)
@@ -146,26 +146,27 @@ class Mlp(nn.Module):
         return times(F.silu(times(x, self.gate_proj)) * times(x, self.up_proj), self.down_proj)
 
 
-class Layer(nn.Module):
+class DemoLayer(nn.Module):
     """One block."""
 
-    def __init__(self, s: Shape, kind: str) -> None:
+    def __init__(self, s: DemoShape, kind: str) -> None:
         super().__init__()
         self.kind = kind
         self.input_layernorm = Norm(s.hidden, s.eps)
         if kind == DELTA:
-            self.linear_attn = GatedDelta(s.hidden, s.delta_keys, s.delta_values, s.delta_key_dim,
+            self.linear_attn = DemoGatedDelta(s.hidden, s.delta_keys, s.delta_values,
+                                              s.delta_key_dim,
                                           s.delta_value_dim, s.width, s.eps)  # fmt: skip
         else:
-            self.self_attn = Attention(s)
+            self.self_attn = DemoAttention(s)
         self.post_attention_layernorm = Norm(s.hidden, s.eps)
-        self.mlp = Mlp(s)
+        self.mlp = DemoMlp(s)
 
     @property
-    def mixer(self) -> GatedDelta | Attention:
+    def mixer(self) -> DemoGatedDelta | DemoAttention:
         """What lets tokens meet."""
         found = self.linear_attn if self.kind == DELTA else self.self_attn
-        assert isinstance(found, GatedDelta | Attention)
+        assert isinstance(found, DemoGatedDelta | DemoAttention)
         return found
 
     def forward(
@@ -188,18 +189,18 @@ class Layer(nn.Module):
 class Body(nn.Module):
     """Everything but the output projection, which is the embedding again."""
 
-    def __init__(self, s: Shape) -> None:
+    def __init__(self, s: DemoShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(s.vocab, s.hidden)
         nn.init.normal_(self.embed_tokens.weight, std=0.1)
-        self.layers = nn.ModuleList(Layer(s, kind) for kind in s.kinds)
+        self.layers = nn.ModuleList(DemoLayer(s, kind) for kind in s.kinds)
         self.norm = Norm(s.hidden, s.eps, -0.5)
 
 
 class DemoModel(nn.Module):
     """The language model; parameters in fp32, computation in `dtype`."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, shape: DemoShape, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
         self.shape, self.dtype = shape, dtype
         self.model = Body(shape)

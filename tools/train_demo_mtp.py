@@ -18,8 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actorium.tools.train_demo_data import Batch
-from actorium.tools.train_demo_model import ATTENTION, DemoModel, Layer, Norm, Shape, linear, times
+from actorium.tools.train_demo_data import TrainingBatch
+from actorium.tools.train_demo_model import (
+    ATTENTION,
+    DemoLayer,
+    DemoModel,
+    DemoShape,
+    Norm,
+    linear,
+    times,
+)
 
 TRAINED_DRAFTS = 2
 """Streams that a training step makes."""
@@ -35,7 +43,7 @@ class Entries(NamedTuple):
 class Mtp(nn.Module):
     """One layer, used again for every further draft."""
 
-    def __init__(self, s: Shape) -> None:
+    def __init__(self, s: DemoShape) -> None:
         super().__init__()
         self.s = s
         self.pre_fc_norm_embedding = Norm(s.hidden, s.eps)
@@ -43,7 +51,7 @@ class Mtp(nn.Module):
         self.fc = linear(s.hidden, 2 * s.hidden)
         with torch.no_grad():  # begins close to the sum of both, which the projection can read
             self.fc.weight.mul_(0.2).add_(torch.eye(s.hidden).repeat(1, 2), alpha=0.7)
-        self.layers = nn.ModuleList([Layer(s, ATTENTION)])
+        self.layers = nn.ModuleList([DemoLayer(s, ATTENTION)])
         self.norm = Norm(s.hidden, s.eps, -0.5)
 
     def forward(
@@ -55,7 +63,7 @@ class Mtp(nn.Module):
         Returns [B, T, hidden] after the norm.
         """
         layer = self.layers[0]
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, DemoLayer)
         parts = (self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden))
         x = times(torch.cat(parts, -1), self.fc)
         attention = layer.self_attn
@@ -119,7 +127,7 @@ def drafts(model: DemoModel, mtp: Mtp, ids: Tensor, hidden: Tensor, count: int) 
     return outputs
 
 
-def draft_loss(model: DemoModel, mtp: Mtp, batch: Batch) -> Tensor:
+def draft_loss(model: DemoModel, mtp: Mtp, batch: TrainingBatch) -> Tensor:
     """Cross-entropy of the first and the second draft of the batch's tokens with what the model
     itself says, added up over the batch's weights. The model is not trained by it."""
     with torch.no_grad():

@@ -21,8 +21,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from actorium.tools.train_demo_delta import GatedDelta
-from actorium.tools.train_demo_model import Attention, DemoModel
+from actorium.tools.train_demo_delta import DemoGatedDelta
+from actorium.tools.train_demo_model import DemoAttention, DemoModel
 
 _HANDED_ON = 1.0
 """How much an attention layer adds of what it looks at, which has unit elements."""
@@ -37,17 +37,17 @@ def begin_copying(model: DemoModel) -> None:
     """Sets weights of a new model."""
     mixers = [layer.mixer for layer in model.model.layers]  # type: ignore[union-attr]
     for mixer in mixers:
-        if isinstance(mixer, Attention):
+        if isinstance(mixer, DemoAttention):
             _hand_on(mixer)
     for before, behind in pairwise(mixers):
-        if isinstance(before, GatedDelta) and isinstance(behind, Attention):
+        if isinstance(before, DemoGatedDelta) and isinstance(behind, DemoAttention):
             turn = _orthogonal(model.shape.hidden, model.shape.hidden)
             _tell_of_the_token_before(before, turn)
             _look_for_it(behind, turn)
             break
 
 
-def _hand_on(attention: Attention) -> None:
+def _hand_on(attention: DemoAttention) -> None:
     """Output is the transpose of values, for every head of a group."""
     s = attention.s
     values = _orthogonal(s.kv_heads * s.head_dim, s.hidden)
@@ -57,7 +57,7 @@ def _hand_on(attention: Attention) -> None:
     attention.o_proj.weight.copy_(_HANDED_ON * heads.flatten(0, 1).t())
 
 
-def _tell_of_the_token_before(delta: GatedDelta, turn: Tensor) -> None:
+def _tell_of_the_token_before(delta: DemoGatedDelta, turn: Tensor) -> None:
     """Values are the token before; a query is its own token's key, and finds that value."""
     keys, now = delta.keys * delta.key_dim, delta.conv1d.weight.shape[-1] - 1
     values = _orthogonal(delta.out_proj.in_features, delta.out_proj.out_features)
@@ -72,7 +72,7 @@ def _tell_of_the_token_before(delta: GatedDelta, turn: Tensor) -> None:
     delta.out_proj.weight.copy_(_TOLD * turn @ values.t())
 
 
-def _look_for_it(attention: Attention, turn: Tensor) -> None:
+def _look_for_it(attention: DemoAttention, turn: Tensor) -> None:
     """A query is its own token, a key the one before it."""
     s = attention.s
     seen = _orthogonal(s.kv_heads * s.head_dim, s.hidden)

@@ -81,7 +81,8 @@ def _generate(client: Client, batch: Sequence[list[int]], tokens: int) -> None:
                                                 ignore_eos=True))
 
 
-def _row(steps: Sequence[trace.Step], batch: int, window: tuple[int, int]) -> dict[str, Any]:
+def _row(steps: Sequence[trace.TimelineStep], batch: int, window: tuple[int, int]) -> dict[str,
+                                                                                           Any]:
     """Of the steps in which the whole batch decodes and nothing else is done. Raises `ValueError`
     where there are too few."""
     mine = [s for s in steps if s.decodes == batch and DEVICE in s.spans

@@ -26,7 +26,7 @@ from actorium.actors.runtime.http.listening import Where
 from actorium.actors.runtime.step_events import open_events
 from actorium.tools.chaos.checked_streams import Maker, Traffic
 from actorium.tools.chaos.fault_injection import Fault, actors, strike
-from actorium.tools.chaos.moments import ACTORS, GATEWAY, KILL, Battery, Trial
+from actorium.tools.chaos.moments import ACTORS, GATEWAY, KILL, Battery, StrikeTrial
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, engine
 
 pytestmark = pytest.mark.chaos
@@ -197,7 +197,7 @@ def test_a_full_run_directory(amount: Callable[[int, int], int],
             assert await Streams(client, 2, tokens=20).codes() == [None] * 4
             battery = Battery(made, client, 1)
             for role in (GATEWAY, "watchdog", *ACTORS[:4]):
-                await battery.run(Trial("idle", KILL, (role,)))
+                await battery.run(StrikeTrial("idle", KILL, (role,)))
                 tried()
             assert battery.wrong == []
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 
 from actorium.tools.chaos import ends, moments
-from actorium.tools.chaos.moments import HALT, KILL, LAUNCHER, PREFILL, SUBMIT, Trial
+from actorium.tools.chaos.moments import HALT, KILL, LAUNCHER, PREFILL, SUBMIT, StrikeTrial
 
 pytestmark = pytest.mark.chaos
 SEED, SECONDS, PAIRS = 5, 165.0, 400
-SLICE = (Trial(SUBMIT, HALT, ("worker-0", "watchdog")), Trial(PREFILL, KILL, ("worker-0",)),
-         Trial("steady", KILL, (LAUNCHER, "scheduler")))
+SLICE = (StrikeTrial(SUBMIT, HALT, ("worker-0", "watchdog")),
+         StrikeTrial(PREFILL, KILL, ("worker-0",)),
+         StrikeTrial("steady", KILL, (LAUNCHER, "scheduler")))
 
 
 @pytest.mark.mended("a worker stopped together with the watchdog was found after 60 s only")
@@ -38,7 +39,7 @@ def test_struck_while_it_starts_and_stops(tried: Callable[..., None],
                                           amount: Callable[[int, int], int]) -> None:
     """It gets there, or ends with one line; nothing is left, and the next one starts at once.
     `python -m actorium.tools.chaos.ends --seed N` does all of them."""
-    several = [Trial("start", KILL, (LAUNCHER,))]
+    several = [StrikeTrial("start", KILL, (LAUNCHER,))]
     if amount(0, 1):
         print(f"seed {SEED}")
         random.Random(SEED).shuffle(several := ends.trials())

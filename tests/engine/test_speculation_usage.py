@@ -24,7 +24,7 @@ from actorium.actors.messages import (
     Usage,
 )
 from actorium.actors.params import SamplingParams, TextParams
-from actorium.tools.jsonl import Job, record
+from actorium.tools.jsonl import BatchJob, record
 
 
 def detokenizer() -> DetokenizerCore:
@@ -71,7 +71,7 @@ def test_server_info_tells_of_speculation_where_there_is_any() -> None:
 def test_a_json_line_tells_of_drafts_where_there_are_any() -> None:
     def line(usage: Usage) -> dict[str, object]:
         done = SimpleNamespace(text="", token_ids=[1], finish_reason="stop", usage=usage)
-        return record(Job(0, SamplingParams(), text="a"), [done])
+        return record(BatchJob(0, SamplingParams(), text="a"), [done])
 
     found = line(Usage(3, 1, 5, 6, 4))
     assert (found["draft_tokens"], found["accepted_tokens"]) == (6, 4)

@@ -285,7 +285,7 @@ def test_the_engine_that_wrote_last_is_shown(tmp_path: Path) -> None:
 
 # --- whole engines -------------------------------------------------------------------------------
 
-def run_engine(short: Path, **more: Any) -> list[trace.Step]:
+def run_engine(short: Path, **more: Any) -> list[trace.TimelineStep]:
     with Engine("", run_dir=str(short / "run"), trace_dir=str(short / "trace"), max_num_seqs=4,
                 **more) as engine:
         done = engine.client.generate([[5, 6, 7]] * 3,
@@ -294,7 +294,7 @@ def run_engine(short: Path, **more: Any) -> list[trace.Step]:
     return trace.join(trace.load(short / "trace"))
 
 
-def assert_ordered(steps: list[trace.Step], kinds: set[int]) -> None:
+def assert_ordered(steps: list[trace.TimelineStep], kinds: set[int]) -> None:
     whole = [step for step in steps if set(step.spans) == kinds]
     assert len(whole) >= len(steps) - 2, "the last ones end nobody's wait"
     for step in whole:

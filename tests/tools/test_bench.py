@@ -55,8 +55,8 @@ def test_agreement_stops_at_the_first_difference() -> None:
 
 
 def rows() -> list[dict[str, object]]:
-    ours = works.row("actorium", W2, works.Measured("W2", [2.0, 2.5], []))
-    theirs = works.row("transformers", W2, works.Measured("W2", [8.0, 11.0], []))
+    ours = works.row("actorium", W2, works.WorkloadRuns("W2", [2.0, 2.5], []))
+    theirs = works.row("transformers", W2, works.WorkloadRuns("W2", [8.0, 11.0], []))
     return [ours, theirs]
 
 

@@ -16,11 +16,11 @@ from actorium.tools.bench.datasets.dataset_files import filter_of
 from actorium.tools.bench.datasets.generated import length_range
 from actorium.tools.bench.datasets.load import load_dataset
 from actorium.tools.bench.datasets.options import DatasetOptions, unused
-from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, Vocabulary
+from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, TokenVocabulary
 
-WITH = Tokens("", Vocabulary(1 << 20))
+WITH = Tokens("", TokenVocabulary(1 << 20))
 """The demo model's tokenizer."""
-WITHOUT = Tokens(None, Vocabulary(300))
+WITHOUT = Tokens(None, TokenVocabulary(300))
 
 
 def load(tokens: Tokens = WITHOUT, style: str = "vllm", chat: bool = False,
@@ -77,7 +77,7 @@ def test_text_needs_a_tokenizer() -> None:
     with pytest.raises(BadConfig, match="--tokenizer"):
         load(chat=True, num_prompts=1)
     with pytest.raises(BadConfig, match="no such directory"):
-        load(Tokens("/nowhere/at/all", Vocabulary(9)), num_prompts=1, dataset_name="sonnet")
+        load(Tokens("/nowhere/at/all", TokenVocabulary(9)), num_prompts=1, dataset_name="sonnet")
 
 
 def talk(*texts: str, key: str = "conversations") -> dict[str, Any]:

@@ -18,7 +18,7 @@ from actorium.tools.bench import figures
 from actorium.tools.bench import result_files as results
 from actorium.tools.bench.compare import compared, named_runs, picture
 from actorium.tools.bench.datasets.sample import SampleRequest
-from actorium.tools.bench.run import Chunk, Recorder, RequestResult, drive
+from actorium.tools.bench.run import RequestResult, StreamChunk, StreamRecorder, drive
 from actorium.tools.bench.table import offline_table, serving_table
 
 ASK = SampleRequest([1], None, 4)
@@ -89,36 +89,39 @@ def test_goodput() -> None:
     assert out["request_goodput"] == 1.5 and "goodput" in serving_table(out, [], [])
 
 
-def recorded(*chunks: Chunk) -> RequestResult:
-    recorder = Recorder(0.0, 5)
+def recorded(*chunks: StreamChunk) -> RequestResult:
+    recorder = StreamRecorder(0.0, 5)
     for place, chunk in enumerate(chunks):
         recorder.take(chunk, float(place))
     return recorder.end()
 
 
 def test_tokens_that_are_told_with_every_event() -> None:
-    found = recorded(Chunk("", False, 0, 7), Chunk("ab", True, 2), Chunk("", True, 2),
-                     Chunk("c", True, 5), Chunk("", False, 5, 7, 4))
+    found = recorded(StreamChunk("", False, 0, 7), StreamChunk("ab", True, 2),
+                     StreamChunk("", True, 2),
+                     StreamChunk("c", True, 5), StreamChunk("", False, 5, 7, 4))
     assert (found.counts, found.times, found.text) == ([2, 3], [1.0, 3.0], "abc")
     assert (found.prompt_tokens, found.cached_tokens) == (7, 4)
 
 
 def test_tokens_that_are_told_at_the_end_alone() -> None:
-    found = recorded(Chunk("a"), Chunk("b"), Chunk("c"), Chunk("", False, 8))
+    found = recorded(StreamChunk("a"), StreamChunk("b"), StreamChunk("c"),
+                     StreamChunk("", False, 8))
     assert found.tokens == 8 and found.times == [0.0, 1.0, 2.0]
     assert sorted(found.counts) == [2, 3, 3]
 
 
 def test_tokens_that_nobody_tells() -> None:
-    found = recorded(Chunk("", False), Chunk("a"), Chunk("b"), Chunk("", False))
+    found = recorded(StreamChunk("", False), StreamChunk("a"), StreamChunk("b"),
+                     StreamChunk("", False))
     assert (found.tokens, found.times, found.prompt_tokens) == (2, [1.0, 2.0], 5)
-    assert not recorded(Chunk("", False)).ok
+    assert not recorded(StreamChunk("", False)).ok
 
 
 def test_concurrency_is_bounded_and_errors_are_kept() -> None:
     under_way, most = 0, 0
 
-    async def stream(ask: SampleRequest) -> AsyncIterator[Chunk]:
+    async def stream(ask: SampleRequest) -> AsyncIterator[StreamChunk]:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
@@ -126,7 +129,7 @@ def test_concurrency_is_bounded_and_errors_are_kept() -> None:
         under_way -= 1
         if ask.output_len == 5:
             raise EngineUnavailable("gone")
-        yield Chunk("x")
+        yield StreamChunk("x")
 
     asks = [SampleRequest([1], None, i) for i in range(12)]
     found, seconds = asyncio.run(drive(stream, asks, [0.0] * 12, 3, lambda n: None))
@@ -137,8 +140,8 @@ def test_concurrency_is_bounded_and_errors_are_kept() -> None:
 
 
 def test_requests_go_at_their_time() -> None:
-    async def stream(ask: SampleRequest) -> AsyncIterator[Chunk]:
-        yield Chunk("x")
+    async def stream(ask: SampleRequest) -> AsyncIterator[StreamChunk]:
+        yield StreamChunk("x")
 
     found, _ = asyncio.run(drive(stream, [ASK] * 3, [0.0, 0.03, 0.06], None, lambda n: None))
     assert [r.sent for r in found] == pytest.approx([0.0, 0.03, 0.06], abs=0.02)

@@ -17,10 +17,10 @@ from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.gpu.weights.loader import Fused
 from actorium.tools.bench import peer
 from actorium.tools.bench.offline import measure
-from actorium.tools.bench.works import Measured, Ran, Work, neighbour_ratio
+from actorium.tools.bench.works import Workload, WorkloadRun, WorkloadRuns, neighbour_ratio
 
 PROMPT = [3, 14, 159, 26, 5, 35, 89, 79, 32, 38, 46]
-WORK = Work("W", 2, 7, 3, "output_tok_s")
+WORK = Workload("W", 2, 7, 3, "output_tok_s")
 
 
 def cut(whole: Tensor) -> list[tuple[str, Tensor]]:
@@ -58,14 +58,14 @@ def test_the_peer_has_our_random_weights(architecture: str, config: Callable[...
     for length, logits in ours.logits.items():
         torch.testing.assert_close(logits, theirs[length - 1], atol=1e-5, rtol=0)
         assert float(logits.std()) > 0.01, "logits that tell weights apart"
-    ran = peer._run(model, device, peer.Ask(WORK, 0, 3), vocab=199)
+    ran = peer._run(model, device, peer.PeerRun(WORK, 0, 3), vocab=199)
     assert [len(tokens) for tokens in ran.tokens] == [3, 3] and ran.seconds > 0
 
 
-def job(path: Path) -> peer.Job:
+def job(path: Path) -> peer.PeerModel:
     """A small model with random weights."""
     tiny_config("Qwen3ForCausalLM").save_pretrained(path)
-    return peer.Job(Config(model=ModelConfig(model=str(path), load_format="dummy"),
+    return peer.PeerModel(Config(model=ModelConfig(model=str(path), load_format="dummy"),
                            device=DeviceConfig(device="cpu")), vocab=199, threads=2)
 
 
@@ -102,9 +102,9 @@ class Scripted:
     def __init__(self, name: str, seconds: list[float], turns: list[tuple[str, int, int]]) -> None:
         self.name, self._seconds, self._turns = name, seconds, turns
 
-    def run(self, work: Work, number: int, output: int) -> Ran:
+    def run(self, work: Workload, number: int, output: int) -> WorkloadRun:
         self._turns.append((self.name, number, output))
-        return Ran(self._seconds[number], [[number]])
+        return WorkloadRun(self._seconds[number], [[number]])
 
 
 def test_runs_take_turns() -> None:
@@ -114,8 +114,8 @@ def test_runs_take_turns() -> None:
     found = measure(engines, [WORK], 2, said.append, settle=0)
     assert turns == [("ours", -1, 3), ("theirs", -1, 3), ("ours", 0, 3), ("theirs", 0, 3),
                      ("ours", 1, 3), ("theirs", 1, 3)]
-    assert found == {"ours": [Measured("W", [1.0, 2.0], [[0]])],
-                     "theirs": [Measured("W", [3.0, 4.0], [[0]])]}
+    assert found == {"ours": [WorkloadRuns("W", [1.0, 2.0], [[0]])],
+                     "theirs": [WorkloadRuns("W", [3.0, 4.0], [[0]])]}
     assert len(said) == 4
 
 

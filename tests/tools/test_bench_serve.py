@@ -25,7 +25,7 @@ from actorium.tools.bench.backends import CHAT, COMPLETIONS, GENERATE
 from actorium.tools.bench.http import Http
 from actorium.tools.bench.result_files import read_results
 from actorium.tools.cli import bench_serve, bench_session
-from actorium.tools.cli.bench_options import ServeOptions, check_serve
+from actorium.tools.cli.bench_options import BenchServeOptions, check_serve
 from actorium.tools.cli.bench_target import target_of
 from actorium.tools.cli.flags import parse
 from actorium.tools.cli.help import field_docs
@@ -103,7 +103,7 @@ def test_flags_of_both_worlds() -> None:
     found = parse("actorium bench serve [MODEL]", [
         "--warmup-requests", "3", "--extra-body={}", "--disable-ignore-eos", "--dataset", "random",
         "--random_input", "4", "--random-seed", "9", "--tag", "x", "--http", "a:1", "--no-stream",
-        "--goodput", "ttft:5", "tpot:6", "--port", "7", "--trust-remote-code"], ServeOptions)
+        "--goodput", "ttft:5", "tpot:6", "--port", "7", "--trust-remote-code"], BenchServeOptions)
     options = found.options
     assert (options.num_warmups, options.extra_request_body, options.seed) == (3, "{}", 9)
     assert (options.random_input_len, options.label, options.base_url) == (4, "x", "a:1")
@@ -114,8 +114,8 @@ def test_flags_of_both_worlds() -> None:
 
 
 def test_help_has_a_text_for_every_flag() -> None:
-    fields = {field.name for field in msgspec.structs.fields(ServeOptions)}
-    assert fields <= set(field_docs(ServeOptions))
+    fields = {field.name for field in msgspec.structs.fields(BenchServeOptions)}
+    assert fields <= set(field_docs(BenchServeOptions))
 
 
 def target(named: bool = False, there: bool = False, **values: Any) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ def target(named: bool = False, there: bool = False, **values: Any) -> tuple[Any
         looked.append(url)
         return there
 
-    found = target_of(ServeOptions(**values), {}, named, answers)
+    found = target_of(BenchServeOptions(**values), {}, named, answers)
     return found.backend, found.endpoint, found.url, found.own, looked
 
 
@@ -164,18 +164,18 @@ def test_who_is_asked() -> None:
     ({"dataset_name": "wiki"}, "--dataset-name")])
 def test_flags_out_of_range(values: dict[str, Any], named: str) -> None:
     with pytest.raises(BadConfig, match=named):
-        check_serve(ServeOptions(**values), {})
+        check_serve(BenchServeOptions(**values), {})
 
 
 def test_flags_that_exclude_each_other() -> None:
-    options = ServeOptions(ramp_up_strategy="linear", ramp_up_start_rps=1, ramp_up_end_rps=2)
+    options = BenchServeOptions(ramp_up_strategy="linear", ramp_up_start_rps=1, ramp_up_end_rps=2)
     check_serve(options, {})
     with pytest.raises(BadConfig, match="--request-rate"):
         check_serve(options, {"request_rate": "--request-rate"})
 
 
 def test_what_options_mean() -> None:
-    options = ServeOptions(goodput=["ttft:500", "e2el:9.5"], metadata=["tp=1", "a = b=c"],
+    options = BenchServeOptions(goodput=["ttft:500", "e2el:9.5"], metadata=["tp=1", "a = b=c"],
                            metric_percentiles="50,99.9", top_p=0.5)
     assert options.goals == {"ttft": 500.0, "e2el": 9.5}
     assert options.pairs("metadata") == {"tp": "1", "a": "b=c"}

@@ -11,7 +11,7 @@ import pytest
 
 from actorium.tools.demo_tasks import (
     TASKS,
-    Item,
+    TaskItem,
     generate,
     held_out,
     is_held_out,
@@ -57,12 +57,12 @@ def test_asking_for_too_many_held_out_items_ends() -> None:
 def test_the_split_ignores_the_wording() -> None:
     first = next(item for item in held_out("add", 10) if "What is" in item.prompt)
     a, b = first.prompt.removeprefix("What is ").removesuffix("?").split(" + ")
-    assert is_held_out(Item("add", f"{b} + {a} =", first.answer))
-    assert is_held_out(Item("add", f"Add {a} and {b}.", first.answer))
+    assert is_held_out(TaskItem("add", f"{b} + {a} =", first.answer))
+    assert is_held_out(TaskItem("add", f"Add {a} and {b}.", first.answer))
     pairs = held_out("recall", 1)[0]
     head = pairs.prompt.rsplit("Find", 1)[0]
     key = head.removeprefix("Remember: ").split()[0]
-    assert is_held_out(Item("recall", f"{head}Find {key}.", "?"))
+    assert is_held_out(TaskItem("recall", f"{head}Find {key}.", "?"))
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -15,7 +15,7 @@ from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.params import SamplingParams, Structured
 from actorium.tools import jsonl
-from actorium.tools.jsonl import BadLine, Job, parse_line, parse_lines, run_batch
+from actorium.tools.jsonl import BadLine, BatchJob, parse_line, parse_lines, run_batch
 
 BAD = [
     (b"not json", "the line is not JSON"),
@@ -79,7 +79,7 @@ def test_a_bad_line_says_why(line: bytes, message: str) -> None:
 
 
 def test_good_lines() -> None:
-    assert parse_line(3, b'{"prompt": "a"}', {}) == Job(3, SamplingParams(), text="a")
+    assert parse_line(3, b'{"prompt": "a"}', {}) == BatchJob(3, SamplingParams(), text="a")
     assert parse_line(0, b'{"prompt_token_ids": [1, 2]}', {}).tokens == [1, 2]
     turns = [{"role": "user", "content": "hi"}]
     assert parse_line(0, json.dumps({"messages": turns}).encode(), {}).messages == turns
@@ -139,7 +139,7 @@ def test_lines_are_numbered_and_blank_ones_skipped() -> None:
     items = list(parse_lines(jsonl.read_lines(file), {}))
     assert [item.index for item in items] == [0, 1, 2]
     assert isinstance(items[1], BadLine)
-    assert isinstance(items[2], Job) and items[2].text == "b"
+    assert isinstance(items[2], BatchJob) and items[2].text == "b"
 
 
 def test_a_line_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_line_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(items) == (1 if end == b"\n" else 2)
     exact = b'{"prompt": "' + b"x" * 86 + b'"}\n'
     assert len(exact) == 101
-    assert isinstance(next(parse_lines(jsonl.read_lines(io.BytesIO(exact)), {})), Job)
+    assert isinstance(next(parse_lines(jsonl.read_lines(io.BytesIO(exact)), {})), BatchJob)
 
 
 class FakeCompletion:
@@ -171,12 +171,12 @@ def collect(items: Any, generate: Any, window: int = 4) -> list[dict[str, Any]]:
 
 
 def test_records_come_in_input_order_whatever_finishes_first() -> None:
-    async def generate(job: Job) -> list[Any]:
+    async def generate(job: BatchJob) -> list[Any]:
         for _ in range(20 - job.index):
             await asyncio.sleep(0)
         return [FakeCompletion(job.text or "", [job.index])]
 
-    jobs = [Job(i, SamplingParams(), text=str(i)) for i in range(20)]
+    jobs = [BatchJob(i, SamplingParams(), text=str(i)) for i in range(20)]
     records = collect(jobs, generate, window=20)
     assert [record["index"] for record in records] == list(range(20))
     assert records[7] == {"index": 7, "text": "7", "token_ids": [7], "finish_reason": "stop",
@@ -186,7 +186,7 @@ def test_records_come_in_input_order_whatever_finishes_first() -> None:
 def test_no_more_than_the_window_is_held() -> None:
     running = most = read = 0
 
-    async def generate(job: Job) -> list[Any]:
+    async def generate(job: BatchJob) -> list[Any]:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -207,7 +207,7 @@ def test_no_more_than_the_window_is_held() -> None:
 
 
 def test_errors_become_records_and_the_rest_run() -> None:
-    async def generate(job: Job) -> list[Any]:
+    async def generate(job: BatchJob) -> list[Any]:
         if job.text == "refused":
             raise InvalidRequest("prompt: too long", "prompt")
         return [FakeCompletion("ok", [1, 2])]
@@ -220,15 +220,15 @@ def test_errors_become_records_and_the_rest_run() -> None:
 
 
 def test_an_engine_that_is_gone_ends_the_batch() -> None:
-    async def generate(job: Job) -> list[Any]:
+    async def generate(job: BatchJob) -> list[Any]:
         raise EngineUnavailable("gone")
 
     with pytest.raises(EngineUnavailable):
-        collect([Job(i, SamplingParams(), text="a") for i in range(9)], generate)
+        collect([BatchJob(i, SamplingParams(), text="a") for i in range(9)], generate)
 
 
 def test_logprobs_and_choices() -> None:
-    async def generate(job: Job) -> list[Any]:
+    async def generate(job: BatchJob) -> list[Any]:
         return [FakeCompletion("x", [4]) for _ in range(job.params.n)]
 
     lines = [b'{"prompt": "a", "n": 2}', b'{"prompt": "a", "logprobs": 1, "prompt_logprobs": 0}']

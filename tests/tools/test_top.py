@@ -12,7 +12,7 @@ from helpers_runtime import short_dir
 
 from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.process import Process
-from actorium.tools.cli.top import Reading, bar, figures, rates, screen, view
+from actorium.tools.cli.top import EngineReading, bar, figures, rates, screen, view
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def cli() -> Iterator[Cli]:
 
 
 def reading(at: float, gauges: dict[str, float], cpu: float = 1.0, epoch: int = 1,
-            ready: bool = True, beat_age: float = 0.1, **more: Any) -> Reading:
+            ready: bool = True, beat_age: float = 0.1, **more: Any) -> EngineReading:
     actors = [ActorStatus("e", "scheduler", 11, epoch, "stepping", 5, 0.2, beat_age, "",
                           gauges | {"restarts": float(epoch - 1)}),
               ActorStatus("e", "worker-0", 12, 1, "idle", 5, 0.2, 0.1)]
     status = Status("r", ready, more.get("error"), actors)
-    return Reading(at, status, {"scheduler": Process(cpu, 8 << 20)}, {"model": "some/model"})
+    return EngineReading(at, status, {"scheduler": Process(cpu, 8 << 20)}, {"model": "some/model"})
 
 
 def rendered(shown: list[dict[str, Any]]) -> str:

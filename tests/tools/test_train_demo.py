@@ -13,17 +13,17 @@ from torch import Tensor
 
 from actorium.actors.config.tree import Config
 from actorium.gpu.models.registry import read_shape
-from actorium.tools.measure_acceptance import Acceptance, drafted, walk
+from actorium.tools.measure_acceptance import DraftAcceptance, drafted, walk
 from actorium.tools.train_demo import Team, Trainer, model_loss
-from actorium.tools.train_demo_data import Batch, part_of
+from actorium.tools.train_demo_data import TrainingBatch, part_of
 from actorium.tools.train_demo_delta import delta_rule
 from actorium.tools.train_demo_files import load, save
-from actorium.tools.train_demo_model import ATTENTION, DELTA, DemoModel, Shape
+from actorium.tools.train_demo_model import ATTENTION, DELTA, DemoModel, DemoShape
 from actorium.tools.train_demo_mtp import Mtp, draft_loss, drafts
 from actorium.tools.train_demo_start import begin_copying
 
 EOS = [2, 0]
-TINY = Shape(vocab=96, hidden=64, kinds=(DELTA, ATTENTION), heads=4, kv_heads=2, head_dim=16,
+TINY = DemoShape(vocab=96, hidden=64, kinds=(DELTA, ATTENTION), heads=4, kv_heads=2, head_dim=16,
              inner=96, delta_keys=2, delta_values=4, delta_key_dim=16, delta_value_dim=8,
              context=512, eps=1e-4)  # fmt: skip
 SHAPES = {
@@ -33,11 +33,11 @@ SHAPES = {
 }
 
 
-def shape_with(**options: Any) -> Shape:
-    return Shape(**{**TINY.__dict__, **options})
+def shape_with(**options: Any) -> DemoShape:
+    return DemoShape(**{**TINY.__dict__, **options})
 
 
-def random_model(shape: Shape, seed: int = 0) -> tuple[DemoModel, Mtp]:
+def random_model(shape: DemoShape, seed: int = 0) -> tuple[DemoModel, Mtp]:
     """Both in fp32, every parameter random, norms near their working point."""
     torch.manual_seed(seed)
     model, mtp = DemoModel(shape, torch.float32), Mtp(shape)
@@ -52,7 +52,7 @@ def random_model(shape: Shape, seed: int = 0) -> tuple[DemoModel, Mtp]:
     return model, mtp
 
 
-def rounded(folder: Path, shape: Shape) -> tuple[DemoModel, Mtp]:
+def rounded(folder: Path, shape: DemoShape) -> tuple[DemoModel, Mtp]:
     """The same, as a checkpoint in `folder` has it."""
     model, mtp = random_model(shape)
     save(model, mtp, folder, EOS)
@@ -66,10 +66,10 @@ def tokens(rows: int, length: int, seed: int = 1) -> Tensor:
     return torch.randint(TINY.vocab, (rows, length), generator=made)
 
 
-def batch_of(ids: Tensor) -> Batch:
+def batch_of(ids: Tensor) -> TrainingBatch:
     rows, length = ids.shape
     where = torch.arange(ids.numel()).view(rows, length)[:, :-1].flatten()
-    return Batch(ids, where, ids[:, 1:].flatten(), torch.ones(len(where)))
+    return TrainingBatch(ids, where, ids[:, 1:].flatten(), torch.ones(len(where)))
 
 
 def transformers_of(folder: Path) -> Any:
@@ -179,7 +179,7 @@ def test_save_and_load_give_the_same(tmp_path: Path) -> None:
 
 def test_it_begins_with_a_rough_form_of_copying() -> None:
     torch.manual_seed(4)
-    model = DemoModel(Shape(vocab=1920), torch.float32)
+    model = DemoModel(DemoShape(vocab=1920), torch.float32)
     ids = torch.stack([torch.randperm(1920)[:20] for _ in range(16)]).repeat(1, 2)
     where = torch.arange(ids.numel()).view(16, 40)[:, 20:-1].flatten()
 
@@ -243,10 +243,10 @@ def test_windows_follow_one_another(
         found = walk([tokens, [False] * len(tokens)], 0, 7)
     else:
         found = walk([tokens, tokens], 0, 7)
-    assert found == Acceptance(made, accepted)
+    assert found == DraftAcceptance(made, accepted)
 
 
 def test_a_wrong_draft_ends_its_window() -> None:
     found = walk([[False] * 4, [True] * 4], 0, 3)
-    assert found == Acceptance((3, 2), (0, 0)) and found.shares == (0.0, 0.0)
-    assert found + Acceptance((1, 1), (1, 1)) == Acceptance((4, 3), (1, 1))
+    assert found == DraftAcceptance((3, 2), (0, 0)) and found.shares == (0.0, 0.0)
+    assert found + DraftAcceptance((1, 1), (1, 1)) == DraftAcceptance((4, 3), (1, 1))

@@ -13,7 +13,7 @@ from actorium.actors.errors import BadConfig, EngineUnavailable, InvalidRequest
 from actorium.actors.params import SamplingParams
 from actorium.tools.bench.datasets.sample import SampleRequest
 from actorium.tools.bench.http import Http
-from actorium.tools.bench.run import Chunk, Stream
+from actorium.tools.bench.run import Stream, StreamChunk
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 ENDPOINTS = {
@@ -55,7 +55,7 @@ def http_stream(http: Http, endpoint: str, asking: Asking) -> Stream:
     """Requests to `endpoint` of a server."""
     body_of, chunk_of = _KINDS[kind_of(endpoint)]
 
-    async def stream(request: SampleRequest) -> AsyncIterator[Chunk]:
+    async def stream(request: SampleRequest) -> AsyncIterator[StreamChunk]:
         read = chunk_of(asking.stream)
         async for event in http.events(endpoint, body_of(request, asking), asking.headers):
             chunk = read(event)
@@ -74,7 +74,7 @@ def sdk_stream(client: AsyncClient, asking: Asking) -> Stream:
     except (TypeError, ValueError) as error:
         raise BadConfig(f"--extra-request-body: {error}", "extra_request_body") from None
 
-    async def stream(request: SampleRequest) -> AsyncIterator[Chunk]:
+    async def stream(request: SampleRequest) -> AsyncIterator[StreamChunk]:
         params = msgspec.structs.replace(base, max_tokens=request.output_len)
         if request.messages is not None:
             deltas = await client.chat(request.messages, params, stream=True)
@@ -84,7 +84,7 @@ def sdk_stream(client: AsyncClient, asking: Asking) -> Stream:
         async for delta in deltas:
             total += len(delta.token_ids)
             usage = delta.usage
-            yield Chunk(delta.text, bool(delta.token_ids), total,
+            yield StreamChunk(delta.text, bool(delta.token_ids), total,
                         usage.prompt_tokens if usage else 0, usage.cached_tokens if usage else 0)
 
     return stream
@@ -172,19 +172,19 @@ class _Generated(Struct):
 
 _event = msgspec.json.Decoder(_Event)
 _generated = msgspec.json.Decoder(_Generated)
-Reader = Callable[[bytes], Chunk | None]
+Reader = Callable[[bytes], StreamChunk | None]
 
 
 def _openai_reader(streamed: bool) -> Reader:
-    def read(data: bytes) -> Chunk | None:
+    def read(data: bytes) -> StreamChunk | None:
         event = _decoded(_event, data)
         choice = event.choices[0] if event.choices else None
         text, bears = _of_choice(choice, streamed)
         usage = event.usage
         if usage is None:
-            return Chunk(text, bears) if choice is not None else None
+            return StreamChunk(text, bears) if choice is not None else None
         details = usage.prompt_tokens_details
-        return Chunk(text, bears, usage.completion_tokens, usage.prompt_tokens or 0,
+        return StreamChunk(text, bears, usage.completion_tokens, usage.prompt_tokens or 0,
                      (details.cached_tokens if details else None) or 0)
 
     return read
@@ -210,7 +210,7 @@ def _generate_reader(streamed: bool) -> Reader:
     new; the tokens are counted from the beginning either way."""
     before = ""
 
-    def read(data: bytes) -> Chunk | None:
+    def read(data: bytes) -> StreamChunk | None:
         nonlocal before
         event = _decoded(_generated, data)
         meta = event.meta_info or _Meta()
@@ -218,7 +218,7 @@ def _generate_reader(streamed: bool) -> Reader:
         if before and new.startswith(before):
             new = new.removeprefix(before)
         before += new
-        return Chunk(new, bool(new), meta.completion_tokens, meta.prompt_tokens or 0,
+        return StreamChunk(new, bool(new), meta.completion_tokens, meta.prompt_tokens or 0,
                      meta.cached_tokens or 0)
 
     return read

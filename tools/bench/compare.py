@@ -31,14 +31,14 @@ _SPECULATION = (("spec_decode_acceptance_rate", "acceptance %", "{:.2f}"),
                 ("spec_decode_acceptance_length", "acceptance length", "{:.2f}"))
 
 
-class Run(NamedTuple):
+class NamedRun(NamedTuple):
     """A result under the name of its column."""
 
     name: str
     result: Mapping[str, Any]
 
 
-def named_runs(found: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Run]:
+def named_runs(found: Sequence[tuple[str, Mapping[str, Any]]]) -> list[NamedRun]:
     """found: (file, result). A run is named by its label, else by its file; with a number where
     several would have the same name."""
     names = [str(result.get("label") or result.get("tag") or Path(file).stem)
@@ -47,11 +47,11 @@ def named_runs(found: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Run]:
     runs = []
     for name, (_, result) in zip(names, found, strict=True):
         seen[name] = seen.get(name, 0) + 1
-        runs.append(Run(f"{name} #{seen[name]}" if names.count(name) > 1 else name, result))
+        runs.append(NamedRun(f"{name} #{seen[name]}" if names.count(name) > 1 else name, result))
     return runs
 
 
-def compared(runs: Sequence[Run]) -> str:
+def compared(runs: Sequence[NamedRun]) -> str:
     """One line a figure, one column a run; in parentheses how many times that of the first run."""
     rows = [(title, key, form) for key, title, form in _FIGURES]
     rows += [(f"{what} {title} ms", f"{what}_{key}_ms", "{:.2f}") for key, title in _TIMES
@@ -70,7 +70,7 @@ def compared(runs: Sequence[Run]) -> str:
                      for line in lines)
 
 
-def _percentiles(runs: Sequence[Run], key: str) -> list[str]:
+def _percentiles(runs: Sequence[NamedRun], key: str) -> list[str]:
     """Those of a time that any run tells, in their order."""
     found = {name.partition("_")[0] for run in runs for name in run.result
              if name.startswith("p") and name.endswith(f"_{key}_ms")
@@ -78,12 +78,12 @@ def _percentiles(runs: Sequence[Run], key: str) -> list[str]:
     return sorted(found, key=lambda name: float(name[1:]))
 
 
-def _positions(run: Run) -> Sequence[float]:
+def _positions(run: NamedRun) -> Sequence[float]:
     found = run.result.get("spec_decode_per_position_acceptance_rates")
     return found if isinstance(found, list) else ()
 
 
-def _cells(key: str, form: str, runs: Sequence[Run]) -> list[str]:
+def _cells(key: str, form: str, runs: Sequence[NamedRun]) -> list[str]:
     base = runs[0].result.get(key)
     cells = []
     for number, run in enumerate(runs):
@@ -98,7 +98,7 @@ def _cells(key: str, form: str, runs: Sequence[Run]) -> list[str]:
     return cells
 
 
-def picture(path: str, runs: Sequence[Run]) -> None:
+def picture(path: str, runs: Sequence[NamedRun]) -> None:
     """One panel a figure, with a group of bars for each run. Needs matplotlib."""
     import matplotlib
 

@@ -14,7 +14,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams
-from actorium.tools.bench.works import Measured, Ran, Work, prompts
+from actorium.tools.bench.works import Workload, WorkloadRun, WorkloadRuns, prompts
 
 if TYPE_CHECKING:
     from actorium.actors.client.client import Client
@@ -60,16 +60,16 @@ def vocabulary(config: Config) -> int:
     return size
 
 
-class Engine(Protocol):
+class MeasuredEngine(Protocol):
     """What is measured."""
 
     name: str
 
-    def run(self, work: Work, number: int, output: int) -> Ran:
+    def run(self, work: Workload, number: int, output: int) -> WorkloadRun:
         """One run, each prompt completed by `output` tokens. number: which prompts."""
 
 
-class Ours:
+class ClientEngine:
     """The engine behind a client."""
 
     name = "actorium"
@@ -77,24 +77,26 @@ class Ours:
     def __init__(self, client: Client, vocab: int) -> None:
         self._client, self._vocab = client, vocab
 
-    def run(self, work: Work, number: int, output: int) -> Ran:
-        """See `Engine`."""
+    def run(self, work: Workload, number: int, output: int) -> WorkloadRun:
+        """See `MeasuredEngine`."""
         params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
         batch = prompts(work, self._vocab, number)
         began = perf_counter()
         done = self._client.generate(batch, params)
-        return Ran(perf_counter() - began, [list(completion.token_ids) for completion in done])
+        return WorkloadRun(perf_counter() - began,
+                           [list(completion.token_ids) for completion in done])
 
 
-def measure(engines: Sequence[Engine], works: Iterable[Work], runs: int, say: Callable[[str], None],
-            settle: float = SETTLE) -> dict[str, list[Measured]]:
+def measure(engines: Sequence[MeasuredEngine], works: Iterable[Workload], runs: int,
+            say: Callable[[str], None],
+            settle: float = SETTLE) -> dict[str, list[WorkloadRuns]]:
     """Each work once short to warm up, then `runs` times; several engines take turns, so that a
     machine that changes its speed does so to all. By engine, in the order of the works."""
-    found: dict[str, list[Measured]] = {engine.name: [] for engine in engines}
+    found: dict[str, list[WorkloadRuns]] = {engine.name: [] for engine in engines}
     for work in works:
         for engine in engines:
             engine.run(work, -1, min(WARM_TOKENS, work.output))
-            found[engine.name].append(Measured(work.name, [], []))
+            found[engine.name].append(WorkloadRuns(work.name, [], []))
         for number in range(runs):
             for engine in engines:
                 if len(engines) > 1:

@@ -1,8 +1,9 @@
 """The same work through transformers: `python -m actorium.tools.bench.peer`, a process that stays.
 
 sdpa attention, one static batch, greedy, the weights that the engine has: its own random ones, or
-the checkpoint's. A line of JSON on stdin is a `Job`, answered by an empty line when the model is
-there; every further one is an `Ask`, answered by a `Ran`. In between it is asleep, reading.
+the checkpoint's. The first line of JSON on stdin is a `PeerModel`, answered by an empty line when
+the model is there; every further one is a `PeerRun`, answered by a `WorkloadRun`. In between it
+sleeps, reading.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from msgspec import Struct
 
 from actorium.actors.config.tree import Config
 from actorium.actors.runtime.process import python, tied
-from actorium.tools.bench.works import Ran, Work, prompts
+from actorium.tools.bench.works import Workload, WorkloadRun, prompts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from actorium.gpu.weights.loader import Fused
 
 
-class Job(Struct):
+class PeerModel(Struct):
     """The model."""
 
     config: Config
@@ -39,10 +40,10 @@ class Job(Struct):
     threads: int
 
 
-class Ask(Struct):
+class PeerRun(Struct):
     """One run of a work."""
 
-    work: Work
+    work: Workload
     number: int
     """Of the run: which prompts."""
     output: int
@@ -50,13 +51,13 @@ class Ask(Struct):
 
 
 @contextlib.contextmanager
-def opened(job: Job) -> Iterator[Peer]:
+def opened(job: PeerModel) -> Iterator[TransformersPeer]:
     """The process with its model. Raises `RuntimeError` with its last line if it fails."""
     with tempfile.TemporaryFile() as said, subprocess.Popen(  # a pipe could fill up
             tied(python("actorium.tools.bench.peer")), stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=said) as process:
         try:
-            theirs = Peer(process, said)
+            theirs = TransformersPeer(process, said)
             theirs.told(job)
             yield theirs
         finally:
@@ -66,7 +67,7 @@ def opened(job: Job) -> Iterator[Peer]:
                 process.stdin.close()
 
 
-class Peer:
+class TransformersPeer:
     """The process, as one of `offline.measure`'s engines."""
 
     name = "transformers"
@@ -75,11 +76,11 @@ class Peer:
         """said: what it wrote to stderr."""
         self.process, self._said = process, said
 
-    def run(self, work: Work, number: int, output: int) -> Ran:
+    def run(self, work: Workload, number: int, output: int) -> WorkloadRun:
         """See `offline.Engine`. Raises `RuntimeError` as `opened` does."""
-        return msgspec.json.decode(self.told(Ask(work, number, output)), type=Ran)
+        return msgspec.json.decode(self.told(PeerRun(work, number, output)), type=WorkloadRun)
 
-    def told(self, message: Job | Ask) -> bytes:
+    def told(self, message: PeerModel | PeerRun) -> bytes:
         """The line that answers a message."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
@@ -99,14 +100,14 @@ class Peer:
 def main() -> int:
     """Entry of the process."""
     lines = iter(sys.stdin.buffer.readline, b"")
-    job = msgspec.json.decode(next(lines), type=Job)
+    job = msgspec.json.decode(next(lines), type=PeerModel)
     import torch
 
     torch.set_num_threads(job.threads)
     model, device = _model(job.config)
     _answer(b"")
     for line in lines:
-        ask = msgspec.json.decode(line, type=Ask)
+        ask = msgspec.json.decode(line, type=PeerRun)
         _answer(msgspec.json.encode(_run(model, device, ask, job.vocab)))
     return 0
 
@@ -167,7 +168,7 @@ def fuse(weights: dict[str, Tensor], fused: Sequence[Fused]) -> None:
         weights[own.name] = whole.view(own.shape)
 
 
-def _run(model: Any, device: str, ask: Ask, vocab: int) -> Ran:
+def _run(model: Any, device: str, ask: PeerRun, vocab: int) -> WorkloadRun:
     import torch
 
     batch = prompts(ask.work, vocab, ask.number)
@@ -178,7 +179,7 @@ def _run(model: Any, device: str, ask: Ask, vocab: int) -> Ran:
                              max_new_tokens=ask.output, min_new_tokens=ask.output,
                              eos_token_id=None, pad_token_id=0, use_cache=True)
     tokens: list[list[int]] = out[:, ids.shape[1]:].tolist()
-    return Ran(perf_counter() - began, tokens)
+    return WorkloadRun(perf_counter() - began, tokens)
 
 
 if __name__ == "__main__":

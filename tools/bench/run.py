@@ -13,7 +13,7 @@ from actorium.actors.errors import ActoriumError
 from actorium.tools.bench.datasets.sample import SampleRequest
 
 
-class Chunk(NamedTuple):
+class StreamChunk(NamedTuple):
     """What one event of a stream told."""
 
     text: str = ""
@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
     """Those of the prompt that the server had in its cache, where told."""
 
 
-Stream = Callable[[SampleRequest], AsyncIterator[Chunk]]
+Stream = Callable[[SampleRequest], AsyncIterator[StreamChunk]]
 """Sends a request and iterates over what comes back; raises `ActoriumError`."""
 
 
@@ -80,7 +80,7 @@ class RequestResult(Struct):
                 for _ in range(count)]
 
 
-class Recorder:
+class StreamRecorder:
     """Makes a `RequestResult` of the chunks of one stream."""
 
     def __init__(self, sent: float, prompt_len: int) -> None:
@@ -90,7 +90,7 @@ class Recorder:
         self._told = 0
         self._guessed = False
 
-    def take(self, chunk: Chunk, now: float) -> None:
+    def take(self, chunk: StreamChunk, now: float) -> None:
         """A chunk that came `now`."""
         result = self.result
         result.prompt_tokens = chunk.prompt_tokens or result.prompt_tokens
@@ -145,7 +145,7 @@ async def drive(stream: Stream, requests: Sequence[SampleRequest], times: Sequen
 
 
 async def _one(stream: Stream, request: SampleRequest, began: float) -> RequestResult:
-    recorder = Recorder(perf_counter() - began, request.prompt_len)
+    recorder = StreamRecorder(perf_counter() - began, request.prompt_len)
     try:
         async for chunk in stream(request):
             recorder.take(chunk, perf_counter() - began)

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 
-class Work(Struct, frozen=True):
+class Workload(Struct, frozen=True):
     """`requests` prompts of `prompt` random tokens, all at once, each completed by `output`."""
 
     name: str
@@ -21,20 +21,20 @@ class Work(Struct, frozen=True):
 
 
 WORKS = (
-    Work("W1", 1, 128, 128, "output_tok_s"),
-    Work("W2", 32, 128, 64, "output_tok_s"),
-    Work("W3", 1, 2048, 1, "input_tok_s"),
+    Workload("W1", 1, 128, 128, "output_tok_s"),
+    Workload("W2", 32, 128, 64, "output_tok_s"),
+    Workload("W3", 1, 2048, 1, "input_tok_s"),
 )
 
 
-class Ran(Struct):
+class WorkloadRun(Struct):
     """One run of a work."""
 
     seconds: float
     tokens: list[list[int]]
 
 
-class Measured(Struct):
+class WorkloadRuns(Struct):
     """What one engine did of one work: seconds of each run, and the tokens of the first one."""
 
     work: str
@@ -42,13 +42,13 @@ class Measured(Struct):
     tokens: list[list[int]]
 
 
-def prompts(work: Work, vocab: int, run: int) -> list[list[int]]:
+def prompts(work: Workload, vocab: int, run: int) -> list[list[int]]:
     """The prompts of a run: fresh ones each time, the same for every engine."""
     rng = random.Random(f"{work.name}-{run}")
     return [[rng.randrange(vocab) for _ in range(work.prompt)] for _ in range(work.requests)]
 
 
-def figures(work: Work, seconds: list[float]) -> dict[str, float]:
+def figures(work: Workload, seconds: list[float]) -> dict[str, float]:
     """Medians over the runs: latency in seconds, requests and tokens a second."""
     latency = statistics.median(seconds)
     inputs, outputs = work.requests * work.prompt, work.requests * work.output
@@ -73,7 +73,7 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
     return same / max(total, 1)
 
 
-def row(engine: str, work: Work, measured: Measured) -> dict[str, Any]:
+def row(engine: str, work: Workload, measured: WorkloadRuns) -> dict[str, Any]:
     """One line of the report."""
     return {"engine": engine, "work": work.name, "requests": work.requests,
             "prompt_tokens": work.prompt, "output_tokens": work.output,

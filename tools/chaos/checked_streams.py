@@ -31,7 +31,7 @@ REFUSED = ("queue_full", "unavailable")
 
 
 @dataclass
-class Want:
+class CheckedRequest:
     """One request, and what has come of it."""
 
     prompt: list[int]
@@ -93,13 +93,13 @@ class Maker:
         self._tokens, self._longest = tokens, prompt
         self._shared = [self._random.randrange(CLEAN) for _ in range(prompt)]
 
-    def make(self, poison: int | None = None) -> Want:
+    def make(self, poison: int | None = None) -> CheckedRequest:
         """The next request; `poison` is a token to put into its prompt."""
         chance = self._random
         shared = self._shared[:chance.randrange(self._longest)] if chance.random() < 0.5 else []
         own = [chance.randrange(CLEAN) for _ in range(1 + chance.randrange(self._longest // 2))]
         prompt = [*shared, *own, *([] if poison is None else [poison])]
-        return Want(prompt, SamplingParams(
+        return CheckedRequest(prompt, SamplingParams(
             max_tokens=chance.randint(*self._tokens), seed=chance.getrandbits(62),
             n=2 if chance.random() < 0.05 and poison is None else 1, ignore_eos=True))
 
@@ -108,7 +108,7 @@ class Maker:
 
 
 @dataclass
-class Tally:
+class TrafficTally:
     """What a row counts."""
 
     requests: int = 0
@@ -120,7 +120,7 @@ class Tally:
     """By code of the error."""
     wrong: list[str] = field(default_factory=list)
 
-    def settle(self, want: Want) -> None:
+    def settle(self, want: CheckedRequest) -> None:
         """A stream is over."""
         self.tokens += want.count
         self.wrong += [f"request {want.number}: {text}" for text in want.wrong[:3]]
@@ -133,11 +133,11 @@ class Traffic:
                  latest: float = LATEST) -> None:
         """aborts: share of the requests that are given up in the middle; latest: seconds within
         which each must have ended."""
-        self.tally, self.gaps, self._latest = Tally(), gaps or Gaps(), latest
+        self.tally, self.gaps, self._latest = TrafficTally(), gaps or Gaps(), latest
         self._maker, self._aborts = maker, aborts
-        self.live: dict[int, Want] = {}
+        self.live: dict[int, CheckedRequest] = {}
 
-    async def one(self, client: AsyncClient, want: Want) -> str | None:
+    async def one(self, client: AsyncClient, want: CheckedRequest) -> str | None:
         """Run one request to its end; returns the code of its error, if any."""
         self.tally.requests += 1
         want.number = self.tally.requests
@@ -157,14 +157,14 @@ class Traffic:
             self.tally.settle(want)
         return None
 
-    def _failed(self, error: ActoriumError, want: Want) -> str:
+    def _failed(self, error: ActoriumError, want: CheckedRequest) -> str:
         if error.code in REFUSED and not want.count:
             self.tally.refused[error.code] += 1
         else:
             self.tally.failed[error.code] += 1
         return error.code
 
-    async def _read(self, stream: AsyncDeltaStream, want: Want) -> None:
+    async def _read(self, stream: AsyncDeltaStream, want: CheckedRequest) -> None:
         give_up = 1 + want.count
         abort = self._maker.chance(self._aborts)
         async for delta in stream:

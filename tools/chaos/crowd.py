@@ -15,7 +15,7 @@ from actorium.actors.client.client import AsyncClient
 from actorium.actors.messages import Attach, Generate
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.rundir import address
-from actorium.tools.chaos.checked_streams import Maker, Traffic, Want
+from actorium.tools.chaos.checked_streams import CheckedRequest, Maker, Traffic
 from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.gaps import quantile
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, resources, rig
@@ -67,7 +67,7 @@ async def _overload(made: Rig, seconds: float, seed: int) -> tuple[Traffic, list
     traffic, refusals, tasks = Traffic(maker), [], []
 
     async with AsyncClient(made.engine.name, str(made.base)) as client:
-        async def one(want: Want) -> None:
+        async def one(want: CheckedRequest) -> None:
             code = await traffic.one(client, want)
             if code is not None:
                 refusals.append(monotonic() - want.begun)

@@ -32,8 +32,8 @@ from actorium.tools.chaos.moments import (
     KILL,
     LAUNCHER,
     STOP,
-    Report,
-    Trial,
+    StrikeTrial,
+    TrialReport,
     joined,
     send,
 )
@@ -53,17 +53,17 @@ LATEST = 90.0
 """Seconds in which an engine is to be ready or gone, whatever is done to it."""
 
 
-def trials() -> list[Trial]:
+def trials() -> list[StrikeTrial]:
     """Everybody and every two, in every way, at every moment."""
     who = [(role,) for role in (*ACTORS, LAUNCHER)] + list(combinations(ACTORS, 2))
-    return [Trial(moment, kind, those) for moment in MOMENTS for kind in (KILL, STOP, HALT)
+    return [StrikeTrial(moment, kind, those) for moment in MOMENTS for kind in (KILL, STOP, HALT)
             for those in who if (kind, those) != (HALT, (LAUNCHER,))]
 
 
-class Ending:
+class EngineLifeTrial:
     """One trial, in a directory of its own."""
 
-    def __init__(self, trial: Trial, seed: int, base: Path) -> None:
+    def __init__(self, trial: StrikeTrial, seed: int, base: Path) -> None:
         self.trial, self._base, self._chance = trial, base, random.Random(seed)
         self._maker = Maker(seed, (20, 60), prompt=60)
         self.wrong: list[str] = []
@@ -204,8 +204,8 @@ def _launcher_of(run_dir: Path) -> int:
     return 0
 
 
-def run(several: Sequence[Trial], seed: int, seconds: float | None = None,
-        told: Callable[[str], None] | None = None, many: int = 3) -> Report:
+def run(several: Sequence[StrikeTrial], seed: int, seconds: float | None = None,
+        told: Callable[[str], None] | None = None, many: int = 3) -> TrialReport:
     """So many engines at a time; seconds: after which no more are begun."""
     with ThreadPoolExecutor(many) as pool:
         parts = [pool.submit(_run, several[lane::many], seed + 1000 * lane, seconds, told)
@@ -213,15 +213,15 @@ def run(several: Sequence[Trial], seed: int, seconds: float | None = None,
     return joined([part.result() for part in parts])
 
 
-def _run(several: Sequence[Trial], seed: int, seconds: float | None,
-         told: Callable[[str], None] | None) -> Report:
-    report, began = Report(wrong=[]), monotonic()
+def _run(several: Sequence[StrikeTrial], seed: int, seconds: float | None,
+         told: Callable[[str], None] | None) -> TrialReport:
+    report, began = TrialReport(wrong=[]), monotonic()
     for number, trial in enumerate(several):
         if seconds is not None and monotonic() - began > seconds:
             break
         base = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
         try:
-            ending, at = Ending(trial, seed + number, base), monotonic()
+            ending, at = EngineLifeTrial(trial, seed + number, base), monotonic()
             ending.run()
         finally:
             shutil.rmtree(base, ignore_errors=True)

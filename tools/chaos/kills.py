@@ -15,8 +15,8 @@ from actorium.tools.chaos.fault_injection import (
     FULL,
     FULL_SECONDS,
     STOP,
+    ActorProcess,
     Fault,
-    Process,
     actors,
     limit_files,
     plan,
@@ -39,7 +39,7 @@ AROUND = 800
 """Numbers of sequences before the last one that ghosts speak about."""
 
 
-class Striker:
+class FaultPlayer:
     """Does what the plan says, and notes what came of it."""
 
     def __init__(self, made: Rig, traffic: Traffic, faults: Sequence[Fault]) -> None:
@@ -82,7 +82,7 @@ class Striker:
             await asyncio.sleep(max(0.0, at + SETTLE - monotonic()))
             await self._haunt(old)
 
-    async def _haunt(self, old: Process) -> None:
+    async def _haunt(self, old: ActorProcess) -> None:
         """The dead scheduler speaks, once the next one has been heard."""
         now = actors(self._rig.run_dir).get("scheduler")
         if now is None or now.epoch <= old.epoch or not self._flows():
@@ -98,10 +98,10 @@ class Striker:
 
 
 async def drive(made: Rig, faults: Sequence[Fault], streams: int, seed: int
-                ) -> tuple[Traffic, Striker]:
+                ) -> tuple[Traffic, FaultPlayer]:
     """Streams through faults, to the end of every one."""
     traffic = Traffic(Maker(seed, TOKENS), Gaps(), aborts=0.03)
-    striker, over = Striker(made, traffic, faults), asyncio.Event()
+    striker, over = FaultPlayer(made, traffic, faults), asyncio.Event()
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(
             AsyncClient(made.engine.name, str(made.base))) for _ in range(CLIENTS)]
@@ -141,7 +141,7 @@ def kills(seed: int, seconds: float, streams: int, rounds: int, stops: int,
 def chaos(faults: Sequence[Fault], seed: int, streams: int, **rigging: Any) -> dict[str, Any]:
     """The row with faults of one's own choice."""
 
-    async def run(made: Rig) -> tuple[Traffic, Striker, list[str]]:
+    async def run(made: Rig) -> tuple[Traffic, FaultPlayer, list[str]]:
         traffic, striker = await drive(made, faults, streams, seed)
         return traffic, striker, await _rest(made)
 

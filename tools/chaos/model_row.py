@@ -29,7 +29,7 @@ Stream = tuple[list[int], str, str]
 """Tokens, text, why it ended."""
 
 
-class Prompts:
+class WordPrompts:
     """Prompts of words and lengths of completions, from a seed."""
 
     def __init__(self, seed: int, streams: int) -> None:
@@ -73,7 +73,7 @@ async def _kill(made: Rig, roles: Sequence[str], gaps: Gaps, count: list[int], e
     return len(roles)
 
 
-async def _run(made: Rig, prompts: Prompts, roles: Sequence[str]
+async def _run(made: Rig, prompts: WordPrompts, roles: Sequence[str]
                ) -> tuple[list[Stream], Gaps, int]:
     """All streams, while these actors are killed; how many were."""
     gaps, gate, count = Gaps(), asyncio.Semaphore(AT_ONCE), [0]
@@ -91,7 +91,7 @@ async def _run(made: Rig, prompts: Prompts, roles: Sequence[str]
 
 def model(seed: int, streams: int = STREAMS, roles: Sequence[str] = KILLS) -> dict[str, Any]:
     """The whole row: so many streams, undisturbed and then while `roles` are killed in turn."""
-    prompts = Prompts(seed, streams)
+    prompts = WordPrompts(seed, streams)
     with rig(ROLES["worker-0"], null_worker=False, skip_tokenizer=False, device="cpu",
              dtype="float32") as made:
         calm, _, _ = asyncio.run(_run(made, prompts, ()))

@@ -26,7 +26,7 @@ from actorium.actors.gateway.actor import where
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime import roles
 from actorium.tools.bench.http import Http
-from actorium.tools.chaos.checked_streams import CLEAN, Maker, Traffic, Want
+from actorium.tools.chaos.checked_streams import CLEAN, CheckedRequest, Maker, Traffic
 from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.quarantine import post
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
@@ -52,7 +52,7 @@ TRIALS_EACH = 8
 """Of one engine: the pause before a restart doubles from death to death."""
 
 
-class Trial(Struct, frozen=True):
+class StrikeTrial(Struct, frozen=True):
     """What is done to whom, and when."""
 
     moment: str
@@ -63,22 +63,23 @@ class Trial(Struct, frozen=True):
         return f"{self.kind} {'+'.join(self.roles)} at {self.moment}"
 
 
-def singles() -> list[Trial]:
+def singles() -> list[StrikeTrial]:
     """Everybody, in every way, at every moment."""
-    found = [Trial(moment, kind, (role,)) for moment in MOMENTS for kind in KINDS
+    found = [StrikeTrial(moment, kind, (role,)) for moment in MOMENTS for kind in KINDS
              for role in ACTORS]
-    return found + [Trial(moment, kind, (LAUNCHER,)) for moment in MOMENTS for kind in GENTLE]
+    return found + [StrikeTrial(moment, kind, (LAUNCHER,)) for moment in MOMENTS for kind in GENTLE]
 
 
-def pairs() -> list[Trial]:
+def pairs() -> list[StrikeTrial]:
     """Every two, in every way, at every moment; the launcher is only stopped, while another one is
     killed."""
-    found = [Trial(moment, kind, two) for moment in MOMENTS for kind in KINDS
+    found = [StrikeTrial(moment, kind, two) for moment in MOMENTS for kind in KINDS
              for two in combinations(ACTORS, 2)]
-    return found + [Trial(moment, KILL, (LAUNCHER, role)) for moment in MOMENTS for role in ACTORS]
+    return found + [StrikeTrial(moment, KILL, (LAUNCHER, role))
+                    for moment in MOMENTS for role in ACTORS]
 
 
-class Striker:
+class TrialStriker:
     """Strikes at the processes of one engine."""
 
     def __init__(self, made: Rig, chance: random.Random) -> None:
@@ -90,7 +91,7 @@ class Striker:
                 known[role].pid if role in known else None for role in roles]
         return [pid for pid in pids if pid is not None]
 
-    async def strike(self, trial: Trial) -> None:
+    async def strike(self, trial: StrikeTrial) -> None:
         """Do it; comes back when it is over (of what does not end: at once)."""
         pids = self._pids(trial.roles)
         match trial.kind:
@@ -148,11 +149,11 @@ class Battery:
     def __init__(self, made: Rig, client: AsyncClient, seed: int) -> None:
         self._made, self._client, self._chance = made, client, random.Random(seed)
         self._maker = Maker(seed, (20, 60), prompt=100)
-        self._striker = Striker(made, self._chance)
+        self._striker = TrialStriker(made, self._chance)
         self.wrong: list[str] = []
         self.requests = self.tokens = 0
 
-    async def run(self, trial: Trial) -> bool:
+    async def run(self, trial: StrikeTrial) -> bool:
         """False = something was wrong."""
         traffic, before = Traffic(self._maker, latest=LATEST), len(self.wrong)
         running = [asyncio.create_task(traffic.one(self._client, want))
@@ -172,13 +173,13 @@ class Battery:
         self.wrong += [f"{trial}: {text}" for text in told]
         return len(self.wrong) == before
 
-    def _wants(self, trial: Trial) -> list[Want]:
+    def _wants(self, trial: StrikeTrial) -> list[CheckedRequest]:
         """The requests that run when it happens."""
         if trial.moment == IDLE:
             return []
         wants = [self._maker.make() for _ in range(STREAMS)]
         if trial.moment == PREFILL:
-            wants.append(Want([self._chance.randrange(CLEAN) for _ in range(PROMPT)],
+            wants.append(CheckedRequest([self._chance.randrange(CLEAN) for _ in range(PROMPT)],
                               SamplingParams(max_tokens=10, seed=self._chance.getrandbits(62),
                                              ignore_eos=True)))
         return wants
@@ -196,7 +197,7 @@ class Battery:
             await asyncio.sleep(0.002)
         if moment == RECOVERY:
             other = self._chance.choice(ACTORS)
-            await self._striker.strike(Trial(moment, KILL, (other,)))
+            await self._striker.strike(StrikeTrial(moment, KILL, (other,)))
             await asyncio.sleep(self._chance.uniform(0.0, 1.0))
 
     async def _afterwards(self, traffic: Traffic) -> None:
@@ -227,7 +228,7 @@ class Battery:
             f"at rest: not ready: {[(a.role, a.phase) for a in status.actors]}"]
 
 
-class Report(Struct):
+class TrialReport(Struct):
     """What came of some trials."""
 
     trials: int = 0
@@ -236,11 +237,11 @@ class Report(Struct):
     wrong: list[str] = []
 
 
-def run(trials: Sequence[Trial], seed: int, seconds: float | None = None,
-        told: Callable[[str], None] | None = None) -> Report:
+def run(trials: Sequence[StrikeTrial], seed: int, seconds: float | None = None,
+        told: Callable[[str], None] | None = None) -> TrialReport:
     """Trials in their order, on as many engines as it takes; seconds: after which no more are
     begun; told: gets a line on each."""
-    report = Report(wrong=[])
+    report = TrialReport(wrong=[])
     until = monotonic() + seconds if seconds is not None else None
     left = list(trials)
     while left and (until is None or monotonic() < until):
@@ -251,8 +252,9 @@ def run(trials: Sequence[Trial], seed: int, seconds: float | None = None,
     return report
 
 
-async def _some(made: Rig, trials: list[Trial], seed: int, report: Report, until: float | None,
-                told: Callable[[str], None] | None) -> list[Trial]:
+async def _some(made: Rig, trials: list[StrikeTrial], seed: int, report: TrialReport,
+                until: float | None,
+                told: Callable[[str], None] | None) -> list[StrikeTrial]:
     """Those that are left."""
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         battery, done = Battery(made, client, seed), 0
@@ -272,8 +274,8 @@ async def _some(made: Rig, trials: list[Trial], seed: int, report: Report, until
     return trials[done:]
 
 
-def lanes(trials: Sequence[Trial], seed: int, seconds: float | None = None, many: int = 3,
-          told: Callable[[str], None] | None = None) -> Report:
+def lanes(trials: Sequence[StrikeTrial], seed: int, seconds: float | None = None, many: int = 3,
+          told: Callable[[str], None] | None = None) -> TrialReport:
     """The same on so many engines at a time: most of it is waiting."""
     with ThreadPoolExecutor(many) as pool:
         parts = [pool.submit(run, trials[lane::many], seed + 1000 * lane, seconds, told)
@@ -281,13 +283,13 @@ def lanes(trials: Sequence[Trial], seed: int, seconds: float | None = None, many
     return joined([part.result() for part in parts])
 
 
-def joined(found: Sequence[Report]) -> Report:
+def joined(found: Sequence[TrialReport]) -> TrialReport:
     """All of them as one."""
-    return Report(sum(r.trials for r in found), sum(r.requests for r in found),
+    return TrialReport(sum(r.trials for r in found), sum(r.requests for r in found),
                   sum(r.tokens for r in found), [text for r in found for text in r.wrong])
 
 
-def sample(seed: int, pairs_too: int) -> list[Trial]:
+def sample(seed: int, pairs_too: int) -> list[StrikeTrial]:
     """All singles and so many pairs, each in the seed's order."""
     chance = random.Random(seed)
     alone, two = singles(), pairs()

@@ -15,7 +15,7 @@ from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.actor import where
 from actorium.tools.bench.http import Http
 from actorium.tools.chaos import plants
-from actorium.tools.chaos.checked_streams import Maker, Traffic, Want
+from actorium.tools.chaos.checked_streams import CheckedRequest, Maker, Traffic
 from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.poison import AT_ONCE, QUARANTINED, drive
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
@@ -97,7 +97,7 @@ async def _over_http(made: Rig, maker: Maker, requests: int, modes: list[int], l
             "wrong": wrong}
 
 
-async def post(http: Http, want: Want, latest: float) -> str:
+async def post(http: Http, want: CheckedRequest, latest: float) -> str:
     """How it ends: "complete", "quarantined", or what was wrong."""
     params = want.params
     body = {"prompt": want.prompt, "max_tokens": params.max_tokens, "seed": params.seed,

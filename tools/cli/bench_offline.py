@@ -19,7 +19,7 @@ from actorium.tools.bench import offline, report
 from actorium.tools.bench import result_files as results
 from actorium.tools.bench.datasets.load import load_dataset
 from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset, tell_unused
-from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, Vocabulary
+from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, TokenVocabulary
 from actorium.tools.bench.table import offline_table
 from actorium.tools.bench.throughput import Watch, run_batch, throughput
 from actorium.tools.cli import bench_works
@@ -149,7 +149,7 @@ def _config(parsed: Parsed[OfflineOptions], folder: Path) -> Config:
 def _measure(config: Config, options: OfflineOptions, sampling: SamplingParams) -> dict[str, Any]:
     style = options.dataset_style or "sglang"
     model = None if options.shape is not None else config.model.model
-    tokens = Tokens(model, Vocabulary(offline.vocabulary(config)))
+    tokens = Tokens(model, TokenVocabulary(offline.vocabulary(config)))
     samples = load_dataset(options, tokens, style, chat=False)
     if (options.name == "random" and options.random_range_ratio is not None
             and options.dataset_style is None):

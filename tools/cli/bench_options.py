@@ -20,7 +20,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "pres
             "repetition_penalty")
 
 
-class ServeOptions(DatasetOptions, frozen=True, kw_only=True):
+class BenchServeOptions(DatasetOptions, frozen=True, kw_only=True):
     """The load, whom it is for, and where the figures go."""
 
     ALIASES: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -198,7 +198,7 @@ class ServeOptions(DatasetOptions, frozen=True, kw_only=True):
         return found
 
 
-def check_serve(options: ServeOptions, written: Collection[str] | Mapping[str, str]) -> None:
+def check_serve(options: BenchServeOptions, written: Collection[str] | Mapping[str, str]) -> None:
     """Raise `BadConfig`, naming the flag, on anything that cannot be meant."""
     check_dataset(options)
     for name, low in (("max_concurrency", 0), ("num_warmups", 0), ("ready_check_timeout_sec", 0)):

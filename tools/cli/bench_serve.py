@@ -25,9 +25,9 @@ from actorium.tools.bench.datasets.sample import SampleRequest, Tokens
 from actorium.tools.bench.figures import details, figures
 from actorium.tools.bench.run import RequestResult, drive
 from actorium.tools.bench.table import serving_table
-from actorium.tools.cli.bench_options import ServeOptions, check_serve
+from actorium.tools.cli.bench_options import BenchServeOptions, check_serve
 from actorium.tools.cli.bench_session import Session, session_of
-from actorium.tools.cli.bench_target import SELF, Target, answers_models, target_of
+from actorium.tools.cli.bench_target import SELF, BenchTarget, answers_models, target_of
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
 
@@ -39,7 +39,7 @@ PROG = "actorium bench serve [MODEL]"
 
 def run(argv: list[str]) -> int:
     """Entry of the command."""
-    parsed = parse(PROG, argv, ServeOptions, ABOUT)
+    parsed = parse(PROG, argv, BenchServeOptions, ABOUT)
     options = parsed.options
     check_serve(options, parsed.written)
     tell_unused(options, parsed.written)
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     return _report(result, options)
 
 
-def _config(parsed: Parsed[ServeOptions], target: Target, folder: Path) -> Config:
+def _config(parsed: Parsed[BenchServeOptions], target: BenchTarget, folder: Path) -> Config:
     """Of an own engine. Token ids need no tokenizer; a shape means random weights."""
     config, options = parsed.config, parsed.options
     model, gateway = config.model, config.gateway
@@ -77,12 +77,13 @@ def _config(parsed: Parsed[ServeOptions], target: Target, folder: Path) -> Confi
     return msgspec.structs.replace(config, model=model, gateway=gateway)
 
 
-async def _run(parsed: Parsed[ServeOptions], target: Target) -> dict[str, Any]:
+async def _run(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> dict[str, Any]:
     async with session_of(parsed, target) as session:
         return await _measure(parsed.options, target, session)
 
 
-async def _measure(options: ServeOptions, target: Target, session: Session) -> dict[str, Any]:
+async def _measure(options: BenchServeOptions, target: BenchTarget, session: Session) -> dict[str,
+                                                                                              Any]:
     requests = _requests(options, target, session.tokens)
     await _warm_up(options, target, session)
     if options.flush_cache:
@@ -106,16 +107,17 @@ async def _measure(options: ServeOptions, target: Target, session: Session) -> d
     return result
 
 
-def _requests(options: ServeOptions, target: Target, tokens: Tokens) -> list[SampleRequest]:
+def _requests(options: BenchServeOptions, target: BenchTarget,
+              tokens: Tokens) -> list[SampleRequest]:
     style = options.dataset_style or ("sglang" if target.backend.startswith("sglang") else "vllm")
     return load_dataset(options, tokens, style, _is_chat(target))
 
 
-def _is_chat(target: Target) -> bool:
+def _is_chat(target: BenchTarget) -> bool:
     return bool(target.endpoint) and kind_of(target.endpoint) == CHAT
 
 
-async def _warm_up(options: ServeOptions, target: Target, session: Session) -> None:
+async def _warm_up(options: BenchServeOptions, target: BenchTarget, session: Session) -> None:
     """Requests of another seed, so that none of the run's prompts is in the prefix cache."""
     if not options.num_warmups:
         return
@@ -129,7 +131,7 @@ async def _warm_up(options: ServeOptions, target: Target, session: Session) -> N
         raise EngineUnavailable(f"warm-up: {errors[0].partition(': ')[2]}")
 
 
-def _setting(options: ServeOptions, target: Target, session: Session) -> dict[str, Any]:
+def _setting(options: BenchServeOptions, target: BenchTarget, session: Session) -> dict[str, Any]:
     """What was run: the head of a result file."""
     rate = options.request_rate
     head: dict[str, Any] = {
@@ -158,7 +160,7 @@ def _tell_errors(found: list[RequestResult]) -> None:
         print(f"actorium: {number} failed: {reason}", file=sys.stderr)
 
 
-def _report(result: dict[str, Any], options: ServeOptions) -> int:
+def _report(result: dict[str, Any], options: BenchServeOptions) -> int:
     print(serving_table(result, options.metrics, options.percentile_names))
     kept = result if options.save_detailed else results.without_details(result)
     if options.json:

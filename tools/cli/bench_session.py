@@ -20,11 +20,11 @@ from actorium.actors.messages import Status
 from actorium.actors.runtime import rundir
 from actorium.tools.bench.acceptance import counters
 from actorium.tools.bench.backends import SDK, Asking, http_stream, sdk_stream
-from actorium.tools.bench.datasets.sample import Tokens, Vocabulary
+from actorium.tools.bench.datasets.sample import Tokens, TokenVocabulary
 from actorium.tools.bench.http import Http
 from actorium.tools.bench.run import Stream
-from actorium.tools.cli.bench_options import ServeOptions
-from actorium.tools.cli.bench_target import Target
+from actorium.tools.cli.bench_options import BenchServeOptions
+from actorium.tools.cli.bench_target import BenchTarget
 from actorium.tools.cli.flags import Parsed
 
 EXACT = ("random", "sonnet", "generated-shared-prefix")
@@ -51,14 +51,14 @@ class Session(NamedTuple):
     model_id: str
 
 
-def session_of(parsed: Parsed[ServeOptions], target: Target
+def session_of(parsed: Parsed[BenchServeOptions], target: BenchTarget
                ) -> contextlib.AbstractAsyncContextManager[Session]:
     """Opened, it raises `EngineUnavailable` if nobody is there."""
     return _server(parsed, target) if target.url is not None else _engine(parsed, target)
 
 
 @contextlib.asynccontextmanager
-async def _engine(parsed: Parsed[ServeOptions], target: Target) -> AsyncIterator[Session]:
+async def _engine(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> AsyncIterator[Session]:
     """An engine of ours, through the client or through its HTTP face."""
     config, options = parsed.config, parsed.options
     async with AsyncClient(config.runtime.name, config.runtime.run_dir) as client:
@@ -67,7 +67,7 @@ async def _engine(parsed: Parsed[ServeOptions], target: Target) -> AsyncIterator
         model = info["model_path"] if info["has_tokenizer"] else None
         if options.tokenizer is not None:
             model = options.tokenizer
-        tokens = Tokens(model, Vocabulary(info["vocab_size"]))
+        tokens = Tokens(model, TokenVocabulary(info["vocab_size"]))
         asking = _asking(parsed, target, None)
 
         async def read() -> dict[str, float]:
@@ -84,7 +84,7 @@ async def _engine(parsed: Parsed[ServeOptions], target: Target) -> AsyncIterator
 
 
 @contextlib.asynccontextmanager
-async def _server(parsed: Parsed[ServeOptions], target: Target) -> AsyncIterator[Session]:
+async def _server(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> AsyncIterator[Session]:
     """Whatever listens there."""
     options, config = parsed.options, parsed.config
     with contextlib.closing(Http(target.url or "", "--base-url", not options.insecure)) as http:
@@ -132,10 +132,10 @@ def _local_tokens(models: Sequence[str | None]) -> Tokens:
     """With the tokenizer of the first of the models that has one on this machine; none, if
     none has: `Tokens.need` then says what the first one lacks."""
     for model in models:
-        found = Tokens(model, Vocabulary(ANY_VOCABULARY)).tokenizer
+        found = Tokens(model, TokenVocabulary(ANY_VOCABULARY)).tokenizer
         if found is not None:
             return Tokens(model, found.vocabulary)
-    return Tokens(models[0], Vocabulary(ANY_VOCABULARY))
+    return Tokens(models[0], TokenVocabulary(ANY_VOCABULARY))
 
 
 async def _counters(http: Http, headers: str) -> dict[str, float]:
@@ -150,13 +150,13 @@ async def _counters(http: Http, headers: str) -> dict[str, float]:
         return {}
 
 
-def _served_name(parsed: Parsed[ServeOptions]) -> str | None:
+def _served_name(parsed: Parsed[BenchServeOptions]) -> str | None:
     """--served-model-name, which for a server at a URL is the name to ask it by."""
     names = parsed.config.model.served_model_name
     return names[0] if names and "served_model_name" in parsed.written else None
 
 
-def _headers(parsed: Parsed[ServeOptions]) -> str:
+def _headers(parsed: Parsed[BenchServeOptions]) -> str:
     pairs = parsed.options.pairs("header")
     key = parsed.config.gateway.api_key
     if key is not None:
@@ -164,7 +164,7 @@ def _headers(parsed: Parsed[ServeOptions]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in pairs.items())
 
 
-def _asking(parsed: Parsed[ServeOptions], target: Target, model: str | None) -> Asking:
+def _asking(parsed: Parsed[BenchServeOptions], target: BenchTarget, model: str | None) -> Asking:
     options = parsed.options
     ignore = options.ignore_eos
     if "ignore_eos" not in parsed.written:

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 from actorium.actors.errors import BadConfig
 from actorium.tools.bench.backends import CHAT, ENDPOINTS, SDK
-from actorium.tools.cli.bench_options import ServeOptions
+from actorium.tools.cli.bench_options import BenchServeOptions
 
 SELF = "self"
 """--base-url of the engine's own HTTP face."""
@@ -20,7 +20,7 @@ PORTS = {"sglang": 30000, "sglang-native": 30000, "sglang-oai": 30000, "sglang-o
 KNOCK_SECONDS = 1.0
 
 
-class Target(NamedTuple):
+class BenchTarget(NamedTuple):
     """Whom to ask, and how."""
 
     backend: str
@@ -34,8 +34,8 @@ class Target(NamedTuple):
     """What the user should know of the choice."""
 
 
-def target_of(options: ServeOptions, written: Mapping[str, str], named: bool,
-              answers: Callable[[str], bool]) -> Target:
+def target_of(options: BenchServeOptions, written: Mapping[str, str], named: bool,
+              answers: Callable[[str], bool]) -> BenchTarget:
     """written: which flags were. named: --name says which engine of ours. answers: whether a server
     of models is at a URL, which is looked at only if a backend was named and no place.
 
@@ -59,10 +59,10 @@ def target_of(options: ServeOptions, written: Mapping[str, str], named: bool,
     endpoint = options.endpoint or ENDPOINTS.get(backend, "")
     if options.name == "demo" and options.endpoint is None and backend != SDK:
         endpoint = CHAT
-    return Target(backend, endpoint, url, url is None and not named, note)
+    return BenchTarget(backend, endpoint, url, url is None and not named, note)
 
 
-def _url(options: ServeOptions) -> str | None:
+def _url(options: BenchServeOptions) -> str | None:
     if options.base_url is not None:
         if options.host is not None or options.port is not None:
             raise BadConfig("--base-url: cannot be combined with --host and --port", "base_url")

@@ -54,7 +54,7 @@ def run(given: Config, plan: Plan) -> int:
     return 0
 
 
-def _check(plan: Plan) -> list[works.Work]:
+def _check(plan: Plan) -> list[works.Workload]:
     known = {work.name: work for work in works.WORKS}
     names = [name.strip().upper() for name in plan.works.split(",")]
     for name in names:
@@ -76,16 +76,17 @@ def _config(config: Config, plan: Plan, folder: Path) -> Config:
     return msgspec.structs.replace(config, model=model)
 
 
-def _measure(config: Config, chosen: list[works.Work],
+def _measure(config: Config, chosen: list[works.Workload],
              plan: Plan) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     vocab, load = offline.vocabulary(config), _others()
     extra: dict[str, Any] = {"machine": machine(config), "runs": plan.runs,
                              "load_before": load, "config": msgspec.to_builtins(config)}
     with own_engine(config) as engine, contextlib.ExitStack() as beside:
-        engines: list[offline.Engine] = [offline.Ours(engine.client, vocab)]
+        engines: list[offline.MeasuredEngine] = [offline.ClientEngine(engine.client, vocab)]
         if plan.peer:
             threads = config.device.threads or len(os.sched_getaffinity(0))
-            engines.append(beside.enter_context(peer.opened(peer.Job(config, vocab, threads))))
+            engines.append(beside.enter_context(peer.opened(peer.PeerModel(config, vocab,
+                                                                           threads))))
         found = offline.measure(engines, chosen, plan.runs, _say)
     if plan.peer:
         extra["agreement"] = {a.work: works.agreement(a.tokens, b.tokens)

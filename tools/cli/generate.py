@@ -69,13 +69,13 @@ def _check_order(parsed: Parsed[GenerateOptions]) -> None:
 
 
 def jobs(options: GenerateOptions, source: BinaryIO | None,
-         sampling: dict[str, Any]) -> Iterator[jsonl.Job | jsonl.BadLine]:
+         sampling: dict[str, Any]) -> Iterator[jsonl.BatchJob | jsonl.BadLine]:
     """The requests of the command line or of the file."""
     if source is not None:
         yield from jsonl.parse_lines(jsonl.read_lines(source), sampling)
         return
     for index, prompt in enumerate(options.prompt):
-        yield jsonl.Job(index, jsonl.params(sampling), text=prompt)
+        yield jsonl.BatchJob(index, jsonl.params(sampling), text=prompt)
 
 
 def _source(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO | None:
@@ -97,7 +97,7 @@ def _sink(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO:
 
 
 async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
-                 items: Iterable[jsonl.Job | jsonl.BadLine], sink: BinaryIO) -> int:
+                 items: Iterable[jsonl.BatchJob | jsonl.BadLine], sink: BinaryIO) -> int:
     """Run everything; returns how many failed."""
     from actorium.actors.client.client import AsyncClient
 
@@ -119,7 +119,7 @@ async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
     return failed
 
 
-async def complete(client: AsyncClient, job: jsonl.Job) -> list[Any]:
+async def complete(client: AsyncClient, job: jsonl.BatchJob) -> list[Any]:
     """Run one job; its completions, one a choice."""
     results = client.run([job.request()])
     try:

@@ -24,7 +24,7 @@ from actorium.gpu.plan.shape import PlanShape, read_plan_shape
 from actorium.gpu.plan.sizes import device_budget
 from actorium.tools.cli import plan_report
 from actorium.tools.cli.flags import Parsed, parse
-from actorium.tools.cli.plan_report import Outside, Report
+from actorium.tools.cli.plan_report import BytesBeside, PlanReport
 
 PROG = "actorium plan [MODEL_OR_CONFIG_JSON]"
 ABOUT = """Where every byte of one GPU goes, how many tokens that holds, and what one more request,
@@ -53,7 +53,7 @@ class PlanOptions(Struct, frozen=True, kw_only=True):
     """File (.png, .svg, .pdf) for a picture of the bytes."""
 
 
-class Target(NamedTuple):
+class PlannedModel(NamedTuple):
     """What config.json says, and where it lies."""
 
     shape: PlanShape
@@ -77,7 +77,7 @@ def run(_command: str, argv: list[str]) -> int:
     return 0
 
 
-def _report(parsed: Parsed[PlanOptions]) -> Report:
+def _report(parsed: Parsed[PlanOptions]) -> PlanReport:
     options, config = parsed.options, parsed.config
     tp = options.tensor_parallel_size
     if not 1 <= tp <= 1024:
@@ -92,7 +92,7 @@ def _report(parsed: Parsed[PlanOptions]) -> Report:
     budget, source = _budget(parsed, outside)
     plan = make_plan(part, demand, budget, f"--{source.rpartition('--')[2].split()[0]}")
     notes = _notes(plan, config, options, raw.get("quantization_config") is not None)
-    return Report(config.model.model or "demo model", plan, outside, source, notes,
+    return PlanReport(config.model.model or "demo model", plan, outside, source, notes,
                   kept(config))
 
 
@@ -128,41 +128,43 @@ def size(text: str, flag: str) -> int:
 
 # --- bytes beside the caches ---------------------------------------------------------------------
 
-def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any], where: Path) -> Outside:
+def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any],
+             where: Path) -> BytesBeside:
     if options.weights is not None:
-        return Outside("weights", size(options.weights, "--weights"), "as given by --weights")
+        return BytesBeside("weights", size(options.weights, "--weights"), "as given by --weights")
     found = checkpoint.total_bytes(where.parent)
     if otherwise_quantized(raw):
         if found is None:
             raise BadConfig("--weights: the checkpoint is quantized and its safetensors index is "
                             f"not in {where.parent}: say what the weights take", "weights")
-        return Outside("weights", -(-found // part.tp), "quantized: the checkpoint's, divided")
+        return BytesBeside("weights", -(-found // part.tp), "quantized: the checkpoint's, divided")
     count = weights.weight_bytes(part, mtp=part.mtp > 0)
     detail = f"{weights.parameters(part, part.mtp > 0) / 1e9:.2f} G parameters in {part.dtype}"
     if part.fp8 is not None:
         detail += ", projections in fp8"
     if found is not None:
         detail += f"; the checkpoint's files hold {found:,} bytes"
-    return Outside("weights", count, detail)
+    return BytesBeside("weights", count, detail)
 
 
-def _outside(part: PlanShape, demand: Demand, config: Config, own: Outside) -> list[Outside]:
+def _outside(part: PlanShape, demand: Demand, config: Config,
+             own: BytesBeside) -> list[BytesBeside]:
     """What a GPU holds beside the caches."""
     step = largest_step(demand)
     triton = config.device.kernels != "torch"
     why = why_eager(part.experts is not None and not triton, triton)
     graphs = planned_graphs(config, demand.drafts, why)
-    return [own, Outside("resident tables", tables_estimate(part, demand),
+    return [own, BytesBeside("resident tables", tables_estimate(part, demand),
                          f"{demand.max_num_seqs + 1} slots"),
-            Outside("workspace", workspace_estimate(part, demand),
+            BytesBeside("workspace", workspace_estimate(part, demand),
                     f"an estimate for a step of {step.tokens:,} tokens, {step.rows:,} rows: the "
                     "worker measures it (actorium ps)"),
-            Outside("graphs", graphs_estimate(part, demand, graphs),
+            BytesBeside("graphs", graphs_estimate(part, demand, graphs),
                     f"an estimate for {graphs.told}, on cuda"
                     if any(graphs) else f"none: {why.decodes or '--enforce-eager'}")]
 
 
-def _budget(parsed: Parsed[PlanOptions], outside: list[Outside]) -> tuple[int, str]:
+def _budget(parsed: Parsed[PlanOptions], outside: list[BytesBeside]) -> tuple[int, str]:
     options, config = parsed.options, parsed.config
     if options.memory is not None and options.gpu_memory is not None:
         raise BadConfig("--memory: the caches' budget; cannot be combined with --gpu-memory",

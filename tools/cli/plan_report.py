@@ -14,7 +14,7 @@ from actorium.gpu.plan.reuse import choices
 PLOT_KINDS = (".png", ".svg", ".pdf")
 
 
-class Outside(NamedTuple):
+class BytesBeside(NamedTuple):
     """Bytes that are not the caches'."""
 
     name: str
@@ -22,12 +22,12 @@ class Outside(NamedTuple):
     detail: str
 
 
-class Report(NamedTuple):
+class PlanReport(NamedTuple):
     """A plan and what belongs beside it."""
 
     model: str
     plan: MemoryPlan
-    outside: Sequence[Outside]
+    outside: Sequence[BytesBeside]
     source: str
     """Where the budget comes from."""
     notes: Sequence[str]
@@ -37,7 +37,7 @@ class Report(NamedTuple):
 
 # --- text ----------------------------------------------------------------------------------------
 
-def text(report: Report) -> str:
+def text(report: PlanReport) -> str:
     """The whole report."""
     plan, d = report.plan, report.plan.demand
     head = (f"{report.model}: {plan.shape.architecture}, {plan.shape.layers} layers, "
@@ -49,7 +49,7 @@ def text(report: Report) -> str:
     return "\n".join(parts)
 
 
-def _byte_table(report: Report) -> list[str]:
+def _byte_table(report: PlanReport) -> list[str]:
     rows = [("bytes of one GPU", "bytes", "GiB", "share", "")]
     rows += [(line.name, f"{line.bytes:,}", _gib(line.bytes), "", line.detail)
              for line in report.outside]
@@ -120,7 +120,7 @@ def _capacity(change: Change) -> str:
 
 # --- JSON ----------------------------------------------------------------------------------------
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: PlanReport) -> dict[str, Any]:
     """The report's figures; `bytes` sums up to `budget`."""
     plan, d = report.plan, report.plan.demand
     return {
@@ -162,7 +162,7 @@ def check_plot(file: str) -> None:
         raise BadConfig("--plot: needs matplotlib: pip install 'actorium[bench]'", "plot") from None
 
 
-def plot(report: Report, file: str) -> None:
+def plot(report: PlanReport, file: str) -> None:
     """A bar of the caches' bytes, and one of the tokens each change would guarantee."""
     from matplotlib.figure import Figure
 

@@ -47,7 +47,7 @@ class TopOptions(Struct, frozen=True, kw_only=True):
     """One snapshot, as a list of objects."""
 
 
-class Reading(NamedTuple):
+class EngineReading(NamedTuple):
     """What an engine said at a moment."""
 
     at: float
@@ -58,13 +58,13 @@ class Reading(NamedTuple):
     about: dict[str, Any]
 
 
-class Engine:
+class WatchedEngine:
     """One engine, looked at again and again."""
 
     def __init__(self, name: str, run_dir: Path) -> None:
         self.name, self.run_dir = name, run_dir
         self._asker = status.Asker(run_dir)
-        self._before: Reading | None = None
+        self._before: EngineReading | None = None
 
     def look(self) -> dict[str, Any]:
         """Its view now, with rates since the last look."""
@@ -72,11 +72,11 @@ class Engine:
         before, self._before = self._before or now, now
         return view(self.name, before, now)
 
-    def _read(self) -> Reading:
+    def _read(self) -> EngineReading:
         answer = self._asker.ask(ANSWER_SECONDS)
         actors = answer.actors if answer is not None else []
         processes = {a.role: p for a in actors if (p := process_of(a.pid)) is not None}
-        return Reading(time.monotonic(), answer, processes, status.about(self.run_dir))
+        return EngineReading(time.monotonic(), answer, processes, status.about(self.run_dir))
 
     def close(self) -> None:
         self._asker.close()
@@ -92,7 +92,7 @@ def run(_command: str, argv: list[str]) -> int:
     chosen = runtime.name if "name" in parsed.written else None
     if chosen is not None and not is_running(engine_dir(chosen, runtime.run_dir)):
         raise EngineUnavailable(f"no engine named {chosen!r} is running", "name")
-    engines = Engines(runtime.run_dir, chosen)
+    engines = WatchedEngines(runtime.run_dir, chosen)
     try:
         if options.json or options.once or not sys.stdout.isatty():
             return _snapshot(engines, options)
@@ -101,12 +101,12 @@ def run(_command: str, argv: list[str]) -> int:
         engines.close()
 
 
-class Engines:
+class WatchedEngines:
     """Those that run, or the chosen one alone."""
 
     def __init__(self, run_dir: str | None, chosen: str | None) -> None:
         self._run_dir, self._chosen = run_dir, chosen
-        self._known: dict[str, Engine] = {}
+        self._known: dict[str, WatchedEngine] = {}
 
     def look(self) -> list[dict[str, Any]]:
         """One view of each. New ones are taken up, those that have ended are left out."""
@@ -115,7 +115,7 @@ class Engines:
             self._known.pop(name).close()
         for name in running:
             if name not in self._known:
-                self._known[name] = Engine(name, engine_dir(name, self._run_dir))
+                self._known[name] = WatchedEngine(name, engine_dir(name, self._run_dir))
         return [self._known[name].look() for name in running]
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Engines:
             engine.close()
 
 
-def _snapshot(engines: Engines, options: TopOptions) -> int:
+def _snapshot(engines: WatchedEngines, options: TopOptions) -> int:
     from rich.console import Console
 
     if engines.look():
@@ -137,7 +137,7 @@ def _snapshot(engines: Engines, options: TopOptions) -> int:
     return 0
 
 
-def _live(engines: Engines, interval: float) -> int:
+def _live(engines: WatchedEngines, interval: float) -> int:
     from rich.live import Live
 
     with Live(screen(engines.look()), screen=True, auto_refresh=False) as live:
@@ -151,7 +151,7 @@ def _live(engines: Engines, interval: float) -> int:
 
 # --- what is shown -------------------------------------------------------------------------------
 
-def view(name: str, before: Reading, now: Reading) -> dict[str, Any]:
+def view(name: str, before: EngineReading, now: EngineReading) -> dict[str, Any]:
     """An engine's figures: `actors`, and `rates` of a second between the two readings.
 
     `state` is "ready", "no answer", or why it is not ready.

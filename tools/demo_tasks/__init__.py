@@ -4,7 +4,7 @@ from actorium.tools.demo_tasks.conversations import small_talk
 from actorium.tools.demo_tasks.stories import tell
 from actorium.tools.demo_tasks.tasks import (
     TASKS,
-    Item,
+    TaskItem,
     generate,
     held_out,
     is_held_out,
@@ -15,7 +15,7 @@ from actorium.tools.demo_tasks.tasks import (
 
 __all__ = [
     "TASKS",
-    "Item",
+    "TaskItem",
     "generate",
     "held_out",
     "is_held_out",

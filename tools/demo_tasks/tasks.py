@@ -33,7 +33,7 @@ MAX_PAIRS = 170
 """Most pairs in a recall prompt; about three tokens each."""
 
 
-class Item(NamedTuple):
+class TaskItem(NamedTuple):
     """One question with its expected answer.
 
     task: name of the task, a key of `TASKS`.
@@ -46,48 +46,48 @@ class Item(NamedTuple):
     answer: str
 
 
-def add(rng: random.Random) -> Item:
+def add(rng: random.Random) -> TaskItem:
     """Sum of two numbers below 100."""
     a, b = rng.randrange(100), rng.randrange(100)
     form = rng.choice(("What is {} + {}?", "{} + {} =", "Add {} and {}."))
-    return Item("add", form.format(a, b), str(a + b))
+    return TaskItem("add", form.format(a, b), str(a + b))
 
 
 def _pseudo_word(rng: random.Random) -> str:
     return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 5)))
 
 
-def copy(rng: random.Random) -> Item:
+def copy(rng: random.Random) -> TaskItem:
     """Repeats 2 to 12 words, sometimes mixed with made-up ones and numbers."""
     words = [rng.choice(WORDS) for _ in range(rng.randint(2, 12))]
     if rng.random() < 0.3:
         for i in range(0, len(words), 2):
             words[i] = rng.choice((_pseudo_word(rng), str(rng.randrange(1000))))
     text = " ".join(words)
-    return Item("copy", f"{rng.choice(('Repeat', 'Copy the words'))}: {text}", text)
+    return TaskItem("copy", f"{rng.choice(('Repeat', 'Copy the words'))}: {text}", text)
 
 
-def reverse(rng: random.Random) -> Item:
+def reverse(rng: random.Random) -> TaskItem:
     """Reverses a list of 2 to 6 words, or of 3 to 8 letters."""
     if rng.random() < 0.5:
         kind, parts = "words", [rng.choice(WORDS) for _ in range(rng.randint(2, 6))]
     else:
         letters = "abcdefghijklmnopqrstuvwxyz"
         kind, parts = "letters", [rng.choice(letters) for _ in range(rng.randint(3, 8))]
-    return Item("reverse", f"Reverse the {kind}: {' '.join(parts)}", " ".join(parts[::-1]))
+    return TaskItem("reverse", f"Reverse the {kind}: {' '.join(parts)}", " ".join(parts[::-1]))
 
 
-def sort(rng: random.Random) -> Item:
+def sort(rng: random.Random) -> TaskItem:
     """Sorts 3 to 5 different numbers below 100, or 3 or 4 different animals."""
     if rng.random() < 0.5:
         numbers = rng.sample(range(100), rng.randint(3, 5))
         shown, answer = map(str, numbers), map(str, sorted(numbers))
-        return Item("sort", f"Sort the numbers: {' '.join(shown)}", " ".join(answer))
+        return TaskItem("sort", f"Sort the numbers: {' '.join(shown)}", " ".join(answer))
     words = rng.sample(ANIMALS, rng.randint(3, 4))
-    return Item("sort", f"Sort the words: {' '.join(words)}", " ".join(sorted(words)))
+    return TaskItem("sort", f"Sort the words: {' '.join(words)}", " ".join(sorted(words)))
 
 
-def make_json(rng: random.Random) -> Item:
+def make_json(rng: random.Random) -> TaskItem:
     """Writes 2 to 5 named values as one JSON object, keys in the order they were given."""
     values: dict[str, str | int] = {
         "name": rng.choice(NAMES),
@@ -101,7 +101,7 @@ def make_json(rng: random.Random) -> Item:
     keys = rng.sample(list(values), rng.randint(2, 5))
     chosen = {key: values[key] for key in keys}
     listed = ", ".join(f"{key}={value}" for key, value in chosen.items())
-    return Item("json", f"Make JSON: {listed}", json.dumps(chosen))
+    return TaskItem("json", f"Make JSON: {listed}", json.dumps(chosen))
 
 
 def recall_pairs(rng: random.Random, count: int) -> dict[str, str]:
@@ -119,30 +119,30 @@ def found(key: str, value: str) -> str:
     return f"Found: {key} {value}"
 
 
-def recall_item(pairs: dict[str, str], key: str) -> Item:
+def recall_item(pairs: dict[str, str], key: str) -> TaskItem:
     """Asks for one of `pairs` after listing all of them."""
     listed = ", ".join(f"{thing} {animal}" for thing, animal in pairs.items())
-    return Item("recall", f"Remember: {listed}. {find(key)}", found(key, pairs[key]))
+    return TaskItem("recall", f"Remember: {listed}. {find(key)}", found(key, pairs[key]))
 
 
-def recall(rng: random.Random) -> Item:
+def recall(rng: random.Random) -> TaskItem:
     """Finds the value of one key among 10 to `MAX_PAIRS` pairs (up to about 530 tokens)."""
     pairs = recall_pairs(rng, rng.randint(10, MAX_PAIRS))
     return recall_item(pairs, rng.choice(list(pairs)))
 
 
-def story(rng: random.Random) -> Item:
+def story(rng: random.Random) -> TaskItem:
     """Tells a story about an animal, mostly with its character and its home given."""
     animal, trait, place = rng.choice(ANIMALS), rng.choice(TRAITS), rng.choice(PLACES)
     if rng.random() < 0.4:
         form = rng.choice(("Tell me a story about {} {}.", "Tell a story about {} {}"))
         prompt = form.format(article(animal), animal)
-        return Item("story", prompt, tell(rng, animal))
+        return TaskItem("story", prompt, tell(rng, animal))
     prompt = f"Tell me a story about {article(trait)} {trait} {animal} in the {place}."
-    return Item("story", prompt, tell(rng, animal, trait, place))
+    return TaskItem("story", prompt, tell(rng, animal, trait, place))
 
 
-TASKS: dict[str, Callable[[random.Random], Item]] = {
+TASKS: dict[str, Callable[[random.Random], TaskItem]] = {
     "add": add,
     "copy": copy,
     "reverse": reverse,
@@ -154,7 +154,7 @@ TASKS: dict[str, Callable[[random.Random], Item]] = {
 """Every task: name to a function that draws one item."""
 
 
-def payload(item: Item) -> str | None:
+def payload(item: TaskItem) -> str | None:
     """Returns what makes an item new, or None where the item is too common to hold out.
 
     Sums of two one-digit numbers and stories with no more than an animal are so few that
@@ -169,7 +169,7 @@ def payload(item: Item) -> str | None:
     return content.split(".", 1)[0] if item.task == "recall" else content
 
 
-def is_held_out(item: Item) -> bool:
+def is_held_out(item: TaskItem) -> bool:
     """Whether the item belongs to the partition that training never sees."""
     content = payload(item)
     if content is None:
@@ -178,14 +178,14 @@ def is_held_out(item: Item) -> bool:
     return int.from_bytes(digest, "big") % HELD_OUT_MODULUS == 0
 
 
-def _stream(rng: random.Random, task: str, held: bool) -> Iterator[Item]:
+def _stream(rng: random.Random, task: str, held: bool) -> Iterator[TaskItem]:
     while True:
         item = TASKS[task](rng)
         if is_held_out(item) == held:
             yield item
 
 
-def generate(seed: int, count: int, tasks: Iterable[str] | None = None) -> list[Item]:
+def generate(seed: int, count: int, tasks: Iterable[str] | None = None) -> list[TaskItem]:
     """Returns `count` training items, tasks drawn evenly; equal arguments, equal items."""
     rng = random.Random(f"train-{seed}")
     names = list(tasks) if tasks is not None else list(TASKS)
@@ -193,14 +193,14 @@ def generate(seed: int, count: int, tasks: Iterable[str] | None = None) -> list[
     return [next(streams[rng.choice(names)]) for _ in range(count)]
 
 
-def held_out(task: str, count: int) -> list[Item]:
+def held_out(task: str, count: int) -> list[TaskItem]:
     """Returns the first `count` evaluation items of a task, always the same ones.
 
     No prompt repeats, and none of them can come from `generate`.  Raises ValueError where the
     task does not have that many; every task has at least 300.
     """
     stream = _stream(random.Random(f"held-out-{task}"), task, held=True)
-    found: dict[str, Item] = {}
+    found: dict[str, TaskItem] = {}
     for _ in range(4 * count):
         if len(found) >= count:
             break
@@ -211,7 +211,7 @@ def held_out(task: str, count: int) -> list[Item]:
     return list(found.values())
 
 
-def score(item: Item, text: str) -> bool:
+def score(item: TaskItem, text: str) -> bool:
     """Whether `text` answers the item: equal after stripping outer white space.
 
     A story has many right answers: it counts when it is one of the stories the templates

@@ -14,7 +14,7 @@ from actorium.tools.bench.datasets.options import DatasetOptions
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens
 
 
-class Filter(NamedTuple):
+class ShareGptFilter(NamedTuple):
     """Which conversations of a ShareGPT file are of use, by their tokens."""
 
     shortest: int
@@ -31,12 +31,12 @@ class Filter(NamedTuple):
                 and (self.total is None or prompt + output <= self.total))
 
 
-def filter_of(style: str, context: int | None) -> Filter:
+def filter_of(style: str, context: int | None) -> ShareGptFilter:
     """vLLM's: 4 tokens each at least, prompts of 1,024 and 2,048 in all at most. SGLang's: 2 at
     least, and --sharegpt-context-len if that is given, which vLLM does not have."""
     if style == "vllm" and context is None:
-        return Filter(4, 1024, 2048)
-    return Filter(2, None, context)
+        return ShareGptFilter(4, 1024, 2048)
+    return ShareGptFilter(2, None, context)
 
 
 def sharegpt_requests(options: DatasetOptions, tokens: Tokens, style: str) -> list[SampleRequest]:

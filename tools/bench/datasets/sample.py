@@ -29,7 +29,7 @@ class SampleRequest(NamedTuple):
     """Tokens of the prompt as counted here; 0 where nobody has counted them."""
 
 
-class Vocabulary(NamedTuple):
+class TokenVocabulary(NamedTuple):
     """The ids that random prompts are drawn from: all below `size` but the special ones."""
 
     size: int
@@ -55,7 +55,7 @@ class LocalTokenizer:
         self._tokenizer: Tokenizer = load_tokenizer(path)
         added = self._tokenizer.get_added_tokens_decoder()
         special = frozenset(number for number, token in added.items() if token.special)
-        self.vocabulary = Vocabulary(self._tokenizer.get_vocab_size(), special)
+        self.vocabulary = TokenVocabulary(self._tokenizer.get_vocab_size(), special)
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Token ids; `special`: with those that the model wants around a prompt."""
@@ -87,7 +87,7 @@ class LocalTokenizer:
 class Tokens:
     """The tokenizer and the vocabulary that a load is made with, found when they are needed."""
 
-    def __init__(self, model: str | None, vocabulary: Vocabulary) -> None:
+    def __init__(self, model: str | None, vocabulary: TokenVocabulary) -> None:
         """model: the directory, or the id in the HF cache, whose tokenizer is used; None = none.
         vocabulary: of random ids where there is no tokenizer; their limit where there is one."""
         self._model, self._vocabulary = model, vocabulary
@@ -114,9 +114,9 @@ class Tokens:
                             f"{self._found}", "tokenizer")
         return self._found
 
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> TokenVocabulary:
         """Of random ids."""
         if self.tokenizer is None:
             return self._vocabulary
         own = self.tokenizer.vocabulary
-        return Vocabulary(min(own.size, self._vocabulary.size), own.special)
+        return TokenVocabulary(min(own.size, self._vocabulary.size), own.special)
