@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= benchmarks/results
-RERUNS ?= 1
+RERUNS ?= 0
 PART ?= contact
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
@@ -43,11 +43,10 @@ setup: $(VENV)/.ready-test
 demo: $(VENV)/.ready-engine
 	@$(BIN)/python -m actorium.tools.demo --started $(STARTED) --ready $$(date +%s.%N)
 
-# Two files at a time, by name: most of them wait for processes, or for one core, and those with few
-# tests, which pytest-xdist would begin last, take longest. A test of real processes may miss its
-# time on a machine that others use as well: it gets one more try, and is named.
+# Three files at a time, on two cores: many tests wait for processes. By name, since files with few
+# tests, which pytest-xdist would begin last, take longest. RERUNS=1 for a machine that others use.
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest tests --ignore tests/conformance -n 2 --dist loadfile \
+	$(BIN)/python -m pytest tests --ignore tests/conformance -n 3 --dist loadfile \
 		--no-loadscope-reorder -m "not slow" --reruns $(RERUNS) $(PYTEST_FLAGS)
 
 # The libraries that a request meets, at both ends of the ranges that pyproject.toml promises.

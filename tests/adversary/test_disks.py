@@ -119,6 +119,7 @@ class Streams:
 
 @pytest.mark.mended("a full disk stopped all streams for as long as it was full")
 @pytest.mark.mended("a scheduler started again on a full disk ended the engine")
+@pytest.mark.slow
 def test_streams_go_on_without_a_ledger(tried: Callable[..., None],
                                         amount: Callable[[int, int], int]) -> None:
     async def run(made: Rig, where: Path) -> None:

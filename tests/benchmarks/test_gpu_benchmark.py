@@ -229,6 +229,7 @@ def test_e_last(): pass
 """
 
 
+@pytest.mark.slow
 def test_tests_that_end_their_process_cost_only_themselves(tmp_path: Path, capfd: Any,
                                                            monkeypatch: Any) -> None:
     file = tmp_path / "test_faulty.py"

@@ -81,9 +81,9 @@ def test_a_stream_is_checked_token_by_token() -> None:
 # --- rows ----------------------------------------------------------------------------------------
 
 def test_every_stream_goes_on_through_every_fault() -> None:
-    row = kills(seed=1, seconds=32.0, streams=60, rounds=1, stops=1, pairs=PAIRS[:1], full=1)
+    row = kills(seed=1, seconds=22.0, streams=40, rounds=1, stops=1, pairs=PAIRS[:1], full=1)
     sound(row)
-    assert row["complete"] > 300 and row["ghost_messages"] > 0
+    assert row["complete"] > 100 and row["ghost_messages"] > 0
     assert all(row["struck"][role] for role in ROLES)
     assert row["gaps"]["all"]["p99"] < 5.0  # the machine may be busy; figures are `make chaos`'s
 
@@ -94,7 +94,9 @@ def test_poison_is_found_and_nobody_else_suffers() -> None:
     assert (row["quarantined"], row["complete"]) == (2, 38)
 
 
-@pytest.mark.parametrize("actor", quarantine.ACTORS)
+@pytest.mark.parametrize("actor", [
+    actor if actor == "gateway" else pytest.param(actor, marks=pytest.mark.slow)
+    for actor in quarantine.ACTORS])
 def test_no_request_kills(actor: str) -> None:
     """One that kills, one that raises, one that hangs."""
     row = quarantine.quarantine(actor, seed=1, requests=24, poisoned=3, latest=60.0)
@@ -104,9 +106,9 @@ def test_no_request_kills(actor: str) -> None:
 
 
 def test_bad_frames_kill_nobody() -> None:
-    row = fuzz.fuzz(seed=1, count=4000)
+    row = fuzz.fuzz(seed=1, count=1000)
     sound(row)
-    assert row["frames"] >= 4000 and row["deaths"] == 0
+    assert row["frames"] >= 1000 and row["deaths"] == 0
 
 
 def test_a_crowd_is_served_or_refused_at_once() -> None:
@@ -116,6 +118,7 @@ def test_a_crowd_is_served_or_refused_at_once() -> None:
     assert row["pages_back_s"] < 5.0 and row["detokenizer_grew_mb"] < 20
 
 
+@pytest.mark.slow
 def test_streams_outlive_the_whole_engine() -> None:
     row = reboot.reboot(seed=1, times=1)
     sound(row)
@@ -132,6 +135,7 @@ def test_a_killed_launcher_leaves_nothing() -> None:
 
 @pytest.mark.skipif(not (DEMO_MODEL / "model.safetensors").is_file(),
                     reason="the demo model is not there")
+@pytest.mark.slow
 def test_a_real_model_s_streams_are_what_they_are_undisturbed() -> None:
     row = model.model(seed=1, streams=20, roles=("worker-0", "scheduler"))
     sound(row)

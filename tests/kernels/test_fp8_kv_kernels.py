@@ -299,6 +299,7 @@ LatentDecode(case.pages, case.lens, 70, 1, 16, 0.1, 512, 1)(case.q, case.layer, 
 """
 
 
+@pytest.mark.slow
 def test_compile_for_hopper(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     split = ["_list", "_decode", "_extend", "_merge", "_rotate"]

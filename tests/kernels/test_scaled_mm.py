@@ -164,6 +164,7 @@ assert "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3" in hopper.kernels[-1].
 """
 
 
+@pytest.mark.slow
 def test_compiles_for_hopper(tmp_path: Path) -> None:
     names = compiled(COMPILED, tmp_path)
     assert names.count("_product") == 6

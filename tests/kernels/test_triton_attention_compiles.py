@@ -25,6 +25,7 @@ both(14, 2, 80, 64, window=1024, kv_dtype=torch.float16, q_len=4, splits=1)
 """
 
 
+@pytest.mark.slow
 def test_for_hopper(tmp_path: Path) -> None:
     assert compiled(CODE, tmp_path) == ["_list", "_decode", "_extend", "_merge", "_list", "_decode",
                                         "_extend"]

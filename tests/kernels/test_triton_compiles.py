@@ -51,11 +51,13 @@ ops.delta_window(p, states.bfloat16(), columns, pending, rows, rows, layer)
 """
 
 
+@pytest.mark.slow
 def test_row_wise_kernels(tmp_path: Path) -> None:
     assert compiled(ROWS, tmp_path) == [*["_norm"] * 4, *["_gate"] * 2, *["_gated"] * 2,
                                         *["_rotate"] * 2, "_apply"]
 
 
+@pytest.mark.slow
 def test_gated_delta(tmp_path: Path) -> None:
     names = ["_conv", "_keep", "_prepare", "_walk", *["_inputs", "_rule"] * 2]
     assert compiled(DELTA, tmp_path) == names

@@ -85,6 +85,7 @@ for bias in (None, torch.empty(channels)):
 """
 
 
+@pytest.mark.slow
 def test_compiles_for_hopper(tmp_path: Path) -> None:
     assert compiled(CODE, tmp_path) == ["_conv", "_keep"] * 2
 

@@ -186,17 +186,20 @@ for block in (True, False):
 """
 
 
+@pytest.mark.slow
 def test_compiles_for_hopper(tmp_path: Path) -> None:
     assert compiled(CODE, tmp_path) == ["_product"] * 16
 
 
+@pytest.mark.slow
 def test_fp8_compiles_for_hopper(tmp_path: Path) -> None:
     assert compiled(FP8_CODE, tmp_path) == (["_quantise_groups", "_product"] * 4
                                             + ["_quantise_rows", "_product"] * 4)
 
 
 @interpreted
-@pytest.mark.parametrize("architecture", [MOE, SPARSE, "deepseek"])
+@pytest.mark.parametrize("architecture", [
+    MOE, pytest.param(SPARSE, marks=pytest.mark.slow), "deepseek"])
 def test_models_speak_as_on_torch(tmp_path: Path, architecture: str) -> None:
     if architecture == "deepseek":
         write_deepseek(tmp_path)

@@ -115,6 +115,7 @@ for q_len, heads, splits in ((1, 128, 2), (1, 16, 1), (3, 16, 2)):
 """
 
 
+@pytest.mark.slow
 def test_compiles_for_hopper(tmp_path: Path) -> None:
     assert compiled(CODE, tmp_path) == ["_latent", "_merge", "_latent", "_latent", "_merge"]
 

@@ -462,6 +462,7 @@ for V in (151936, 4099):
 """
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     assert compiled(STEP, tmp_path) == 2 * [
         "_tops", "_choose", "_tops", "_weigh", "_choose", "_tops", "_weigh", "_gather", "_choose",

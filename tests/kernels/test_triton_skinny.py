@@ -183,6 +183,7 @@ def test_what_is_fastest_and_right_is_chosen(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("first", [3, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_they_compile_without_spilling(tmp_path: Path, first: int) -> None:
     code = COMPILED.replace("FIRST", str(first))
     assert compiled(code, tmp_path) == ["_skinny"] * 4 * (4 - first)

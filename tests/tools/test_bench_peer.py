@@ -76,6 +76,7 @@ def asleep(pid: int) -> bool:
     return set(states) == {"S"}
 
 
+@pytest.mark.slow
 def test_the_peer_stays_and_sleeps_between_its_runs(tmp_path: Path) -> None:
     with peer.opened(job(tmp_path)) as theirs:
         first = theirs.run(WORK, 0, 3)

@@ -234,6 +234,7 @@ def _again(served: Served, body: dict[str, Any], last: str,
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_two_gateways_at_one_port() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -29,7 +29,9 @@ PROMPTS = [list(range(3, 40)), [7] * 18, list(range(3, 30))]
 GREEDY = Resolved(max_tokens=4, temperature=0.0)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[
+    pytest.param(name, marks=pytest.mark.slow) if name.startswith("Qwen3") else name
+    for name in MODELS])
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
            ) -> tuple[Model, Model]:
     """The same on torch's kernels and on Triton's."""

@@ -104,7 +104,8 @@ def test_preemptions_and_aborts(make: Callable[[str], Any], name: str) -> None:
 
 
 @pytest.mark.parametrize(("drafts", "kind"), [
-    (1, "greedy"), (1, "ends"), (2, "truncated"), (3, "drawn"), (3, "all")])
+    (1, "greedy"), (3, "drawn"), *(pytest.param(*rarer, marks=pytest.mark.slow)
+                                   for rarer in ((1, "ends"), (2, "truncated"), (3, "all")))])
 def test_own_drafts_from_verifying_to_drafting(make: Callable[[str], Any], drafts: int,
                                                kind: str) -> None:
     """The windows are graphs; drafts are those of steps that are run."""

@@ -196,6 +196,7 @@ def test_forced_acceptance_is_configured(tmp_path: Path) -> None:
     assert counts == [b"\3", b"\3", b"\0"]
 
 
+@pytest.mark.slow
 def test_through_all_processes(tmp_path: Path) -> None:
     """An engine that drafts with its own layer says what one says that does not."""
     add_mtp(tmp_path, write_hybrid(tmp_path, DENSE, 5, mtp_num_hidden_layers=1))
