@@ -16,7 +16,7 @@ from typing import Any
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import BadConfig
-from actorium.actors.gateway import keys
+from actorium.actors.gateway.http import api_keys
 from actorium.actors.messages import Message
 from actorium.actors.runtime.http import listening
 from actorium.actors.runtime.http.listening import Where
@@ -60,8 +60,8 @@ class GatewayCore(Core):
 
     def _load(self, post: Post) -> None:
         from actorium.actors.gateway.app import build_app
-        from actorium.actors.gateway.bodies import PATIENCE
-        from actorium.actors.gateway.engine import Engine
+        from actorium.actors.gateway.http.bodies import PATIENCE
+        from actorium.actors.gateway.served_engine import Engine
         from actorium.actors.runtime.http.allowed_hosts import Hosts
         from actorium.actors.runtime.http.http_server import Limits, http_server, most_connections
 
@@ -125,9 +125,9 @@ def build(ctx: Context) -> GatewayCore:
     Raises `BadConfig`, naming the field.
     """
     wanted = ctx.config.gateway
-    keys.known(wanted)
+    api_keys.known(wanted)
     if wanted.responses_store is not None:
-        from actorium.actors.gateway.responses_store import ResponseStore
+        from actorium.actors.gateway.faces.response_store import ResponseStore
 
         ResponseStore(wanted.responses_store, 0, 0).close()
     before = where(ctx.run_dir) if ctx.epoch > 1 else None

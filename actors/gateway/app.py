@@ -9,25 +9,23 @@ from typing import Any
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from actorium.actors.gateway import (
-    chat,
+from actorium.actors.gateway.faces import (
+    anthropic_messages,
+    chat_completions,
     completions,
+    engine_routes,
     inference,
     invocations,
-    messages,
-    native,
-    page,
-    proxy,
     responses,
-    responses_routes,
     sglang,
     tokens,
 )
-from actorium.actors.gateway.dashboard import Dashboard
-from actorium.actors.gateway.engine import Engine
-from actorium.actors.gateway.guard import Guard
-from actorium.actors.gateway.openapi import OpenApi
-from actorium.actors.gateway.routes import ROUTES
+from actorium.actors.gateway.http.guard import Guard
+from actorium.actors.gateway.http.routes import ROUTES
+from actorium.actors.gateway.page import documents
+from actorium.actors.gateway.page.dashboard import Dashboard
+from actorium.actors.gateway.page.openapi import OpenApi
+from actorium.actors.gateway.served_engine import Engine
 from actorium.actors.runtime.http.allowed_hosts import Hosts
 
 Handler = Callable[..., Any]
@@ -54,36 +52,36 @@ class Exact(Route):
 def handlers_of(engine: Engine) -> dict[str, Handler]:
     """What answers, by the routes' names."""
     return {
-        "page": page.load().serve,
-        "docs": page.load(page.API).serve,
+        "page": documents.load().serve,
+        "docs": documents.load(documents.API).serve,
         "dashboard": Dashboard(engine).serve,
-        "chat": chat.completions,
+        "chat": chat_completions.completions,
         "completions": completions.completions,
         "render_chat": inference.render_chat,
         "render_completion": inference.render_completion,
         "inference": inference.generate,
         "invocations": invocations.invocations,
         "responses": responses.responses,
-        "input_tokens": responses_routes.input_tokens,
-        "response": responses_routes.retrieve,
-        "delete_response": responses_routes.delete,
-        "cancel_response": responses_routes.cancel,
-        "input_items": responses_routes.input_items,
-        "messages": messages.messages,
-        "count_tokens": messages.count_tokens,
-        "models": native.models,
-        "model": native.model,
+        "input_tokens": responses.input_tokens,
+        "response": responses.retrieve,
+        "delete_response": responses.delete,
+        "cancel_response": responses.cancel,
+        "input_items": responses.input_items,
+        "messages": anthropic_messages.messages,
+        "count_tokens": anthropic_messages.count_tokens,
+        "models": engine_routes.models,
+        "model": engine_routes.model,
         "tokenize": tokens.tokenize,
         "detokenize": tokens.detokenize,
         "generate": sglang.generate,
         "abort": sglang.abort,
-        "flush_cache": native.flush_cache,
-        "model_info": native.model_info,
-        "server_info": native.server_info,
-        "is_scaling": native.is_scaling,
-        "scale": native.scale,
-        "version": native.version,
-        "health": native.health,
+        "flush_cache": engine_routes.flush_cache,
+        "model_info": engine_routes.model_info,
+        "server_info": engine_routes.server_info,
+        "is_scaling": engine_routes.is_scaling,
+        "scale": engine_routes.scale,
+        "version": engine_routes.version,
+        "health": engine_routes.health,
         "openapi": OpenApi().serve,
-        "probe": proxy.probe,
+        "probe": engine_routes.probe,
     }

@@ -87,8 +87,8 @@ def detokenizer(ctx: Context) -> Core:
 def gateway(ctx: Context) -> Core:
     """Fails on a body, in what is guarded, and beside it: in a task that nobody waits for, and in
     a thread."""
-    from actorium.actors.gateway import bodies
     from actorium.actors.gateway.actor import build
+    from actorium.actors.gateway.http import bodies
 
     usual = bodies.decode
     tasks = []

@@ -46,7 +46,8 @@ from actorium.actors.client.connection import locate
 from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import BadConfig
-from actorium.actors.gateway import page, routes
+from actorium.actors.gateway.http import routes
+from actorium.actors.gateway.page import documents
 from actorium.actors.runtime.http import allowed_hosts as hosts
 from actorium.actors.watchdog import probe_server as probes
 
@@ -602,7 +603,7 @@ def test_pages_may_run_nothing_but_their_own(served: Served, tried: Any) -> None
         assert found.headers["x-frame-options"] == "DENY" and NAME.encode() not in found.body
     markup = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|srcdoc|DOMParser|"
                         r"\beval\(|new Function|setTimeout\(['\"`]|createContextualFragment")
-    for file in (*page.FOLDER.iterdir(), *page.API.iterdir()):
+    for file in (*documents.FOLDER.iterdir(), *documents.API.iterdir()):
         assert not markup.search(file.read_text()), file
 
 

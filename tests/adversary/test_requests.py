@@ -19,11 +19,11 @@ from helpers_text import Asked, write_model
 from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES
 from actorium.actors.detokenizer.stop_expressions import ExpressionFinder
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.gateway import bodies
-from actorium.actors.gateway.chat_body import ChatBody
-from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.fields import sampling
-from actorium.actors.gateway.formats import FormatFields, structured_of
+from actorium.actors.gateway.faces.chat_protocol import ChatBody
+from actorium.actors.gateway.faces.response_formats import FormatFields, structured_of
+from actorium.actors.gateway.faces.sampling_fields import sampling
+from actorium.actors.gateway.http import bodies
+from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.messages import (
     MAX_CLIENT_MESSAGE_BYTES,
     Accepted,

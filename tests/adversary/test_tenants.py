@@ -42,11 +42,11 @@ from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import app as app_module
-from actorium.actors.gateway import keys
 from actorium.actors.gateway.app import build_app, handlers_of
-from actorium.actors.gateway.engine import Engine
-from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.routes import ROUTES, Access, find
+from actorium.actors.gateway.http import api_keys as keys
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.http.routes import ROUTES, Access, find
+from actorium.actors.gateway.served_engine import Engine
 from actorium.actors.runtime.inflight_journal import SIZE, Docket
 
 CANARY = "xyzzy-of-ann-31d8"
@@ -111,7 +111,7 @@ def test_every_digest_is_compared_whichever_fits(tmp_path: Path, tried: Any,
         return usual(one, other)
 
     guard = keys.Keys(GatewayConfig(api_keys_file=key_file(tmp_path), admin_key=ADMIN))
-    monkeypatch.setattr("actorium.actors.gateway.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("actorium.actors.gateway.http.api_keys.hmac.compare_digest", compare)
     for key in (ANN, BOB, ADMIN, "", "x", ANN[:-1]):
         seen.clear()
         with contextlib.suppress(HttpError):
@@ -717,7 +717,7 @@ async def flooded(served: Served, size: int) -> int:
 def test_a_tenants_poison_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                      tried: Any) -> None:
     """What has killed a gateway is refused to who sent it, and to nobody else."""
-    monkeypatch.setattr("actorium.actors.gateway.engine.AsyncDeltaStream", ScriptedStream)
+    monkeypatch.setattr("actorium.actors.gateway.served_engine.AsyncDeltaStream", ScriptedStream)
     settings = Config(gateway=GatewayConfig(api_keys_file=key_file(tmp_path), admin_key=ADMIN))
     buffer = bytearray(SIZE)
 

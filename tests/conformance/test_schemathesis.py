@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from actorium.actors.client.connection import locate
 from actorium.actors.gateway import actor
-from actorium.actors.gateway.openapi import document
+from actorium.actors.gateway.page.openapi import document
 from actorium.actors.launcher.engine import Engine
 
 schemathesis = pytest.importorskip("schemathesis")

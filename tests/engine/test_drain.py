@@ -20,7 +20,7 @@ from helpers_gateway import Scripted, ScriptedStream
 from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.detokenizer.readers import RECONNECT_HURRIED, RETURN_HURRIED, Readers
 from actorium.actors.gateway import actor
-from actorium.actors.gateway.joins import Joins
+from actorium.actors.gateway.resume.delta_streams import Joins
 
 CLIENT = """
 import sys

@@ -92,8 +92,8 @@ def scheduler(ctx: Context) -> Core:
 
 def gateway(ctx: Context) -> Core:
     """One that fails when it has read a body."""
-    from actorium.actors.gateway import bodies
     from actorium.actors.gateway.actor import build
+    from actorium.actors.gateway.http import bodies
 
     usual = bodies.decode
 

@@ -9,9 +9,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actorium.actors.gateway.parsers.pieces import CallArguments, CallBegin, Piece
-from actorium.actors.gateway.parsers.prose import Prose, after_call
-from actorium.actors.gateway.parsers.scan import SPACE, first_of, held
+from actorium.actors.gateway.parsers.parts import (
+    SPACE,
+    CallArguments,
+    CallBegin,
+    Piece,
+    Prose,
+    after_call,
+    first_of,
+    held,
+)
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"

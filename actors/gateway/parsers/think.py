@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from actorium.actors.gateway.parsers.pieces import Piece, Reasoning, Text
-from actorium.actors.gateway.parsers.scan import SPACE, held
+from actorium.actors.gateway.parsers.parts import SPACE, Piece, Reasoning, Text, held
 
 OPEN, CLOSE = "<think>", "</think>"
 

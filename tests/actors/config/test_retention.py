@@ -18,8 +18,8 @@ from actorium.actors.detokenizer.departed import Departed
 from actorium.actors.detokenizer.readers import Readers
 from actorium.actors.detokenizer.refusals import Refusals
 from actorium.actors.errors import InvalidRequest, Quarantined
-from actorium.actors.gateway.pieces import Pieces
-from actorium.actors.gateway.responses_store import ResponseStore, Stored
+from actorium.actors.gateway.faces.response_store import ResponseStore, Stored
+from actorium.actors.gateway.token_texts import Pieces
 from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams
 from actorium.actors.runtime.inflight_journal import Docket, name_of
@@ -117,7 +117,7 @@ def tenants_shares(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def tokens_texts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    bound = fewer(monkeypatch, "gateway.pieces", "TOKEN_TEXTS")
+    bound = fewer(monkeypatch, "gateway.token_texts", "TOKEN_TEXTS")
     pieces = Pieces(Config())
     for token in range(1 << 20, (1 << 20) + 2 * bound - 1):
         pieces.bytes_of(token)

@@ -16,7 +16,7 @@ import pytest
 from helpers_cli import NULL, Cli, eventually
 
 from actorium.actors.gateway import actor
-from actorium.actors.gateway.access import _printable
+from actorium.actors.gateway.http.access_log import _printable
 
 PROMPT, QUERY, TOOL = "xyzzy-prompt-9c1", "xyzzy-query-5d2", "xyzzy-tool-7e3"
 KEY, WRONG, BAD, NAMED = "sk-xyzzy-4f8a", "sk-wrong-2b7c", "xyzzy-body-8a4", "xyzzy-field-3c6"

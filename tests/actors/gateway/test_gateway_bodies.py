@@ -7,15 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from actorium.actors.gateway import bodies, unsupported
-from actorium.actors.gateway.chat_body import ChatBody
-from actorium.actors.gateway.completion_body import CompletionBody
-from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.fields import sampling
-from actorium.actors.gateway.messages_body import MessagesBody
-from actorium.actors.gateway.responses_body import ResponsesBody
-from actorium.actors.gateway.sglang_body import GenerateBody
-from actorium.actors.gateway.tokens import TokenizeBody
+from actorium.actors.gateway.faces import sampling_fields as unsupported
+from actorium.actors.gateway.faces.anthropic_body import MessagesBody
+from actorium.actors.gateway.faces.chat_protocol import ChatBody
+from actorium.actors.gateway.faces.completions import CompletionBody
+from actorium.actors.gateway.faces.responses_body import ResponsesBody
+from actorium.actors.gateway.faces.sampling_fields import sampling
+from actorium.actors.gateway.faces.sglang_body import GenerateBody
+from actorium.actors.gateway.faces.tokens import TokenizeBody
+from actorium.actors.gateway.http import bodies
+from actorium.actors.gateway.http.http_errors import HttpError
 
 MESSAGES = [{"role": "user", "content": "?"}]
 SMALLEST: tuple[tuple[Any, dict[str, Any]], ...] = (

@@ -13,7 +13,7 @@ import pytest
 from helpers_served import Served, serving
 
 from actorium import Client
-from actorium.actors.gateway.disconnect import until_disconnected
+from actorium.actors.gateway.http.request_task import until_disconnected
 
 PROMPT = "Tell me a story about a fox."
 LONG = {"max_tokens": 3000, "ignore_eos": True}

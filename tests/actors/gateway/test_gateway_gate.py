@@ -16,8 +16,8 @@ import pytest
 from helpers_served import Served, serving
 
 from actorium.actors.errors import EngineUnavailable
-from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.gate import AGAIN, FRESH, Gate, obstacle
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.http.recovery_gate import AGAIN, FRESH, Gate, obstacle
 from actorium.actors.health import SILENT_AFTER
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus, Status

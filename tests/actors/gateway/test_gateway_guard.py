@@ -7,10 +7,10 @@ import pytest
 
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import CODES, from_code
-from actorium.actors.gateway import keys as module
-from actorium.actors.gateway.bodies import decode
-from actorium.actors.gateway.chat_body import ChatBody
-from actorium.actors.gateway.errors import HttpError, http_error
+from actorium.actors.gateway.faces.chat_protocol import ChatBody
+from actorium.actors.gateway.http import api_keys as module
+from actorium.actors.gateway.http.bodies import decode
+from actorium.actors.gateway.http.http_errors import HttpError, http_error
 
 
 def Keys(api_key: str | None, admin_key: str | None) -> module.Keys:

@@ -21,8 +21,8 @@ from actorium.actors.client.connection import locate
 from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import BadConfig
-from actorium.actors.gateway import keys
-from actorium.actors.gateway.cors import Cors
+from actorium.actors.gateway.http import api_keys as keys
+from actorium.actors.gateway.http.guard import Cors
 
 LONG = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True,
         "stream_options": {"resumable": True}}

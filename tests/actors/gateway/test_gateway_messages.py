@@ -11,7 +11,7 @@ import pytest
 from helpers_gateway import Scripted, scripted_client
 
 from actorium.actors.errors import ContextOverflow, context_overflow
-from actorium.actors.gateway.errors import http_error
+from actorium.actors.gateway.http.http_errors import http_error
 
 HERMES = ("{% if tools %}<tool_call>{% endif %}{% if false %}<think></think>{% endif %}"
           "{{ messages[0].content }}")

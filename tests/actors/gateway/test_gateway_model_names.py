@@ -12,7 +12,7 @@ from helpers_gateway import Scripted, scripted_app
 from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
 from actorium.actors.errors import BadConfig
-from actorium.actors.gateway.model_names import ModelNames
+from actorium.actors.gateway.served_model import ModelNames
 
 
 def names(model: str, *served: str, strict: bool = False) -> ModelNames:

@@ -19,10 +19,10 @@ from helpers_gateway import Scripted
 from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import EngineUnavailable
-from actorium.actors.gateway import page
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.dashboard import Dashboard, Sampler
-from actorium.actors.gateway.engine import Engine
+from actorium.actors.gateway.page import documents
+from actorium.actors.gateway.page.dashboard import Dashboard, Sampler
+from actorium.actors.gateway.served_engine import Engine
 from actorium.actors.messages import ActorStatus, Status
 
 GAUGES = {"running": 3.0, "waiting": 2.0, "free_pages": 90.0, "used_pages": 10.0, "held_pages": 6.0,
@@ -121,7 +121,7 @@ def test_the_policy_names_what_is_inline_and_nothing_else(path: str) -> None:
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text('<link rel="stylesheet" href="gone.css">')
     with pytest.raises(OSError, match="gone.css"):
-        page.load(tmp_path)
+        documents.load(tmp_path)
 
 
 # --- the dashboard ----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from helpers_runtime import short_dir
 from helpers_served import serving
 
-from actorium.actors.gateway.peers import Peers
+from actorium.actors.gateway.http.peers import Peers
 from actorium.actors.runtime import rundir
 
 

@@ -13,10 +13,10 @@ from helpers_gateway import Scripted, ScriptedStream
 from starlette.types import ASGIApp
 
 from actorium.actors.config.tree import Config
-from actorium.actors.gateway import bodies
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.engine import Engine
-from actorium.actors.gateway.message import Reader
+from actorium.actors.gateway.http import bodies
+from actorium.actors.gateway.parsers.choice_parser import Reader
+from actorium.actors.gateway.served_engine import Engine
 from actorium.actors.runtime.inflight_journal import SIZE, Docket
 
 CHAT = "/v1/chat/completions"
@@ -34,7 +34,8 @@ class Lives:
     """Incarnations of a gateway."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("actorium.actors.gateway.engine.AsyncDeltaStream", ScriptedStream)
+        monkeypatch.setattr("actorium.actors.gateway.served_engine.AsyncDeltaStream",
+                            ScriptedStream)
         self.buffer = bytearray(SIZE)
         self.start()
 

@@ -11,10 +11,9 @@ import pytest
 from helpers_served import Event
 
 from actorium.actors.client.requests import StreamDelta
-from actorium.actors.gateway.deltas import Relay
-from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.replay import Mark, Tracked, parse
-from actorium.actors.gateway.streams import Merged
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.resume.delta_streams import Merged, Relay
+from actorium.actors.gateway.resume.event_ids import Mark, Tracked, parse
 from actorium.actors.messages import TokenLogprob, Usage
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from helpers_served import Event, Served, serving
 
-from actorium.actors.gateway.replay import MAX_CHOICES
+from actorium.actors.gateway.resume.event_ids import MAX_CHOICES
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}],
                         "max_tokens": 60, "temperature": 0, "stream": True,

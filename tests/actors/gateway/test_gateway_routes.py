@@ -12,10 +12,10 @@ from helpers_gateway import Scripted
 
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.engine import Engine
-from actorium.actors.gateway.errors import HttpError
-from actorium.actors.gateway.keys import Keys
-from actorium.actors.gateway.routes import ROUTES, Access, Errors, find
+from actorium.actors.gateway.http.api_keys import Keys
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.http.routes import ROUTES, Access, Errors, find
+from actorium.actors.gateway.served_engine import Engine
 
 TURN = [{"role": "user", "content": "Hi"}]
 

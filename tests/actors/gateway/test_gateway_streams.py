@@ -10,8 +10,8 @@ import pytest
 
 from actorium.actors.client.requests import StreamDelta
 from actorium.actors.errors import QueueFull
-from actorium.actors.gateway.answers import Running
-from actorium.actors.gateway.streams import Merged, together
+from actorium.actors.gateway.faces.answers import Running
+from actorium.actors.gateway.resume.delta_streams import Merged, together
 from actorium.actors.messages import TokenLogprob, Usage
 
 

@@ -10,8 +10,8 @@ import openai
 import pytest
 from helpers_gateway import Scripted, scripted_client
 
-from actorium.actors.gateway.message import Reader, message
-from actorium.actors.gateway.parsing import Opening, Parsing
+from actorium.actors.gateway.parsers.choice_parser import Reader, message
+from actorium.actors.gateway.parsers.parsing import Opening, Parsing
 
 HERMES = "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
 QWEN3 = ("{{ messages[0].content }}<tool_call>{% if add_generation_prompt %}<|im_start|>assistant\n"

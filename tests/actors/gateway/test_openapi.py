@@ -9,9 +9,9 @@ import pytest
 
 from actorium.actors.config.tree import Config
 from actorium.actors.gateway.app import build_app, handlers_of
-from actorium.actors.gateway.engine import Engine
-from actorium.actors.gateway.openapi import OPERATIONS, PAGES, document
-from actorium.actors.gateway.routes import ROUTES
+from actorium.actors.gateway.http.routes import ROUTES
+from actorium.actors.gateway.page.openapi import OPERATIONS, PAGES, document
+from actorium.actors.gateway.served_engine import Engine
 
 
 def test_every_route_is_in_it_with_its_method() -> None:

@@ -16,7 +16,7 @@ from helpers_gateway import Scripted, ScriptedStream, Served, served_to_openai
 from actorium.actors.client.requests import Request
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.engine import Engine
+from actorium.actors.gateway.served_engine import Engine
 
 KEYS = "a sk-a\nb sk-b\n"
 
@@ -62,7 +62,7 @@ def talk(work: Callable[[openai.AsyncOpenAI], Awaitable[None]], script: Scripted
 @pytest.mark.parametrize("file", [False, True])
 def test_a_response_is_there_until_it_is_deleted(monkeypatch: pytest.MonkeyPatch, stream: bool,
                                                  file: bool, tmp_path: Path) -> None:
-    monkeypatch.setattr("actorium.actors.gateway.engine.AsyncDeltaStream", ScriptedStream)
+    monkeypatch.setattr("actorium.actors.gateway.served_engine.AsyncDeltaStream", ScriptedStream)
 
     async def work(client: openai.AsyncOpenAI) -> None:
         if stream:
@@ -224,7 +224,7 @@ def test_a_fault_in_the_background_ends_that_response_alone(monkeypatch: pytest.
             raise ZeroDivisionError("a prompt's words")
 
         with monkeypatch.context() as patch:
-            patch.setattr("actorium.actors.gateway.responses.Responding._take", broken)
+            patch.setattr("actorium.actors.gateway.faces.responses.Responding._take", broken)
             made = await client.responses.create(model="demo", input="Hi", background=True)
             found = await until(client, made.id, "failed")
         assert found.error is not None and "words" not in found.error.message

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.gateway.parsers.hermes import Hermes
-from actorium.actors.gateway.parsers.llama3 import Llama3
-from actorium.actors.gateway.parsers.pieces import (
+from actorium.actors.gateway.parsers.json_calls import Hermes, Llama3
+from actorium.actors.gateway.parsers.parts import (
     CallArguments,
     CallBegin,
     Chain,

@@ -1,0 +1,111 @@
+"""What chat and text completions share in telling what the engine said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from actorium.actors.client.requests import Completion, StreamDelta
+from actorium.actors.gateway.faces.chat_protocol import (
+    ChatLogprobs,
+    ContentLogprob,
+    PromptLogprob,
+    PromptLogprobs,
+    TopLogprob,
+    Usage,
+)
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.token_texts import Pieces, TokenPieces
+from actorium.actors.messages import TokenLogprob
+from actorium.actors.messages import Usage as Counts
+
+REASONS = {"deadline": "length", "abort": "abort"}
+"""How the engine's reasons are called where OpenAI has another name."""
+
+
+_NAME = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def name_of(wanted: str | None, fallback: str) -> str:
+    """What an answer is called: as the request asks, if that can be a name. Raises `HttpError`."""
+    if wanted is not None and not _NAME.fullmatch(wanted):
+        raise HttpError(400, "request_id: 1 to 128 printable ASCII characters without spaces",
+                        "request_id")
+    return wanted or fallback
+
+
+def reason(name: str | None) -> str | None:
+    """A finish reason as clients know it."""
+    return None if name is None else REASONS.get(name, name)
+
+
+def usage(counts: Iterable[Counts]) -> Usage:
+    """Of all choices of one prompt."""
+    each = list(counts)
+    prompt = max((one.prompt_tokens for one in each), default=0)
+    done = sum(one.completion_tokens for one in each)
+    drafted = sum(one.draft_tokens for one in each)
+    accepted = sum(one.accepted_tokens for one in each)
+    details = {"accepted_prediction_tokens": accepted,
+               "rejected_prediction_tokens": drafted - accepted} if drafted else {}
+    return Usage(prompt, done, prompt + done,
+                 {"cached_tokens": max((one.cached_tokens for one in each), default=0)}, details)
+
+
+def joined(parts: Sequence[Usage]) -> Usage:
+    """Of several prompts."""
+    prompt, done = (sum(getattr(part, name) for part in parts)
+                    for name in ("prompt_tokens", "completion_tokens"))
+    cached = sum(part.prompt_tokens_details.get("cached_tokens", 0) for part in parts)
+    return Usage(prompt, done, prompt + done, {"cached_tokens": cached})
+
+
+def chat_logprobs(found: Sequence[TokenLogprob] | None, pieces: TokenPieces
+                  ) -> ChatLogprobs | None:
+    """As chat completions tell them."""
+    if found is None:
+        return None
+    return ChatLogprobs([ContentLogprob(pieces.name_of(one.token_id), one.logprob,
+                                        list(pieces.bytes_of(one.token_id)),
+                                        [TopLogprob(pieces.name_of(token), value,
+                                                    list(pieces.bytes_of(token)))
+                                         for token, value in one.top]) for one in found])
+
+
+def last_counts(deltas: Iterable[StreamDelta | Completion]) -> list[Counts]:
+    """The token counts of what has ended."""
+    return [one.usage for one in deltas if one.usage is not None]
+
+
+class Running:
+    """Token counts while deltas come: those of a choice are exact from its end on."""
+
+    def __init__(self, prompt_tokens: int = 0) -> None:
+        self._prompt = prompt_tokens
+        self._told: dict[int, Counts] = {}
+
+    def add(self, delta: StreamDelta) -> None:
+        """Take a delta's tokens in."""
+        before = self._told.get(delta.index)
+        done = before.completion_tokens if before is not None else 0
+        self._told[delta.index] = delta.usage or Counts(self._prompt, 0,
+                                                        done + len(delta.token_ids))
+
+    def usage(self) -> Usage:
+        """Of all choices so far."""
+        return usage(self._told.values()) if self._told else usage([Counts(self._prompt, 0, 0)])
+
+
+def prompt_logprobs(choices: Sequence[Completion], pieces: Pieces) -> PromptLogprobs | None:
+    """As vLLM tells them: for each token of the prompt, the alternatives by their ids."""
+    found = choices[0].prompt_logprobs if choices else None
+    if found is None:
+        return None
+    return [None if one is None else _alternatives(one, pieces) for one in found]
+
+
+def _alternatives(one: TokenLogprob, pieces: Pieces) -> dict[str, PromptLogprob]:
+    ranked = {str(token): PromptLogprob(value, rank, pieces.text_of(token))
+              for rank, (token, value) in enumerate(one.top, 1)}
+    own = PromptLogprob(one.logprob, one.rank, pieces.text_of(one.token_id))
+    return {str(one.token_id): own} | ranked

@@ -1,0 +1,185 @@
+"""The bodies of `/v1/messages`: Anthropic's conversations, tools and blocks as the engine's."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns
+from actorium.actors.gateway.faces.tool_choice import (
+    Choice,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+)
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.messages import ChatMessage, ToolCall
+
+
+class Block(Struct, kw_only=True):
+    """A part of a message: the fields of all kinds."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[Block] | None = None
+    is_error: bool | None = None
+
+
+class Turn(Struct, kw_only=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ToolSpec(Struct, kw_only=True):
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(Struct, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Struct, kw_only=True):
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class CountBody(SamplingFields, kw_only=True):
+    """Of `/v1/messages/count_tokens`: what the prompt is made of."""
+
+    messages: list[Turn]
+    system: str | list[Block] | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def parallel(self) -> bool:
+        """Several calls may be made at once."""
+        return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
+
+    @property
+    def thinks(self) -> bool:
+        """Reasoning is told."""
+        return self.thinking is not None and self.thinking.type != "disabled"
+
+    def template_args(self) -> dict[str, Any]:
+        """What the chat template learns beside the conversation."""
+        if self.thinking is None:
+            return dict(self.chat_template_kwargs)
+        return {"enable_thinking": self.thinks} | self.chat_template_kwargs
+
+    def choice(self) -> Choice:
+        """The tools, as chats have them. Raises `HttpError`."""
+        tools = []
+        for i, one in enumerate(self.tools or ()):
+            if one.type not in (None, "custom"):
+                raise HttpError(400, f"tools[{i}]: {one.type[:40]!r} is not run here", "tools")
+            if one.input_schema is None:
+                raise HttpError(400, f"tools[{i}].input_schema: is required", "tools")
+            tools.append(Tool("function", Function(one.name, one.description, one.input_schema)))
+        wanted = self.tool_choice
+        if wanted is None or wanted.type == "auto":
+            return Choice(tools or None, "auto" if tools else None, self.parallel)
+        if wanted.type == "tool":
+            named = NamedTool("function", NamedFunction(wanted.name or ""))
+            return Choice(tools or None, named, self.parallel)
+        return Choice(tools or None, "required" if wanted.type == "any" else "none", self.parallel)
+
+    def turns(self) -> list[ChatMessage]:
+        """The conversation. Raises `HttpError` naming the block."""
+        check_turns(self.messages, "messages")
+        found = []
+        if self.system:
+            found.append(ChatMessage("system", _text(self.system, "system")))
+        names: dict[str, str] = {}
+        for i, turn in enumerate(self.messages):
+            found += _turns(turn, f"messages[{i}].content", names)
+        return found
+
+
+def prefill(turns: list[ChatMessage]) -> str | None:
+    """The beginning of the answer, which goes on in it: the words of a last turn that is the
+    assistant's. None if there is none."""
+    last = turns[-1]
+    return last.content or None if last.role == "assistant" and not last.tool_calls else None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    """A message's request."""
+
+    max_tokens: int  # type: ignore[assignment]  # here it must be given
+    stop_sequences: list[str] | None = None
+
+    def check(self) -> None:
+        """Raise `HttpError` on what is not offered."""
+        if (self.n or 1) != 1:
+            raise HttpError(400, "n: a message has one choice", "n")
+        if self.stop and self.stop_sequences:
+            raise HttpError(400, "stop: not together with stop_sequences", "stop")
+        if self.prompt_logprobs is not None:
+            raise HttpError(400, "prompt_logprobs: not of messages", "prompt_logprobs")
+        self.stop = self.stop or self.stop_sequences
+
+
+def _turns(turn: Turn, where: str, names: dict[str, str]) -> list[ChatMessage]:
+    """A message as turns: results of tools are turns of their own. names: of the tools that were
+    called, by the calls' ids."""
+    if isinstance(turn.content, str):
+        return [ChatMessage(turn.role, turn.content)]
+    found: list[ChatMessage] = []
+    text, thought = "", ""
+    calls: list[ToolCall] = []
+    for i, block in enumerate(turn.content):
+        place = f"{where}[{i}]"
+        if block.type == "text":
+            text += block.text or ""
+        elif block.type == "thinking":
+            thought += block.thinking or ""
+        elif block.type == "tool_use":
+            calls.append(_call(block, place))
+            names[calls[-1].id] = calls[-1].name
+        elif block.type == "tool_result":
+            found.append(_result(block, place, names))
+        elif block.type != "redacted_thinking":
+            raise HttpError(400, f"{place}: {block.type[:40]!r} is not taken", "messages")
+    if text or calls or thought or not found:
+        found.append(ChatMessage(turn.role, text, tool_calls=calls,
+                                 reasoning_content=thought or None))
+    return found
+
+
+def _call(block: Block, where: str) -> ToolCall:
+    if not block.name or not block.id:
+        raise HttpError(400, f"{where}: id and name are required", "messages")
+    return ToolCall(block.name, msgspec.json.encode(block.input or {}).decode(), block.id)
+
+
+def _result(block: Block, where: str, names: dict[str, str]) -> ChatMessage:
+    if not block.tool_use_id:
+        raise HttpError(400, f"{where}.tool_use_id: is required", "messages")
+    said = "" if block.content is None else _text(block.content, f"{where}.content")
+    return ChatMessage("tool", f"Error: {said}" if block.is_error else said,
+                       tool_call_id=block.tool_use_id, name=names.get(block.tool_use_id))
+
+
+def _text(content: str | list[Block], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    for i, block in enumerate(content):
+        if block.type != "text":
+            raise HttpError(400, f"{where}[{i}]: only text is taken, got {block.type[:40]!r}",
+                            where.split("[")[0])
+    return "".join(block.text or "" for block in content)

@@ -1,0 +1,309 @@
+"""What an answer of `/v1/messages` consists of, put together from its pieces, with the events that
+tell it. Pure.
+
+The whole answer is what the same machine holds when it has been fed once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, structs
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from actorium.actors.client.requests import Completion, Request, StreamDelta
+from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.faces import answers
+from actorium.actors.gateway.faces.answers import Running
+from actorium.actors.gateway.faces.anthropic_body import CountBody, MessagesBody, prefill
+from actorium.actors.gateway.faces.response_formats import structured_of
+from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
+from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS
+from actorium.actors.gateway.http import bodies
+from actorium.actors.gateway.http.guard import Reply, caller, engine_of
+from actorium.actors.gateway.http.http_errors import http_error
+from actorium.actors.gateway.http.sse import EventStream
+from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, Reader
+from actorium.actors.gateway.parsers.parts import CallArguments, CallBegin, Piece, Reasoning, Text
+from actorium.actors.gateway.parsers.think import opens_thought
+from actorium.actors.gateway.resume.delta_streams import together
+from actorium.actors.gateway.served_engine import Engine, Facts
+
+
+class TextBlock(Struct, kw_only=True):
+    type: Literal["text"] = "text"
+    text: str = ""
+
+
+class ThinkingBlock(Struct, kw_only=True):
+    type: Literal["thinking"] = "thinking"
+    thinking: str = ""
+    signature: str = ""
+
+
+class ToolUse(Struct, kw_only=True):
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+
+
+Block: TypeAlias = TextBlock | ThinkingBlock | ToolUse
+
+
+class Delta(Struct, kw_only=True, omit_defaults=True):
+    """What is new of a block or of the message: the fields of all kinds."""
+
+    type: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
+    partial_json: str | UnsetType = UNSET
+    stop_reason: str | None | UnsetType = UNSET
+    stop_sequence: str | None | UnsetType = UNSET
+
+
+class Event(Struct, kw_only=True, omit_defaults=True):
+    """One event of a stream: the fields of all kinds."""
+
+    type: str
+    index: int | UnsetType = UNSET
+    message: Any = UNSET
+    content_block: Block | UnsetType = UNSET
+    delta: Delta | UnsetType = UNSET
+    usage: Any = UNSET
+    error: Any = UNSET
+
+
+class Blocks:
+    """The blocks so far. Every method returns the events that tell what it did."""
+
+    def __init__(self, name: str) -> None:
+        """name: of the message, of which those of the calls are made: the same again when it is
+        told again."""
+        self._name = name
+        self.found: list[Block] = []
+        self._parts: list[str] = []
+        """Of the open block."""
+        self._open = False
+
+    def take(self, pieces: Sequence[Piece]) -> list[Event]:
+        """More of the answer."""
+        out: list[Event] = []
+        for piece in pieces:
+            if not self._continues(piece):
+                out += self.close()
+                out.append(self._begin(piece))
+            if not isinstance(piece, CallBegin) and piece.text:
+                self._parts.append(piece.text)
+                out.append(self._event("content_block_delta", delta=_delta(piece)))
+        return out
+
+    def _continues(self, piece: Piece) -> bool:
+        if not self._open or isinstance(piece, CallBegin):
+            return False
+        kind = {Text: TextBlock, Reasoning: ThinkingBlock, CallArguments: ToolUse}[type(piece)]
+        return isinstance(self.found[-1], kind)
+
+    def _begin(self, piece: Piece) -> Event:
+        block: Block
+        if isinstance(piece, Text):
+            block = TextBlock()
+        elif isinstance(piece, Reasoning):
+            block = ThinkingBlock()
+        else:
+            name = piece.name if isinstance(piece, CallBegin) else ""
+            block = ToolUse(id=f"toolu_{self._name}_{len(self.found)}", name=name)
+        self._open, self._parts = True, []
+        self.found.append(block)
+        # A copy: what is told is written down later.
+        return self._event("content_block_start", content_block=structs.replace(block))
+
+    def close(self) -> list[Event]:
+        """The open block, if there is one, has ended."""
+        if not self._open:
+            return []
+        self._open = False
+        block, text = self.found[-1], "".join(self._parts)
+        out = []
+        if isinstance(block, TextBlock):
+            block.text = text
+        elif isinstance(block, ThinkingBlock):
+            block.thinking = text
+            out = [self._event("content_block_delta", delta=Delta(type="signature_delta",
+                                                                  signature=""))]
+        else:
+            block.input = _object(text)
+        return [*out, self._event("content_block_stop")]
+
+    def _event(self, kind: str, **more: Any) -> Event:
+        return Event(type=kind, index=len(self.found) - 1, **more)
+
+
+def _delta(piece: Text | Reasoning | CallArguments) -> Delta:
+    if isinstance(piece, Text):
+        return Delta(type="text_delta", text=piece.text)
+    if isinstance(piece, Reasoning):
+        return Delta(type="thinking_delta", thinking=piece.text)
+    return Delta(type="input_json_delta", partial_json=piece.text)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """A call's arguments; empty where the answer broke off in them."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class MessageUsage(Struct, kw_only=True):
+    input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Message(Struct, kw_only=True):
+    """The whole answer, or its beginning."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Block] = []
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+async def messages(http: HttpRequest) -> Response | EventStream:
+    """`/v1/messages`."""
+    engine = engine_of(http)
+    body = await bodies.read(http, MessagesBody)
+    body.check()
+    await engine.serves(body.model)
+    one = Answer(engine, await engine.facts(), body, caller(http).request_id)
+    request = one.request(caller(http).tenant)
+    if body.stream:
+        return EventStream(one.events(request), last=b"")
+    return Reply(_encode(await one.whole(request)))
+
+
+async def count_tokens(http: HttpRequest) -> Response:
+    """`/v1/messages/count_tokens`: of the prompt that the body becomes."""
+    engine, body = engine_of(http), await bodies.read(http, CountBody)
+    await engine.serves(body.model)
+    turns = body.turns()
+    goes_on = prefill(turns) is not None
+    ids = await engine.client.tokenize_chat(
+        turns, body.template_args(), body.choice().shown, timeout=30.0,
+        add_generation_prompt=not goes_on, continue_final_message=goes_on)
+    return Reply(_encode({"input_tokens": len(ids)}))
+
+
+class Answer:
+    """One request under way."""
+
+    def __init__(self, engine: Engine, facts: Facts, body: MessagesBody, request_id: str) -> None:
+        """Raises `HttpError` on tools that do not fit together."""
+        self._engine, self._facts, self._body = engine, facts, body
+        name = answers.name_of(body.request_id, request_id)
+        self._id = f"msg_{name}"
+        self._tools = body.choice()
+        self._blocks = Blocks(name)
+        self._turns = body.turns()
+        self._prefill = prefill(self._turns)
+        machine = facts.parsing.machine(
+            self._tools.schemas, self._tools.forced, True, body.template_args(),
+            None if self._prefill is None else opens_thought(self._prefill))
+        self._reader = Reader(machine, body.thinks, MAX_TOOLS if body.parallel else 1)
+
+    def request(self, tenant: str) -> Request:
+        """What the engine is asked. Raises `HttpError`."""
+        body = self._body
+        structured = self._tools.structured(structured_of(body))
+        params = sampling(body, None, structured=structured)
+        goes_on = self._prefill is not None
+        return request_for(body, params, tenant, messages=self._turns,
+                           template_args=body.template_args(), tools=self._tools.shown,
+                           add_generation_prompt=not goes_on, continue_final_message=goes_on)
+
+    # --- all at once ---
+
+    async def whole(self, request: Request) -> Message:
+        """The answer. Raises `ActoriumError`."""
+        [choices] = await self._engine.complete([request])
+        return self._message(choices[0])
+
+    def _message(self, one: Completion) -> Message:
+        self._blocks.take(self._reader.read(one.text, last=True))
+        self._blocks.close()
+        reason, sequence = self._end(one)
+        return Message(id=self._id, model=self._facts.model, content=self._blocks.found,
+                       stop_reason=reason, stop_sequence=sequence,
+                       usage=_usage(answers.usage([one.usage])))
+
+    def _end(self, one: Completion | StreamDelta) -> tuple[str, str | None]:
+        """(stop_reason, stop_sequence)."""
+        if one.finish_reason != "stop":
+            return "max_tokens", None
+        if self._reader.reason(one.finish_reason) == TOOL_CALLS:
+            return "tool_use", None
+        if isinstance(one.stop_reason, str):
+            return "stop_sequence", one.stop_reason
+        return "end_turn", None
+
+    # --- as it comes ---
+
+    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """The events of the stream. An error after the first one is an event as well."""
+        async with self._engine.stream(request) as deltas:
+            counts, begun = Running(await deltas.accepted()), False
+            try:
+                async for several in together(deltas):
+                    out = [] if begun else [self._start(counts), Event(type="ping")]
+                    begun = True
+                    for one in several:
+                        counts.add(one)
+                        out += self._events(one, counts)
+                    if out:
+                        yield _written(out)
+            except ActoriumError as error:
+                if not begun:
+                    raise
+                yield _written([Event(**http_error(error).anthropic_body())])
+
+    def _start(self, counts: Running) -> Event:
+        used = _usage(counts.usage())
+        return Event(type="message_start", message=Message(
+            id=self._id, model=self._facts.model, usage=used))
+
+    def _events(self, one: StreamDelta, counts: Running) -> list[Event]:
+        last = one.finish_reason is not None
+        out = self._blocks.take(self._reader.read(one.text, last))
+        if last:
+            out += self._blocks.close()
+            reason, sequence = self._end(one)
+            out += [Event(type="message_delta", usage=_usage(counts.usage()),
+                          delta=Delta(stop_reason=reason, stop_sequence=sequence)),
+                    Event(type="message_stop")]
+        return out
+
+
+def _usage(used: answers.Usage) -> MessageUsage:
+    cached = used.prompt_tokens_details.get("cached_tokens", 0)
+    return MessageUsage(input_tokens=used.prompt_tokens - cached, cache_read_input_tokens=cached,
+                        output_tokens=used.completion_tokens)
+
+
+def _written(events: Iterable[Event]) -> bytes:
+    return b"".join([b"event: %b\ndata: %b\n\n" % (one.type.encode(), _encode(one))
+                     for one in events])

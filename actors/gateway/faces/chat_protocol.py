@@ -1,0 +1,309 @@
+"""The body of `/v1/chat/completions`, and the shapes of its answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
+from actorium.actors.gateway.faces.tool_choice import (
+    Called,
+    CalledFunction,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+)
+from actorium.actors.gateway.faces.tool_choice import Choice as ToolChoice
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.messages import ChatMessage, ToolCall
+
+ASSISTANT = "assistant"
+ROLES = {"developer": "system", "function": "tool"}
+"""What templates call those that they do not know."""
+
+
+class Part(Struct):
+    """A part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class TurnCall(Struct, kw_only=True):
+    """A call that an earlier answer made."""
+
+    id: str = ""
+    function: TurnFunction
+
+
+class TurnFunction(Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class Turn(Struct, kw_only=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[TurnCall] | None = None
+    function_call: TurnFunction | None = None
+    """What calls were before `tool_calls`."""
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    """A chat completion's request."""
+
+    messages: list[Turn]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = \
+        None
+    add_generation_prompt: bool | None = None
+    """Default: unless the final message is continued."""
+    continue_final_message: bool = False
+    echo: bool = False
+    """Begin the answer with the last message, if it is of the same role."""
+    return_prompt_token_ids: bool = False
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Function] | None = None
+    """What tools were before, with `function_call`: the answer is in that shape, too."""
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
+    include_reasoning: bool = True
+    """Tell the reasoning; off = leave it out."""
+    separate_reasoning: bool = True
+    """Off = it is a part of the content, as the model wrote it."""
+
+    def turns(self) -> list[ChatMessage]:
+        """The messages as the engine takes them. Raises `HttpError` naming the message."""
+        check_turns(self.messages, "messages")
+        return [ChatMessage(
+            role=ROLES.get(turn.role, turn.role),
+            content=text_of(turn.content, f"messages[{i}].content"), name=turn.name,
+            tool_calls=_calls(turn), tool_call_id=turn.tool_call_id,
+            reasoning_content=turn.reasoning_content or turn.reasoning)
+            for i, turn in enumerate(self.messages)]
+
+    def check(self) -> None:
+        """Raise `HttpError` on fields that do not fit together."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise HttpError(400, "prompt_logprobs: not in a stream", "prompt_logprobs")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise HttpError(400, "continue_final_message: not with add_generation_prompt",
+                            "continue_final_message")
+        for name, older in (("tools", "functions"), ("tool_choice", "function_call")):
+            if getattr(self, name) is not None and getattr(self, older) is not None:
+                raise HttpError(400, f"{older}: not together with {name}", older)
+
+    @property
+    def opens_turn(self) -> bool:
+        """The prompt ends with the beginning of the model's turn."""
+        return not self.continue_final_message if self.add_generation_prompt is None \
+            else self.add_generation_prompt
+
+    @property
+    def wants_prompt_ids(self) -> bool:
+        """The answer tells the prompt's tokens."""
+        return self.return_token_ids or self.return_prompt_token_ids
+
+    def template_args(self) -> dict[str, Any]:
+        """What the chat template learns beside the conversation."""
+        documents = {} if self.documents is None else {"documents": self.documents}
+        return documents | effort_args(self.reasoning_effort) | self.chat_template_kwargs
+
+    def answer_role(self) -> str:
+        """Whose message the answer is, or continues."""
+        return ASSISTANT if self.opens_turn or not self.messages else self.messages[-1].role
+
+    def last_text(self) -> str:
+        """Of the last message. Raises `HttpError`."""
+        if not self.messages:
+            return ""
+        return text_of(self.messages[-1].content, f"messages[{len(self.messages) - 1}].content")
+
+    def echoed(self) -> str:
+        """What the answer begins with. Raises `HttpError`."""
+        if not self.echo or not self.messages or self.messages[-1].role != self.answer_role():
+            return ""
+        return self.last_text()
+
+    @property
+    def legacy(self) -> bool:
+        """Calls are told as `function_call`."""
+        return self.functions is not None
+
+    def choice(self) -> ToolChoice:
+        """The tools, and what is demanded of them. Raises `HttpError`."""
+        tools, wanted = self.tools, self.tool_choice
+        if self.functions is not None:
+            tools = [Tool("function", one) for one in self.functions]
+        if isinstance(self.function_call, NamedFunction):
+            wanted = NamedTool("function", self.function_call)
+        elif self.function_call is not None:
+            wanted = self.function_call
+        try:
+            return ToolChoice(tools, wanted, self.parallel)
+        except HttpError as error:
+            older = {"tools": "functions", "tool_choice": "function_call"}.get(error.param or "")
+            if not self.legacy or older is None:
+                raise
+            text = error.message.removeprefix(f"{error.param}: ")
+            raise HttpError(400, f"{older}: {text}", older) from None
+
+    @property
+    def parallel(self) -> bool:
+        """Several calls may be made at once."""
+        return self.parallel_tool_calls is not False and not self.legacy
+
+    def alternatives(self) -> int | None:
+        """Alternatives told of each token; None = no log-probabilities."""
+        if not self.logprobs and self.logprob_token_ids is None:
+            if self.top_logprobs:
+                raise HttpError(400, "top_logprobs: only with logprobs=true", "top_logprobs")
+            return None
+        # Tokens that are named come instead of the likeliest.
+        return 0 if self.logprob_token_ids is not None else self.top_logprobs or 0
+
+
+def _calls(turn: Turn) -> list[ToolCall]:
+    found = [_call(call.function, call.id) for call in turn.tool_calls or ()]
+    return found if turn.function_call is None else [*found, _call(turn.function_call)]
+
+
+def _call(function: TurnFunction, name: str = "") -> ToolCall:
+    arguments = function.arguments
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return ToolCall(name=function.name, arguments=text, id=name)
+
+
+def text_of(content: str | list[Part] | None, where: str) -> str:
+    """The text of a message's content. Raises `HttpError` on other parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
+        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+            raise HttpError(400, f"{where}[{i}]: only text is taken, got {part.type[:40]!r}",
+                            "messages")
+    return "".join(part.text or "" for part in content)
+
+
+class Usage(Struct):
+    """Token counts of a request: the prompt once, all choices together."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: dict[str, int] = {}
+    completion_tokens_details: dict[str, int] = {}
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class PromptLogprob(Struct):
+    """Of one alternative at a place of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""For each token of the prompt, None at the first: token id -> alternative."""
+
+
+class Said(Struct, omit_defaults=True, kw_only=True):
+    """What is new of a message, or all of it."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Called] | None = None
+    function_call: CalledFunction | None = None
+
+
+class ChunkChoice(Struct, kw_only=True):
+    index: int
+    delta: Said
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Chunk(Struct, kw_only=True):
+    """An event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """With the first event."""
+
+
+class Message(Struct, kw_only=True):
+    role: str = ASSISTANT
+    content: str | None = None
+    refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Called] | None = None
+    function_call: CalledFunction | UnsetType = UNSET
+
+
+class Choice(Struct, kw_only=True):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Where SGLang has them."""
+
+
+class ChatCompletion(Struct, kw_only=True):
+    """The whole answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    service_tier: None = None
+    system_fingerprint: None = None

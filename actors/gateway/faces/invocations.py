@@ -1,0 +1,44 @@
+"""`/invocations`, as SageMaker calls a model: one path for every kind of body."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import Request as HttpRequest
+from starlette.types import Message
+
+from actorium.actors.gateway.faces import chat_completions, completions, responses, sglang
+from actorium.actors.gateway.http import bodies
+from actorium.actors.gateway.http.http_errors import HttpError
+
+
+class InvocationBody(Struct, kw_only=True):
+    """The fields that tell what a body is for."""
+
+    messages: Any = None
+    prompt: Any = None
+    input: Any = None
+    text: Any = None
+    input_ids: Any = None
+
+
+ROUTES: dict[str, Callable[[HttpRequest], Awaitable[Any]]] = {
+    "messages": chat_completions.completions, "prompt": completions.completions,
+    "input": responses.responses, "text": sglang.generate, "input_ids": sglang.generate}
+"""What answers a body with this field: the first that it has."""
+
+
+async def invocations(http: HttpRequest) -> Any:
+    """The answer of the route that the body is for."""
+    body = await bodies.raw(http)
+    found = bodies.decode(body, InvocationBody)
+    kind = next((name for name in ROUTES if getattr(found, name) is not None), None)
+    if kind is None:
+        raise HttpError(400, f"body: one of {', '.join(ROUTES)} is needed")
+
+    async def again() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return await ROUTES[kind](HttpRequest(http.scope, again))

@@ -1,0 +1,157 @@
+"""Structured output as the APIs ask for it: OpenAI's response_format, the fields of others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.params import MAX_GRAMMAR, Structured
+
+Schema = dict[str, Any] | bool
+
+
+class JsonSchema(Struct, kw_only=True):
+    """OpenAI's wrapping of a schema."""
+
+    name: str = "schema"
+    schema_: Schema | None = field(default=None, name="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """What `type` says: text, json_object, json_schema or structural_tag."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+    schema_: Schema | None = field(default=None, name="schema")
+    """Where llama-server and SGLang have the schema of json_object and of json_schema."""
+    structures: list[dict[str, Any]] | None = None
+    """With `triggers`: a structural tag."""
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+    """The other way to write a structural tag."""
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    """vLLM's, at most one of them; and how schemas are read, wherever they stand."""
+
+    json: Schema | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    additional_properties: bool = False
+    """Objects may have members that their schema does not name, unless it forbids them."""
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+
+class FormatFields(Struct, kw_only=True):
+    """What a body may have. At most one of them counts."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: Schema | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+
+
+FORMAT_FIELDS = FormatFields.__struct_fields__
+
+
+def format_field(body: FormatFields, otherwise: str = "structured") -> str:
+    """The field that says what the completion must be."""
+    return next((name for name in FORMAT_FIELDS if getattr(body, name) is not None), otherwise)
+
+
+def structured_of(body: FormatFields) -> Structured | None:
+    """What the completion must be. Raises `HttpError` naming the field."""
+    wanted = {name: found for name in FORMAT_FIELDS
+              if (found := _one(name, getattr(body, name))) is not None}
+    if len(wanted) > 1:
+        first, second = list(wanted)[:2]
+        raise HttpError(400, f"{second}: not together with {first}", second)
+    found = next(iter(wanted.values()), None)
+    more = body.structured_outputs
+    if more is None or not more.additional_properties:
+        return found
+    if found is None or found.json_schema is None:
+        raise HttpError(400, "structured_outputs.additional_properties: only with a JSON schema",
+                        "structured_outputs")
+    return msgspec.structs.replace(found, additional_properties=True)
+
+
+def _one(name: str, value: Any) -> Structured | None:
+    if value is None or (name == "grammar" and not value):
+        return None
+    if isinstance(value, ResponseFormat):
+        return _response_format(value)
+    if isinstance(value, StructuredOutputs):
+        return _structured_outputs(value)
+    if name in ("guided_json", "json_schema"):
+        return Structured(json_schema=_text(value))
+    if name == "guided_choice":
+        return Structured(choice=value)
+    return Structured(regex=value) if name.endswith("regex") else Structured(grammar=value)
+
+
+def _response_format(given: ResponseFormat) -> Structured | None:
+    if given.type == "text":
+        return None
+    if given.type == "structural_tag":
+        return _structural_tag(given)
+    if given.type not in ("json_object", "json_schema"):
+        raise HttpError(400, "response_format: type must be text, json_object, json_schema or "
+                        f"structural_tag, got {given.type[:40]!r}", "response_format")
+    schema = given.schema_
+    if given.type == "json_schema" and given.json_schema is not None:
+        schema = given.json_schema.schema_ if given.json_schema.schema_ is not None else schema
+    if schema is not None:
+        return Structured(json_schema=json_text(schema))
+    if given.type == "json_object":
+        return Structured(json_object=True)
+    raise HttpError(400, "response_format: json_schema.schema is required", "response_format")
+
+
+def _structural_tag(given: ResponseFormat) -> Structured:
+    if (given.format is None) == (given.structures is None):
+        raise HttpError(400, "response_format: a structural_tag has either a format, or structures "
+                        "and triggers", "response_format")
+    tag = {"type": given.type, "format": given.format} if given.format is not None else \
+        {"structures": given.structures, "triggers": given.triggers or []}
+    return Structured(structural_tag=json_text(tag))
+
+
+def _structured_outputs(given: StructuredOutputs) -> Structured | None:
+    """None where it only says how schemas are read."""
+    for name in ("disable_any_whitespace", "whitespace_pattern"):
+        if getattr(given, name):
+            raise HttpError(400, f"structured_outputs.{name}: not supported", "structured_outputs")
+    kinds = {"json_schema": None if given.json is None else _text(given.json),
+             "json_object": given.json_object or None, "regex": given.regex,
+             "choice": given.choice, "grammar": given.grammar,
+             "structural_tag": None if given.structural_tag is None else
+             _text(given.structural_tag)}
+    found: dict[str, Any] = {name: value for name, value in kinds.items() if value is not None}
+    return Structured(**found) if found or not given.additional_properties else None
+
+
+def json_text(value: Any) -> str:
+    """As JSON. What is too long for the engine is not left to the standard library, which takes ten
+    times as long: a body may bring two million numbers."""
+    text = msgspec.json.encode(value)
+    return text.decode() if len(text) > MAX_GRAMMAR else json.dumps(value)
+
+
+def _text(schema: Schema | str) -> str:
+    return schema if isinstance(schema, str) else json_text(schema)

@@ -1,0 +1,377 @@
+"""Responses that can be asked for again, and whose conversations go on: SQLite, in memory or in a
+file that several gateways share.
+
+Bounded in bytes and number over all tenants; the oldest of the tenant that holds most go first. A
+tenant sees its own alone. A file is read and written by a thread, one call at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from msgspec import to_builtins
+
+from actorium.actors.config.tree import GatewayConfig
+from actorium.actors.errors import Aborted, ActoriumError, BadConfig
+from actorium.actors.gateway.faces.responses_body import Item, ResponsesBody
+from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
+
+VERSION = 1
+"""Of the file's tables, as its `user_version`."""
+BUSY_SECONDS = 10.0
+"""How long a call waits for another gateway's."""
+RUNNING = ("queued", "in_progress")
+_TABLES = """
+BEGIN;
+CREATE TABLE IF NOT EXISTS responses(
+    number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, id TEXT NOT NULL,
+    status TEXT NOT NULL, owner TEXT NOT NULL, response BLOB NOT NULL, context BLOB NOT NULL,
+    input BLOB NOT NULL, size INTEGER NOT NULL, UNIQUE(tenant, id));
+CREATE INDEX IF NOT EXISTS oldest ON responses(tenant, number);
+CREATE TABLE IF NOT EXISTS totals(tenant TEXT PRIMARY KEY, bytes INTEGER, number INTEGER);
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
+    INSERT INTO totals VALUES(new.tenant, new.size, 1) ON CONFLICT(tenant) DO UPDATE
+    SET bytes = bytes + new.size, number = number + 1;
+END;
+CREATE TRIGGER IF NOT EXISTS changed AFTER UPDATE OF size ON responses BEGIN
+    UPDATE totals SET bytes = bytes + new.size - old.size WHERE tenant = new.tenant;
+END;
+CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON responses BEGIN
+    UPDATE totals SET bytes = bytes - old.size, number = number - 1 WHERE tenant = old.tenant;
+    DELETE FROM totals WHERE tenant = old.tenant AND number = 0;
+END;
+PRAGMA user_version = 1;
+COMMIT;
+"""
+Result = TypeVar("Result")
+
+
+class Stored(NamedTuple):
+    """One response. The three bodies are JSON."""
+
+    status: str
+    owner: str
+    """The process that works on it."""
+    response: bytes
+    context: bytes
+    """Items of the conversation before this response's own input: an array."""
+    input: bytes
+    """Its own input items: an array."""
+
+
+class ResponseStore:
+    """Of one gateway. Closed by `close`."""
+
+    def __init__(self, path: str | None, max_bytes: int, max_responses: int) -> None:
+        """path: of the file, None = in memory. Raises `BadConfig` on a file that is none."""
+        self._max_bytes, self._most = max_bytes, max_responses
+        self._lock = threading.Lock()
+        self.shared = path is not None
+        """Other gateways may change what is stored."""
+        self.owner = owner_of(os.getpid())
+        self._db = _open(path)
+
+    # --- for the routes ---
+
+    async def put(self, tenant: str, name: str, stored: Stored) -> bool:
+        """Keep it, in the place of one of that name; False if it is larger than the store."""
+        return await self._run(lambda: self._put(tenant, name, stored))
+
+    async def get(self, tenant: str, name: str) -> Stored | None:
+        """None if there is none of the tenant's."""
+        return await self._run(lambda: self._get(tenant, name))
+
+    async def delete(self, tenant: str, name: str) -> bool:
+        """False if there was none."""
+        return await self._run(lambda: self._delete(tenant, name) > 0)
+
+    async def update(self, tenant: str, name: str, status: str, response: bytes) -> bool:
+        """How a running response goes on or ended; False if it does not run any more: it has been
+        cancelled or deleted."""
+        return await self._run(lambda: self._update(tenant, name, status, response))
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # --- in the thread ---
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        def locked() -> Result:
+            with self._lock, self._db:
+                return work()
+
+        return await asyncio.to_thread(locked) if self.shared else locked()
+
+    def _put(self, tenant: str, name: str, stored: Stored) -> bool:
+        size = sum(map(len, stored[2:]))
+        if size > self._max_bytes or not self._most:
+            return False
+        self._db.execute("BEGIN IMMEDIATE")
+        self._delete(tenant, name)
+        self._db.execute(
+            "INSERT INTO responses(tenant, id, status, owner, response, context, input, size) "
+            "VALUES(?, ?, ?, ?, ?, ?, ?, ?)", (tenant, name, *stored, size))
+        while self._is_too_full():
+            self._evict()
+        return True
+
+    def _is_too_full(self) -> bool:
+        used, number = self._db.execute(
+            "SELECT coalesce(sum(bytes), 0), coalesce(sum(number), 0) FROM totals").fetchone()
+        return bool(used > self._max_bytes or number > self._most)
+
+    def _evict(self) -> None:
+        """The oldest of whoever holds most."""
+        self._db.execute(
+            "DELETE FROM responses WHERE number = (SELECT min(number) FROM responses WHERE tenant "
+            "= (SELECT tenant FROM totals ORDER BY bytes DESC LIMIT 1))")
+
+    def _get(self, tenant: str, name: str) -> Stored | None:
+        found = self._db.execute(
+            "SELECT status, owner, response, context, input FROM responses "
+            "WHERE tenant = ? AND id = ?", (tenant, name)).fetchone()
+        return None if found is None else Stored(*found)
+
+    def _delete(self, tenant: str, name: str) -> int:
+        return self._db.execute("DELETE FROM responses WHERE tenant = ? AND id = ?",
+                                (tenant, name)).rowcount
+
+    def _update(self, tenant: str, name: str, status: str, response: bytes) -> bool:
+        return self._db.execute(
+            "UPDATE responses SET status = ?, size = size - length(response) + ?, response = ? "
+            "WHERE tenant = ? AND id = ? AND status IN (?, ?)",
+            (status, len(response), response, tenant, name, *RUNNING)).rowcount > 0
+
+
+def _open(path: str | None) -> sqlite3.Connection:
+    """Raises `BadConfig`."""
+    try:
+        if path is not None:
+            # Conversations: for the engine's user alone.
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                os.fchmod(fd, 0o600)  # one that was there may be open to others
+            finally:
+                os.close(fd)
+        db = sqlite3.connect(path or ":memory:", timeout=BUSY_SECONDS, check_same_thread=False)
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, VERSION):
+            raise _bad(path, f"its tables are of version {version}, not {VERSION}")
+        if path is not None:
+            db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        if version != VERSION:  # else nothing is written: the disk may be full by now
+            db.executescript(_TABLES)
+    except (OSError, sqlite3.Error) as error:
+        raise _bad(path, str(error)) from None
+    return db
+
+
+def _bad(path: str | None, why: str) -> BadConfig:
+    return BadConfig(f"responses_store: {path}: {why}", "gateway.responses_store")
+
+
+def owner_of(pid: int) -> str:
+    """A process and when it began, since numbers of processes come again; empty if there is none.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return f"{pid}:{stat.rpartition(')')[2].split()[19]}"
+
+
+def lives(owner: str) -> bool:
+    """Whether the process still runs."""
+    pid = owner.partition(":")[0]
+    return pid.isdecimal() and owner_of(int(pid)) == owner
+
+
+LOG = logging.getLogger("actorium.gateway")
+WATCH_SECONDS = 0.5
+"""How often a running response's place in a shared file is looked at: another gateway may have been
+told to cancel it."""
+OFF = ("responses are not stored: the engine runs with several gateways and without "
+       "--responses-store, or with --responses-max-bytes 0")
+_encode = msgspec.json.Encoder().encode
+
+
+class Work(Protocol):
+    """A response under way, as `Responding` is."""
+
+    response: Any
+
+    async def run(self) -> None:
+        """To its end. Raises `ActoriumError`, `HttpError`."""
+
+    def failed(self, error: BaseException) -> HttpError:
+        """What is told of an exception that is neither."""
+
+
+def open_store(settings: GatewayConfig) -> ResponseStore | None:
+    """None where nothing is stored. Raises `BadConfig`."""
+    path = settings.responses_store
+    if settings.responses_max_bytes == 0 or (path is None and settings.gateways > 1):
+        return None
+    return ResponseStore(path, settings.responses_max_bytes, settings.responses_max)
+
+
+async def context_of(store: ResponseStore | None, tenant: str, previous: str | None) -> bytes:
+    """JSON of the items that a request goes on from. Raises `HttpError` naming
+    previous_response_id."""
+    if previous is None:
+        return b"[]"
+    field, name = "previous_response_id", previous[:100]
+    if store is None:
+        raise HttpError(400, f"{field}: {OFF}", field)
+    found = await store.get(tenant, previous)
+    if found is None:
+        raise HttpError(404, f"{field}: there is no response {name!r}", field,
+                        code="previous_response_not_found")
+    if found.status not in ("completed", "incomplete"):
+        raise HttpError(400, f"{field}: the response {name!r} is {found.status}", field)
+    return conversation(found)
+
+
+class Keeping:
+    """A place for the response of one request."""
+
+    def __init__(self, store: ResponseStore, tenant: str, context: bytes, body: ResponsesBody,
+                 name: str) -> None:
+        """context: JSON of the items before the request's own; name: items without ids are called
+        after it."""
+        self._store, self._tenant, self._context = store, tenant, context
+        self._input = _encode(input_items(body, name))
+
+    async def put(self, response: Any) -> bool:
+        """Keep it as it is now. False, and a line in the log, where that cannot be done: it is
+        answered in any case."""
+        stored = Stored(response.status, self._store.owner, _encode(response), self._context,
+                        self._input)
+        try:
+            return await self._store.put(self._tenant, response.id, stored)
+        except sqlite3.Error as error:
+            LOG.error("response %s is not stored: %s", response.id, error)
+            return False
+
+    async def update(self, response: Any) -> bool:
+        """The same, of one that was kept as running; False if it is to end."""
+        try:
+            return await self._store.update(self._tenant, response.id, response.status,
+                                            _encode(response))
+        except sqlite3.Error as error:
+            LOG.error("response %s is not stored: %s", response.id, error)
+            return True
+
+    async def wanted(self, name: str) -> bool:
+        """It has been neither cancelled nor deleted."""
+        stored = await self._store.get(self._tenant, name)
+        return stored is not None and stored.status in RUNNING
+
+
+def input_items(body: ResponsesBody, name: str) -> list[dict[str, Any]]:
+    """The input as it is told again: each item with an id, each content as parts."""
+    given = body.input
+    items = given if isinstance(given, list) else [Item(role="user", content=given)]
+    told = []
+    for number, item in enumerate(items):
+        made = {key: value for key, value in to_builtins(item).items() if value is not None}
+        if item.type == "message" and isinstance(item.content, str):
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            made["content"] = [{"type": kind, "text": item.content}]
+        made.setdefault("id", f"in_{name}_{number}")
+        told.append(made)
+    return told
+
+
+def conversation(stored: Stored) -> bytes:
+    """JSON of all items up to the end of a response: what one that follows it begins with."""
+    output = msgspec.json.decode(stored.response)["output"]
+    parts = [msgspec.json.decode(part) for part in (stored.context, stored.input)]
+    return _encode([*parts[0], *parts[1], *output])
+
+
+class Jobs:
+    """Responses that go on without their caller, of one gateway."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, tenant: str, work: Work, keeping: Keeping,
+              done: Callable[[], None]) -> None:
+        """Do the work, and then call `done`. Its response has been put, as queued."""
+        key = tenant, work.response.id
+        task = asyncio.ensure_future(self._run(work, keeping))
+        self._tasks[key] = task
+
+        def ended(_: object) -> None:
+            if self._tasks.get(key) is task:
+                del self._tasks[key]
+            done()
+
+        task.add_done_callback(ended)
+
+    def cancel(self, tenant: str, name: str) -> None:
+        """End it, if it is one of this gateway's."""
+        if (task := self._tasks.get((tenant, name))) is not None:
+            task.cancel()
+
+    async def _run(self, work: Work, keeping: Keeping) -> None:
+        response = work.response
+        response.status = "in_progress"
+        try:
+            if await keeping.update(response):
+                await self._watched(work, keeping)
+        except Aborted:
+            response.status = "cancelled"
+        except ActoriumError as error:
+            fail(response, http_error(error))
+        except HttpError as error:
+            fail(response, error)
+        except asyncio.CancelledError:  # by `cancel`, which has said so in the store
+            fail(response, HttpError(503, "the engine has stopped", None, SERVER))
+            raise
+        except Exception as error:
+            fail(response, work.failed(error))
+        finally:
+            await keeping.update(response)
+
+    async def _watched(self, work: Work, keeping: Keeping) -> None:
+        running = asyncio.ensure_future(work.run())
+        try:
+            while not running.done():
+                await asyncio.wait([running], timeout=WATCH_SECONDS)
+                if not running.done() and not await keeping.wanted(work.response.id):
+                    raise Aborted("the response was cancelled")
+            await running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def fail(response: Any, error: HttpError) -> None:
+    """Say in a response why it came to nothing."""
+    code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+    response.status, response.error = "failed", {"code": code, "message": error.message}
+
+
+def orphaned(stored: Stored) -> bytes | None:
+    """What a response is whose gateway died before it ended; None if that has not happened."""
+    if stored.status not in RUNNING or lives(stored.owner):
+        return None
+    told = msgspec.json.decode(stored.response)
+    told["status"] = "failed"
+    told["error"] = {"code": "server_error", "message": "the process that worked on it has died"}
+    return _encode(told)

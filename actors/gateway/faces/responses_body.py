@@ -1,0 +1,259 @@
+"""The body of `/v1/responses`: what is asked, as a conversation and tools."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from actorium.actors.client.requests import Request
+from actorium.actors.gateway.faces.chat_protocol import ROLES, Part, text_of
+from actorium.actors.gateway.faces.response_formats import JsonSchema, ResponseFormat, structured_of
+from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
+from actorium.actors.gateway.faces.tool_choice import (
+    Choice,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+)
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.messages import ChatMessage, ToolCall
+from actorium.actors.params import Structured
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Item(Struct, kw_only=True):
+    """One thing of the input: a message, or what an earlier answer held."""
+
+    type: str = "message"
+    id: str | None = None
+    role: str | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+
+
+class ToolSpec(Struct, kw_only=True):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedChoice(Struct, kw_only=True):
+    type: str
+    name: str | None = None
+
+
+class Format(Struct, kw_only=True):
+    type: str = "text"
+    name: str = "schema"
+    schema_: dict[str, Any] | bool | None = field(default=None, name="schema")
+
+
+class TextOptions(Struct, kw_only=True):
+    format: Format | None = None
+
+
+class ReasoningOptions(Struct, kw_only=True):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class InputBody(SamplingFields, kw_only=True):
+    """What a response's prompt is made of; alone, the body of `/v1/responses/input_tokens`."""
+
+    input: str | list[Item] | None = None
+    instructions: str | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    previous_response_id: str | None = None
+    """The stored response that this input follows."""
+    conversation: Any = None
+    prompt: Any = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+
+    def check(self) -> None:
+        """Raise `HttpError` on what is not offered."""
+        for name, instead in (("conversation", "previous_response_id goes on with one"),
+                              ("prompt", "there are no stored prompts")):
+            if getattr(self, name) is not None:
+                raise HttpError(400, f"{name}: not supported; {instead}", name)
+        if self.truncation == "auto":
+            raise HttpError(400, "truncation: not supported; leave items out of the input",
+                            "truncation")
+
+    def template_args(self) -> dict[str, Any]:
+        """What the chat template learns beside the conversation."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return effort_args(effort) | self.chat_template_kwargs
+
+    def choice(self) -> Choice:
+        """The tools, as chats have them. Raises `HttpError`."""
+        tools = []
+        for i, one in enumerate(self.tools or ()):
+            if one.type != "function" or not one.name:
+                raise HttpError(400, f"tools[{i}]: only functions with a name are taken, got "
+                                f"{one.type[:40]!r}", "tools")
+            tools.append(Tool("function", Function(one.name, one.description, one.parameters,
+                                                   one.strict)))
+        wanted = self.tool_choice
+        if wanted == "auto" and not tools:
+            wanted = None  # many clients always send it
+        if isinstance(wanted, NamedChoice):
+            if wanted.type != "function" or not wanted.name:
+                raise HttpError(400, "tool_choice: only functions can be named, got "
+                                f"{wanted.type[:40]!r}", "tool_choice")
+            return Choice(tools or None, NamedTool("function", NamedFunction(wanted.name)),
+                          self.parallel)
+        return Choice(tools or None, wanted, self.parallel)
+
+    @property
+    def parallel(self) -> bool:
+        """Several calls may be made at once."""
+        return self.parallel_tool_calls is not False
+
+    def turns(self, context: list[Item]) -> list[ChatMessage]:
+        """The conversation: the items before it, and its own. Raises `HttpError` naming the item.
+        """
+        items = self.input if isinstance(self.input, list) else \
+            [Item(role="user", content=self.input)] if self.input else []
+        check_turns([*context, *items], "input")
+        turns = Turns()
+        if self.instructions:
+            turns.say("system", self.instructions)
+        for i, item in enumerate(context):
+            turns.add(item, f"previous_response_id: item {i}")
+        for i, item in enumerate(items):
+            turns.add(item, f"input[{i}]")
+        return turns.found
+
+    def prompted(self, context: list[Item]) -> Request:
+        """A request with the prompt alone. Raises `HttpError`."""
+        return Request(messages=list(self.turns(context)), tools=self.choice().shown,
+                       template_args=self.template_args())
+
+
+class ResponsesBody(InputBody, kw_only=True):
+    """A response's request."""
+
+    input: str | list[Item]
+    max_output_tokens: int | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, str] | None = None
+    background: bool = False
+    """Answer at once; the response is asked for later."""
+    store: bool = True
+    """Keep the response, to be asked for or gone on with. The answer says whether it is kept."""
+
+    def check(self) -> None:
+        """Raise `HttpError` on what is not offered."""
+        super().check()
+        if self.background and self.stream:
+            raise HttpError(400, "background: not together with stream; ask for the response by "
+                            "its id", "background")
+        if self.background and not self.store:
+            raise HttpError(400, "background: only with store=true", "background")
+        if (self.n or 1) != 1:
+            raise HttpError(400, "n: a response has one choice", "n")
+        if self.prompt_logprobs is not None:
+            raise HttpError(400, "prompt_logprobs: not of responses", "prompt_logprobs")
+
+    def alternatives(self) -> int | None:
+        """Alternatives told of each token; None = no log-probabilities."""
+        if LOGPROBS in (self.include or ()) or self.top_logprobs:
+            return self.top_logprobs or 0
+        return None
+
+    def structured(self) -> Structured | None:
+        """What the text must be. Raises `HttpError`."""
+        wanted = None if self.text is None else self.text.format
+        if wanted is None:
+            return structured_of(self)
+        schema = JsonSchema(name=wanted.name, schema_=wanted.schema_)
+        try:
+            found = structured_of(SamplingFields(
+                response_format=ResponseFormat(type=wanted.type, json_schema=schema)))
+        except HttpError as error:
+            raise HttpError(400, error.message.replace("response_format", "text.format", 1),
+                            "text") from None
+        if found is not None and structured_of(self) is not None:
+            raise HttpError(400, "text.format: not together with another format", "text")
+        return found or structured_of(self)
+
+
+class Turns:
+    """Items as a conversation: an assistant's reasoning, words and calls become one turn."""
+
+    def __init__(self) -> None:
+        self.found: list[ChatMessage] = []
+        self._reasoning: str | None = None
+        self._names: dict[str, str] = {}
+        """Of the functions that were called, by the calls' ids."""
+
+    def add(self, item: Item, where: str) -> None:
+        """Take an item. Raises `HttpError`."""
+        try:
+            self._add(item, where)
+        except HttpError as error:
+            raise HttpError(400, error.message, "input") from None
+
+    def _add(self, item: Item, where: str) -> None:
+        if item.type == "message":
+            if not item.role:
+                raise HttpError(400, f"{where}.role: is required")
+            role = ROLES.get(item.role, item.role)
+            self.say(role, text_of(item.content, f"{where}.content"))
+        elif item.type == "reasoning":
+            parts = item.content if isinstance(item.content, list) and item.content else \
+                item.summary or []
+            self._reasoning = "\n".join(part.text or "" for part in parts) or None
+        elif item.type == "function_call":
+            self._call(item, where)
+        elif item.type == "function_call_output":
+            if not item.call_id:
+                raise HttpError(400, f"{where}.call_id: is required")
+            self.found.append(ChatMessage(
+                "tool", text_of(item.output, f"{where}.output"), tool_call_id=item.call_id,
+                name=self._names.get(item.call_id)))
+        else:
+            raise HttpError(400, f"{where}: {item.type[:40]!r} is not taken")
+
+    def say(self, role: str, text: str) -> None:
+        """A message's words."""
+        last = self.found[-1] if self.found else None
+        if role == "system" and last is not None and last.role == "system":
+            self.found[-1] = ChatMessage("system", f"{last.content}\n\n{text}")
+            return
+        self.found.append(ChatMessage(role, text, reasoning_content=self._thought(role)))
+
+    def _call(self, item: Item, where: str) -> None:
+        if not item.name or not item.call_id:
+            raise HttpError(400, f"{where}: call_id and name are required")
+        self._names[item.call_id] = item.name
+        call = ToolCall(item.name, item.arguments or "", item.call_id)
+        last = self.found[-1] if self.found else None
+        if last is None or last.role != "assistant" or self._reasoning is not None:
+            self.found.append(ChatMessage("assistant", "", tool_calls=[call],
+                                          reasoning_content=self._thought("assistant")))
+        else:
+            self.found[-1] = ChatMessage("assistant", last.content,
+                                         tool_calls=[*last.tool_calls, call],
+                                         reasoning_content=last.reasoning_content)
+
+    def _thought(self, role: str) -> str | None:
+        if role != "assistant":
+            return None
+        thought, self._reasoning = self._reasoning, None
+        return thought

@@ -1,0 +1,243 @@
+"""Sampling fields that the request bodies share, and what the engine makes of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from actorium.actors.client.requests import Request
+from actorium.actors.errors import context_overflow
+from actorium.actors.gateway.faces.response_formats import FormatFields
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.messages import MAX_TURNS
+from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
+
+_TOKEN = re.compile(r"[0-9]{1,10}")
+SEED_MASK = (1 << 63) - 1
+
+
+class UnsupportedFields(FormatFields, kw_only=True):
+    """The fields of a format, and these: taken with a value that changes nothing, else refused."""
+
+    # vLLM's
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    early_stopping: Any = None
+    prompt_embeds: Any = None
+    logits_processors: Any = None
+    repetition_detection: Any = None
+    thinking_token_budget: Any = None
+    # SGLang's
+    lora_path: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: Any = None
+    # llama-server's
+    typical_p: Any = None
+    tfs_z: Any = None
+    mirostat: Any = None
+    dynatemp_range: Any = None
+    xtc_probability: Any = None
+    dry_multiplier: Any = None
+    top_n_sigma: Any = None
+    # OpenAI's
+    audio: Any = None
+    modalities: Any = None
+    web_search_options: Any = None
+
+
+UNSUPPORTED = tuple(UnsupportedFields.__annotations__)
+_NEUTRAL: dict[str, Any] = {"length_penalty": 1, "typical_p": 1, "tfs_z": 1, "top_n_sigma": -1,
+                            "modalities": ["text"]}
+"""Values that change nothing, beside null, false, 0 and what is empty."""
+
+
+def refuse_unsupported(body: UnsupportedFields) -> None:
+    """Raise `HttpError` 400 naming the first field that asks for what is not offered."""
+    for name in UNSUPPORTED:
+        value = getattr(body, name)
+        # An empty object of options still asks for what the options are of.
+        nothing = value is None or (not value and not isinstance(value, dict))
+        if not nothing and value != _NEUTRAL.get(name):
+            raise HttpError(400, f"{name}: not supported", name)
+
+
+class StreamOptions(Struct):
+    """What a stream tells beside its deltas."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    resumable: bool = False
+    """Each event has an id; a call with that as `Last-Event-ID` goes on behind it."""
+
+
+class SamplingFields(UnsupportedFields, kw_only=True):
+    """OpenAI's fields, and those that vLLM and SGLang add. None = the model's own default."""
+
+    model: str | None = None
+    n: int | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    """Negative ones stand for others, which the engine takes: their lowest 63 bits."""
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    n_predict: int | None = None
+    """llama-server's name of the same; -1 = to the end of the context."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    """llama-server's name of the same."""
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    best_of: int | None = None
+    """Must equal n: completions are not ranked."""
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    include_stop_str_in_output: bool = False
+    no_stop_trim: bool = False
+    """SGLang's name of the same."""
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    logprob_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    """Where the prompt loses tokens; default: left."""
+    cache_salt: str | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    """Log-probabilities call a token `token_id:5`."""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: int = 0
+    timeout: float | None = None
+    user: str | None = None
+    request_id: str | None = None
+
+    @property
+    def alternatives_field(self) -> str:
+        """What says how many alternatives are told of each token."""
+        return "top_logprobs" if "top_logprobs" in self.__struct_fields__ else "logprobs"
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of a completion at the most, as far as that was said."""
+        if self.max_tokens is not None or self.n_predict is None or self.n_predict == -1:
+            return self.max_tokens
+        return self.n_predict
+
+    @property
+    def include_usage(self) -> bool:
+        """A stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Each chunk has it. It says how usage comes, not whether it does."""
+        return self.include_usage and self.stream_options is not None \
+            and self.stream_options.continuous_usage_stats
+
+    @property
+    def resumable(self) -> bool:
+        """Its events have ids."""
+        return self.stream_options is not None and self.stream_options.resumable
+
+
+    def truncated(self, ids: list[int], max_model_len: int, max_tokens: int | None) -> list[int]:
+        """The part of a prompt that `truncate_prompt_tokens` leaves, as the engine would cut it."""
+        keep = self.truncate_prompt_tokens
+        if keep is None or not -1 <= keep <= max_model_len or keep == 0:
+            return ids  # the engine says what is wrong
+        size = keep if keep > 0 else max(1, max_model_len - (max_tokens or 1))
+        return ids[:size] if self.cuts_right else ids[-size:]
+
+    @property
+    def cuts_right(self) -> bool:
+        """The prompt's first tokens are kept, which the engine itself does not do."""
+        return self.truncation_side == "right" and self.truncate_prompt_tokens is not None
+
+
+def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> SamplingParams:
+    """The engine's parameters. logprobs: alternatives of each token; more: other parameters.
+
+    Raises `HttpError` on a field that only HTTP has.
+    """
+    refuse_unsupported(fields)
+    if fields.stream_options is not None and not fields.stream:
+        raise HttpError(400, "stream_options: only with stream=true", "stream_options")
+    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+        name = fields.alternatives_field
+        raise HttpError(400, f"{name}: must be between 0 and {MAX_LOGPROBS}, got {logprobs}", name)
+    if fields.cache_salt == "":
+        raise HttpError(400, "cache_salt: must not be empty", "cache_salt")
+    if fields.best_of is not None and fields.best_of != (fields.n or 1):
+        raise HttpError(400, "best_of: must equal n", "best_of")
+    given: dict[str, Any] = {
+        "max_tokens": fields.limit, "min_tokens": fields.min_tokens,
+        "presence_penalty": fields.presence_penalty, "frequency_penalty": fields.frequency_penalty,
+        "n": fields.n, "temperature": fields.temperature, "top_p": fields.top_p,
+        "top_k": fields.top_k, "min_p": fields.min_p,
+        "repetition_penalty": fields.repeat_penalty if fields.repetition_penalty is None
+        else fields.repetition_penalty, "stop_token_ids": fields.stop_token_ids,
+        "prompt_logprobs": fields.prompt_logprobs, "bad_words": fields.bad_words or None,
+        "stop_regex": fields.stop_regex or None, "allowed_token_ids": fields.allowed_token_ids,
+        "logprob_token_ids": fields.logprob_token_ids, **more}
+    return SamplingParams(
+        **{name: value for name, value in given.items() if value is not None},
+        seed=None if fields.seed is None else fields.seed & SEED_MASK,
+        stop=fields.stop or None, logprobs=logprobs, logit_bias=_bias(fields.logit_bias),
+        include_stop_str_in_output=fields.include_stop_str_in_output or fields.no_stop_trim,
+        ignore_eos=fields.ignore_eos, skip_special_tokens=fields.skip_special_tokens)
+
+
+def request_for(fields: SamplingFields, params: SamplingParams, tenant: str,
+                **prompt: Any) -> Request:
+    """What the engine is asked. prompt: the prompt or the messages, and what belongs to them."""
+    return Request(params=params, timeout=fields.timeout, tenant=tenant, priority=fields.priority,
+                   truncate_prompt_tokens=fields.truncate_prompt_tokens,
+                   cache_salt=fields.cache_salt, **prompt)
+
+
+def effort_args(effort: str | None) -> dict[str, Any]:
+    """What a chat template learns of `reasoning_effort`. Templates know `enable_thinking` or
+    `thinking`."""
+    if effort is None:
+        return {}
+    return {"enable_thinking": False, "thinking": False} if effort == "none" \
+        else {"reasoning_effort": effort}
+
+
+def check_turns(given: Sequence[object], field: str) -> None:
+    """Raise `HttpError` 400 naming the field where a conversation is empty or too long."""
+    if not given:
+        raise HttpError(400, f"{field}: must not be empty", field)
+    if len(given) > MAX_TURNS:
+        raise HttpError(400, f"{field}: at most {MAX_TURNS} of them, got {len(given)}", field)
+
+
+def check_ids(ids: Sequence[int], max_model_len: int, field: str, completion: int = 1) -> None:
+    """Raise `ContextOverflow` naming the field where token ids, and so many tokens of completion,
+    do not fit the context."""
+    if len(ids) + completion > max_model_len:
+        raise context_overflow(max_model_len, len(ids), completion, field)
+
+
+def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    if not given:
+        return None
+    if len(given) > MAX_LOGIT_BIAS:
+        raise HttpError(400, f"logit_bias: at most {MAX_LOGIT_BIAS} tokens, got {len(given)}",
+                        "logit_bias")
+    for token in given:
+        if not _TOKEN.fullmatch(token):
+            raise HttpError(400, f"logit_bias: {token[:40]!r} is no token id", "logit_bias")
+    return {int(token): value for token, value in given.items()}

@@ -1,0 +1,269 @@
+"""The body of `/generate`, by SGLang's names: prompts, how to sample each, what to tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from actorium.actors.gateway.faces.completions import MAX_PROMPTS
+from actorium.actors.gateway.faces.sampling_fields import check_ids
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.params import MAX_LOGPROBS, SamplingParams, Structured
+
+DEFAULT_NEW_TOKENS = 128
+"""SGLang's, where the request names no limit."""
+SAME = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed",
+        "no_stop_trim": "include_stop_str_in_output"}
+"""SGLang's names of the SDK's parameters."""
+FORMATS = {"json_schema": "json_schema", "regex": "regex", "ebnf": "grammar",
+           "structural_tag": "structural_tag"}
+"""SGLang's names of what a completion must be, and those of `Structured`."""
+NO_LIMIT = 1 << 30
+"""SGLang's own way of saying that top_k is off."""
+
+
+class NativeSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=True,
+                     forbid_unknown_fields=True):
+    """SGLang's sampling parameters; those of the SDK may be called by its names as well."""
+
+    max_new_tokens: int | None | UnsetType = UNSET
+    """Default 128, or what the context has room for; 0 = the prompt alone is computed."""
+    min_new_tokens: int | UnsetType = UNSET
+    sampling_seed: int | None | UnsetType = UNSET
+    no_stop_trim: bool | UnsetType = UNSET
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    spaces_between_special_tokens: bool = True
+    """No difference: the tokenizers here put no spaces between them."""
+    stream_interval: int | None = None
+    """No difference: a stream tells what there is."""
+    custom_params: dict[str, Any] | None = None
+
+    def resolved(self) -> SamplingParams:
+        """By the SDK's names; max_tokens is None where no limit is named. Raises `HttpError`."""
+        if self.custom_params:
+            raise _bad("custom_params", "there are no custom logit processors")
+        given = {name: getattr(self, name) for name in SamplingParams.__struct_fields__}
+        for theirs, ours in SAME.items():
+            value = getattr(self, theirs)
+            if value is UNSET:
+                continue
+            if given[ours] != getattr(SamplingParams(), ours) and given[ours] != value:
+                raise _bad(theirs, f"not together with {ours}")
+            given[ours] = value
+        if (self.top_k or 0) >= NO_LIMIT:
+            given["top_k"] = -1
+        given["structured"] = self._structured()
+        return SamplingParams(**given)
+
+    @property
+    def unlimited(self) -> bool:
+        """Neither name of the limit is given."""
+        return self.max_new_tokens is UNSET and self.max_tokens is None
+
+    def _structured(self) -> Structured | None:
+        wanted = {name: value for name in FORMATS if (value := getattr(self, name)) is not None}
+        if len(wanted) + (self.structured is not None) > 1:
+            raise _bad(next(iter(wanted)), f"only one of {', '.join(FORMATS)} and structured")
+        for name, value in wanted.items():
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            return msgspec.convert({FORMATS[name]: text}, Structured)
+        return self.structured
+
+
+class Unsupported(Struct, kw_only=True):
+    """Fields of SGLang's for what this engine has not: accepted while they ask for nothing."""
+
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_path: Any = None
+    lora_id: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    return_sampling_mask: Any = None
+    return_flat_raw_top_logprobs: Any = None
+    return_entropy: Any = None
+    return_bytes: Any = None
+    require_reasoning: Any = None
+    max_thinking_tokens: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    background: Any = None
+
+
+class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
+    """SGLang's `/generate`: one prompt or several, as text or as token ids."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    stream: bool = False
+    """Each event has all the text so far."""
+    rid: str | list[str] | None = None
+    """Names the request for `/abort_request`; of several prompts each, or with their numbers."""
+    return_logprob: bool | list[bool] = False
+    logprob_start_len: int | list[int] = -1
+    """First token of the prompt whose log-probability is told; -1 = those of the completion."""
+    top_logprobs_num: int | list[int] = 0
+    token_ids_logprob: list[int | list[int]] | None = None
+    """Tokens whose log-probabilities are told at each place."""
+    return_text_in_logprobs: bool = False
+    cache_salt: str | list[str] | None = None
+    extra_key: str | list[str] | None = None
+    """Keeps cached prefixes apart, as cache_salt does."""
+    priority: int = 0
+    timeout: float | None = None
+    """Seconds until the request ends."""
+    model: str | None = None
+    modalities: list[str] | None = None
+    session_id: str | None = None
+    conversation_id: str | None = None
+    routing_key: str | None = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+    custom_labels: dict[str, str] | None = None
+    log_metrics: bool = True
+    no_logs: bool = False
+
+    def check(self) -> None:
+        """Raise `HttpError` on what is not offered."""
+        for name in Unsupported.__struct_fields__:
+            value = getattr(self, name)
+            if any(value) if isinstance(value, list) else value:
+                raise HttpError(400, f"{name}: not supported", name)
+
+    def prompts(self, max_model_len: int) -> list[str | list[int]]:
+        """One or several. Raises `HttpError`."""
+        field = "text" if self.input_ids is None else "input_ids"
+        if (self.text is None) == (self.input_ids is None):
+            raise HttpError(400, "text: exactly one of text and input_ids is needed", "text")
+        given: Any = self.text if self.input_ids is None else self.input_ids
+        if len({isinstance(one, list) for one in given}) > 1:
+            raise HttpError(400, f"{field}: token ids and lists of them are mixed", field)
+        found = list(given) if self.several else [given]
+        if not found or not all(found):
+            raise HttpError(400, f"{field}: must not be empty", field)
+        if len(found) > MAX_PROMPTS:
+            raise HttpError(400, f"{field}: at most {MAX_PROMPTS}, got {len(found)}", field)
+        for one in found:
+            if not isinstance(one, str):
+                check_ids(one, max_model_len, field)
+        return found
+
+    @property
+    def several(self) -> bool:
+        """The prompts are a list, and so is the answer."""
+        if self.input_ids is None:
+            return isinstance(self.text, list)
+        return bool(self.input_ids) and isinstance(self.input_ids[0], list)
+
+    def samplings(self, prompts: int) -> list[NativeSampling]:
+        """Of each prompt. Raises `HttpError`."""
+        found = _each(self.sampling_params or NativeSampling(), prompts, "sampling_params")
+        if len({one.n for one in found}) > 1:
+            raise HttpError(400, "sampling_params: n must be the same for all prompts",
+                            "sampling_params")
+        return found
+
+    def tellings(self, prompts: int, choices: int) -> list[Telling]:
+        """Of each prompt, of which there are `choices`. Raises `HttpError`."""
+        columns: dict[str, list[Any]] = {}
+        for name in ("return_logprob", "logprob_start_len", "top_logprobs_num"):
+            columns[name] = _each(getattr(self, name), prompts, name)
+            if choices > 1 and isinstance(getattr(self, name), list):
+                raise HttpError(400, f"{name}: no list together with n above 1", name)
+        given: Any = self.token_ids_logprob or None
+        nested = given is not None and isinstance(given[0], list)
+        ids = _each(given, prompts, "token_ids_logprob") if nested else [given] * prompts
+        return [Telling(*row).checked()
+                for row in zip(*columns.values(), ids, strict=True)]
+
+    def salts(self, prompts: int) -> list[str | None]:
+        """What keeps the cached prefixes of each prompt apart. Raises `HttpError`."""
+        pairs = zip(_each(self.cache_salt, prompts, "cache_salt"),
+                    _each(self.extra_key, prompts, "extra_key"), strict=True)
+        return ["\0".join((salt or "", key or "")) if key else salt for salt, key in pairs]
+
+    def names(self, prompts: int, choices: int, fallback: str) -> list[str]:
+        """What each choice of each prompt is called, the first prompt's first. Raises
+        `HttpError`."""
+        if isinstance(self.rid, list):
+            names = _each(self.rid, prompts, "rid")
+            if len(set(names)) < len(names):
+                raise HttpError(400, "rid: each must be another", "rid")
+            return names if choices == 1 else [
+                f"{name}_{choice}" for name in names for choice in range(choices)]
+        own = self.rid or fallback
+        if not self.several and choices == 1:
+            return [own]
+        return [f"{own}_{number}" for number in range(prompts * choices)]
+
+
+class Telling(NamedTuple):
+    """Which log-probabilities are told of a prompt and its completion."""
+
+    wanted: bool
+    start: int
+    """First token of the prompt; -1 = none of them."""
+    top: int
+    ids: list[int] | None
+
+    def checked(self) -> Telling:
+        """The same. Raises `HttpError`."""
+        if not 0 <= self.top <= MAX_LOGPROBS:
+            raise HttpError(400, f"top_logprobs_num: must be between 0 and {MAX_LOGPROBS}, got "
+                            f"{self.top}", "top_logprobs_num")
+        if self.start < -1:
+            raise HttpError(400, "logprob_start_len: must be -1 or a place in the prompt",
+                            "logprob_start_len")
+        if self.ids and not self.wanted:
+            raise HttpError(400, "token_ids_logprob: only with return_logprob=true",
+                            "token_ids_logprob")
+        if self.ids and self.top:
+            raise HttpError(400, "token_ids_logprob: not together with top_logprobs_num",
+                            "token_ids_logprob")
+        if self.ids and self.start >= 0:
+            raise HttpError(400, "token_ids_logprob: of the completion alone; not together with "
+                            "logprob_start_len", "token_ids_logprob")
+        return self
+
+    def params(self) -> dict[str, Any]:
+        """As the SDK asks for them."""
+        if not self.wanted:
+            return {}
+        told: dict[str, Any] = {"logprobs": self.top}
+        if self.start >= 0:
+            told["prompt_logprobs"] = self.top
+        if self.ids:
+            told["logprob_token_ids"] = self.ids
+        return told
+
+
+def _each(value: Any, count: int, field: str) -> list[Any]:
+    """One for each prompt: the list that is given, or the same for all. Raises `HttpError`."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise HttpError(400, f"{field}: {len(value)} for {count} prompts", field)
+    return value
+
+
+def renamed(error: str, names: Sequence[str]) -> str:
+    """A message about one of the SDK's parameters, by the name that the caller used."""
+    field, colon, rest = error.partition(":")
+    theirs = next((one for one in names if SAME.get(one) == field), field)
+    return f"sampling_params.{theirs}{colon}{rest}"
+
+
+def _bad(field: str, what: str) -> HttpError:
+    return HttpError(400, f"sampling_params.{field}: {what}", "sampling_params")

@@ -1,0 +1,177 @@
+"""`/tokenize` and `/detokenize`, as vLLM, SGLang and llama-server answer them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.requests import Request
+from actorium.actors.gateway.faces.chat_protocol import ChatBody, Turn
+from actorium.actors.gateway.faces.completions import MAX_PROMPTS
+from actorium.actors.gateway.faces.sampling_fields import check_ids
+from actorium.actors.gateway.faces.tool_choice import Choice, Tool
+from actorium.actors.gateway.http import bodies
+from actorium.actors.gateway.http.guard import Reply, engine_of
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.gateway.token_texts import Pieces
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TokenizeBody(Struct, kw_only=True):
+    """Exactly one of prompt, messages and content."""
+
+    model: str | None = None
+    prompt: str | list[str] | None = None
+    """A list gives lists of tokens and of counts."""
+    add_special_tokens: bool | None = None
+    """By default those of a prompt are, and those of messages are what their template writes."""
+    return_token_strs: bool = False
+    """Also tell how the vocabulary writes each token."""
+    messages: list[Turn] | None = None
+    tools: list[Tool] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool | None = None
+    """By default yes, unless the final message is continued."""
+    continue_final_message: bool = False
+    content: str | None = None
+    """The text, as llama-server's clients send it: then the answer is llama-server's too."""
+    add_special: bool = False
+    with_pieces: bool = False
+    """Tell each token of `content` with its text, or its bytes where it is no text."""
+
+    def check(self) -> None:
+        """Raise `HttpError` on what does not fit together."""
+        given = [name for name in ("prompt", "messages", "content")
+                 if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise HttpError(400, "prompt: exactly one of prompt, messages and content is needed",
+                            "prompt")
+        if self.add_generation_prompt and self.continue_final_message:
+            raise HttpError(400, "continue_final_message: not together with add_generation_prompt",
+                            "continue_final_message")
+
+    def texts(self) -> list[str]:
+        """The prompt or prompts, or the content. Raises `HttpError`."""
+        given = self.content if self.prompt is None else self.prompt
+        found = given if isinstance(given, list) else [given or ""]
+        if len(found) > MAX_PROMPTS:
+            raise HttpError(400, f"prompt: at most {MAX_PROMPTS}, got {len(found)}", "prompt")
+        return found
+
+    @property
+    def special(self) -> bool:
+        """The text gets the tokens that the model's tokenizer puts around one."""
+        if self.content is not None:
+            return self.add_special
+        return self.add_special_tokens is not False
+
+    def chat(self) -> Request:
+        """The conversation, as a request for its completion has it."""
+        generation = self.add_generation_prompt
+        return Request(
+            messages=list(ChatBody(messages=self.messages or []).turns()),
+            tools=Choice(self.tools, None, True).shown, chat_template=self.chat_template,
+            template_args=self.chat_template_kwargs,
+            add_generation_prompt=not self.continue_final_message if generation is None
+            else generation, continue_final_message=self.continue_final_message)
+
+
+class DetokenizeBody(Struct, kw_only=True):
+    tokens: list[int | list[int]]
+    """Several lists give several texts."""
+    model: str | None = None
+    skip_special_tokens: bool = False
+
+
+async def prompt_ids(client: AsyncClient, request: Request) -> list[int]:
+    """Token ids of a request's prompt. Raises `ActoriumError`."""
+    if request.messages is not None:
+        return await client.tokenize_chat(
+            request.messages, request.template_args, request.tools,
+            chat_template=request.chat_template,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message)
+    if isinstance(request.prompt, str):
+        return await client.tokenize(request.prompt)
+    return list(request.prompt or ())
+
+
+async def tokenize(http: HttpRequest) -> Response:
+    """`/tokenize`."""
+    engine, body = engine_of(http), await bodies.read(http, TokenizeBody)
+    body.check()
+    await engine.serves(body.model)
+    if body.messages is not None:
+        columns = [await prompt_ids(engine.client, body.chat())]
+        if body.add_special_tokens:
+            before, after = await _special(engine.client)
+            columns = [[*before, *columns[0], *after]]
+    else:
+        columns = [await engine.client.tokenize(text, body.special) for text in body.texts()]
+    if body.with_pieces or body.return_token_strs:
+        await engine.pieces.ready()
+    if body.content is not None:
+        return Reply(_encode({"tokens": _pieces(columns[0], engine.pieces)
+                              if body.with_pieces else columns[0]}))
+    return Reply(_encode(await _answer(engine, body, columns)))
+
+
+async def _special(client: AsyncClient) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and behind a text."""
+    bare = await client.tokenize("a", False)
+    full = await client.tokenize("a", True)
+    at = next((i for i in range(len(full)) if full[i:i + len(bare)] == bare), len(full))
+    return full[:at], full[at + len(bare):]
+
+
+async def _answer(engine: Engine, body: TokenizeBody, columns: list[list[int]]) -> dict[str, Any]:
+    several = isinstance(body.prompt, list)
+    told: dict[str, Any] = {
+        "count": [len(ids) for ids in columns] if several else len(columns[0]),
+        "max_model_len": (await engine.facts()).max_model_len,
+        "tokens": columns if several else columns[0]}
+    if body.return_token_strs:
+        strings = [[engine.pieces.written(token) for token in ids] for ids in columns]
+        told["token_strs"] = strings if several else strings[0]
+    return told
+
+
+def _pieces(ids: list[int], pieces: Pieces) -> list[dict[str, Any]]:
+    found = []
+    for token in ids:
+        own = pieces.bytes_of(token)
+        try:
+            piece: str | list[int] = own.decode()
+        except UnicodeDecodeError:
+            piece = list(own)
+        found.append({"id": token, "piece": piece})
+    return found
+
+
+async def detokenize(http: HttpRequest) -> Response:
+    """`/detokenize`: the text under each of the three projects' names."""
+    engine, body = engine_of(http), await bodies.read(http, DetokenizeBody)
+    await engine.serves(body.model)
+    engine.ask.fields = {"token_ids": "tokens"}
+    kinds = {isinstance(one, list) for one in body.tokens}
+    if len(kinds) > 1:
+        raise HttpError(400, "tokens: token ids and lists of them are mixed", "tokens")
+    several = kinds == {True}
+    columns: list[Any] = list(body.tokens) if several else [body.tokens]
+    if len(columns) > MAX_PROMPTS:
+        raise HttpError(400, f"tokens: at most {MAX_PROMPTS} lists, got {len(columns)}", "tokens")
+    longest = (await engine.facts()).max_model_len
+    texts = []
+    for ids in columns:
+        check_ids(ids, longest, "tokens", completion=0)
+        texts.append(await engine.client.detokenize(ids, body.skip_special_tokens))
+    told = texts if several else texts[0]
+    return Reply(_encode({"prompt": told, "text": told, "content": told}))

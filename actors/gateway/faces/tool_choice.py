@@ -1,0 +1,130 @@
+"""Tools in a chat's request: what the template sees, and what `tool_choice` demands."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType, to_builtins
+
+from actorium.actors.gateway.faces.response_formats import json_text
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.parsers.qwen3_coder import Schemas
+from actorium.actors.params import Structured
+
+MAX_TOOLS = 128
+MAX_NAME = 256
+
+
+class Function(Struct, omit_defaults=True):
+    """What can be called."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Struct):
+    name: str
+
+
+class NamedTool(Struct):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class CalledFunction(Struct):
+    """In an answer; in a stream's delta the name comes first, then the arguments in parts."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class Called(Struct, kw_only=True):
+    """A call in an answer, or what a delta tells of it."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: CalledFunction
+
+
+class Choice:
+    """What a request's `tools` and `tool_choice` come to."""
+
+    def __init__(self, tools: list[Tool] | None,
+                 choice: Literal["none", "auto", "required"] | NamedTool | None,
+                 parallel: bool) -> None:
+        """Raises `HttpError` naming the field."""
+        self._tools, self._parallel = tools or [], parallel
+        self._choice = choice if choice is not None else ("auto" if tools else "none")
+        names = [tool.function.name for tool in self._tools]
+        if len(names) > MAX_TOOLS or len(set(names)) < len(names):
+            raise HttpError(400, f"tools: at most {MAX_TOOLS}, each with a name of its own",
+                            "tools")
+        if not all(0 < len(name) <= MAX_NAME for name in names):
+            raise HttpError(400, f"tools: a name has 1 to {MAX_NAME} characters", "tools")
+        if not names and self._choice != "none":
+            raise HttpError(400, "tool_choice: there are no tools to choose from", "tool_choice")
+        if isinstance(self._choice, NamedTool) and self._choice.function.name not in names:
+            raise HttpError(400, f"tool_choice: {self._choice.function.name[:100]!r} is none of "
+                            "the tools", "tool_choice")
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """What the template sees."""
+        return [] if self._choice == "none" else [to_builtins(tool) for tool in self._tools]
+
+    @property
+    def schemas(self) -> Schemas | None:
+        """Of the parameters by name; None = calls are text."""
+        if self._choice == "none":
+            return None
+        return {tool.function.name: tool.function.parameters or {} for tool in self._tools}
+
+    @property
+    def forced(self) -> str | None:
+        """The function whose arguments the completion is; "" = a list of calls; None = nothing is
+        forced."""
+        if isinstance(self._choice, NamedTool):
+            return self._choice.function.name
+        return "" if self._choice == "required" else None
+
+    def structured(self, wanted: Structured | None) -> Structured | None:
+        """What the completion must be: what the caller `wanted` of it, or the calls that are
+        forced. Raises `HttpError` where it would have to be both."""
+        if self.forced is None:
+            return wanted
+        if wanted is not None:
+            raise HttpError(400, "tool_choice: not together with a format of the answer",
+                            "tool_choice")
+        schema = self._list_schema() if self.forced == "" else self._named_schema(self.forced)
+        return Structured(json_schema=json_text(schema))
+
+    def _named_schema(self, name: str) -> dict[str, Any]:
+        found = next(tool.function for tool in self._tools if tool.function.name == name)
+        return found.parameters or {"type": "object"}
+
+    def _list_schema(self) -> dict[str, Any]:
+        definitions: dict[str, Any] = {}
+        calls = []
+        for tool in self._tools:
+            parameters = dict(tool.function.parameters or {"type": "object"})
+            for name, body in parameters.pop("$defs", {}).items():
+                if definitions.setdefault(name, body) != body:
+                    raise HttpError(400, f"tools: two of them define {name[:100]!r} differently",
+                                    "tools")
+            calls.append({"type": "object", "properties": {
+                "name": {"const": tool.function.name}, "arguments": parameters},
+                "required": ["name", "arguments"], "additionalProperties": False})
+        schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        if not self._parallel:
+            schema["maxItems"] = 1
+        if definitions:
+            schema["$defs"] = definitions
+        return schema

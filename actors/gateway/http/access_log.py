@@ -1,0 +1,153 @@
+"""One line for each HTTP request, and counts of them for `/metrics`.
+
+A line tells who has called what, how it went and what it cost, never what was said: of the URL only
+the path, of the body and the answer only tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, NamedTuple, Protocol
+
+from starlette.types import Scope
+
+from actorium.actors.client.pending import Progress
+from actorium.actors.client.requests import Completion
+from actorium.actors.gateway.http.routes import Route
+from actorium.actors.messages import Usage
+from actorium.actors.runtime.histograms import HTTP_REQUESTS, MARK, Histogram
+
+LOG = logging.getLogger("actorium.access")
+GONE = 499
+"""Status of a request whose caller went away before an answer began, as nginx has it."""
+UNKNOWN = "none"
+"""Handler of a path that is not served."""
+WATCHING = frozenset({"probe", "health"})
+"""Routes that machines ask again and again: told of only where they fail, or for debugging."""
+MAX_PATH = 200
+
+
+class Stream(Protocol):
+    """What is asked of an `AsyncDeltaStream`."""
+
+    @property
+    def progress(self) -> Progress | None: ...
+
+
+class Tally:
+    """What the engine did for one HTTP request."""
+
+    __slots__ = ("_streams", "_usages")
+
+    def __init__(self) -> None:
+        self._streams: list[Stream] = []
+        self._usages: list[list[Usage]] = []
+
+    def opened(self, stream: Stream) -> None:
+        """A stream of deltas, of which it is asked at the end what came."""
+        self._streams.append(stream)
+
+    def completed(self, answers: Sequence[Sequence[Completion]]) -> None:
+        """Whole answers: of each prompt, its choices."""
+        self._streams = []
+        self._usages = [[one.usage for one in choices] for choices in answers]
+
+    def read(self) -> tuple[Usage | None, float]:
+        """Tokens of all prompts and choices together, None if nothing was generated; and when the
+        first token came (CLOCK_MONOTONIC seconds, 0 = not known)."""
+        found = [one for one in (stream.progress for stream in self._streams) if one is not None]
+        first = min((one.first_at for one in found if one.first_at), default=0.0)
+        all_usages = (*self._usages, *(one.usages for one in found))
+        each = [_sum(usages) for usages in all_usages if usages]
+        if not each:
+            return None, 0.0
+        return Usage(sum(one.prompt_tokens for one in each), sum(one.cached_tokens for one in each),
+                     sum(one.completion_tokens for one in each)), first
+
+
+def _sum(usages: Sequence[Usage]) -> Usage:
+    """Of the choices of one prompt."""
+    return Usage(max(one.prompt_tokens for one in usages), max(one.cached_tokens for one in usages),
+                 sum(one.completion_tokens for one in usages))
+
+
+class Answered(NamedTuple):
+    """One request, at its end."""
+
+    scope: Scope
+    route: Route
+    status: int
+    stayed: bool
+    """The caller was there to the end."""
+    request_id: str
+    tenant: str
+    tally: Tally
+    rids: Sequence[str]
+    """What the engine's actors call its requests."""
+    began: float
+    """CLOCK_MONOTONIC seconds."""
+
+
+class AccessLog:
+    """Those of one gateway's process."""
+
+    def __init__(self, on: bool) -> None:
+        """on: write lines; they are counted in any case."""
+        self._on = on
+        self._counts: Counter[str] = Counter()
+        self._seconds = Histogram(HTTP_REQUESTS)
+
+    def answered(self, one: Answered) -> None:
+        """A request is over."""
+        took = monotonic() - one.began
+        self._seconds.add(took)
+        path = one.scope["path"]
+        handler = path if path in one.route.paths else (*one.route.paths, UNKNOWN)[0]
+        method = one.scope["method"] if one.route.paths else UNKNOWN
+        self._counts[MARK.join(("http", method, handler, f"{one.status // 100}xx"))] += 1
+        quiet = one.route.name in WATCHING and one.status < 400
+        level = logging.DEBUG if quiet else logging.INFO
+        if self._on and LOG.isEnabledFor(level):
+            text, fields = _line(one, took)
+            LOG.log(level, "%s", text, extra={"fields": fields})
+
+    def gauges(self) -> dict[str, float]:
+        """For the heartbeat."""
+        return {name: float(n) for name, n in self._counts.items()} | self._seconds.gauges()
+
+
+def _line(one: Answered, took: float) -> tuple[str, dict[str, Any]]:
+    method, path = one.scope["method"][:20], _printable(one.scope["path"])
+    host, port = one.scope.get("client") or ("-", 0)
+    fields: dict[str, Any] = {"client": f"{host}:{port}", "method": method, "path": path,
+                              "status": one.status, "request_id": one.request_id,
+                              "duration_s": round(took, 6)}
+    parts = [f'{host}:{port} - "{method} {path} HTTP/{one.scope.get("http_version", "1.1")}" '
+             f"{one.status}"]
+    if one.tenant:
+        fields["tenant"] = one.tenant
+    used, first = one.tally.read()
+    if one.rids:
+        fields["rids"] = list(one.rids)
+    if used is not None:
+        fields |= {"prompt_tokens": used.prompt_tokens, "cached_tokens": used.cached_tokens,
+                   "output_tokens": used.completion_tokens}
+        parts += [f"prompt: {used.prompt_tokens} tokens ({used.cached_tokens} cached)",
+                  f"output: {used.completion_tokens} tokens"]
+    if first > one.began:
+        fields["ttft_s"] = round(first - one.began, 6)
+        parts.append(f"TTFT: {1e3 * fields['ttft_s']:.1f} ms")
+    if not one.stayed:
+        fields["disconnected"] = True
+        parts.append("the client disconnected")
+    parts += [f"took: {1e3 * took:.1f} ms", f"id: {one.request_id}"]
+    return ", ".join(parts), fields
+
+
+def _printable(path: str) -> str:
+    """A path that cannot begin a line of its own, or move a terminal's cursor."""
+    path = path[:MAX_PATH]
+    return path if path.isascii() and path.isprintable() else ascii(path)[1:-1]

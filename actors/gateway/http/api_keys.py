@@ -1,0 +1,144 @@
+"""Who may call: keys, kept and compared as SHA-256 digests, in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from actorium.actors.config.tree import GatewayConfig
+from actorium.actors.errors import BadConfig
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.http.routes import Access, find
+from actorium.actors.messages import Tenant
+
+HASHED = "sha256:"
+NOBODYS = bytes(32)
+"""No key's digest."""
+MAX_FILE = 4 << 20
+HEADERS = {b"authorization": "Authorization", b"x-api-key": "x-api-key"}
+"""Those that show a key, the first of which wins."""
+
+
+class Keys:
+    """Digests of the keys that open the doors, and whose they are."""
+
+    def __init__(self, settings: GatewayConfig) -> None:
+        """Raises `BadConfig` on a file that cannot be read."""
+        self._known = known(settings)
+        self._locked = bool(self._known)
+        admin = settings.admin_key
+        self._admin = _digest(admin.encode()) if admin is not None else None
+
+    def guard(self, path: str) -> bool:
+        """Whether only who shows a key may call."""
+        access = find(path).access
+        return access is not Access.OPEN and (
+            self._locked or (access is Access.ADMIN and self._admin is not None))
+
+    def check(self, path: str, authorization: bytes) -> str:
+        """The caller's tenant. Raises `HttpError` 401 unless the header has a key that the path
+        takes."""
+        if not self.guard(path):
+            return ""
+        admin = find(path).access is Access.ADMIN and self._admin is not None
+        digest = _shown_digest(authorization)
+        tenant = None
+        # All of them are compared, whichever fits.
+        for known, name in () if admin else self._known.items():
+            if hmac.compare_digest(digest, known):
+                tenant = name
+        if self._admin is not None and hmac.compare_digest(digest, self._admin):
+            tenant = ""
+        if tenant is None:
+            raise HttpError(401, "the Authorization header must be `Bearer` and a valid API key",
+                            None, "authentication_error", "invalid_api_key")
+        return tenant
+
+    def is_admin(self, authorization: bytes) -> bool:
+        """The header has the administrator's key."""
+        return self._admin is not None and hmac.compare_digest(_shown_digest(authorization),
+                                                               self._admin)
+
+
+def shown(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """What a caller shows: the Authorization header, else the key as Anthropic's clients send it.
+    Raises `HttpError` 400 where one of them comes twice: a proxy may have judged the other one.
+    """
+    found = {}
+    for name, value in headers:
+        if name in HEADERS:
+            if name in found:
+                raise HttpError(400, f"{HEADERS[name]}: must not be given twice", HEADERS[name])
+            found[name] = value
+    first, other = (found.get(name, b"") for name in HEADERS)
+    return first or (b"Bearer " + other if other else b"")
+
+
+def known(settings: GatewayConfig) -> dict[bytes, str]:
+    """Digest -> name of all keys of ordinary callers. Raises `BadConfig`, which does not tell any
+    key."""
+    found = read(Path(settings.api_keys_file)) if settings.api_keys_file is not None else {}
+    one, admin = (_digest(key.encode()) if key is not None else None
+                  for key in (settings.api_key, settings.admin_key))
+    if one in found:
+        raise _bad(f"{settings.api_keys_file}: has the key that is api_key, too")
+    if admin in found:
+        raise _bad(f"{settings.api_keys_file}: has the key that is admin_key, too")
+    return found if one is None else found | {one: ""}
+
+
+def read(path: Path) -> dict[bytes, str]:
+    """Digest -> name of the keys in a file. Raises `BadConfig`, which does not tell any key."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE + 1)
+        text = data.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise _bad(f"{path}: {why}") from None
+    if len(data) > MAX_FILE:  # cut off, its last line would be another key
+        raise _bad(f"{path}: is larger than {MAX_FILE} bytes")
+    found: dict[bytes, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2:
+            raise _bad(f"{path}, line {number}: must be a name and a key")
+        try:
+            key, name = _key(words[1]), msgspec.convert(words[0], Tenant)
+        except (ValueError, msgspec.ValidationError):
+            raise _bad(f"{path}, line {number}: a name has at most 64 ASCII characters, what "
+                       f"follows {HASHED} 64 hexadecimal ones") from None
+        if found.setdefault(key, name) != name:
+            raise _bad(f"{path}, line {number}: {found[key]!r} has this key already")
+    if not found:
+        raise _bad(f"{path}: there is no key in it")
+    return found
+
+
+def _key(word: str) -> bytes:
+    if not word.startswith(HASHED):
+        return _digest(word.encode())
+    digest = bytes.fromhex(word.removeprefix(HASHED))
+    if len(digest) != 32:
+        raise ValueError
+    return digest
+
+
+def _bad(what: str) -> BadConfig:
+    return BadConfig(f"api_keys_file: {what}", "gateway.api_keys_file")
+
+
+def _shown_digest(authorization: bytes) -> bytes:
+    """Of the key in a header; nobody's where the header is of another scheme."""
+    kind, _, given = authorization.partition(b" ")
+    return _digest(given.strip()) if kind.lower() == b"bearer" else NOBODYS
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,214 @@
+"""Reading a request's JSON: bounded, typed, with errors that name the field.
+
+Unknown fields are ignored, since routers add some (but see `unsupported`); a wrong type is a 400;
+null for a field that may be absent is its absence (`nulls`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+from starlette.requests import ClientDisconnect, Request
+
+from actorium.actors.gateway.http.http_errors import SERVER, HttpError
+
+SMALL = 64 << 10
+"""Bytes of a body that are not counted among those that all requests may send at once."""
+PATIENCE = 16
+"""Times the limit that is read of a body that is too large."""
+Body = TypeVar("Body")
+_PLACE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+
+
+async def read(request: Request, kind: type[Body]) -> Body:
+    """The request's body as a `kind`. Raises `HttpError` 400 or 413."""
+    body = decode(await raw(request), kind)
+    if getattr(body, "resumable", False):
+        request.app.ask.resumable = True
+    if (name := getattr(body, "request_id", None)) is not None:
+        request.app.ask.answer_id = name
+    return body
+
+
+async def raw(request: Request) -> bytes:
+    """The bytes of the body. Raises `HttpError` 408, 415 and 503, and 413 past the limit, told when
+    the rest has been read and dropped, if that is not too much: who still sends does not read the
+    answer."""
+    limit: int = request.app.settings.max_body_bytes
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise HttpError(415, f"content-encoding: {encoding[:40]!r} is not taken; send the body as "
+                        "it is", "content-encoding", code="unsupported_encoding")
+    try:
+        async with asyncio.timeout(request.app.settings.body_timeout):
+            body = await _bounded(request, limit)
+    except ClientDisconnect:
+        raise HttpError(400, "the body did not come to its end") from None
+    except TimeoutError:
+        raise HttpError(408, "the body did not come within "
+                        f"{request.app.settings.body_timeout:g} seconds", code="timeout") from None
+    request.app.ask.body(body)
+    return body
+
+
+async def _bounded(request: Request, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = large = 0
+    held = request.app.bodies
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= limit:
+                parts.append(part)
+                if size > SMALL:
+                    large += len(part)
+                    held.now += len(part)
+                    if held.now > held.most:
+                        raise HttpError(503, "too many large bodies are being sent at once", None,
+                                        SERVER, "too_many_bodies")
+            elif size > PATIENCE * limit:
+                break
+    finally:
+        held.now -= large
+    if size > limit:
+        raise HttpError(413, f"body: larger than the limit of {limit} bytes",
+                        code="body_too_large")
+    return b"".join(parts)
+
+
+def decode(body: bytes, kind: type[Body]) -> Body:
+    """JSON as a `kind`. Raises `HttpError` 400 naming the field."""
+    check_values(body)
+    try:
+        found: Body = _decode_with_nulls(body, kind)
+        return found
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HttpError(400, f"body: not JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise HttpError(400, "body: nested too deeply", code="invalid_json") from None
+
+
+def invalid(text: str) -> HttpError:
+    """msgspec's text of a wrong value, told with the field in front."""
+    found = _PLACE.search(text)
+    where = found["path"] if found is not None else ""
+    what = text[:found.start()] if found is not None else text
+    missing = re.search(r"required field `([^`]*)`", what)
+    if missing is not None:
+        where = f"{where}.{missing[1]}".lstrip(".")
+        what = "is required"
+    unknown = re.search(r"contains unknown field `([^`]*)`", what)
+    if unknown is not None:
+        where = f"{where}.{unknown[1]}".lstrip(".")
+        what = "there is no such field"
+    return HttpError(400, f"{where or 'body'}: {what}", where.split("[")[0].split(".")[0] or None,
+                     code="invalid_request")
+
+
+CHEAP = 64 << 10
+"""Bytes of a body that cannot cost much, whatever it is made of."""
+MAX_CONTAINERS = 1 << 16
+"""Objects and arrays."""
+MAX_STRINGS = 1 << 17
+"""Names of members included."""
+MAX_FRACTIONS = 1 << 11
+"""Numbers with a point or an exponent."""
+
+
+def check_values(body: bytes) -> None:
+    """Raise `HttpError` 400 for a body of more values than any request needs.
+
+    Of what is no JSON the counts are some numbers; decoding will say what it is.
+    """
+    if len(body) <= CHEAP:
+        return
+    # Never too many, so that it may refuse; too few where strings end with a backslash.
+    _bound("strings", (body.count(b'"') - body.count(b'\\"')) // 2, MAX_STRINGS)
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    parts = body.split(b'"')
+    _bound("strings", len(parts) // 2, MAX_STRINGS)
+    rest = b"".join(parts[::2])
+    _bound("objects and arrays", rest.count(b"{") + rest.count(b"["), MAX_CONTAINERS)
+    words = rest.count(b"true") + rest.count(b"false")
+    _bound("numbers with fractions",
+           rest.count(b".") + rest.count(b"e") + rest.count(b"E") - words, MAX_FRACTIONS)
+
+
+def _bound(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise HttpError(400, f"body: {count} {what} are more than the limit of {most}",
+                        code="body_too_large")
+
+
+def without_nulls(value: Any, kind: Any) -> Any:
+    """A copy of `value`, which JSON was decoded to, less the nulls of fields that have a default
+    and whose type has no null. kind: the type that it is to become; values of type `Any` are left
+    as they are."""
+    return _typed(value, _info(kind))
+
+
+@functools.cache
+def _info(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _typed(value: Any, kind: inspect.Type) -> Any:
+    if isinstance(value, dict):
+        return _object(value, kind)
+    if isinstance(value, list):
+        items = _member(kind, inspect.ListType)
+        if items is None or _plain(items.item_type):
+            return value
+        return [_typed(one, items.item_type) for one in value]
+    return value
+
+
+def _object(value: dict[str, Any], kind: inspect.Type) -> dict[str, Any]:
+    struct = _member(kind, inspect.StructType)
+    if struct is not None:
+        fields = {field.encode_name: field for field in struct.fields}
+        return {name: _typed(one, fields[name].type) if name in fields else one
+                for name, one in value.items()
+                if one is not None or name not in fields or not _absent(fields[name])}
+    table = _member(kind, inspect.DictType)
+    if table is not None and not _plain(table.value_type):
+        return {name: _typed(one, table.value_type) for name, one in value.items()}
+    return value
+
+
+def _plain(kind: inspect.Type) -> bool:
+    """Nothing of this type has fields: two million numbers are not looked at one by one."""
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return not any(isinstance(one, inspect.StructType | inspect.ListType | inspect.DictType)
+                   for one in kinds)
+
+
+def _absent(field: inspect.Field) -> bool:
+    """Whether a null means that the field is not there."""
+    return not field.required and _member(field.type, inspect.NoneType) is None \
+        and not isinstance(field.type, inspect.AnyType)
+
+
+def _member(kind: inspect.Type, wanted: type[Any]) -> Any:
+    """The type itself, or the one of a union, if it is of the wanted sort."""
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return next((one for one in kinds if isinstance(one, wanted)), None)
+
+
+def _decode_with_nulls(body: bytes, kind: Any) -> Any:
+    """JSON as a `kind`, nulls of absent fields left out. Raises as `msgspec.json.decode`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        if "got `null`" not in str(error):
+            raise
+    # Seldom, so that only who writes such nulls pays for a second decoding.
+    return msgspec.convert(without_nulls(msgspec.json.decode(body), kind), kind, str_keys=True)

@@ -1,0 +1,261 @@
+"""What stands before every route, as pure ASGI: who asks, how much may come, how errors are told.
+
+Every path needs a key (where there are any) but the probes and the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.engine_call import Ask
+from actorium.actors.gateway.http.access_log import GONE, Answered
+from actorium.actors.gateway.http.api_keys import Keys, shown
+from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
+from actorium.actors.gateway.http.request_task import in_stretches, until_disconnected
+from actorium.actors.gateway.http.routes import Access, Errors, allowed_methods, find
+from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.runtime.http.allowed_hosts import Hosts, check_framing, given_twice
+from actorium.actors.runtime.http.http_server import CROWDED, MAX_HEADERS, MAX_URL
+
+CLOSING = frozenset({"too_many_connections", "unsupported_framing"})
+"""Codes of refusals after which a connection is of no use."""
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    request_id: str
+    tenant: str = ""
+    admin: bool = False
+    """With the administrator's key."""
+
+
+def caller(request: Request) -> Caller:
+    """Of a request that has passed the guard."""
+    found: Caller = request.scope["actorium.caller"]
+    return found
+
+
+def engine_of(request: Request) -> Engine:
+    """The engine behind the routes."""
+    found: Engine = request.scope["app"]
+    return found
+
+
+class Reply(Response):
+    """JSON that is encoded already."""
+
+    media_type = "application/json"
+
+
+class Guard:
+    """The outermost application."""
+
+    def __init__(self, app: ASGIApp, engine: Engine, hosts: Hosts | None = None) -> None:
+        """hosts: None = whoever calls has not come over a network. Raises `BadConfig`, naming the
+        field."""
+        self._app, self._engine, self._hosts = app, engine, hosts
+        self._keys = Keys(engine.settings)
+        self._cors = Cors(engine.settings.cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        engine, route = self._engine, find(scope["path"])
+        ask = Ask(docket=engine.docket)
+        told = _Told(send, route.errors)
+        headers = dict(scope["headers"])
+        given = _request_id(headers.get(b"x-request-id", b""))
+        told.extra = [(b"x-request-id", given.encode() or os.urandom(12).hex().encode()),
+                      _NOSNIFF, *self._cors.headers(headers)]
+        engine.requests += 1
+        engine.open += 1
+        began, stayed, tenant = monotonic(), True, ""
+        try:
+            self._check_front(scope, headers)
+            if self._cors.asks(scope["method"], headers):
+                await told.empty()
+                return
+            check_size(scope)
+            if CROWDED in scope:
+                raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
+            key = shown(scope["headers"])
+            tenant = self._keys.check(scope["path"], key)
+            if route.changes(scope["method"]) and not self._keys.guard(scope["path"]):
+                self._cors.check(scope, headers)
+            ask = Ask(headers, tenant, scope["path"], engine.docket)
+            told.extra[0] = b"x-request-id", (given or ask.name).encode()
+            ask.answer_id = ask.name if ask.key else given or ask.name
+            engine.asks.add(ask)
+            scope["actorium.caller"] = Caller(ask.answer_id, tenant, self._keys.is_admin(key))
+            scope["app"] = engine.asked(ask)  # also has the router raise what it refuses
+            if engine.draining and route.access is not Access.OPEN:
+                raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
+            if route.generates and ask.mark is None:
+                await engine.gate.enter()
+            stayed = await until_disconnected(in_stretches(self._app, ask), scope, receive,
+                                              told)
+            if stayed:
+                ask.finished()
+        except ActoriumError as error:
+            ask.finished()
+            await told.refuse(http_error(error, ask.fields))
+        except HttpError as error:
+            ask.finished()
+            await told.refuse(error)
+        except HTTPException as error:
+            if error.status_code == 405:
+                allowed = ", ".join(allowed_methods(scope["path"]))
+                told.extra.append((b"allow", allowed.encode()))
+            await told.refuse(_refusal(scope, error))
+        except RecursionError:
+            await told.refuse(HttpError(400, "body: nested too deeply", code="invalid_json"))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            await told.refuse(ask.failed(error))
+        finally:
+            engine.asks.discard(ask)
+            engine.open -= 1
+            engine.access.answered(Answered(
+                scope, route, told.status or GONE, stayed, told.request_id, tenant,
+                ask.tally, ask.rids, began))
+
+    def _check_front(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Raise `HttpError` for what is not meant for this server, or not to be understood."""
+        wrong = given_twice(scope["headers"], headers) or check_framing(scope, headers) or (
+            self._hosts.check(scope, headers) if self._hosts is not None else None)
+        if wrong is not None:
+            raise HttpError(wrong.status, wrong.message, wrong.param, code=wrong.code)
+
+
+class _Told:
+    """`send`, which remembers whether the answer has begun, and adds headers to it."""
+
+    def __init__(self, send: Send, errors: Errors) -> None:
+        self._send, self._errors = send, errors
+        self._begun = False
+        self.status = 0
+        """Of the answer; 0 = none has begun."""
+        self.extra: list[tuple[bytes, bytes]] = []
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._begun, self.status = True, message["status"]
+            message["headers"] = [*message.get("headers", ()), *self.extra]
+        await self._send(message)
+
+    @property
+    def request_id(self) -> str:
+        """As the answer names it."""
+        return self.extra[0][1].decode("latin-1")
+
+    async def empty(self) -> None:
+        """Answer with headers alone."""
+        await self({"type": "http.response.start", "status": 204, "headers": []})
+        await self({"type": "http.response.body", "body": b""})
+
+    async def refuse(self, error: HttpError) -> None:
+        """Answer with the error, unless an answer has begun."""
+        if self._begun:
+            return
+        body = msgspec.json.encode(self._body(error))
+        headers = [(b"content-type", b"application/json"),
+                   (b"content-length", str(len(body)).encode())]
+        if error.retry_after:
+            headers.append((b"retry-after", str(error.retry_after).encode()))
+        if error.code in CLOSING:
+            headers.append((b"connection", b"close"))
+        if error.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await self({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self({"type": "http.response.body", "body": body})
+
+    def _body(self, error: HttpError) -> dict[str, Any]:
+        if self._errors is Errors.OPENAI:
+            return error.body()
+        return error.anthropic_body(dict(self.extra)[b"x-request-id"].decode())
+
+
+def _refusal(scope: Scope, error: HTTPException) -> HttpError:
+    """The router's own refusals: no such path, method not allowed."""
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return HttpError(error.status_code,
+                     f"{scope['method'][:20]} {scope['path'][:200]}: {error.detail}", code=code)
+
+
+def check_size(scope: Scope) -> None:
+    """Raise `HttpError` 414 or 431 for what no request needs."""
+    if len(scope["raw_path"] or b"") + len(scope["query_string"]) > MAX_URL:
+        raise HttpError(414, f"the URL is longer than {MAX_URL} bytes")
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
+        raise HttpError(431, f"the headers are longer than {MAX_HEADERS} bytes")
+
+
+def _request_id(given: bytes) -> str:
+    """The caller's, if it can be echoed; else none."""
+    text = given.decode("latin-1")
+    return text if _REQUEST_ID.fullmatch(text) else ""
+
+
+Headers = list[tuple[bytes, bytes]]
+_GRANTED: Headers = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+    (b"access-control-allow-headers", b"authorization, content-type, idempotency-key, "
+                                      b"last-event-id, x-api-key, x-request-id"),
+    (b"access-control-max-age", b"600")]
+
+
+class Cors:
+    """Cross-origin resource sharing (the Fetch standard), without credentials."""
+
+    def __init__(self, origins: str) -> None:
+        self._any = origins.strip() == "*"
+        self._origins = {one.strip().rstrip("/").encode() for one in origins.split(",")} - {b""}
+
+    def headers(self, asked: Mapping[bytes, bytes]) -> Headers:
+        """What every answer to this request says of it."""
+        if not self._origins:
+            return []
+        origin = asked.get(b"origin", b"")
+        told: Headers = [] if self._any else [(b"vary", b"origin")]
+        if origin and (self._any or origin in self._origins):
+            told += [(b"access-control-allow-origin", b"*" if self._any else origin),
+                     (b"access-control-expose-headers", b"x-request-id, retry-after")]
+            if b"access-control-request-method" in asked:
+                told += _GRANTED
+        return told
+
+    def check(self, scope: Mapping[str, Any], asked: Mapping[bytes, bytes]) -> None:
+        """Raise `HttpError` 403 if a page of another site asks, as far as its browser tells: a form
+        and a simple `fetch` need no leave, and what they do they do though nobody sees the answer.
+        """
+        site, origin = asked.get(b"sec-fetch-site", b""), asked.get(b"origin", b"")
+        if self._any or not (site or origin) or site in (b"same-origin", b"none"):
+            return
+        own = scope["scheme"].encode() + b"://" + asked.get(b"host", b"")
+        if origin in self._origins or (not site and origin.lower() == own.lower()):
+            return
+        who = f" of {origin[:100].decode('latin-1')!r}" if origin else ""
+        raise HttpError(403, f"origin: pages{who} may not call this server without a key; if they "
+                        "are to, start it with --cors-origins ORIGIN", "origin",
+                        code="origin_not_allowed")
+
+    def asks(self, method: str, asked: Mapping[bytes, bytes]) -> bool:
+        """It is only the question whether it may."""
+        return (bool(self._origins) and method == "OPTIONS"
+                and b"access-control-request-method" in asked)

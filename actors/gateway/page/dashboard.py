@@ -1,0 +1,184 @@
+"""`/dashboard/events`: how the engine does, once a second, for as long as somebody looks.
+
+However many look, the engine is asked once. Rates are differences of the scheduler's sums between
+two of its heartbeats, divided by the time between these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator
+from time import monotonic, time
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request as HttpRequest
+
+from actorium.actors.config.retention import DASHBOARD_SAMPLES
+from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.http.sse import EventStream, event
+from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.health import Growth, Reading, growth, reading, why_not_ready
+from actorium.actors.messages import ActorStatus, Status
+
+LOG = logging.getLogger("actorium.gateway")
+PERIOD = 1.0
+PATIENCE = 2.0
+"""Seconds that the watchdog has for an answer."""
+_DRAFTS, _ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
+_SUMS = ("tokens", "prompt_tokens", "steps", "busy_us", _DRAFTS, _ACCEPTED)
+_NEW_BEAT = 0.05
+"""Seconds between two beats, at least: less is the same one, told twice."""
+_encode = msgspec.json.Encoder().encode
+
+
+class Line(Struct, frozen=True):
+    """One actor."""
+
+    role: str
+    phase: str
+    epoch: int
+
+
+class Sample(Struct, frozen=True):
+    """A moment. None = not known: nothing was done that could have been measured."""
+
+    at: float
+    """Seconds since 1970."""
+    ready: bool
+    why: str = ""
+    """What keeps it from being ready; empty when it is."""
+    tokens_per_second: float | None = None
+    prompt_tokens_per_second: float | None = None
+    running: int | None = None
+    """Sequences."""
+    waiting: int | None = None
+    pages: int | None = None
+    pages_used: int | None = None
+    """Pages that sequences hold."""
+    pages_cached: int | None = None
+    """Pages that are kept for prompts that may come again."""
+    step_ms: float | None = None
+    """A step of the worker, in milliseconds."""
+    acceptance: float | None = None
+    """Drafts accepted, of those verified; 0 to 1."""
+    actors: list[Line] = []
+
+
+class Rates(NamedTuple):
+    """What two readings come to."""
+
+    tokens: float | None = None
+    prompt_tokens: float | None = None
+    step_ms: float | None = None
+    acceptance: float | None = None
+
+
+class Sampler:
+    """Makes samples of the watchdog's answers. Pure: it is told the time."""
+
+    def __init__(self) -> None:
+        self._before: Reading | None = None
+        self._rates = Rates()
+
+    def sample(self, status: Status, draining: bool, at: float, now: float) -> Sample:
+        """`at`: seconds since 1970; `now`: CLOCK_MONOTONIC seconds."""
+        why = _why(status, draining)
+        actors = [Line(one.role, one.phase, one.epoch) for one in status.actors]
+        actors.sort(key=lambda line: line.role)
+        found = next((one for one in status.actors if one.role == "scheduler"), None)
+        if found is None or "running" not in found.gauges:
+            return Sample(at, not why, why, actors=actors)
+        rates, gauges = self._look(found, now), found.gauges
+
+        def whole(*names: str) -> int:
+            return int(sum(gauges.get(name, 0.0) for name in names))
+
+        held = whole("held_pages")
+        return Sample(
+            at, not why, why, rates.tokens, rates.prompt_tokens, whole("running"),
+            whole("waiting"), whole("free_pages", "used_pages"), held,
+            max(0, whole("used_pages") - held - whole("quarantined_pages")),
+            rates.step_ms, rates.acceptance, actors)
+
+    def _look(self, scheduler: ActorStatus, now: float) -> Rates:
+        """The rates since the last beat; between beats those of before."""
+        before, new = self._before, reading(scheduler, _SUMS, now)
+        if before is None or before.epoch != new.epoch or new.at - before.at > _NEW_BEAT:
+            self._before, self._rates = new, _rates(growth(before, new))
+        return self._rates
+
+
+def _rates(grown: Growth | None) -> Rates:
+    if grown is None:
+        return Rates()
+    steps, drafts = grown.counts["steps"], grown.counts[_DRAFTS]
+    return Rates(grown.rate("tokens"), grown.rate("prompt_tokens"),
+                 grown.counts["busy_us"] / steps / 1e3 if steps else None,
+                 grown.counts[_ACCEPTED] / drafts if drafts else None)
+
+
+def _why(status: Status, draining: bool) -> str:
+    return "the engine is stopping" if draining else why_not_ready(status)
+
+
+class Dashboard:
+    """One for a gateway's process."""
+
+    def __init__(self, engine: Engine, period: float = PERIOD) -> None:
+        self._engine, self._period = engine, period
+        self._told: deque[tuple[int, bytes]] = deque(maxlen=DASHBOARD_SAMPLES)
+        self._count = 0
+        self._news = asyncio.Event()
+        self._sampling: asyncio.Task[None] | None = None
+        self.viewers = 0
+
+    async def serve(self, http: HttpRequest) -> EventStream:
+        """The route."""
+        return EventStream(self.events())
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """What is known, then a sample each period. Ends when the engine is to stop."""
+        self.viewers += 1
+        if self._sampling is None:
+            self._sampling = asyncio.ensure_future(self._sample())
+        told = 0
+        try:
+            while not self._engine.draining:
+                if told == self._count:
+                    await self._news.wait()
+                new = [encoded for number, encoded in self._told if number > told]
+                told = self._count
+                yield b"".join(new)
+        finally:
+            self.viewers -= 1
+            if not self.viewers:
+                self._sampling.cancel()
+                self._sampling = None
+
+    async def _sample(self) -> None:
+        sampler, loop = Sampler(), asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            self._tell(await self._ask(sampler))
+            due = max(due + self._period, loop.time())
+            await asyncio.sleep(due - loop.time())
+
+    async def _ask(self, sampler: Sampler) -> Sample:
+        try:
+            status = await self._engine.client.status(PATIENCE)
+        except ActoriumError as error:
+            return Sample(time(), False, error.message)
+        except Exception as error:  # those who look wait for the next sample
+            LOG.exception("the dashboard asked in vain")
+            return Sample(time(), False, f"{type(error).__name__}: {error}")
+        return sampler.sample(status, self._engine.draining, time(), monotonic())
+
+    def _tell(self, sample: Sample) -> None:
+        self._count += 1
+        self._told.append((self._count, event(_encode(sample))))
+        self._news.set()
+        self._news = asyncio.Event()

@@ -1,0 +1,173 @@
+"""`/openapi.json`: the routes as OpenAPI 3.1 says them, made from the bodies' own types."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from actorium import __version__
+from actorium.actors.gateway.faces.anthropic_body import CountBody, MessagesBody
+from actorium.actors.gateway.faces.chat_protocol import ChatBody, ChatCompletion
+from actorium.actors.gateway.faces.completions import CompletionBody, TextCompletion
+from actorium.actors.gateway.faces.inference import InferenceAnswer, InferenceBody
+from actorium.actors.gateway.faces.invocations import InvocationBody
+from actorium.actors.gateway.faces.responses_body import InputBody, ResponsesBody
+from actorium.actors.gateway.faces.sampling_fields import UNSUPPORTED
+from actorium.actors.gateway.faces.sglang import AbortBody
+from actorium.actors.gateway.faces.sglang_body import GenerateBody, Unsupported
+from actorium.actors.gateway.faces.tokens import DetokenizeBody, TokenizeBody
+from actorium.actors.gateway.http.guard import Reply
+from actorium.actors.gateway.http.routes import PARAMETER, ROUTES, Access, Errors, Route
+
+REF = "#/components/schemas/{name}"
+
+
+class Told(Struct):
+    """What is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Refusal(Struct):
+    """The body of every answer that is an error."""
+
+    error: Told
+
+
+class MessagesTold(Struct):
+    """What is wrong, in Anthropic's words."""
+
+    type: str
+    message: str
+
+
+class MessagesRefusal(Struct):
+    """The same of `/v1/messages`."""
+
+    error: MessagesTold
+    type: Literal["error"] = "error"
+    request_id: str | None = None
+
+
+class Operation(NamedTuple):
+    """What one route does."""
+
+    summary: str
+    body: type | None = None
+    answer: Any = dict[str, Any]
+    streams: bool = False
+
+
+OPERATIONS: dict[str, Operation] = {
+    "chat": Operation("Complete a conversation", ChatBody, ChatCompletion, True),
+    "completions": Operation("Complete texts", CompletionBody, TextCompletion, True),
+    "render_chat": Operation("The prompt that a conversation becomes", ChatBody),
+    "render_completion": Operation("The prompts of texts", CompletionBody, list[dict[str, Any]]),
+    "inference": Operation("Complete token ids by token ids", InferenceBody, InferenceAnswer,
+                           True),
+    "invocations": Operation("Any of the bodies that ask for a completion", InvocationBody),
+    "responses": Operation("Make a response", ResponsesBody, streams=True),
+    "input_tokens": Operation("Tokens of a response's prompt", InputBody),
+    "response": Operation("A stored response"),
+    "delete_response": Operation("Forget a stored response"),
+    "cancel_response": Operation("End a response that goes on in the background"),
+    "input_items": Operation("The input of a stored response"),
+    "messages": Operation("Complete a conversation, as Anthropic's API does", MessagesBody,
+                          streams=True),
+    "count_tokens": Operation("Tokens of a conversation", CountBody),
+    "models": Operation("The models that are served"),
+    "model": Operation("One of them"),
+    "tokenize": Operation("Token ids of texts or of a conversation", TokenizeBody),
+    "detokenize": Operation("Text of token ids", DetokenizeBody),
+    "generate": Operation("Complete prompts, as SGLang does", GenerateBody, streams=True),
+    "abort": Operation("End requests", AbortBody),
+    "flush_cache": Operation("Forget cached prefixes"),
+    "model_info": Operation("What the model is"),
+    "server_info": Operation("Configuration and gauges"),
+    "is_scaling": Operation("Whether devices are being added or taken away"),
+    "scale": Operation("Not supported"),
+    "version": Operation("The version"),
+    "health": Operation("Whether a request that came now would be served"),
+    "openapi": Operation("This"),
+    "probe": Operation("A probe of the watchdog"),
+}
+"""By the routes' names."""
+PAGES = frozenset({"page", "docs", "dashboard"})
+"""Routes for people, which the document leaves out."""
+MEDIA = {"/metrics": "text/plain"}
+"""Of paths whose answer is not JSON."""
+
+
+def document() -> dict[str, Any]:
+    """The whole document."""
+    types = [kind for one in OPERATIONS.values() for kind in (one.body, one.answer)
+             if kind is not None]
+    schemas, components = msgspec.json.schema_components(
+        [*types, Refusal, MessagesRefusal], ref_template=REF)
+    for component in components.values():
+        for name in (*UNSUPPORTED, *Unsupported.__struct_fields__):
+            component.get("properties", {}).pop(name, None)
+    refusals = dict(zip(Errors, schemas[-2:], strict=True))
+    found = iter(schemas)
+    shapes = {name: (next(found) if one.body is not None else None, next(found))
+              for name, one in OPERATIONS.items()}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        for path in route.paths if route.name not in PAGES else ():
+            for method in route.methods:
+                made = _operation(path, method, route, *shapes[route.name])
+                made["responses"]["default"] = {
+                    "description": "Why there is none", "content": {
+                        "application/json": {"schema": refusals[route.errors]}}}
+                paths.setdefault(PARAMETER.sub(r"{\1}", path), {})[method.lower()] = made
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "actorium", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {
+            "key": {"type": "http", "scheme": "bearer"}}}}
+
+
+def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> dict[str, Any]:
+    one, media = OPERATIONS[route.name], MEDIA.get(path, "application/json")
+    content = {media: {"schema": answer if media == "application/json" else {}}}
+    if one.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    words = re.sub(r"\W+", "_", PARAMETER.sub(r"\1", path)).strip("_")
+    made: dict[str, Any] = {
+        "summary": one.summary if path == route.paths[0] else f"As {route.paths[0]}",
+        "operationId": words if method == route.methods[0] != "DELETE" else
+        f"{words}_{method.lower()}",
+        "responses": {"200": {"description": "The answer", "content": content}}}
+    if body is not None and method in ("POST", "PUT"):
+        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    if route.access is not Access.OPEN:
+        made["security"] = [{"key": []}] if route.access is Access.ADMIN else [{"key": []}, {}]
+    names = [("path", found[1], True) for found in PARAMETER.finditer(path)]
+    if one.streams:
+        names += [("header", name, False) for name in ("Idempotency-Key", "Last-Event-ID")]
+    if names:
+        made["parameters"] = [{"name": name, "in": where, "required": needed,
+                               "schema": {"type": "string"}} for where, name, needed in names]
+    return made
+
+
+class OpenApi:
+    """The route. Made when it is first asked."""
+
+    def __init__(self) -> None:
+        self._made = b""
+
+    async def serve(self, http: HttpRequest) -> Response:
+        """`/openapi.json`."""
+        if not self._made:
+            self._made = msgspec.json.encode(document())
+        return Reply(self._made)

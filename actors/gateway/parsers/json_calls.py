@@ -1,0 +1,375 @@
+"""A call written as a JSON object, `{"name": ..., "arguments": {...}}`, read as it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from actorium.actors.gateway.parsers.parts import (
+    SPACE,
+    CallArguments,
+    CallBegin,
+    Piece,
+    Prose,
+    Text,
+    Value,
+    after_call,
+)
+
+ARGUMENTS = ("arguments", "parameters")
+KEYS = ("name", "type", "id", "function", *ARGUMENTS)
+"""What a call's object may hold; any other first key says that it is something else."""
+
+
+class JsonCall:
+    """One object. The name and the arguments are told as soon as they are known, the arguments as
+    they are written (a string that holds them is unpacked)."""
+
+    def __init__(self, index: int) -> None:
+        self.over = False
+        """The object has ended."""
+        self.failed = False
+        """It is no call; nothing of it was told."""
+        self.raw = ""
+        """All that was taken of it, while nothing was told."""
+        self._index = index
+        self._state: Callable[[list[Piece]], bool] = self._open
+        self._text = ""
+        self._key = ""
+        self._value = Value()
+        self._kept = ""
+        """The value so far, where it is wanted as a whole."""
+        self._name: str | None = None
+        self._told = self._has_arguments = False
+        self._waiting = ""
+        """Arguments that came before the name."""
+        self._inside = False
+        """Of an object within, which is the call."""
+
+    def feed(self, text: str) -> tuple[list[Piece], str]:
+        """The pieces, and what of `text` lies behind the object's end."""
+        out: list[Piece] = []
+        if not self._told:
+            self.raw += text
+        self._text += text
+        while not self.over and not self.failed and self._state(out):
+            pass
+        rest = ""
+        if self.over:
+            rest, self._text = self._text, ""
+        if self.over and not self._told:
+            self.failed = True
+        return out, rest
+
+    # --- states: each takes from the text, and says whether there may be more to do ---
+
+    def _skip(self) -> bool:
+        self._text = self._text.lstrip(SPACE)
+        return bool(self._text)
+
+    def _open(self, _out: list[Piece]) -> bool:
+        return self._skip() and self._expect("{", self._key_or_end)
+
+    def _expect(self, letter: str, then: Callable[[list[Piece]], bool]) -> bool:
+        if self._text[0] != letter:
+            return self._fail()
+        self._text, self._state = self._text[1:], then
+        return True
+
+    def _fail(self) -> bool:
+        """No call after all; or, once it was told as one, as much of it as could be read."""
+        self.failed, self.over = not self._told, self._told
+        return False
+
+    def _key_or_end(self, out: list[Piece]) -> bool:
+        if not self._skip():
+            return False
+        if self._text[0] in ",}":
+            return self._next_or_end(out)
+        if self._text[0] != '"':
+            return self._fail()
+        self._value, self._kept = Value(), ""
+        self._state = self._read_key
+        return True
+
+    def _next_or_end(self, out: list[Piece]) -> bool:
+        letter, self._text = self._text[0], self._text[1:]
+        if letter == "}":
+            if not self._has_arguments:
+                self._has_arguments, self._waiting = True, "{}"
+                self._tell(out)
+            self.over, self._inside = not self._inside, False
+        return not self.over
+
+    def _read_key(self, _out: list[Piece]) -> bool:
+        if not self._keep():
+            return False
+        self._key = str(_loads(self._kept, ""))
+        if self._key not in KEYS:
+            return self._fail()
+        self._state = self._colon
+        return True
+
+    def _colon(self, _out: list[Piece]) -> bool:
+        return self._skip() and self._expect(":", self._begin_value)
+
+    def _begin_value(self, _out: list[Piece]) -> bool:
+        if not self._skip():
+            return False
+        if self._text[0] in ",:}]":
+            return self._fail()
+        if self._key == "function" and self._text[0] == "{" and not self._inside:
+            # OpenAI's own shape: the object within is the call.
+            self._text, self._state, self._inside = self._text[1:], self._key_or_end, True
+            return True
+        self._value, self._kept = Value(), ""
+        streams = self._key in ARGUMENTS and self._text[0] != '"'
+        self._state = self._stream if streams else self._whole
+        return True
+
+    def _keep(self) -> bool:
+        """Take of the value; True when it is whole."""
+        size = self._value.take(self._text)
+        self._kept += self._text[:size]
+        self._text = self._text[size:]
+        return self._value.over
+
+    def _whole(self, out: list[Piece]) -> bool:
+        if not self._keep():
+            return False
+        value = _loads(self._kept, None)
+        if self._key in ("name", "function"):
+            if not isinstance(value, str) or not value:
+                return self._fail()
+            self._name = value
+            self._tell(out)
+        elif self._key in ARGUMENTS:
+            self._has_arguments = True
+            self._argue(out, value if isinstance(value, str) else self._kept)
+        self._state = self._key_or_end
+        return True
+
+    def _stream(self, out: list[Piece]) -> bool:
+        self._has_arguments = True
+        size = self._value.take(self._text)
+        self._argue(out, self._text[:size])
+        self._text = self._text[size:]
+        if self._value.over:
+            self._state = self._key_or_end
+        return self._value.over
+
+    # --- telling ---
+
+    def _argue(self, out: list[Piece], text: str) -> None:
+        if self._told and text:
+            out.append(CallArguments(self._index, text))
+        else:
+            self._waiting += text
+            self._tell(out)
+
+    def _tell(self, out: list[Piece]) -> None:
+        """The call has begun once its name and the start of its arguments are there."""
+        if self._name is None or not self._has_arguments or self._told:
+            return
+        self._told, self.raw = True, ""
+        out.append(CallBegin(self._index, self._name))
+        if self._waiting:
+            out.append(CallArguments(self._index, self._waiting))
+            self._waiting = ""
+
+
+def _loads(text: str, otherwise: object) -> object:
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return otherwise
+    return found
+
+
+class NamedCall:
+    """The completion is the arguments of one function."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = False
+
+    def feed(self, text: str) -> list[Piece]:
+        if not text:
+            return []
+        begin: list[Piece] = [] if self._begun else [CallBegin(0, self._name)]
+        self._begun = True
+        return [*begin, CallArguments(0, text)]
+
+    def end(self) -> list[Piece]:
+        return []
+
+
+class CallList:
+    """The completion is `[{"name": ..., "arguments": ...}, ...]`."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._call: JsonCall | None = None
+        self._calls = 0
+
+    def feed(self, text: str) -> list[Piece]:
+        out: list[Piece] = []
+        self._text += text
+        while self._text and self._step(out):
+            pass
+        return out
+
+    def end(self) -> list[Piece]:
+        left = self._call.raw if self._call is not None else self._text.strip(SPACE)
+        return [Text(left)] if left else []
+
+    def _step(self, out: list[Piece]) -> bool:
+        if self._call is None:
+            self._text = self._text.lstrip(SPACE + "[,]")
+            if not self._text:
+                return False
+            self._call = JsonCall(self._calls)
+        pieces, rest = self._call.feed(self._text)
+        out += pieces
+        self._text = rest
+        if self._call.over and not self._call.failed:
+            self._call = None
+            self._calls += 1
+            return True
+        return False
+
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Hermes:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._prose = Prose()
+        self._call: JsonCall | None = None
+        self._calls = 0
+        self._closing = False
+        """A call has ended; its closing mark may follow."""
+
+    def feed(self, text: str) -> list[Piece]:
+        out: list[Piece] = []
+        self._text += text
+        while self._step(out):
+            pass
+        return out
+
+    def end(self) -> list[Piece]:
+        out: list[Piece] = []
+        if self._call is not None:
+            self._prose.say(out, OPEN + self._call.raw if self._call.raw else "")
+        elif not self._closing:
+            self._prose.say(out, self._text)
+        self._prose.end(out)
+        self._text, self._call = "", None
+        return out
+
+    def _step(self, out: list[Piece]) -> bool:
+        if self._call is not None:
+            return self._in_call(self._call, out)
+        if self._closing:
+            return self._after_call()
+        at = self._text.find(OPEN)
+        if at < 0:
+            self._text = self._prose.say_before(out, self._text, (OPEN,))
+            return False
+        self._prose.say(out, self._text[:at])
+        self._text = self._text[at + len(OPEN):]
+        self._call = JsonCall(self._calls)
+        return True
+
+    def _in_call(self, call: JsonCall, out: list[Piece]) -> bool:
+        pieces, rest = call.feed(self._text)
+        if pieces:
+            self._prose.called()
+        out += pieces
+        self._text = ""
+        if call.failed:  # the mark was text, and what follows on it is looked at again
+            self._prose.say(out, OPEN)
+            self._text, self._call = call.raw, None
+            return True
+        if not call.over:
+            return False
+        self._text, self._call, self._closing = rest, None, True
+        self._calls += 1
+        return True
+
+    def _after_call(self) -> bool:
+        rest = after_call(self._text, CLOSE)
+        if rest is None:
+            return False
+        self._text, self._closing = rest, False
+        self._prose.call_over()
+        return True
+
+
+TAG = "<|python_tag|>"
+
+
+class Llama3:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        """Not looked at yet."""
+        self._before = ""
+        """Since the last call's end."""
+        self._call: JsonCall | None = None
+        self._calls = 0
+        self._plain = False
+
+    def feed(self, text: str) -> list[Piece]:
+        out: list[Piece] = []
+        self._text += text
+        while self._text and self._step(out):
+            pass
+        return out
+
+    def end(self) -> list[Piece]:
+        left = self._before + (self._call.raw if self._call is not None else "") + self._text
+        self._text = self._before = ""
+        if self._call is None and self._calls and not left.strip(SPACE + ";"):
+            return []
+        return [Text(left)] if left else []
+
+    def _step(self, out: list[Piece]) -> bool:
+        if self._plain:
+            out.append(Text(self._text))
+            self._text = ""
+            return False
+        if self._call is not None:
+            return self._in_call(self._call, out)
+        whole = self._before + self._text
+        rest = whole.lstrip(SPACE + ";" if self._calls else SPACE)
+        after = rest.removeprefix(TAG).lstrip(SPACE)
+        if after.startswith("{"):
+            self._before, self._text = whole[:len(whole) - len(after)], after
+            self._call = JsonCall(self._calls)
+            return True
+        if not after or TAG.startswith(rest):
+            self._before, self._text = whole, ""
+            return False
+        return self._give_up(whole)
+
+    def _in_call(self, call: JsonCall, out: list[Piece]) -> bool:
+        pieces, rest = call.feed(self._text)
+        out += pieces
+        self._text = ""
+        if call.failed:
+            return self._give_up(self._before + call.raw)
+        if call.over:
+            self._text, self._before, self._call = rest, "", None
+            self._calls += 1
+        return call.over
+
+    def _give_up(self, text: str) -> bool:
+        """No call, nor will there be one."""
+        self._plain, self._call = True, None
+        self._text, self._before = text, ""
+        return True

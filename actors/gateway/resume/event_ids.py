@@ -1,0 +1,258 @@
+"""Streams that go on where they broke off: what the ids of events say, and how it is taken up.
+
+The engine tells a request once more from its first token; what its tokens come to as events depends
+on how they were cut into deltas (roles, parts of calls, counts). So an id says how: how much of
+each choice had been handed to the route before (`places`), what was handed over last (`cuts`), and
+how many events that had come to. Taken up, the stream is cut at the same places, the route makes
+the same events, and those up to that one are dropped: what follows is what would have followed.
+
+An id is `RID:PROMPTS:PLACES:CUTS:EVENTS`; prompts are the tokens of each, places and cuts are
+`choice.characters.tokens` with an "f" where the choice had ended, joined by commas; choices are
+numbered through all prompts. Pure, but for the streams.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from actorium.actors.client.requests import StreamDelta, joined
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.resume.delta_streams import Deltas, Relay
+from actorium.actors.messages import TokenLogprob
+
+MAX_ID = 4096
+MAX_CHOICES = 64
+"""Of all prompts: each event's id tells of all of them."""
+KNOWN, CUTS, NEW = range(3)
+"""What is being told of a stream that is taken up: what lies before the mark's cuts, these, and
+what follows."""
+_CUT = r"\d{1,3}\.\d{1,9}\.\d{1,9}f?"
+_ID = re.compile(rf"([\x21-\x39\x3b-\x7e]{{1,64}}):((?:\d{{1,9}}(?:,\d{{1,9}})*)?)"
+                 rf":((?:{_CUT}(?:,{_CUT})*)?)"
+                 rf":((?:{_CUT}(?:,{_CUT})*)?):(\d{{1,9}})")
+
+
+class Cut(NamedTuple):
+    """So many characters and tokens of a choice."""
+
+    choice: int
+    chars: int
+    tokens: int
+    ended: bool
+
+
+class Mark(NamedTuple):
+    """A place between two events of a stream."""
+
+    rid: str
+    prompts: tuple[int, ...]
+    """Tokens of each; none = they were not known."""
+    places: list[Cut]
+    cuts: list[Cut]
+    events: int
+
+    def __str__(self) -> str:
+        prompts = ",".join(map(str, self.prompts))
+        return f"{self.rid}:{prompts}:{_told(self.places)}:{_told(self.cuts)}:{self.events}"
+
+
+def parse(text: str) -> Mark:
+    """Inverse of `str`. Raises `HttpError` 400."""
+    found = _ID.fullmatch(text) if len(text) <= MAX_ID else None
+    if found is None:
+        raise HttpError(400, "Last-Event-ID: not the id of an event of this engine",
+                        "Last-Event-ID")
+    rid, prompts, places, cuts, events = found.groups()
+    return Mark(rid, tuple(map(int, prompts.split(","))) if prompts else (), _cuts(places),
+                _cuts(cuts), int(events))
+
+
+def _cuts(text: str) -> list[Cut]:
+    found = []
+    for one in text.split(",") if text else ():
+        choice, chars, tokens = map(int, one.rstrip("f").split("."))
+        found.append(Cut(choice, chars, tokens, one.endswith("f")))
+    return found
+
+
+class Held:
+    """What has come of a choice, and was not handed on."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = None
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        self.end: StreamDelta | None = None
+
+    def add(self, delta: StreamDelta) -> None:
+        """Something more of it."""
+        self.text += delta.text
+        self.tokens += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
+        if delta.finish_reason is not None:
+            self.end = delta
+
+    def holds(self, cut: Cut) -> bool:
+        """So much has come."""
+        return (len(self.text) >= cut.chars and len(self.tokens) >= cut.tokens
+                and (self.end is not None or not cut.ended))
+
+    @property
+    def empty(self) -> bool:
+        return not (self.text or self.tokens or self.end or self.prompt_logprobs)
+
+    def all(self, index: int) -> Cut:
+        """A cut behind it."""
+        return Cut(index, len(self.text), len(self.tokens), self.end is not None)
+
+    def take(self, cut: Cut) -> StreamDelta:
+        """Cut it off."""
+        chars, tokens, end = cut.chars, cut.tokens, self.end if cut.ended else None
+        logprobs = self.logprobs
+        made = StreamDelta(
+            text=self.text[:chars], token_ids=self.tokens[:tokens],
+            logprobs=None if logprobs is None else logprobs[:tokens] or None,
+            prompt_logprobs=self.prompt_logprobs, index=cut.choice)
+        if end is not None:
+            made = msgspec.structs.replace(made, finish_reason=end.finish_reason,
+                                           stop_reason=end.stop_reason, usage=end.usage)
+        self.text, self.tokens = self.text[chars:], self.tokens[tokens:]
+        self.logprobs = None if logprobs is None else logprobs[tokens:]
+        self.prompt_logprobs = None
+        if cut.ended:
+            self.end = None
+        return made
+
+
+class Recut(Relay):
+    """A stream told from its start, cut as a mark says: first its places, then its cuts together,
+    then the rest."""
+
+    def __init__(self, source: Deltas, mark: Mark) -> None:
+        super().__init__(source)
+        self._mark = mark
+        self._places, self._cuts = deque(mark.places), list(mark.cuts)
+        self._held: dict[int, Held] = {}
+        self._rest: list[StreamDelta] = []
+        self._phase = KNOWN if mark.places else CUTS
+
+    def told_before(self, events: int) -> bool:
+        """Whether so many events since the last hand-over had been told before the mark."""
+        return self._phase == KNOWN or (self._phase == CUTS and events <= self._mark.events)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return sum(self._mark.prompts) or self._source.prompt_tokens
+
+    def prompts(self) -> tuple[int, ...]:
+        return self._mark.prompts or super().prompts()
+
+    async def accepted(self) -> int:
+        return sum(self._mark.prompts) or await self._source.accepted()
+
+    def more(self) -> list[StreamDelta]:
+        rest, self._rest = self._rest, []
+        return rest or ([] if self._held else self._source.more())
+
+    async def __anext__(self) -> StreamDelta:
+        if self._places:
+            return await self._cut(self._places.popleft())
+        if self._cuts:
+            cuts, self._cuts = self._cuts, []
+            first, *self._rest = [await self._cut(cut) for cut in cuts]
+            self._phase = CUTS
+            return first
+        delta = self._left_over() or await self._source.__anext__()
+        self._phase = NEW
+        return delta
+
+    def _left_over(self) -> StreamDelta | None:
+        while self._held:
+            index, held = self._held.popitem()
+            if not held.empty:
+                return held.take(held.all(index))
+        return None
+
+    async def _cut(self, cut: Cut) -> StreamDelta:
+        held = self._held.setdefault(cut.choice, Held())
+        while not held.holds(cut):
+            delta = None if held.end else await anext(self._source, None)
+            if delta is None:
+                raise HttpError(400, "Last-Event-ID: this stream has no such event",
+                                "Last-Event-ID")
+            self._held.setdefault(delta.index, Held()).add(delta)
+        return held.take(cut)
+
+
+class Tracked(Relay):
+    """A stream that knows what the route has had of it, and so how to name its events."""
+
+    def __init__(self, source: Deltas, rid: str, mark: Mark | None) -> None:
+        self._recut = Recut(source, mark) if mark is not None else None
+        super().__init__(self._recut or source)
+        self._rid = rid
+        # As `Cut`s, but plain tuples: this is done for every token.
+        self._places: dict[int, tuple[int, int, int, bool]] = {}
+        self._cuts: list[tuple[int, int, int, bool]] = []
+        self._events = 0
+        self._prefix = b""
+        """Of the ids, until something is handed over again."""
+
+    async def __anext__(self) -> StreamDelta:
+        delta = await self._source.__anext__()
+        for choice, chars, tokens, ended in self._cuts:
+            before = self._places.get(choice)
+            if before is not None:
+                chars, tokens = before[1] + chars, before[2] + tokens
+                ended = ended or before[3]
+            self._places[choice] = choice, chars, tokens, ended
+        self._cuts.clear()
+        self._events = 0
+        self._note(delta)
+        return delta
+
+    def more(self) -> list[StreamDelta]:
+        """Those of a choice joined, so that ids stay short."""
+        found = self._source.more()
+        if found:
+            found = joined(found)
+            for delta in found:
+                self._note(delta)
+        return found
+
+    def _note(self, delta: StreamDelta) -> None:
+        self._cuts.append((delta.index, len(delta.text), len(delta.token_ids),
+                           delta.finish_reason is not None))
+        self._prefix = b""
+
+    def label(self, events: bytes) -> bytes:
+        """The events with their ids, without those that were told before the mark."""
+        prefix = self._prefix
+        if not prefix:
+            prompts = ",".join(map(str, self.prompts()))
+            told = _told(self._places.values())
+            prefix = self._prefix = (f"id: {self._rid}:{prompts}:{told}:"
+                                     f"{_told(self._cuts)}:").encode()
+        if self._recut is None and events.count(b"\n\n") == 1:
+            self._events += 1
+            return b"%b%d\n%b" % (prefix, self._events, events)
+        out = []
+        for one in events.split(b"\n\n")[:-1]:
+            self._events += 1
+            if self._recut is None or not self._recut.told_before(self._events):
+                out.append(b"%b%d\n%b\n\n" % (prefix, self._events, one))
+        return b"".join(out)
+
+
+def _told(cuts: Iterable[tuple[int, int, int, bool]]) -> str:
+    """Cuts as an id has them."""
+    return ",".join([f"{choice}.{chars}.{tokens}{'f' if ended else ''}"
+                     for choice, chars, tokens, ended in cuts])
