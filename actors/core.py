@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.config.tree import Config
-from actorium.actors.runtime.inflight_journal import Docket
+from actorium.actors.runtime.inflight_journal import InflightJournal
 
 CLIENT = "client"
 LEDGER = "ledger"
@@ -65,7 +65,7 @@ class Core:
     """Closed union of the messages that the core accepts from actors."""
     front: Any = None
     """The same from clients; None = it has none."""
-    docket: Docket | None = None
+    journal: InflightJournal | None = None
     """Says what the core works on, to its next incarnation and in heartbeats."""
     ledger: Any = None
     """The `Ledger` that takes what is sent to `LEDGER`; None = there is none."""
@@ -144,7 +144,7 @@ class CoreObserver(Core):
     def __init__(self, core: Core) -> None:
         self._core = core
         self.inbox, self.front = core.inbox, core.front
-        self.docket, self.ledger = core.docket, core.ledger
+        self.journal, self.ledger = core.journal, core.ledger
 
     @property
     def next_sid(self) -> int:  # type: ignore[override]

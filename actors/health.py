@@ -45,7 +45,7 @@ def why_not_ready(status: Status) -> str:
     return not_at_work(status.actors) or "not every actor has been heard of"
 
 
-class Reading(NamedTuple):
+class CounterReading(NamedTuple):
     """Counters of one actor, as one of its heartbeats gave them."""
 
     epoch: int
@@ -66,7 +66,7 @@ class Growth(NamedTuple):
         return self.counts[name] / self.seconds if self.seconds > 0 else 0.0
 
 
-def growth(before: Reading | None, after: Reading) -> Growth | None:
+def growth(before: CounterReading | None, after: CounterReading) -> Growth | None:
     """Between two readings with the same counters. None where they are not of one incarnation, or a
     counter has fallen: somebody else counts."""
     if before is None or before.epoch != after.epoch:
@@ -77,7 +77,7 @@ def growth(before: Reading | None, after: Reading) -> Growth | None:
     return Growth(after.at - before.at, grown)
 
 
-def reading(actor: ActorStatus, names: Iterable[str], now: float) -> Reading:
+def read_counters(actor: ActorStatus, names: Iterable[str], now: float) -> CounterReading:
     """These gauges of an actor, 0 where it has none. now: CLOCK_MONOTONIC seconds of the answer."""
-    return Reading(actor.epoch, now - actor.beat_age,
+    return CounterReading(actor.epoch, now - actor.beat_age,
                    {name: actor.gauges.get(name, 0.0) for name in names})

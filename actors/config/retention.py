@@ -53,7 +53,7 @@ STORE_FACTOR = 2
 """What SQLite takes for each byte stored, at the most: pages half full, and indices."""
 
 
-class Kept(NamedTuple):
+class RetentionBound(NamedTuple):
     """One kind of thing that an actor keeps."""
 
     role: str
@@ -64,32 +64,32 @@ class Kept(NamedTuple):
     """That changes it."""
 
 
-def kept(config: Config) -> tuple[Kept, ...]:
+def retention_bounds(config: Config) -> tuple[RetentionBound, ...]:
     """All of them, for an engine of this configuration."""
     gateway = config.gateway
     rows = [
-        Kept("scheduler", "finished requests", RETAINED_BYTES, "retain"),
-        Kept("scheduler", "compiled grammars", GRAMMAR_BYTES),
-        Kept("scheduler", "tenants' shares", 2 * IDLE_TENANTS * _ENTRY),
-        Kept("tokenizer", "names of requests", KNOWN_REQUESTS * _ENTRY),
-        Kept("tokenizer", "checked grammars", CHECKED_BYTES),
-        Kept("tokenizer", "requests' templates", TEMPLATES * _TEMPLATE),
-        Kept("detokenizer", "ended sequences", ENDED_SEQUENCES * _ENTRY),
-        Kept("detokenizer", "lost clients", (LOST_REQUESTS + LOST_CLIENTS) * _ENTRY),
-        Kept("detokenizer", "clients reached", REACHED_CLIENTS * _ENTRY),
-        Kept("detokenizer", "refused sequences", 2 * REFUSED_SEQUENCES * _ENTRY)]
+        RetentionBound("scheduler", "finished requests", RETAINED_BYTES, "retain"),
+        RetentionBound("scheduler", "compiled grammars", GRAMMAR_BYTES),
+        RetentionBound("scheduler", "tenants' shares", 2 * IDLE_TENANTS * _ENTRY),
+        RetentionBound("tokenizer", "names of requests", KNOWN_REQUESTS * _ENTRY),
+        RetentionBound("tokenizer", "checked grammars", CHECKED_BYTES),
+        RetentionBound("tokenizer", "requests' templates", TEMPLATES * _TEMPLATE),
+        RetentionBound("detokenizer", "ended sequences", ENDED_SEQUENCES * _ENTRY),
+        RetentionBound("detokenizer", "lost clients", (LOST_REQUESTS + LOST_CLIENTS) * _ENTRY),
+        RetentionBound("detokenizer", "clients reached", REACHED_CLIENTS * _ENTRY),
+        RetentionBound("detokenizer", "refused sequences", 2 * REFUSED_SEQUENCES * _ENTRY)]
     if gateway.port is not None:
         in_memory = gateway.responses_store is None and gateway.gateways == 1
         rows += [
-            Kept("gateway", "stored responses",
+            RetentionBound("gateway", "stored responses",
                  STORE_FACTOR * gateway.responses_max_bytes if in_memory else 0,
                  "responses-max-bytes"),
-            Kept("gateway", "tokens' texts", TOKEN_TEXTS * _TEXT),
-            Kept("gateway", "dashboard", DASHBOARD_SAMPLES * _SAMPLE)]
+            RetentionBound("gateway", "tokens' texts", TOKEN_TEXTS * _TEXT),
+            RetentionBound("gateway", "dashboard", DASHBOARD_SAMPLES * _SAMPLE)]
     return tuple(rows)
 
 
-def most_kept(config: Config, role: str) -> int:
+def max_retained_bytes(config: Config, role: str) -> int:
     """Bytes that one process of the role may keep of requests that are over."""
     role = role.rpartition("-")[0] if role.startswith("gateway-") else role
-    return sum(row.bytes for row in kept(config) if row.role == role)
+    return sum(row.bytes for row in retention_bounds(config) if row.role == role)

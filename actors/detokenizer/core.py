@@ -41,7 +41,7 @@ from actorium.actors.messages import (
     TokenBatch,
     Unknown,
 )
-from actorium.actors.runtime.inflight_journal import NOBODY, Docket, open_docket
+from actorium.actors.runtime.inflight_journal import NOBODY, InflightJournal, open_journal
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 30.0
@@ -55,12 +55,12 @@ class DetokenizerCore(Core):
 
     inbox: Any = ToDetokenizer
     front: Any = ToDetokenizerFront
-    docket: Docket
+    journal: InflightJournal
 
-    def __init__(self, ctx: Context, docket: Docket | None = None) -> None:
+    def __init__(self, ctx: Context, journal: InflightJournal | None = None) -> None:
         self._ctx = ctx
-        self.docket = docket or Docket(actor="detokenizer")
-        self._refusals = Refusals(self.docket)
+        self.journal = journal or InflightJournal(actor="detokenizer")
+        self._refusals = Refusals(self.journal)
         self._detokenizer: Detokenizer | None = None
         self._announced = False
         self._early: list[Any] = []
@@ -150,17 +150,17 @@ class DetokenizerCore(Core):
         waiting: dict[int, Sequence] = {}
         everybody = readers.all_open
         broken: list[tuple[Sequence, BaseException]] = []
-        self.docket.put(NOBODY)
+        self.journal.put(NOBODY)
         for sid, seq in self._dirty.items():
             if everybody or not readers.shut(seq.client):
-                self.docket.turn_to(seq.name)
+                self.journal.turn_to(seq.name)
                 try:
                     by_client.setdefault(seq.client, []).append(seq.delta())
                 except BaseException as error:
                     broken.append((seq, error))
             else:
                 waiting[sid] = seq
-        self.docket.clear()
+        self.journal.clear()
         self._dirty = waiting
         for seq, raised in broken:
             self._quarantine(seq, raised)
@@ -219,16 +219,16 @@ class DetokenizerCore(Core):
         if (known := self._refusals.of(message)) is not None:
             self._end_request(message.client, message.rid, known)
             return
-        self.docket.put(request_name(message))
+        self.journal.put(request_name(message))
         try:
             self._open(message, detokenizer, now)
         except BaseException as error:
             self._quarantine(message, error)
-        self.docket.clear()
+        self.journal.clear()
 
     def _try(self, seq: Sequence, work: Callable[..., None], *args: Any) -> None:
         """Work on one sequence of several."""
-        self.docket.turn_to(seq.name)
+        self.journal.turn_to(seq.name)
         try:
             work(*args)
         except BaseException as error:
@@ -324,7 +324,7 @@ class DetokenizerCore(Core):
         live, dirty = self._live, self._dirty
         if message.drafts:
             count_drafts(live, message, sids, starts)
-        self.docket.put(NOBODY)
+        self.journal.put(NOBODY)
         for event in message.events:
             if (seq := live.get(event.sid)) is not None:
                 self._try(seq, seq.note, event)
@@ -347,7 +347,7 @@ class DetokenizerCore(Core):
         for event in message.events:
             if (seq := live.get(event.sid)) is not None and seq.seen >= seq.gap_end:
                 self._try(seq, self._finish, seq, event)
-        self.docket.clear()
+        self.journal.clear()
 
     def _row(self, seq: Sequence, tokens: list[int], skip: int,
              event: SequenceEvent | None) -> None:
@@ -384,8 +384,8 @@ class DetokenizerCore(Core):
     def _end(self, seq: Sequence) -> None:
         """It has got to its end."""
         self._close(seq)
-        if seq.error is None and not self.docket.quiet:
-            self.docket.finished(seq.name)
+        if seq.error is None and not self.journal.quiet:
+            self.journal.finished(seq.name)
 
     def _give_up(self, client: bytes, away: float = math.inf) -> None:
         """Cancel what a client has here, but what lingers, if it is only away; it is told when it
@@ -428,4 +428,4 @@ class DetokenizerCore(Core):
 def build(ctx: Context) -> DetokenizerCore:
     """The core of the role "detokenizer"."""
     budget = ctx.config.recovery.request_budget
-    return DetokenizerCore(ctx, open_docket(ctx.run_dir, ctx.role, budget))
+    return DetokenizerCore(ctx, open_journal(ctx.run_dir, ctx.role, budget))

@@ -6,26 +6,26 @@ from actorium.actors.config.retention import REFUSED_SEQUENCES
 from actorium.actors.detokenizer.sequence import Sequence, request_name
 from actorium.actors.errors import Quarantined
 from actorium.actors.messages import Open
-from actorium.actors.runtime.inflight_journal import Docket
+from actorium.actors.runtime.inflight_journal import InflightJournal
 
 
 class Refusals:
-    """Of one incarnation: those that have raised, and those that the docket says."""
+    """Of one incarnation: those that have raised, and those that the journal says."""
 
-    def __init__(self, docket: Docket) -> None:
-        self._docket = docket
+    def __init__(self, journal: InflightJournal) -> None:
+        self._journal = journal
         self._kept: dict[bytes, Quarantined] = {}
 
     def of(self, message: Open) -> Quarantined | None:
         """What the client of this sequence is to be told instead of its text, if anything."""
         name = request_name(message)
-        if name not in self._kept and self._docket.convicted(name):
-            self._keep(name, self._docket.refusal(message.rid))
+        if name not in self._kept and self._journal.convicted(name):
+            self._keep(name, self._journal.refusal(message.rid))
         return self._kept.get(name)
 
     def add(self, one: Sequence | Open, error: BaseException) -> Quarantined:
         """Work on it has raised that; what its client is to be told."""
-        told = self._docket.failed(error, one.rid)
+        told = self._journal.failed(error, one.rid)
         self._keep(one.name if isinstance(one, Sequence) else request_name(one), told)
         return told
 

@@ -42,7 +42,7 @@ class Sequence:
         self.client = message.client
         self.linger = message.linger
         self.name = request_name(message)
-        """Of its request, on the docket."""
+        """Of its request, in the journal."""
         """Seconds for which it outlives its client."""
         self.prompt_tokens = message.prompt_before + len(message.prompt) // 4
         self.cached = 0
@@ -218,5 +218,5 @@ def count_drafts(live: Mapping[int, Sequence], batch: TokenBatch, sids: Seq[int]
 
 
 def request_name(message: Open) -> bytes:
-    """Of a sequence's request, on the docket."""
+    """Of a sequence's request, in the journal."""
     return name_of(message.client, message.rid.encode())

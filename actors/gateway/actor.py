@@ -19,8 +19,8 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http import api_keys
 from actorium.actors.messages import Message
 from actorium.actors.runtime.http import listening
-from actorium.actors.runtime.http.listening import Where
-from actorium.actors.runtime.inflight_journal import open_docket
+from actorium.actors.runtime.http.listening import ListenAddress
+from actorium.actors.runtime.inflight_journal import open_journal
 
 FILE = "gateway.json"
 BACKLOG = 2048
@@ -34,9 +34,9 @@ class Nudge(Message, frozen=True):
     """The whole inbox: it wakes the actor and does nothing else."""
 
 
-def where(run_dir: Path) -> Where | None:
+def where(run_dir: Path) -> ListenAddress | None:
     """Where the gateways of the engine in `run_dir` listen; None = nowhere, as far as is known."""
-    return listening.read(run_dir / FILE)
+    return listening.read_address(run_dir / FILE)
 
 
 class GatewayCore(Core):
@@ -47,8 +47,8 @@ class GatewayCore(Core):
 
     def __init__(self, ctx: Context, sock: socket.socket) -> None:
         self._ctx, self._sock = ctx, sock
-        self.docket = open_docket(ctx.run_dir, ctx.role, ctx.config.recovery.request_budget)
-        self._where = Where(*sock.getsockname()[:2])
+        self.journal = open_journal(ctx.run_dir, ctx.role, ctx.config.recovery.request_budget)
+        self._where = ListenAddress(*sock.getsockname()[:2])
         self._engine: Any = None
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
@@ -62,16 +62,21 @@ class GatewayCore(Core):
         from actorium.actors.gateway.app import build_app
         from actorium.actors.gateway.http.bodies import PATIENCE
         from actorium.actors.gateway.served_engine import Engine
-        from actorium.actors.runtime.http.allowed_hosts import Hosts
-        from actorium.actors.runtime.http.http_server import Limits, http_server, most_connections
+        from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
+        from actorium.actors.runtime.http.http_server import (
+            ConnectionLimits,
+            http_server,
+            usable_connections,
+        )
 
         def serve() -> None:
-            self._engine = engine = Engine(self._ctx.config, self._ctx.run_dir, self.docket)
+            self._engine = engine = Engine(self._ctx.config, self._ctx.run_dir, self.journal)
             engine.draining = self._draining
             settings = self._ctx.config.gateway
-            limits = Limits(most_connections(settings.max_connections), settings.body_timeout,
-                            settings.send_timeout, (PATIENCE + 1) * settings.max_body_bytes)
-            hosts = Hosts(settings.allowed_hosts, settings.host, self._where.host)
+            limits = ConnectionLimits(
+                usable_connections(settings.max_connections), settings.body_timeout,
+                settings.send_timeout, (PATIENCE + 1) * settings.max_body_bytes)
+            hosts = AllowedHosts(settings.allowed_hosts, settings.host, self._where.host)
             self._server = http_server(build_app(engine, hosts), limits, KEEP_ALIVE, BACKLOG)
             self._serving = asyncio.get_running_loop().create_task(self._start())
 
@@ -80,9 +85,9 @@ class GatewayCore(Core):
     async def _start(self) -> None:
         if self._ctx.config.gateway.gateways > 1:
             await self._engine.peers.listen()
-        from actorium.actors.runtime.http.http_server import start
+        from actorium.actors.runtime.http.http_server import start_server
 
-        await start(self._server, [self._sock])
+        await start_server(self._server, [self._sock])
 
     # --- Core ---
 
@@ -136,7 +141,7 @@ def build(ctx: Context) -> GatewayCore:
         sock = listening.listen(wanted.host, port, BACKLOG, shared=wanted.gateways > 1)
     except OSError as error:
         raise refused(wanted, error) from None
-    listening.write(ctx.run_dir / FILE, Where(*sock.getsockname()[:2]), ctx.role)
+    listening.write_address(ctx.run_dir / FILE, ListenAddress(*sock.getsockname()[:2]), ctx.role)
     return GatewayCore(ctx, sock)
 
 

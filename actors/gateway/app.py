@@ -26,12 +26,12 @@ from actorium.actors.gateway.page import documents
 from actorium.actors.gateway.page.dashboard import Dashboard
 from actorium.actors.gateway.page.openapi import OpenApi
 from actorium.actors.gateway.served_engine import Engine
-from actorium.actors.runtime.http.allowed_hosts import Hosts
+from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
 
 Handler = Callable[..., Any]
 
 
-def build_app(engine: Engine, hosts: Hosts | None = None) -> ASGIApp:
+def build_app(engine: Engine, hosts: AllowedHosts | None = None) -> ASGIApp:
     """The ASGI application; hosts: the names that it goes by, None = any. A bare router: errors are
     the guard's to tell."""
     handlers = handlers_of(engine)

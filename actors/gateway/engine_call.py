@@ -26,7 +26,7 @@ from actorium.actors.gateway.http.access_log import Tally
 from actorium.actors.gateway.http.http_errors import HttpError, http_error
 from actorium.actors.gateway.resume.delta_streams import Deltas, Joins
 from actorium.actors.gateway.resume.event_ids import MAX_CHOICES, Mark, Tracked, parse
-from actorium.actors.runtime.inflight_journal import NAME, Docket
+from actorium.actors.runtime.inflight_journal import NAME, InflightJournal
 
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 _KIND = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
@@ -37,10 +37,10 @@ class Ask:
     """One HTTP request. Without headers it is one of the gateway's own."""
 
     def __init__(self, headers: Mapping[bytes, bytes] | None = None, tenant: str = "",
-                 path: str = "", docket: Docket | None = None) -> None:
+                 path: str = "", journal: InflightJournal | None = None) -> None:
         """Raises `HttpError` 400 on a header that cannot be meant."""
-        self.docket = docket or Docket(actor="gateway")
-        self.on_docket = b""
+        self.journal = journal or InflightJournal(actor="gateway")
+        self.journal_name = b""
         """Its name there, once the body has come: what the same caller asks again has the same."""
         self.from_http = headers is not None
         found = headers or {}
@@ -94,19 +94,19 @@ class Ask:
             raise HttpError(400, "Last-Event-ID: of a request with another path, body or key",
                             "Last-Event-ID")
         name = digest.digest()[:NAME]
-        if self.docket.convicted(name):
-            raise http_error(self.docket.refusal(self.answer_id))
-        self.on_docket = name
-        self.docket.put(name)
+        if self.journal.convicted(name):
+            raise http_error(self.journal.refusal(self.answer_id))
+        self.journal_name = name
+        self.journal.put(name)
 
     def failed(self, error: BaseException) -> HttpError:
         """The gateway has failed on it: what the caller is to be told."""
-        return http_error(self.docket.failed(error, self.answer_id))
+        return http_error(self.journal.failed(error, self.answer_id))
 
     def finished(self) -> None:
         """It has been answered."""
-        if self.on_docket and not self.docket.quiet:
-            self.docket.finished(self.on_docket)
+        if self.journal_name and not self.journal.quiet:
+            self.journal.finished(self.journal_name)
 
     def source(self, request: Request, number: int, open_: Callable[[Request], Deltas],
                joins: Joins, grace: float) -> Deltas:

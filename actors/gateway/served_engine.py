@@ -24,7 +24,7 @@ from actorium.actors.gateway.resume.delta_streams import Deltas, Joins, Merged, 
 from actorium.actors.gateway.served_model import ModelNames
 from actorium.actors.gateway.token_texts import Pieces
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.inflight_journal import Docket
+from actorium.actors.runtime.inflight_journal import InflightJournal
 
 STATUS_SECONDS = 1.0
 """How long new requests wait for the watchdog to say that all is well."""
@@ -57,9 +57,10 @@ class Engine:
     """One for a gateway's process; `asked` gives each HTTP request its own view of it. Closed by
     `close`."""
 
-    def __init__(self, config: Config, run_dir: Path, docket: Docket | None = None) -> None:
+    def __init__(self, config: Config, run_dir: Path,
+                 journal: InflightJournal | None = None) -> None:
         """Raises `BadConfig` on a store of responses that cannot be opened."""
-        self.docket = docket or Docket(actor="gateway")
+        self.journal = journal or InflightJournal(actor="gateway")
         self.config, self.settings = config, config.gateway
         self.run_dir = run_dir
         self.client = AsyncClient(run_dir)
@@ -79,7 +80,7 @@ class Engine:
         self.jobs = Jobs()
         self.asks: set[Ask] = set()
         """HTTP requests under way."""
-        self.ask = Ask(docket=self.docket)
+        self.ask = Ask(journal=self.journal)
         self._facts: list[Facts] = []
         self._asking = asyncio.Lock()
 

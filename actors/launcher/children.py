@@ -11,7 +11,7 @@ from pathlib import Path
 
 from actorium.actors.messages import Child, Exited
 from actorium.actors.runtime.inflight_journal import mark_hung
-from actorium.actors.runtime.process import kill_group, python, send_signal, sight_of
+from actorium.actors.runtime.process import kill_group, process_activity, python, send_signal
 from actorium.actors.watchdog.hangs import HUNG
 
 STDERR = 2
@@ -99,7 +99,7 @@ class Actors:
         if reason.startswith(HUNG):
             mark_hung(self._run_dir, actor.role)
         send_signal(actor.pid, STACKS_SIGNAL)
-        sight = sight_of(actor.pid)
+        sight = process_activity(actor.pid)
         return sight is not None and not sight.stopped
 
     def children(self) -> list[Child]:

@@ -21,7 +21,7 @@ from actorium.actors.config import sources as settings
 from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import CODES, ActoriumError, EngineFailed
-from actorium.actors.launcher.job import Job, Report
+from actorium.actors.launcher.job import EngineJob, JobReport
 from actorium.actors.launcher.launcher import STOP_GRACE
 from actorium.actors.messages import FromWatchdogFront, GetStatus, Status
 from actorium.actors.runtime.process import describe_exit, kill_group, python, wait_exit
@@ -57,7 +57,7 @@ class Engine:
         self.status: Status | None = None
         """The watchdog's report at the moment the engine became ready."""
         self._client: Client | None = None
-        self._job = Job(self.config, dict(roles) if roles is not None else None)
+        self._job = EngineJob(self.config, dict(roles) if roles is not None else None)
         self._launcher: subprocess.Popen[bytes] | None = None
         self._pidfd = self._reports = -1
         self._unread = b""
@@ -110,7 +110,7 @@ class Engine:
                 raise EngineFailed("start_timeout: the launcher does not start")
         return report.run_dir
 
-    def _report(self) -> Report | None:
+    def _report(self) -> JobReport | None:
         """The launcher's next line if it is there; raises what it failed of."""
         os.set_blocking(self._reports, False)
         while b"\n" not in self._unread:
@@ -122,7 +122,7 @@ class Engine:
                 raise EngineFailed(f"the launcher {self._exit()}")
             self._unread += data
         line, self._unread = self._unread.split(b"\n", 1)
-        report = msgspec.json.decode(line, type=Report)
+        report = msgspec.json.decode(line, type=JobReport)
         if report.event == "failed":
             raise _error(report)
         return report
@@ -197,7 +197,7 @@ class Engine:
         self.close()
 
 
-def _error(report: Report) -> ActoriumError:
+def _error(report: JobReport) -> ActoriumError:
     """The launcher's failure as an exception: its own type for a bad model, configuration or
     name, `EngineFailed` for the rest."""
     kind = CODES.get(report.code, EngineFailed)

@@ -1,7 +1,7 @@
 """What an `Engine` and its launcher say to each other, as lines of JSON, and that launcher's entry.
 
-`python -m actorium.actors.launcher.job PARENT_PID REPORT_FD`, with a `Job` on stdin, runs that job;
-it stops when that parent dies.
+`python -m actorium.actors.launcher.job PARENT_PID REPORT_FD`, with an `EngineJob` on stdin, runs
+that job; it stops when that parent dies.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from msgspec import Struct
 from actorium.actors.config.tree import Config
 
 
-class Job(Struct, frozen=True):
+class EngineJob(Struct, frozen=True):
     """What an `Engine` asks its launcher to run."""
 
     config: Config
     roles: dict[str, str] | None = None
 
 
-class Report(Struct, frozen=True, omit_defaults=True):
+class JobReport(Struct, frozen=True, omit_defaults=True):
     """A line of JSON from the launcher to its `Engine`: started, or failed and why."""
 
     event: str
@@ -38,18 +38,18 @@ def main(argv: list[str]) -> int:
 
     parent, report_fd = int(argv[0]), int(argv[1])
     os.set_inheritable(report_fd, False)
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineJob)
 
-    def report(line: Report) -> None:
+    def report(line: JobReport) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(report_fd, msgspec.json.encode(line) + b"\n")
 
     launcher = Launcher(job.config, job.roles,
-                        lambda path: report(Report("started", run_dir=str(path))))
+                        lambda path: report(JobReport("started", run_dir=str(path))))
     launcher.tie_to(parent)
     code = launcher.run()
     if launcher.failure is not None:
-        report(Report("failed", code=launcher.failure.code, message=launcher.failure.message))
+        report(JobReport("failed", code=launcher.failure.code, message=launcher.failure.message))
     return code
 
 

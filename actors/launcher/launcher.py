@@ -41,7 +41,7 @@ from actorium.actors.messages import (
     ToLauncher,
     Up,
 )
-from actorium.actors.runtime.console import announce
+from actorium.actors.runtime.console import print_notice
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
@@ -420,7 +420,7 @@ class Launcher:
 
     def _say(self, text: str) -> None:
         """A line for whoever runs the engine."""
-        announce(text, self.config.runtime, LAUNCHER)
+        print_notice(text, self.config.runtime, LAUNCHER)
 
     def _clean_up(self) -> None:
         self._actors.close()

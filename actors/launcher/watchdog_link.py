@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from actorium.actors.config.tree import Config
 from actorium.actors.health import EXITED
 from actorium.actors.messages import Beat, Child, Children, Exited, Kill, Restarted, Spawn
-from actorium.actors.runtime.process import sight_by_its_watcher
+from actorium.actors.runtime.process import activity_seen_by_watcher
 from actorium.actors.runtime.roles import WATCHDOG
 from actorium.actors.runtime.rundir import address
 from actorium.actors.watchdog.supervised import Ward, born
@@ -30,7 +30,7 @@ class Keeper:
         self._ward: Ward | None = None
         self._supervisor = Supervisor(
             config.recovery, config.runtime.heartbeat, int.from_bytes(os.urandom(8), "little"),
-            sight_by_its_watcher) if config.recovery.restart else None
+            activity_seen_by_watcher) if config.recovery.restart else None
         self._restarted: dict[str, Restarted] = {}
         """By role: what the watchdog has said last."""
 

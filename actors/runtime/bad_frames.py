@@ -18,7 +18,7 @@ class _Tagged(msgspec.Struct, array_like=True):
     tag: msgspec.Raw
 
 
-def explain(frame: bytes, union: Any, error: Exception) -> str:
+def describe_bad_frame(frame: bytes, union: Any, error: Exception) -> str:
     """Why `frame` could not be decoded as `union`: "params.top_p: Expected `float`, got `str`".
 
     msgspec names the place by its index in the array; the message's tag gives the field's name.

@@ -15,7 +15,7 @@ from actorium.actors.config.tree import RuntimeConfig
 PREFIX = "actorium: "
 
 
-def announce(text: str, settings: RuntimeConfig, role: str = "launcher") -> None:
+def print_notice(text: str, settings: RuntimeConfig, role: str = "launcher") -> None:
     """Tell whoever runs the engine, in the format that its logs have."""
     line = f"{PREFIX}{text}" if settings.log_format == "text" else json_line(role, text)
     print(line, file=sys.stderr, flush=True)

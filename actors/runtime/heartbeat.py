@@ -18,7 +18,7 @@ import zmq
 from actorium.actors.core import IDLE_BEAT, Context, Health
 from actorium.actors.health import RESTING
 from actorium.actors.messages import Beat
-from actorium.actors.runtime.inflight_journal import BUSY, Docket
+from actorium.actors.runtime.inflight_journal import BUSY, InflightJournal
 from actorium.actors.runtime.mailbox import Outbox
 from actorium.actors.runtime.rundir import address
 
@@ -34,7 +34,7 @@ class Beats:
         """`ask`, called by the thread, has the loop call `answer` in its next turn."""
         self._ctx, self._context, self._ask = ctx, context, ask
         self._health = health
-        self.docket: Docket | None = None
+        self.journal: InflightJournal | None = None
         """What the actor works on, if it says so: too long with one request counts as a loop that
         does not turn."""
         self._step = -1
@@ -91,7 +91,7 @@ class Beats:
         h, now = self._health, monotonic()
         asked = self._asked
         age, budget, detail = 0.0 if asked is None else now - asked, max(0.0, h.budget), h.detail
-        late = self.docket.overdue(now) if self.docket is not None else None
+        late = self.journal.overdue(now) if self.journal is not None else None
         if late is not None:
             (age, budget), detail = late, BUSY
         beat = Beat(self._ctx.role, os.getpid(), self._ctx.epoch, h.phase, h.step, budget, h.gauges,

@@ -1,7 +1,7 @@
 """What an actor works on just now, written where its death does not reach: so that the next
 incarnation knows which request killed it, and refuses that one instead of dying of it again.
 
-A docket is a small file in the run directory, mapped into memory: a write is a copy of 16 bytes,
+A journal is a small file in the run directory, mapped into memory: a write is a copy of 16 bytes,
 and the kernel keeps it when the process is killed. A request's name stands there while the actor
 does for it what might go wrong. Names are hashes: no prompt, key or id is ever written.
 
@@ -40,8 +40,8 @@ from time import monotonic
 from actorium.actors.errors import Quarantined
 from actorium.actors.runtime.security import private_paths as private
 
-LOG = logging.getLogger("actorium.docket")
-SUFFIX = ".docket"
+LOG = logging.getLogger("actorium.journal")
+SUFFIX = ".journal"
 NAME = 16
 """Bytes of a name."""
 PLACES = 8
@@ -80,7 +80,7 @@ def name_of(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-class Docket:
+class InflightJournal:
     """See the module. One thread a place; the rest is for the loop's thread."""
 
     def __init__(self, buffer: Buffer | None = None, budget: float = 10.0,
@@ -185,9 +185,9 @@ class Docket:
         """For the heartbeat: nothing as long as nothing has happened."""
         if not (self.deaths or self.convictions or self.failures):
             return {}
-        return {"docket_deaths": float(self.deaths), "docket_streak": float(self.streak),
-                "docket_convictions": float(self.convictions),
-                "docket_quarantined": float(self.convictions + self.failures)}
+        return {"journal_deaths": float(self.deaths), "journal_streak": float(self.streak),
+                "journal_convictions": float(self.convictions),
+                "journal_quarantined": float(self.convictions + self.failures)}
 
     # --- what the one before has left ---
 
@@ -263,7 +263,7 @@ class Docket:
                           self.failures)
 
 
-def open_docket(run_dir: Path, role: str, budget: float) -> Docket:
+def open_journal(run_dir: Path, role: str, budget: float) -> InflightJournal:
     """The role's, with what its last incarnation has left. Where no file can be had it outlives
     nothing."""
     actor = role.partition("-")[0]
@@ -271,12 +271,12 @@ def open_docket(run_dir: Path, role: str, budget: float) -> Docket:
         fd = private.open_file(run_dir / f"{role}{SUFFIX}", os.O_RDWR | os.O_CREAT)
         try:
             os.posix_fallocate(fd, 0, SIZE)  # a page that the disk lacks would be a SIGBUS
-            return Docket(mmap.mmap(fd, SIZE), budget, actor)
+            return InflightJournal(mmap.mmap(fd, SIZE), budget, actor)
         finally:
             os.close(fd)
     except (OSError, private.UnsafePath) as error:
-        LOG.warning("no docket: %s", error)
-        return Docket(None, budget, actor)
+        LOG.warning("no journal: %s", error)
+        return InflightJournal(None, budget, actor)
 
 
 def mark_hung(run_dir: Path, role: str) -> None:

@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
-from actorium.actors.runtime.bad_frames import explain
+from actorium.actors.runtime.bad_frames import describe_bad_frame
 
 LOG = logging.getLogger("actorium.mailbox")
 # Plain integers: operators on pyzmq's enums cost more than the calls they are for.
@@ -166,7 +166,7 @@ class Inbox(_Bound):
             try:
                 messages.append(self._decode(frame))
             except Exception as error:  # deep nesting and bad UTF-8 are no msgspec errors
-                self.bad.add(type(error).__name__, explain(frame, self.union, error))
+                self.bad.add(type(error).__name__, describe_bad_frame(frame, self.union, error))
             if len(messages) == 1 and not self.pending():
                 # Most wakes bring one message; asking is cheaper than the exception of zmq.Again.
                 self.more = False
@@ -307,7 +307,8 @@ class Front(_Bound):
             try:
                 messages.append((client, self._decode(frame)))
             except Exception as error:  # deep nesting and bad UTF-8 are no msgspec errors
-                self._refuse(client, type(error).__name__, explain(frame, self.union, error))
+                self._refuse(client, type(error).__name__,
+                             describe_bad_frame(frame, self.union, error))
                 continue
             self._given_up.discard(client)
         return messages

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from actorium.actors.errors import ActoriumError
-from actorium.actors.runtime.inflight_journal import NOBODY, Docket
+from actorium.actors.runtime.inflight_journal import NOBODY, InflightJournal
 
 THREADS = 2
 """So that one long prompt does not wait for another one."""
@@ -16,12 +16,13 @@ Post = Callable[[], None]
 T = TypeVar("T")
 
 
-class Job(Generic[T]):
+class OffloadJob(Generic[T]):
     """One piece of it."""
 
-    def __init__(self, work: Callable[[], T], docket: Docket, name: bytes = NOBODY) -> None:
-        """name: on the docket."""
-        self._work, self._docket = work, docket
+    def __init__(self, work: Callable[[], T], journal: InflightJournal,
+                 name: bytes = NOBODY) -> None:
+        """name: in the journal."""
+        self._work, self._journal = work, journal
         self.name = name
         self._found: list[T] = []
         self._error: ActoriumError | None = None
@@ -34,7 +35,7 @@ class Job(Generic[T]):
         except ActoriumError as error:
             self._error = error
         except BaseException as error:
-            self._error = self._docket.failed(error)
+            self._error = self._journal.failed(error)
         self.done = True
 
     def result(self) -> T:
@@ -44,17 +45,17 @@ class Job(Generic[T]):
         return self._found[0]
 
 
-class Aside:
+class Offload:
     """The threads, which are started when there is something for them to do.
 
-    What a thread works on stands on the docket, at a place of the thread's own. A suspect is worked
+    What a thread works on is in the journal, at a place of the thread's own. A suspect is worked
     on while no other thread does anything."""
 
-    def __init__(self, docket: Docket | None = None, place: int = 1) -> None:
-        """place: on the docket, of the first thread."""
+    def __init__(self, journal: InflightJournal | None = None, place: int = 1) -> None:
+        """place: in the journal, of the first thread."""
         self._place = place
-        self._jobs: SimpleQueue[tuple[Job[object], Post]] = SimpleQueue()
-        self._docket = docket or Docket()
+        self._jobs: SimpleQueue[tuple[OffloadJob[object], Post]] = SimpleQueue()
+        self._journal = journal or InflightJournal()
         self._started = False
         self._turn = threading.Condition()
         self._waiting = self._running = 0
@@ -67,15 +68,16 @@ class Aside:
         """There is something that is not done yet."""
         return self._waiting > 0
 
-    def do(self, work: Callable[[], T], post: Post, name: bytes = NOBODY) -> Job[T]:
+    def submit(self, work: Callable[[], T], post: Post,
+               name: bytes = NOBODY) -> OffloadJob[T]:
         """Work that releases the interpreter while it takes long; `post` is called on the thread
-        when it is done. name: on the docket."""
+        when it is done. name: in the journal."""
         if not self._started:
             self._started = True
             for place in range(self._place, self._place + THREADS):
                 threading.Thread(target=self._run, args=(place,), name=f"aside-{place}",
                                  daemon=True).start()
-        job = Job(work, self._docket, name)
+        job = OffloadJob(work, self._journal, name)
         with self._turn:
             self._waiting += 1
         self._jobs.put((job, post))  # type: ignore[arg-type]
@@ -88,17 +90,17 @@ class Aside:
             post()
             del job, post  # may be large, and the next one may be long in coming
 
-    def _run_one(self, job: Job[object], place: int) -> None:
-        alone = self._docket.suspected(job.name)
+    def _run_one(self, job: OffloadJob[object], place: int) -> None:
+        alone = self._journal.suspected(job.name)
         with self._turn:
             self._turn.wait_for(lambda: not self._alone)
             self._alone = alone
             if alone:
                 self._turn.wait_for(lambda: not self._running)
             self._running += 1
-        self._docket.put(job.name, place)
+        self._journal.put(job.name, place)
         job.run()
-        self._docket.clear(place)
+        self._journal.clear(place)
         with self._turn:
             self._running -= 1
             self._waiting -= 1

@@ -116,14 +116,14 @@ def describe_exit(returncode: int) -> str:
 
 # --- what /proc says of a process --------------------------------------------------------------
 
-class Process(NamedTuple):
+class ProcessUsage(NamedTuple):
     """As of now; the CPU time is that of all its threads."""
 
     cpu_seconds: float
     resident_bytes: int
 
 
-class Sight(NamedTuple):
+class ProcessActivity(NamedTuple):
     """What a process that says nothing looks like at a moment."""
 
     stopped: bool
@@ -133,25 +133,25 @@ class Sight(NamedTuple):
     cpu_seconds: float
 
 
-def process_of(pid: int) -> Process | None:
+def process_usage(pid: int) -> ProcessUsage | None:
     """Read /proc; None when the process is gone, or a zombie."""
     fields = _stat(f"/proc/{pid}")
-    return None if fields is None else Process(_cpu(fields), int(fields[21]) * _PAGE)
+    return None if fields is None else ProcessUsage(_cpu(fields), int(fields[21]) * _PAGE)
 
 
-def sight_of(pid: int) -> Sight | None:
+def process_activity(pid: int) -> ProcessActivity | None:
     """Read /proc; None when the process is gone, or a zombie."""
     fields = _stat(f"/proc/{pid}")
     if fields is None:
         return None
-    return Sight(fields[0] == b"T", _eager(pid), _cpu(fields))
+    return ProcessActivity(fields[0] == b"T", _eager(pid), _cpu(fields))
 
 
-def sight_by_its_watcher(pid: int) -> Sight | None:
-    """As `sight_of`, and eager also while another thread of this very process is: then what the
-    looked-at has said may be on its way still, and a beat may lie unread at the thread that reads
-    sockets. (Looked at last: that is the way of a beat.)"""
-    sight = sight_of(pid)
+def activity_seen_by_watcher(pid: int) -> ProcessActivity | None:
+    """As `process_activity`, and eager also while another thread of this very process is: a
+    heartbeat may then still be on its way, or lie unread at the thread that reads sockets. (That is
+    looked at last, as heartbeats come that way.)"""
+    sight = process_activity(pid)
     if sight is None or sight.eager or sight.stopped:
         return sight
     return sight._replace(eager=_eager(os.getpid(), besides=threading.get_native_id()))

@@ -26,7 +26,7 @@ NEW = ".new"
 """Behind the name of a file that is being written."""
 PEER = ".peer"
 """Behind the name of a gateway's socket for the others."""
-OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".docket", PEER, NEW)
+OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".journal", PEER, NEW)
 LEDGER = "ledger"
 """Directory of the ledger, where no other was chosen."""
 LOCK_TRIES = 6

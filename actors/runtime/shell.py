@@ -25,7 +25,7 @@ from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 from actorium.actors.messages import Fatal
 from actorium.actors.runtime.heartbeat import LAUNCHER, WATCHDOG, Beats
-from actorium.actors.runtime.inflight_journal import Docket
+from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.runtime.logs import stack_of, words_of
 from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox, Overflow
 from actorium.actors.runtime.process import (
@@ -35,7 +35,7 @@ from actorium.actors.runtime.process import (
     EXIT_FAULT,
 )
 from actorium.actors.runtime.rundir import address
-from actorium.actors.runtime.security.curve_gate import Gate, open_gate
+from actorium.actors.runtime.security.curve_gate import CurveGate, open_curve_gate
 
 if TYPE_CHECKING:
     from actorium.actors.ledger.committer import Committer
@@ -68,7 +68,7 @@ class Shell:
         self.core: Core | None = None
         self.inbox: Inbox | None = None
         self.front: Front | None = None
-        self._gate: Gate | None = None
+        self._gate: CurveGate | None = None
         self._commits: Committer | None = None
         self.outboxes: dict[str, Outbox] = {}
         self._hwm = ctx.config.runtime.queue_messages
@@ -81,7 +81,7 @@ class Shell:
         self._wake_queued = False
         self._health = Health("starting", 0, ctx.config.runtime.start_timeout)
         self._beats = Beats(ctx, self.context, self._health, self._ask_loop)
-        self._docket: Docket | None = None
+        self._journal: InflightJournal | None = None
         self._look_timer: asyncio.TimerHandle | None = None
         self._looked_at = -math.inf
 
@@ -91,7 +91,7 @@ class Shell:
         try:
             self._beats.start()
             self.core = build(self.ctx)
-            self._docket = self._beats.docket = self.core.docket
+            self._journal = self._beats.journal = self.core.journal
             gc.freeze()  # what start-up made lives to the end: not worth a collector's look
             self._start(self.core)
             self.loop.run_forever()
@@ -112,7 +112,7 @@ class Shell:
             self.front = Front(self.context, address(run_dir, f"{role}.front"), core.front,
                                hwm=min(self._hwm, CLIENT_HWM))
             self.loop.add_reader(self.front.fd, self.wake)
-            self._gate = open_gate(self.ctx, self.context, self.front)
+            self._gate = open_curve_gate(self.ctx, self.context, self.front)
             if self._gate is not None:
                 self.loop.add_reader(self._gate.fd, self._gate.serve)
         if core.ledger is not None:
@@ -349,7 +349,7 @@ class Shell:
         """Look at the core's health, for the beats to tell."""
         assert self.core is not None
         old, health = self._health, self.core.health()
-        if self._docket is not None and (gauges := self._docket.gauges()):
+        if self._journal is not None and (gauges := self._journal.gauges()):
             health = health._replace(gauges=health.gauges | gauges)
         if told := self._strangers():
             health = health._replace(gauges=health.gauges | told)

@@ -45,7 +45,7 @@ class BadEvents(ValueError):
     """A file that is none of these; one line."""
 
 
-class Event(NamedTuple):
+class StepEvent(NamedTuple):
     """One record. Times in nanoseconds."""
 
     kind: int
@@ -58,7 +58,7 @@ class Event(NamedTuple):
     """plan, taken, launch, device: sequences that decode in the step; text: sequences."""
 
 
-class Label(msgspec.Struct, frozen=True):
+class EventLabel(msgspec.Struct, frozen=True):
     """Whose records a file holds."""
 
     engine: str
@@ -71,17 +71,17 @@ class Label(msgspec.Struct, frozen=True):
 class Track(NamedTuple):
     """What a file holds."""
 
-    label: Label
-    events: list[Event]
+    label: EventLabel
+    events: list[StepEvent]
     """In the order of writing."""
     lost: int
     """Records before them that were overwritten."""
 
 
-class Events:
+class StepEventFile:
     """The file that one actor (or one part of it) writes. Any thread may add."""
 
-    def __init__(self, path: Path, label: Label, records: int = RECORDS) -> None:
+    def __init__(self, path: Path, label: EventLabel, records: int = RECORDS) -> None:
         """Raises `OSError`."""
         head = msgspec.json.encode(label)
         self._base, self._records = _HEADER.size + len(head), records
@@ -103,7 +103,7 @@ class Events:
                           end, step, value, kind, epoch)
 
 
-def open_events(ctx: Context, part: str = "") -> Events | None:
+def open_events(ctx: Context, part: str = "") -> StepEventFile | None:
     """The file of an actor, or of a part of it that has its own thread; None where none is wanted.
 
     Raises `OSError` if it cannot be made, but for an actor that is started again: it is told in the
@@ -114,10 +114,10 @@ def open_events(ctx: Context, part: str = "") -> Events | None:
         return None
     where = Path(runtime.trace_dir)
     names = [runtime.name, ctx.role, str(ctx.epoch), *([part] if part else [])]
-    label = Label(runtime.name, ctx.role, ctx.epoch, part, os.getpid())
+    label = EventLabel(runtime.name, ctx.role, ctx.epoch, part, os.getpid())
     try:
         where.mkdir(parents=True, exist_ok=True)
-        return Events(where / (".".join(names) + SUFFIX), label)
+        return StepEventFile(where / (".".join(names) + SUFFIX), label)
     except OSError as error:
         if ctx.epoch == 1:
             raise
@@ -135,11 +135,11 @@ def read_events(path: Path) -> Track:
     if len(data) != base + records * _RECORD.size:
         raise BadEvents(f"{path}: it is cut short")
     try:
-        label = msgspec.json.decode(data[_HEADER.size:base], type=Label)
+        label = msgspec.json.decode(data[_HEADER.size:base], type=EventLabel)
     except msgspec.MsgspecError as error:
         raise BadEvents(f"{path}: {error}") from None
     found = sorted(r for r in _RECORD.iter_unpack(data[base:]) if r[0] and r[5] in KINDS)
-    events = [Event(kind, epoch, step, begin, end, value)
+    events = [StepEvent(kind, epoch, step, begin, end, value)
               for _, begin, end, step, value, kind, epoch in found]
     return Track(label, events, found[0][0] - 1 if found else 0)
 
@@ -159,7 +159,7 @@ def traced(core: Core, ctx: Context) -> Core:
 class Traced(CoreObserver):
     """A core whose steps are written down."""
 
-    def __init__(self, core: Core, events: Events, null_worker: bool = False) -> None:
+    def __init__(self, core: Core, events: StepEventFile, null_worker: bool = False) -> None:
         """null_worker: it runs a plan as it takes it."""
         super().__init__(core)
         self._events, self._null = events, null_worker

@@ -131,7 +131,7 @@ class Books:
         try:
             self.preempt(sequence, "forced")
         except BaseException:
-            self.faults.docket.convict(sequence.request.name)
+            self.faults.journal.convict(sequence.request.name)
             raise
         self.released.pop()
 

@@ -48,7 +48,7 @@ from actorium.actors.messages import (
     ToScheduler,
 )
 from actorium.actors.params import TextParams
-from actorium.actors.runtime.inflight_journal import Docket, open_docket
+from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.draft_policy import Drafting
 from actorium.actors.scheduler.limits import Objection, longest, misfit, objection_to
@@ -77,13 +77,13 @@ class SchedulerCore(Core):
     front = None
 
     def __init__(self, context: Context, past: Past | None = None,
-                 load: Load = no_vocabulary, docket: Docket | None = None) -> None:
+                 load: Load = no_vocabulary, journal: InflightJournal | None = None) -> None:
         self._config = context.config.scheduler
         self._start_budget = context.config.runtime.start_timeout
         self._epoch = context.epoch
         self.books = Books(self._config, context.config.memory)
-        self.books.faults = self._faults = Faults(docket)
-        self.docket = self._faults.docket
+        self.books.faults = self._faults = Faults(journal)
+        self.journal = self._faults.journal
         self._auditor = Auditor(self.books, context.config.memory)
         self._planner = Planner(self.books, context.epoch, self._config.max_num_batched_tokens,
                                 self._config.force_preempt_every)
@@ -101,7 +101,7 @@ class SchedulerCore(Core):
         """It takes nothing, and streams go on without."""
         self._chronicle = Chronicle(context.config.recovery, context.epoch)
         self.books.remembers = self._chronicle.remembers
-        self._chronicle.docket = self.docket
+        self._chronicle.journal = self.journal
         self.books.on_over = self._metrics.over
         self._outgoing = Outgoing(self._chronicle)
         self._outgoing.order(Reset(self._epoch))
@@ -461,10 +461,10 @@ def build(context: Context) -> SchedulerCore:
     With a ledger it goes on from there. Raises `BadConfig` and `EngineUnavailable` if that cannot
     be."""
     ledger, load = open_ledger(context), vocabulary(context)
-    docket = open_docket(context.run_dir, context.role, context.config.recovery.request_budget)
+    journal = open_journal(context.run_dir, context.role, context.config.recovery.request_budget)
     if ledger is None:
-        return SchedulerCore(context, None, load, docket)
+        return SchedulerCore(context, None, load, journal)
     past = Past(ledger.history, ledger.same_boot, monotonic())
-    core = SchedulerCore(context, past, load, docket)
+    core = SchedulerCore(context, past, load, journal)
     core.ledger = ledger
     return core

@@ -26,7 +26,7 @@ Key = tuple[bytes, str]
 
 
 def request_name(client: bytes, rid: str) -> bytes:
-    """On the docket."""
+    """In the journal."""
     return name_of(client, rid.encode())
 
 
@@ -121,7 +121,7 @@ class Request:
     params: Resolved
     """Of the submit, with max_tokens capped to what can be held."""
     name: bytes = b""
-    """On the docket."""
+    """In the journal."""
     live: dict[int, Sequence] = field(default_factory=dict)
     """By sid."""
     choices: list[Sequence] = field(default_factory=list)

@@ -16,8 +16,8 @@ from typing import Any
 from actorium.actors.core import Core, CoreObserver, Health, Send
 from actorium.actors.errors import ActoriumError
 from actorium.actors.messages import Cancel, Submit
-from actorium.actors.runtime.inflight_journal import Docket
-from actorium.actors.runtime.offload import Aside, Job
+from actorium.actors.runtime.inflight_journal import InflightJournal
+from actorium.actors.runtime.offload import Offload, OffloadJob
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
 from actorium.actors.structured.masking import Masking, Prepared
 
@@ -30,10 +30,10 @@ class Compiling(CoreObserver):
     def __init__(self, core: Core, masking: Masking) -> None:
         super().__init__(core)
         self._masking = masking
-        self._docket: Docket = core.docket or Docket(actor="scheduler")
-        self._aside = Aside(self._docket)
+        self._journal: InflightJournal = core.journal or InflightJournal(actor="scheduler")
+        self._offload = Offload(self._journal)
         self._post: Post | None = None
-        self._jobs: dict[str, Job[Prepared]] = {}
+        self._jobs: dict[str, OffloadJob[Prepared]] = {}
         """By grammar."""
         self._waiting: list[Submit] = []
 
@@ -53,10 +53,10 @@ class Compiling(CoreObserver):
         grammar, masking, post = submit.grammar, self._masking, self._post
         if not grammar or post is None or masking.knows(grammar):
             return False
-        if self._docket.convictions and self._docket.convicted(grammar_name(grammar)):
+        if self._journal.convictions and self._journal.convicted(grammar_name(grammar)):
             return False  # the core says so
         if grammar not in self._jobs:
-            self._jobs[grammar] = self._aside.do(partial(masking.prepare, grammar), post,
+            self._jobs[grammar] = self._offload.submit(partial(masking.prepare, grammar), post,
                                                  grammar_name(grammar))
         self._waiting.append(submit)
         return True
@@ -69,7 +69,7 @@ class Compiling(CoreObserver):
     def _take_in(self, now: float) -> None:
         for grammar in [grammar for grammar, job in self._jobs.items() if job.done]:
             job = self._jobs.pop(grammar)
-            self._docket.finished(grammar_name(grammar))
+            self._journal.finished(grammar_name(grammar))
             with suppress(ActoriumError):  # of a vocabulary that is not there: so the core will say
                 self._masking.learned(grammar, job.result())
         waiting, self._waiting = self._waiting, []

@@ -20,7 +20,7 @@ import numpy as np
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
-from actorium.actors.runtime.inflight_journal import ENDS, Docket
+from actorium.actors.runtime.inflight_journal import ENDS, InflightJournal
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.limits import Objection
 from actorium.actors.scheduler.plans import PlanRecord
@@ -220,7 +220,7 @@ class Masking:
 
     def _masks(self, books: Books, record: PlanRecord) -> list[RowMask]:
         """Of the plan's rows, all plans before it being answered."""
-        docket = books.faults.docket
+        journal = books.faults.journal
         wanted: list[tuple[Guide, Sequence[int]]] = []
         whose: list[tuple[Choice, int]] = []
         sids, slots = record.sids.tolist(), record.slots.tolist()
@@ -228,11 +228,11 @@ class Masking:
             guide, sequence = self._guides.get(sid), books.sequences.get(sid)
             if guide is None or sequence is None:
                 continue
-            docket.put(sequence.request.name)
+            journal.put(sequence.request.name)
             try:
                 allowed = guide.take(emitted_of(sequence, books.table, guide.consumed).tolist())
             except BaseException as error:
-                self._fail(sequence, docket, error)
+                self._fail(sequence, journal, error)
                 continue
             if not allowed:
                 self.stick(books, [sid], _why(guide))
@@ -242,8 +242,8 @@ class Masking:
             wanted.append((guide, drafts))
             whose.append((sequence, slot))
         masks: list[RowMask] = []
-        found = self._rows_apart(wanted, [sequence for sequence, _ in whose], docket)
-        docket.clear()
+        found = self._rows_apart(wanted, [sequence for sequence, _ in whose], journal)
+        journal.clear()
         for (guide, _), (sequence, slot), rows in zip(wanted, whose, found, strict=True):
             if rows is None:
                 continue
@@ -255,14 +255,15 @@ class Masking:
         return masks
 
     def _rows_apart(self, wanted: Sequence[tuple[Guide, Sequence[int]]],
-                    whose: Sequence[Choice], docket: Docket) -> Sequence[list[Any] | None]:
+                    whose: Sequence[Choice],
+                    journal: InflightJournal) -> Sequence[list[Any] | None]:
         """The masks of each guide's rows; None of one that fails. All together, unless that fails,
         or one of them is suspected of a death: then each by itself."""
         if not wanted:
             return ()
         names = [sequence.request.name for sequence in whose]
-        if docket.quiet or not any(map(docket.suspected, names)):
-            docket.put_all(names)
+        if journal.quiet or not any(map(journal.suspected, names)):
+            journal.put_all(names)
             try:
                 return self._rows(wanted)
             except ENDS:
@@ -271,17 +272,17 @@ class Masking:
                 pass
         found: list[list[Any] | None] = []
         for one, sequence in zip(wanted, whose, strict=True):
-            docket.put(sequence.request.name)
+            journal.put(sequence.request.name)
             try:
                 found += self._rows([one])
             except BaseException as error:
-                self._fail(sequence, docket, error)
+                self._fail(sequence, journal, error)
                 found.append(None)
         return found
 
-    def _fail(self, sequence: Choice, docket: Docket, error: BaseException) -> None:
+    def _fail(self, sequence: Choice, journal: InflightJournal, error: BaseException) -> None:
         """Its request is to be ended."""
-        told = docket.failed(error, sequence.request.submit.rid)
+        told = journal.failed(error, sequence.request.submit.rid)
         self._stuck[sequence.sid] = sequence.request, Objection(told.code, told.message)
 
     def _rows(self, wanted: Sequence[tuple[Guide, Sequence[int]]]) -> list[list[Any]]:

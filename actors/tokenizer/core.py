@@ -40,8 +40,8 @@ from actorium.actors.messages import (
     ToTokenizerFront,
 )
 from actorium.actors.params import for_choices
-from actorium.actors.runtime.inflight_journal import Docket, name_of, open_docket
-from actorium.actors.runtime.offload import THREADS, Aside, Job
+from actorium.actors.runtime.inflight_journal import InflightJournal, name_of, open_journal
+from actorium.actors.runtime.offload import THREADS, Offload, OffloadJob
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import Unfinished
 from actorium.actors.tokenizer.prompts import SHORT_CHARS, Asked, Prompts
@@ -71,12 +71,12 @@ class Waiting(NamedTuple):
     message: Any
     now: float
     """When it came."""
-    job: Job[Any] | None = None
+    job: OffloadJob[Any] | None = None
     """What finds out its prompt, where that is long."""
 
     @property
     def name(self) -> bytes:
-        """On the docket."""
+        """In the journal."""
         return name_of(self.client, self.message.rid.encode())
 
 
@@ -85,18 +85,18 @@ class TokenizerCore(Core):
 
     inbox: Any = Nudge
     front: Any = ToTokenizerFront
-    docket: Docket
+    journal: InflightJournal
 
-    def __init__(self, ctx: Context, docket: Docket | None = None) -> None:
+    def __init__(self, ctx: Context, journal: InflightJournal | None = None) -> None:
         self._ctx = ctx
-        self.docket = docket or Docket(actor="tokenizer")
+        self.journal = journal or InflightJournal(actor="tokenizer")
         self._config = ctx.config
         self._model: TextModel | None = None
         self._announced = False
         self._seeds = defaults.Seeds(ctx.config.model.seed, ctx.entropy)
         self._prompts: Prompts | None = None
-        self._aside = Aside(self.docket)
-        self._own_aside = Aside(self.docket, 1 + THREADS)
+        self._offload = Offload(self.journal)
+        self._own_offload = Offload(self.journal, 1 + THREADS)
         """For templates that requests bring, which keep no others waiting."""
         self._pending: deque[Waiting] = deque()
         self._left = 0
@@ -184,11 +184,11 @@ class TokenizerCore(Core):
             self._out.append(Send("scheduler", Recall(
                 message.rid, client, message.adopt, message.tenant)))
             return
-        docket, name = self.docket, entry.name
-        if docket.convicted(name):
-            self._reject(client, message.rid, docket.refusal(message.rid))
+        journal, name = self.journal, entry.name
+        if journal.convicted(name):
+            self._reject(client, message.rid, journal.refusal(message.rid))
             return
-        docket.put(name)
+        journal.put(name)
         try:
             if not (self._waits_for_others(entry, name) or self._waits_for_grammar(entry)
                     or self._waits_for_prompt(entry)):
@@ -196,10 +196,10 @@ class TokenizerCore(Core):
         except ActoriumError as error:
             self._reject(client, message.rid, error)
         except BaseException as error:
-            self._reject(client, message.rid, docket.failed(error, message.rid))
-        docket.clear()
-        if not docket.quiet and not any(parked.name == name for parked in self._parked):
-            docket.finished(name)
+            self._reject(client, message.rid, journal.failed(error, message.rid))
+        journal.clear()
+        if not journal.quiet and not any(parked.name == name for parked in self._parked):
+            journal.finished(name)
 
     def _reject(self, client: bytes, rid: str, error: ActoriumError) -> None:
         self._tell(client, Rejected(rid, error.code, error.message[:4096], error.param))
@@ -229,8 +229,8 @@ class TokenizerCore(Core):
 
     def _waits_for_others(self, entry: Waiting, name: bytes) -> bool:
         """Whether it is suspected of a death, and others are worked on at the moment."""
-        busy = self._aside.busy or self._own_aside.busy
-        if not (self.docket.suspected(name) and busy) or entry.job is not None:
+        busy = self._offload.busy or self._own_offload.busy
+        if not (self.journal.suspected(name) and busy) or entry.job is not None:
             return False
         self._parked.append(entry)
         return True
@@ -264,10 +264,10 @@ class TokenizerCore(Core):
             if self._knows(entry):
                 return False
             self._check(message)
-        self._set_aside(entry)
+        self._hand_to_thread(entry)
         return True
 
-    def _set_aside(self, entry: Waiting) -> None:
+    def _hand_to_thread(self, entry: Waiting) -> None:
         """What was sent again meanwhile gets one answer."""
         message, prompts, post = entry.message, self._prompts, self._post
         assert prompts is not None and post is not None
@@ -276,8 +276,8 @@ class TokenizerCore(Core):
             return
         work = prompts.text if isinstance(message, Detokenize) else prompts.long
         own = getattr(message, "chat_template", None) is not None
-        aside = self._own_aside if own else self._aside
-        job = aside.do(lambda: work(message), post, entry.name)
+        offload = self._own_offload if own else self._offload
+        job = offload.submit(lambda: work(message), post, entry.name)
         self._parked.append(entry._replace(job=job))
 
     def _unpark(self, model: TextModel) -> None:
@@ -303,7 +303,7 @@ class TokenizerCore(Core):
         except Unfinished:
             if self._post is None:
                 return prompts.long(entry.message)
-            self._set_aside(entry)
+            self._hand_to_thread(entry)
             return None
 
     # --- completions --------------------------------------------------------------------------
@@ -355,4 +355,4 @@ class TokenizerCore(Core):
 def build(ctx: Context) -> TokenizerCore:
     """The core of the role "tokenizer"."""
     budget = ctx.config.recovery.request_budget
-    return TokenizerCore(ctx, open_docket(ctx.run_dir, ctx.role, budget))
+    return TokenizerCore(ctx, open_journal(ctx.run_dir, ctx.role, budget))

@@ -29,15 +29,15 @@ from actorium.actors.messages import (
     Up,
 )
 from actorium.actors.runtime.histograms import without
-from actorium.actors.runtime.process import Sight, describe_exit, sight_by_its_watcher
+from actorium.actors.runtime.process import ProcessActivity, activity_seen_by_watcher, describe_exit
 from actorium.actors.watchdog import probe_server as probes
-from actorium.actors.watchdog.readiness import Condition, Known, judge
-from actorium.actors.watchdog.stats_line import Interval, Line
+from actorium.actors.watchdog.readiness import EngineCondition, EngineView, judge
+from actorium.actors.watchdog.stats_line import StatsLine, StatsLogger
 from actorium.actors.watchdog.supervised import Ward, born
 from actorium.actors.watchdog.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from actorium.actors.watchdog.metrics import Facts
+    from actorium.actors.watchdog.metrics import MetricsInput
 
 LOG = logging.getLogger("actorium.stats")
 MAX_WAITERS = 1024
@@ -54,7 +54,7 @@ class WatchdogCore(Core):
 
     def __init__(self, name: str, epoch: int, pid: int, start_timeout: float,
                  recovery: RecoveryConfig | None = None, heartbeat: float = 0.25, seed: int = 0,
-                 sight: Callable[[int], Sight | None] = lambda pid: None) -> None:
+                 sight: Callable[[int], ProcessActivity | None] = lambda pid: None) -> None:
         """heartbeat, seed, sight: see `Supervisor`."""
         recovery = recovery if recovery is not None else RecoveryConfig()
         self.name = name
@@ -75,17 +75,17 @@ class WatchdogCore(Core):
         self._was_ready = self._told_up = False
         self._draining = False
         self._answered = 0
-        self._probes: probes.Probes | None = None
+        self._probes: probes.ProbeServer | None = None
         self._config = Config()
-        self._interval = Interval(0.0)
-        self._write: Callable[[Line], None] = _unwritten
+        self._interval = StatsLogger(0.0)
+        self._write: Callable[[StatsLine], None] = _unwritten
 
-    def with_probes(self, config: Config, server: probes.Probes | None) -> WatchdogCore:
+    def with_probes(self, config: Config, server: probes.ProbeServer | None) -> WatchdogCore:
         """Self, judging by `config` and answering over HTTP by `server`."""
         self._config, self._probes = config, server
         return self
 
-    def with_lines(self, interval: Interval, write: Callable[[Line], None]) -> WatchdogCore:
+    def with_lines(self, interval: StatsLogger, write: Callable[[StatsLine], None]) -> WatchdogCore:
         """Self, which hands the lines on the work to `write`."""
         self._interval, self._write = interval, write
         return self
@@ -246,18 +246,18 @@ class WatchdogCore(Core):
 
     # --- for the probes ---
 
-    def condition(self, now: float) -> Condition:
+    def condition(self, now: float) -> EngineCondition:
         """How the engine is at `now`."""
-        known = Known(self.wards, self._expected, self.error, self._draining, self._was_ready)
+        known = EngineView(self.wards, self._expected, self.error, self._draining, self._was_ready)
         return judge(known, self._config, now)
 
-    def facts(self, now: float) -> Facts:
+    def facts(self, now: float) -> MetricsInput:
         """What the metrics are made of, as far as this core knows it."""
         from actorium import __version__
-        from actorium.actors.watchdog.metrics import Facts
+        from actorium.actors.watchdog.metrics import MetricsInput
 
         counts = self.supervisor.counts if self.supervisor is not None else {}
-        return Facts(self.wards, counts, {}, self.condition(now).ready, self._config,
+        return MetricsInput(self.wards, counts, {}, self.condition(now).ready, self._config,
                      probes.served_name(self._config), __version__, now)
 
     # --- life ---
@@ -285,14 +285,15 @@ def build(ctx: Context) -> WatchdogCore:
     """The role's entry."""
     runtime = ctx.config.runtime
     core = WatchdogCore(runtime.name, ctx.epoch, os.getpid(), runtime.start_timeout,
-                        ctx.config.recovery, runtime.heartbeat, ctx.entropy, sight_by_its_watcher)
-    core.with_lines(Interval(runtime.log_interval), _log)
+                        ctx.config.recovery, runtime.heartbeat, ctx.entropy,
+                        activity_seen_by_watcher)
+    core.with_lines(StatsLogger(runtime.log_interval), _log)
     return core.with_probes(ctx.config, probes.build(ctx))
 
 
-def _log(line: Line) -> None:
+def _log(line: StatsLine) -> None:
     LOG.info("%s", line.text, extra={"fields": line.fields})
 
 
-def _unwritten(line: Line) -> None:
+def _unwritten(line: StatsLine) -> None:
     pass

@@ -10,7 +10,7 @@ for that would be worse than to notice a hang late, since the next incarnation n
 processor than a beat does. So three beats that stay away are enough only where the kernel bears
 witness (`Witness`) that the actor will not come back by itself: it is stopped, or all of its
 threads sleep, it has used no processor since its beat was due, and no thread of who watches it has
-to wait for one (`process.sight_by_its_watcher`). Who runs, wants to run or waits
+to wait for one (`process.activity_seen_by_watcher`). Who runs, wants to run or waits
 for a disk gets `DOUBT` times as long. And the lateness of the watchdog itself, who may be the one
 that starves, is nobody's silence (`Supervisor`); nor is that of its own beats, which come to it as
 all others do. As long as they are late an actor that sleeps may well have beaten.
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from actorium.actors.health import EXITED, SILENT, STARTING_PHASES
 from actorium.actors.runtime.inflight_journal import BUSY
-from actorium.actors.runtime.process import Sight
+from actorium.actors.runtime.process import ProcessActivity
 from actorium.actors.watchdog.supervised import Ward
 
 HUNG = "hung"
@@ -60,11 +60,11 @@ class Hang(NamedTuple):
 class Witness:
     """What is known of actors that are late, beside their silence."""
 
-    def __init__(self, look: Callable[[int], Sight | None], heartbeat: float) -> None:
-        """look: at the process of a pid, as `process.sight_of`; heartbeat: seconds between beats.
-        """
+    def __init__(self, look: Callable[[int], ProcessActivity | None], heartbeat: float) -> None:
+        """look: at the process of a pid, as `process.process_activity`; heartbeat: seconds between
+        beats."""
         self._look, self._heartbeat = look, heartbeat
-        self._first: dict[str, tuple[float, Sight]] = {}
+        self._first: dict[str, tuple[float, ProcessActivity]] = {}
         """Role -> when its beat was first seen to be late, and what it looked like."""
 
     def testify(self, ward: Ward, now: float) -> str:

@@ -15,7 +15,7 @@ from actorium.actors.client.calls import bytes_of
 from actorium.actors.config.tree import Config
 from actorium.actors.health import READY_PHASES
 from actorium.actors.runtime import histograms
-from actorium.actors.runtime.process import Process
+from actorium.actors.runtime.process import ProcessUsage
 from actorium.actors.watchdog.supervised import Ward
 
 SCHEDULER, DETOKENIZER, WORKER = "scheduler", "detokenizer", "worker-0"
@@ -29,28 +29,28 @@ DRAFTED = "spec_decode_num_accepted_tokens_pos_"
 MICRO = 1e-6
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     suffix: str
     labels: dict[str, str]
     value: float
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """One metric; counters' names without `_total`."""
 
     name: str
     kind: str
     about: str
-    samples: list[Sample]
+    samples: list[MetricSample]
 
 
-class Facts(NamedTuple):
+class MetricsInput(NamedTuple):
     """What the metrics are made of."""
 
     wards: Mapping[str, Ward]
     restarts: Mapping[tuple[str, str], int]
     """Restarts ordered, by (role, cause)."""
-    processes: Mapping[str, Process]
+    processes: Mapping[str, ProcessUsage]
     """By role."""
     ready: bool
     config: Config
@@ -159,7 +159,7 @@ HISTOGRAMS = (
 )
 
 
-def families(facts: Facts) -> Iterator[Family]:
+def families(facts: MetricsInput) -> Iterator[MetricFamily]:
     """Every metric."""
     common = {"model_name": facts.model, "engine": "0"}
     yield from (_row("vllm:", row, facts, common) for row in VLLM)
@@ -173,23 +173,24 @@ def families(facts: Facts) -> Iterator[Family]:
     yield from _memory(facts)
 
 
-def _gauges(facts: Facts, role: str) -> Mapping[str, float]:
+def _gauges(facts: MetricsInput, role: str) -> Mapping[str, float]:
     ward = facts.wards.get(role)
     return {} if ward is None else ward.gauges
 
 
-def _row(prefix: str, row: Row, facts: Facts, labels: dict[str, str]) -> Family:
+def _row(prefix: str, row: Row, facts: MetricsInput, labels: dict[str, str]) -> MetricFamily:
     value = _gauges(facts, row.role).get(row.gauge, 0.0) * row.scale
     return _family(prefix + row.name, row.kind, row.about, [(labels, value)])
 
 
 def _family(name: str, kind: str, about: str,
-            values: list[tuple[dict[str, str], float]]) -> Family:
+            values: list[tuple[dict[str, str], float]]) -> MetricFamily:
     suffix = "_total" if kind == COUNTER else ""
-    return Family(name, kind, about, [Sample(suffix, labels, v) for labels, v in values])
+    return MetricFamily(name, kind, about,
+                        [MetricSample(suffix, labels, v) for labels, v in values])
 
 
-def _vllm_apart(facts: Facts, common: dict[str, str]) -> Iterator[Family]:
+def _vllm_apart(facts: MetricsInput, common: dict[str, str]) -> Iterator[MetricFamily]:
     """Those with a label of their own, or computed."""
     told = _gauges(facts, SCHEDULER)
     total = told.get("free_pages", 0.0) + told.get("used_pages", 0.0)
@@ -227,7 +228,7 @@ def _vllm_apart(facts: Facts, common: dict[str, str]) -> Iterator[Family]:
                   [(common | {"position": str(i)}, told[f"{DRAFTED}{i}"]) for i in positions])
 
 
-def _http(facts: Facts) -> Iterator[Family]:
+def _http(facts: MetricsInput) -> Iterator[MetricFamily]:
     """Of all gateways together, by the names of prometheus_fastapi_instrumentator."""
     gateways = [ward.gauges for role, ward in facts.wards.items() if role.startswith("gateway")]
     counts: Counter[tuple[str, ...]] = Counter()
@@ -245,24 +246,24 @@ def _http(facts: Facts) -> Iterator[Family]:
                        histograms.HTTP_REQUESTS, columns, sum(total for _, total in found), {})
 
 
-def _histogram(name: str, source: str, about: str, facts: Facts,
-               labels: dict[str, str]) -> Family:
+def _histogram(name: str, source: str, about: str, facts: MetricsInput,
+               labels: dict[str, str]) -> MetricFamily:
     counts, total = histograms.read(_gauges(facts, SCHEDULER), source)
     return _buckets(name, about, source, counts, total, labels)
 
 
 def _buckets(name: str, about: str, source: str, counts: list[float], total: float,
-             labels: dict[str, str]) -> Family:
+             labels: dict[str, str]) -> MetricFamily:
     samples, below = [], 0.0
     for bound, count in zip([*histograms.BOUNDS[source], float("inf")], counts, strict=True):
         below += count
         le = "+Inf" if bound == float("inf") else str(bound)
-        samples.append(Sample("_bucket", labels | {"le": le}, below))
-    samples += [Sample("_count", labels, below), Sample("_sum", labels, total)]
-    return Family(name, HISTOGRAM, about, samples)
+        samples.append(MetricSample("_bucket", labels | {"le": le}, below))
+    samples += [MetricSample("_count", labels, below), MetricSample("_sum", labels, total)]
+    return MetricFamily(name, HISTOGRAM, about, samples)
 
 
-def _engine(facts: Facts) -> Iterator[Family]:
+def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
     told = _gauges(facts, SCHEDULER)
     yield _family("actorium:info", GAUGE, "The engine.", [
         ({"name": facts.config.runtime.name, "version": facts.version, "model": facts.model}, 1.0)])
@@ -286,10 +287,10 @@ def _engine(facts: Facts) -> Iterator[Family]:
                    for (role, cause), n in sorted(facts.restarts.items())])
 
 
-def _actors(facts: Facts) -> Iterator[Family]:
+def _actors(facts: MetricsInput) -> Iterator[MetricFamily]:
     wards = sorted(facts.wards.values(), key=lambda ward: ward.role)
 
-    def each(name: str, about: str, values: list[float], kind: str = GAUGE) -> Family:
+    def each(name: str, about: str, values: list[float], kind: str = GAUGE) -> MetricFamily:
         return _family(f"actorium:{name}", kind, about, [
             ({"role": w.role}, v) for w, v in zip(wards, values, strict=True)])
 
@@ -308,7 +309,7 @@ def _actors(facts: Facts) -> Iterator[Family]:
     yield _family("actorium:actor_phase", GAUGE, "The phase it is in.",
                   [({"role": w.role, "phase": w.phase}, 1.0) for w in wards])
     yield each("actor_quarantined_requests", "Requests that it failed on, or died of.",
-               [w.gauges.get("docket_quarantined", 0.0) for w in wards], COUNTER)
+               [w.gauges.get("journal_quarantined", 0.0) for w in wards], COUNTER)
     yield each("bad_frames", "Frames that came to it and are no messages.",
                [w.gauges.get("bad_frames", 0.0) for w in wards], COUNTER)
     yield each("refused_connections", "Connections by tcp of which it does not know the key.",
@@ -320,7 +321,7 @@ def _actors(facts: Facts) -> Iterator[Family]:
                   [({"role": role}, float(p.resident_bytes)) for role, p in known])
 
 
-def _memory(facts: Facts) -> Iterator[Family]:
+def _memory(facts: MetricsInput) -> Iterator[MetricFamily]:
     worker = _gauges(facts, WORKER)
     yield _family("actorium:worker_steps", COUNTER, "Steps by how the worker ran them.",
                   [({"mode": mode}, worker[f"steps_{mode}"]) for mode in MODES
@@ -334,7 +335,7 @@ def _memory(facts: Facts) -> Iterator[Family]:
 class _Metrics:
     """A collector, as prometheus_client's encoders want one."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: MetricsInput) -> None:
         self._facts = facts
 
     def collect(self) -> Iterator[object]:
@@ -347,7 +348,7 @@ class _Metrics:
             yield metric
 
 
-def render(facts: Facts, accept: str = "") -> tuple[bytes, str]:
+def render(facts: MetricsInput, accept: str = "") -> tuple[bytes, str]:
     """The text and its content type, in the format that the `Accept` header asks for."""
     from prometheus_client.exposition import choose_encoder
 

@@ -18,10 +18,10 @@ from actorium import __version__
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.http.allowed_hosts import Hosts, check_framing, given_twice
-from actorium.actors.runtime.process import process_of
+from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_framing, check_repeated
+from actorium.actors.runtime.process import process_usage
 from actorium.actors.watchdog import metrics
-from actorium.actors.watchdog.readiness import Condition
+from actorium.actors.watchdog.readiness import EngineCondition
 
 GENERATE_SECONDS = 10.0
 """How long `/health_generate` waits for its token."""
@@ -37,36 +37,36 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Respond = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-class Engine(Protocol):
+class ProbedEngine(Protocol):
     """What the probes ask of the watchdog's core."""
 
-    def condition(self, now: float) -> Condition: ...
+    def condition(self, now: float) -> EngineCondition: ...
 
-    def facts(self, now: float) -> metrics.Facts: ...
+    def facts(self, now: float) -> metrics.MetricsInput: ...
 
 
-class Answer(NamedTuple):
+class ProbeResponse(NamedTuple):
     status: int
     body: bytes
     kind: str = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-def answer(status: int, retry_after: int = 0, **fields: Any) -> Answer:
+def json_response(status: int, retry_after: int = 0, **fields: Any) -> ProbeResponse:
     """A JSON object."""
     headers = ((b"retry-after", str(retry_after).encode()),) if retry_after else ()
-    return Answer(status, msgspec.json.encode(fields), JSON, headers)
+    return ProbeResponse(status, msgspec.json.encode(fields), JSON, headers)
 
 
-class App:
+class ProbeApp:
     """See the module. One for an engine; everything runs on the watchdog's loop."""
 
-    def __init__(self, engine: Engine, run_dir: Path, clock: Callable[[], float],
-                 hosts: Hosts | None = None) -> None:
+    def __init__(self, engine: ProbedEngine, run_dir: Path, clock: Callable[[], float],
+                 hosts: AllowedHosts | None = None) -> None:
         """hosts: the names that the port goes by; None = any."""
         self._engine, self._clock, self._hosts = engine, clock, hosts
-        self._trial = Trial(run_dir, clock)
-        self._routes: dict[str, Callable[[str], Answer]] = {
+        self._trial = GenerateProbe(run_dir, clock)
+        self._routes: dict[str, Callable[[str], ProbeResponse]] = {
             "/livez": self._live, "/v2/health/live": self._live,
             "/readyz": self._ready, "/health": self._ready, "/ping": self._ready,
             "/v2/health/ready": self._ready,
@@ -84,27 +84,28 @@ class App:
         body = b"" if scope["method"] == "HEAD" else found.body
         await send({"type": "http.response.body", "body": body})
 
-    def _refuse(self, scope: Scope) -> Answer | None:
+    def _refuse(self, scope: Scope) -> ProbeResponse | None:
         """What is not meant for this server, or not to be understood."""
         headers = dict(scope["headers"])
-        wrong = given_twice(scope["headers"], headers) or check_framing(scope, headers) or (
+        wrong = check_repeated(scope["headers"], headers) or check_framing(scope, headers) or (
             self._hosts.check(scope, headers) if self._hosts is not None else None)
         if wrong is None:
             return None
-        refused = answer(wrong.status, error={"message": wrong.message, "type": wrong.code,
-                                              "code": wrong.status})
+        refused = json_response(wrong.status, error={
+            "message": wrong.message, "type": wrong.code, "code": wrong.status})
         return refused._replace(headers=((b"connection", b"close"),))
 
-    async def _answer(self, scope: Scope) -> Answer:
+    async def _answer(self, scope: Scope) -> ProbeResponse:
         path, method = scope["path"], scope["method"]
         route = self._routes.get(path)
         if route is None and path != "/health_generate":
-            return answer(404, error={"message": f"no such path: {path[:200]}",
-                                      "type": "not_found", "code": 404})
+            return json_response(404, error={"message": f"no such path: {path[:200]}",
+                                             "type": "not_found", "code": 404})
         allowed = ("GET", "HEAD", "POST") if path in POSTED else ("GET", "HEAD")
         if method not in allowed:
-            refused = answer(405, error={"message": f"{method[:20]} is not allowed at {path}",
-                                         "type": "method_not_allowed", "code": 405})
+            refused = json_response(405, error={
+                "message": f"{method[:20]} is not allowed at {path}",
+                "type": "method_not_allowed", "code": 405})
             return refused._replace(headers=((b"allow", ", ".join(allowed).encode()),))
         if route is None:
             return await self._generate()
@@ -117,57 +118,59 @@ class App:
 
     # --- the probes ---
 
-    def _live(self, _accept: str) -> Answer:
+    def _live(self, _accept: str) -> ProbeResponse:
         now = self._engine.condition(self._clock())
-        return answer(200, live=True) if now.live else answer(503, live=False, why=now.why)
+        if now.live:
+            return json_response(200, live=True)
+        return json_response(503, live=False, why=now.why)
 
-    def _ready(self, _accept: str) -> Answer:
+    def _ready(self, _accept: str) -> ProbeResponse:
         now = self._engine.condition(self._clock())
         if now.ready:
-            return answer(200, ready=True)
-        return answer(503, now.retry_after, ready=False, why=now.why)
+            return json_response(200, ready=True)
+        return json_response(503, now.retry_after, ready=False, why=now.why)
 
-    def _startup(self, _accept: str) -> Answer:
+    def _startup(self, _accept: str) -> ProbeResponse:
         time = self._clock()
         now = self._engine.condition(time)
         actors = {ward.role: {"phase": ward.phase, "detail": ward.detail,
                               "seconds": round(max(0.0, time - ward.moved), 3)}
                   for ward in self._engine.facts(time).wards.values()}
         if now.started:
-            return answer(200, started=True, actors=actors)
-        return answer(503, now.retry_after, started=False, why=now.why, actors=actors)
+            return json_response(200, started=True, actors=actors)
+        return json_response(503, now.retry_after, started=False, why=now.why, actors=actors)
 
-    async def _generate(self) -> Answer:
+    async def _generate(self) -> ProbeResponse:
         now = self._engine.condition(self._clock())
         if not now.ready:
-            return answer(503, now.retry_after, ready=False, why=now.why)
+            return json_response(503, now.retry_after, ready=False, why=now.why)
         why, seconds = await self._trial.ask()
         if why:
-            return answer(503, 1, ready=False, why=why)
-        return answer(200, ready=True, tokens=1, seconds=round(seconds, 6))
+            return json_response(503, 1, ready=False, why=why)
+        return json_response(200, ready=True, tokens=1, seconds=round(seconds, 6))
 
     # --- what it does ---
 
-    def _load(self, _accept: str) -> Answer:
+    def _load(self, _accept: str) -> ProbeResponse:
         scheduler = self._engine.facts(self._clock()).wards.get(metrics.SCHEDULER)
         told = scheduler.gauges if scheduler is not None else {}
         counts = {name: int(told.get(name, 0)) for name in
                   ("running", "waiting", "waiting_requests", "free_pages", "held_pages",
                    "cached_pages")}
-        return answer(200, server_load=counts["running"] + counts["waiting"], **counts)
+        return json_response(200, server_load=counts["running"] + counts["waiting"], **counts)
 
-    def _version(self, _accept: str) -> Answer:
-        return answer(200, version=__version__)
+    def _version(self, _accept: str) -> ProbeResponse:
+        return json_response(200, version=__version__)
 
-    def _metrics(self, accept: str) -> Answer:
+    def _metrics(self, accept: str) -> ProbeResponse:
         facts = self._engine.facts(self._clock())
         running = {ward.role: process for ward in facts.wards.values()
-                   if (process := process_of(ward.pid)) is not None}
+                   if (process := process_usage(ward.pid)) is not None}
         body, kind = metrics.render(facts._replace(processes=running), accept)
-        return Answer(200, body, kind)
+        return ProbeResponse(200, body, kind)
 
 
-class Trial:
+class GenerateProbe:
     """Generates a token, as a client would: at most one at a time and one a second. Whoever asks
     meanwhile gets the same answer."""
 

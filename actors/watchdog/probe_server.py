@@ -22,10 +22,10 @@ from actorium.actors.config.tree import Config, ProbeConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.http import listening
-from actorium.actors.runtime.http.listening import Where
+from actorium.actors.runtime.http.listening import ListenAddress
 
 if TYPE_CHECKING:
-    from actorium.actors.watchdog.probe_routes import Engine
+    from actorium.actors.watchdog.probe_routes import ProbedEngine
 
 LOG = logging.getLogger("actorium.probes")
 FILE = "probes.json"
@@ -39,17 +39,17 @@ RECEIVE_SECONDS, SEND_SECONDS, MAX_BODY = 10.0, 30.0, 1 << 20
 Post = Callable[[Callable[[], None]], None]
 
 
-def where(run_dir: Path) -> Where | None:
+def where(run_dir: Path) -> ListenAddress | None:
     """Where the probes of the engine in `run_dir` listen; None = nowhere, as far as is known."""
-    return listening.read(run_dir / FILE)
+    return listening.read_address(run_dir / FILE)
 
 
-class Probes:
+class ProbeServer:
     """The server. Made by `build`, which binds its sockets; it answers from `start` on."""
 
     def __init__(self, local: socket.socket, port: socket.socket | None, ctx: Context) -> None:
         """local: the unix socket; port: the TCP socket, if one is wanted."""
-        self.where = Where(*port.getsockname()[:2]) if port is not None else None
+        self.where = ListenAddress(*port.getsockname()[:2]) if port is not None else None
         self._local, self._port, self._ctx = local, port, ctx
         self._server: Any = None
         self._app: Any = None
@@ -57,21 +57,21 @@ class Probes:
         self._awaits_first = False
         self._stopped = False
 
-    def start(self, post: Post, engine: Engine) -> None:
+    def start(self, post: Post, engine: ProbedEngine) -> None:
         """Serve from now on. `post` runs a call on the loop's thread."""
         if self._port is not None:
             self._load_aside(post, engine)
         else:
             post(lambda: self._await_first(post, engine))
 
-    def _await_first(self, post: Post, engine: Engine) -> None:
+    def _await_first(self, post: Post, engine: ProbedEngine) -> None:
         """Have the web server come with the first connection; until then the kernel holds it."""
         if not self._stopped:
             self._awaits_first = True
             asyncio.get_running_loop().add_reader(self._local.fileno(), self._on_first, post,
                                                   engine)
 
-    def _on_first(self, post: Post, engine: Engine) -> None:
+    def _on_first(self, post: Post, engine: ProbedEngine) -> None:
         self._ignore_first()
         self._load_aside(post, engine)
 
@@ -80,23 +80,28 @@ class Probes:
             self._awaits_first = False
             asyncio.get_running_loop().remove_reader(self._local.fileno())
 
-    def _load_aside(self, post: Post, engine: Engine) -> None:
+    def _load_aside(self, post: Post, engine: ProbedEngine) -> None:
         threading.Thread(target=self._load, args=(post, engine), name="probes",
                          daemon=True).start()
 
-    def _load(self, post: Post, engine: Engine) -> None:
+    def _load(self, post: Post, engine: ProbedEngine) -> None:
         """In a thread: import what takes time."""
         import prometheus_client.exposition  # noqa: F401
 
-        from actorium.actors.runtime.http.allowed_hosts import Hosts
-        from actorium.actors.runtime.http.http_server import Limits, http_server, most_connections
-        from actorium.actors.watchdog.probe_routes import App
+        from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
+        from actorium.actors.runtime.http.http_server import (
+            ConnectionLimits,
+            http_server,
+            usable_connections,
+        )
+        from actorium.actors.watchdog.probe_routes import ProbeApp
 
         wanted = self._ctx.config
-        limits = Limits(most_connections(MAX_CONNECTIONS), RECEIVE_SECONDS, SEND_SECONDS, MAX_BODY)
+        limits = ConnectionLimits(usable_connections(MAX_CONNECTIONS), RECEIVE_SECONDS,
+                                  SEND_SECONDS, MAX_BODY)
         host = self.where.host if self.where is not None else ""
-        hosts = Hosts(wanted.gateway.allowed_hosts, wanted.probes.probe_host, host)
-        self._app = App(engine, self._ctx.run_dir, monotonic, hosts)
+        hosts = AllowedHosts(wanted.gateway.allowed_hosts, wanted.probes.probe_host, host)
+        self._app = ProbeApp(engine, self._ctx.run_dir, monotonic, hosts)
         self._server = http_server(self._app, limits, KEEP_ALIVE, BACKLOG)
         post(self._serve)
 
@@ -104,9 +109,9 @@ class Probes:
         if self._stopped:
             return
         sockets = [self._local] if self._port is None else [self._local, self._port]
-        from actorium.actors.runtime.http.http_server import start
+        from actorium.actors.runtime.http.http_server import start_server
 
-        self._serving = asyncio.get_running_loop().create_task(start(self._server, sockets))
+        self._serving = asyncio.get_running_loop().create_task(start_server(self._server, sockets))
 
     def stop(self) -> None:
         """Drop the requests under way and listen no more. From the loop's thread."""
@@ -123,22 +128,22 @@ class Probes:
             self._port.close()
 
 
-def build(ctx: Context) -> Probes:
+def build(ctx: Context) -> ProbeServer:
     """Bind the unix socket, and the port that the configuration asks for.
 
     A later incarnation of the watchdog listens where the first one did. Raises `BadConfig`.
     """
     path = ctx.run_dir / SOCKET
     path.unlink(missing_ok=True)  # of an incarnation that was killed
-    local = listening.listen_locally(path, BACKLOG)
+    local = listening.listen_unix(path, BACKLOG)
     try:
         port = _bind_port(ctx)
     except BaseException:
         local.close()
         raise
-    probes = Probes(local, port, ctx)
+    probes = ProbeServer(local, port, ctx)
     if probes.where is not None:
-        listening.write(ctx.run_dir / FILE, probes.where, ctx.role)
+        listening.write_address(ctx.run_dir / FILE, probes.where, ctx.role)
     return probes
 
 

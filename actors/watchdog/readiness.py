@@ -20,7 +20,7 @@ RETRY_AFTER = 1
 """Seconds after which it is worth asking again, as far as anybody knows."""
 
 
-class Condition(NamedTuple):
+class EngineCondition(NamedTuple):
     """A judgement at one moment."""
 
     live: bool
@@ -33,7 +33,7 @@ class Condition(NamedTuple):
     """Seconds; 0 = it will not come back by itself."""
 
 
-class Known(NamedTuple):
+class EngineView(NamedTuple):
     """What the watchdog knows at a moment."""
 
     wards: Mapping[str, Ward]
@@ -46,16 +46,16 @@ class Known(NamedTuple):
     started: bool
 
 
-def judge(known: Known, config: Config, now: float) -> Condition:
+def judge(known: EngineView, config: Config, now: float) -> EngineCondition:
     """The engine's condition at `now`, CLOCK_MONOTONIC seconds."""
     live = known.error is None or known.draining
     why = "; ".join(_obstacles(known, config, now))
     ready = not why
-    return Condition(live, known.started or ready, ready, why,
+    return EngineCondition(live, known.started or ready, ready, why,
                      RETRY_AFTER if live and not ready else 0)
 
 
-def _obstacles(known: Known, config: Config, now: float) -> list[str]:
+def _obstacles(known: EngineView, config: Config, now: float) -> list[str]:
     if known.error is not None:
         return [known.error]
     if not known.expected:
@@ -68,13 +68,13 @@ def _obstacles(known: Known, config: Config, now: float) -> list[str]:
     return found or _hung(wards, known, config, now) or _full(known, config)
 
 
-def _hung(wards: list[Ward], known: Known, config: Config, now: float) -> list[str]:
+def _hung(wards: list[Ward], known: EngineView, config: Config, now: float) -> list[str]:
     hangs = ((ward.role, find_hang(ward, known.wards, now, config.recovery.silence,
                                    config.runtime.heartbeat)) for ward in wards)
     return [f"{role}: {hang.text}" for role, hang in hangs if hang is not None]
 
 
-def _full(known: Known, config: Config) -> list[str]:
+def _full(known: EngineView, config: Config) -> list[str]:
     """Why a request that came now would be refused."""
     scheduler = known.wards.get(SCHEDULER)
     if scheduler is None:

@@ -29,7 +29,7 @@ SUSPECTS_EACH = 8
 come at once that kill an actor, before the first of them is sent again and convicted."""
 
 
-class Dice:
+class SeededUniform:
     """Uniform numbers from a seed, for pure cores."""
 
     def __init__(self, seed: int) -> None:
@@ -41,7 +41,7 @@ class Dice:
         return (splitmix64(self._seed, self._count) >> 11) / 2**53
 
 
-class Record(Struct):
+class RestartRecord(Struct):
     """The restarts of one role."""
 
     delays: int = 0
@@ -61,8 +61,8 @@ class Restarts:
     def __init__(self, limit: int, window: float, seed: int) -> None:
         """At most `limit` restarts of a role within `window` seconds of its work."""
         self.limit, self.window = limit, window
-        self._dice = Dice(seed)
-        self._records: dict[str, Record] = {}
+        self._dice = SeededUniform(seed)
+        self._records: dict[str, RestartRecord] = {}
         self._changed: set[str] = set()
 
     def works(self, role: str, now: float) -> None:
@@ -114,18 +114,18 @@ class Restarts:
 
     # --- for the next one who counts ---
 
-    def changed(self, role: str) -> Record | None:
+    def changed(self, role: str) -> RestartRecord | None:
         """What is known of the role, if that is not what the last call said."""
         if role not in self._changed:
             return None
         self._changed.discard(role)
         return self._records[role]
 
-    def record(self, role: str) -> Record | None:
+    def record(self, role: str) -> RestartRecord | None:
         """What is known of the role, if anything."""
         return self._records.get(role)
 
-    def recall(self, role: str, record: Record) -> None:
+    def recall(self, role: str, record: RestartRecord) -> None:
         """Go on from what another one knew."""
         if record.working_since is None:
             record.working_since = self._record(role).working_since
@@ -136,5 +136,5 @@ class Restarts:
         spread = 1 + JITTER * (2 * self._dice.uniform() - 1)
         return min(LONGEST_DELAY, delay * spread)
 
-    def _record(self, role: str) -> Record:
-        return self._records.setdefault(role, Record())
+    def _record(self, role: str) -> RestartRecord:
+        return self._records.setdefault(role, RestartRecord())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from actorium.actors.health import Reading, growth
+from actorium.actors.health import CounterReading, growth
 from actorium.actors.watchdog.supervised import Ward
 
 SCHEDULER, WORKER = "scheduler", "worker-0"
@@ -20,27 +20,27 @@ COUNTERS = ("steps", "computed_prompt_tokens", "tokens", "cache_lookup_tokens", 
 GRAPHS = ("full_graph", "piecewise_graph", "eager")
 
 
-class Line(NamedTuple):
+class StatsLine(NamedTuple):
     """What is written."""
 
     text: str
     fields: dict[str, float]
 
 
-class Interval:
+class StatsLogger:
     """Tells when a line is due, and makes it."""
 
     def __init__(self, seconds: float) -> None:
         """seconds: between two lines; 0 = there are none."""
         self._seconds = seconds
         self._due: float | None = None
-        self._before: dict[str, Reading] = {}
+        self._before: dict[str, CounterReading] = {}
 
     def next_timer(self) -> float | None:
         """When to look; None = never."""
         return self._due
 
-    def look(self, wards: Mapping[str, Ward], now: float) -> Line | None:
+    def look(self, wards: Mapping[str, Ward], now: float) -> StatsLine | None:
         """The line that is due at `now`; None if none is, or there was no work."""
         if not self._seconds or (self._due is not None and now < self._due):
             return None
@@ -62,7 +62,7 @@ class Interval:
             return 0.0, dict.fromkeys(names, 0.0)
         counts = {name: ward.gauges.get(name, 0.0) for name in names}
         before = self._before.get(ward.role)
-        new = self._before[ward.role] = Reading(ward.epoch, ward.seen, counts)
+        new = self._before[ward.role] = CounterReading(ward.epoch, ward.seen, counts)
         grown = growth(before, new)
         if grown is None:  # it counts from 0 on
             return self._seconds, counts
@@ -70,7 +70,7 @@ class Interval:
 
 
 def _line(told: Mapping[str, float], done: Mapping[str, float], modes: Mapping[str, float],
-          took: float) -> Line:
+          took: float) -> StatsLine:
     per_second = 1.0 / took if took > 0 else 0.0
     used, total = told.get("kv_tokens_used", 0.0), told.get("kv_tokens", 0.0)
     fields = {
@@ -94,7 +94,7 @@ def _line(told: Mapping[str, float], done: Mapping[str, float], modes: Mapping[s
     if steps > modes["steps_eager"]:
         fields["graph_share"] = 1 - modes["steps_eager"] / steps
         parts.append(f"Graphs: {100 * fields['graph_share']:.1f}% of steps")
-    return Line(", ".join(parts), {name: round(value, 4) for name, value in fields.items()})
+    return StatsLine(", ".join(parts), {name: round(value, 4) for name, value in fields.items()})
 
 
 def _add_speculation(done: Mapping[str, float], fields: dict[str, float],

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import MAX_RESTARTS, Kill, Restarted, Spawn
 from actorium.actors.runtime.inflight_journal import BROKEN
-from actorium.actors.runtime.process import EXIT_FAULT, Sight, describe_exit
+from actorium.actors.runtime.process import EXIT_FAULT, ProcessActivity, describe_exit
 from actorium.actors.runtime.roles import LAUNCHER
 from actorium.actors.watchdog.hangs import GLANCE, STOPPED, Witness, find_hang
-from actorium.actors.watchdog.restart_policy import Record, Restarts
+from actorium.actors.watchdog.restart_policy import RestartRecord, Restarts
 from actorium.actors.watchdog.supervised import Ward
 
 TICK = 0.25
@@ -39,9 +39,9 @@ class Supervisor:
     """The hands' orders. Times are CLOCK_MONOTONIC seconds."""
 
     def __init__(self, recovery: RecoveryConfig, heartbeat: float, seed: int,
-                 sight: Callable[[int], Sight | None] = lambda pid: None) -> None:
+                 sight: Callable[[int], ProcessActivity | None] = lambda pid: None) -> None:
         """heartbeat: seconds between the beats of a busy actor; seed: of the restarts' jitter;
-        sight: how the process of a pid looks, as `process.sight_of`."""
+        sight: how the process of a pid looks, as `process.process_activity`."""
         self.counts: Counter[tuple[str, str]] = Counter()
         """Restarts ordered, by (role, cause); causes: killed, fault, exited, silent, hung."""
         self.verdict: str | None = None
@@ -57,7 +57,7 @@ class Supervisor:
         """Seconds by which the watchdog's own beats were late, less those since then."""
         self._suspicion: dict[str, float] = {}
         self._blamed: dict[str, Blame] = {}
-        """By role, as its docket said last."""
+        """By role, as its journal said last."""
 
     # --- what happens ---
 
@@ -98,11 +98,11 @@ class Supervisor:
     def blames(self, role: str, gauges: Mapping[str, float]) -> None:
         """What an actor says of requests that it has died of (`runtime.inflight_journal` argues why
         this is bounded)."""
-        if "docket_deaths" not in gauges:
+        if "journal_deaths" not in gauges:
             return
         old = self._blamed.get(role, Blame())
-        new = self._blamed[role] = Blame(gauges["docket_deaths"], gauges["docket_convictions"])
-        if new.convictions > old.convictions and gauges["docket_streak"] < BROKEN:
+        new = self._blamed[role] = Blame(gauges["journal_deaths"], gauges["journal_convictions"])
+        if new.convictions > old.convictions and gauges["journal_streak"] < BROKEN:
             self._restarts.absolve(role)
         elif new.deaths > old.deaths:
             self._restarts.narrowed(role)
@@ -158,7 +158,7 @@ class Supervisor:
         record = self._restarts.record(role)
         return [] if record is None else [self._told(role, record)]
 
-    def _told(self, role: str, record: Record) -> Restarted:
+    def _told(self, role: str, record: RestartRecord) -> Restarted:
         causes = {cause: n for (r, cause), n in self.counts.items() if r == role}
         return Restarted(role, record.delays, record.worked, record.working_since,
                          list(record.counted)[-MAX_RESTARTS:], causes)
@@ -166,7 +166,7 @@ class Supervisor:
     def recall(self, told: Iterable[Restarted]) -> None:
         """Go on from what the watchdog before knew."""
         for r in told:
-            self._restarts.recall(r.role, Record(r.delays, r.worked, r.working_since,
+            self._restarts.recall(r.role, RestartRecord(r.delays, r.worked, r.working_since,
                                                  deque(r.counted)))
             self.counts.update({(r.role, cause): n for cause, n in r.causes.items()})
 

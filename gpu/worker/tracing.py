@@ -8,7 +8,14 @@ from collections.abc import Callable
 from time import monotonic_ns
 
 from actorium.actors.messages import StepPlan
-from actorium.actors.runtime.step_events import DEVICE, HARVEST, LATE, LAUNCH, Events, decodes
+from actorium.actors.runtime.step_events import (
+    DEVICE,
+    HARVEST,
+    LATE,
+    LAUNCH,
+    StepEventFile,
+    decodes,
+)
 
 UNDER_WAY = 16
 """More steps than are ever launched and not fetched."""
@@ -40,7 +47,7 @@ class Line:
 class StepTrace:
     """Takes the times of a clock. One thread launches, perhaps another one harvests."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: StepEventFile) -> None:
         self._events, self._line = events, Line()
         self._begun = 0
         self._queued: dict[tuple[int, int], int] = {}

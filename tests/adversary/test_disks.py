@@ -22,7 +22,7 @@ from actorium.actors.gateway.faces.response_store import ResponseStore, Stored
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime import roles
 from actorium.actors.runtime.http import listening
-from actorium.actors.runtime.http.listening import Where
+from actorium.actors.runtime.http.listening import ListenAddress
 from actorium.actors.runtime.step_events import open_events
 from actorium.tools.chaos.checked_streams import Maker, Traffic
 from actorium.tools.chaos.fault_injection import Fault, actors, strike
@@ -188,7 +188,7 @@ def test_streams_go_on_where_the_ledger_was_taken_away(
 @pytest.mark.mended("gateways and watchdogs could not be started again in a full run directory")
 def test_a_full_run_directory(amount: Callable[[int, int], int],
                               tried: Callable[..., None]) -> None:
-    """Sockets, logs, dockets, tapes, the ledger: all actors come back all the same."""
+    """Sockets, logs, journals, tapes, the ledger: all actors come back all the same."""
     if not amount(0, 1):
         pytest.skip("in full size only: a quarter of a minute")
 
@@ -227,17 +227,17 @@ def _start_full(where: Path) -> None:
 
 def test_what_is_said_already_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                             ) -> None:
-    file, here = tmp_path / "gateway.json", Where("127.0.0.1", 8000)
-    listening.write(file, here, "gateway-0")
+    file, here = tmp_path / "gateway.json", ListenAddress("127.0.0.1", 8000)
+    listening.write_address(file, here, "gateway-0")
 
     def fails(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("actorium.actors.runtime.security.private_paths.open_file", fails)
-    listening.write(file, here, "gateway-0")
+    listening.write_address(file, here, "gateway-0")
     with pytest.raises(OSError, match="No space"):
-        listening.write(file, Where("127.0.0.1", 8001), "gateway-0")
-    assert listening.read(file) == here
+        listening.write_address(file, ListenAddress("127.0.0.1", 8001), "gateway-0")
+    assert listening.read_address(file) == here
 
 
 @pytest.mark.mended("a trace on a full disk killed its actor by SIGBUS, again and again")

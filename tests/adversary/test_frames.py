@@ -111,7 +111,7 @@ class Target:
         assert stat.S_ISSOCK(found.stat().st_mode)
         return found
 
-    def connected(self, kind: int, address: str, pair: keys.Pair | None = None
+    def connected(self, kind: int, address: str, pair: keys.KeyPair | None = None
                   ) -> zmq.Socket[bytes]:
         made = self.context.socket(kind)
         made.setsockopt(zmq.LINGER, 30_000)
@@ -273,7 +273,7 @@ def strangers(target: Target) -> Iterator[tuple[str, Callable[[str], zmq.Socket[
     public, secret = (key.decode() for key in zmq.curve_keypair())
     other = zmq.curve_keypair()[0].decode()
     for what, pair in (("no key", None),
-                       ("an unknown key", keys.Pair(public, secret, target.pair.server)),
+                       ("an unknown key", keys.KeyPair(public, secret, target.pair.server)),
                        ("another server's key", target.pair.__class__(
                            target.pair.public, target.pair.secret, other))):
         yield what, lambda address, pair=pair: target.connected(  # type: ignore[misc]

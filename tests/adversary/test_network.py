@@ -525,7 +525,7 @@ def test_other_names_are_refused_everywhere(served: Served, probe_port: int, tri
 def test_names_that_are_allowed(setting: str | None, bound: str, address: str, good: str, bad: str
                                 ) -> None:
     scope: dict[str, Any] = {"http_version": "1.1", "server": ("192.0.2.7", 80)}
-    found = hosts.Hosts(setting, bound, address)
+    found = hosts.AllowedHosts(setting, bound, address)
     assert found.check(scope, {b"host": good.encode()}) is None
     assert found.check(scope, {b"host": bad.encode()}) is not None
     assert found.check(scope | {"server": ("/a/socket", None)}, {b"host": bad.encode()}) is None

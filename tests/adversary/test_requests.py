@@ -35,7 +35,7 @@ from actorium.actors.messages import (
     ToTokenizerFront,
 )
 from actorium.actors.params import Resolved, SamplingParams
-from actorium.actors.runtime.bad_frames import explain
+from actorium.actors.runtime.bad_frames import describe_bad_frame
 from actorium.actors.structured.guides import Filter, Guide
 from actorium.actors.tokenizer.core import BURST
 from actorium.actors.tokenizer.defaults import ModelFacts, check_params
@@ -225,7 +225,7 @@ def test_a_frame_is_decoded_in_time(what: str, frame: bytes, fits: bool) -> None
         try:
             found.append(decoder.decode(frame))
         except Exception as error:
-            found.append(explain(frame, ToTokenizerFront, error))
+            found.append(describe_bad_frame(frame, ToTokenizerFront, error))
 
     gc.freeze()  # as an actor does when it has started
     gc.enable()

@@ -47,7 +47,7 @@ from actorium.actors.gateway.http import api_keys as keys
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.routes import ROUTES, Access, find
 from actorium.actors.gateway.served_engine import Engine
-from actorium.actors.runtime.inflight_journal import SIZE, Docket
+from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 
 CANARY = "xyzzy-of-ann-31d8"
 CHAT = "/v1/chat/completions"
@@ -722,7 +722,7 @@ def test_a_tenants_poison_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     buffer = bytearray(SIZE)
 
     def start() -> Any:
-        engine = Engine(settings, Path("none"), Docket(buffer, actor="gateway"))
+        engine = Engine(settings, Path("none"), InflightJournal(buffer, actor="gateway"))
         engine.client = Scripted(["hello there"])  # type: ignore[assignment]
         return engine, build_app(engine)
 
@@ -742,7 +742,7 @@ def test_a_tenants_poison_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
         def never(place: int = 0, seen: list[bytes] = seen) -> None:
             seen.append(bytes(buffer))
 
-        engine.docket.clear = never
+        engine.journal.clear = never
         post(app, ANN)
         buffer[:] = next(state for state in seen if state != bytes(SIZE))
     _, app = start()

@@ -17,7 +17,7 @@ from helpers_cli import NULL, ROLES, Cli, alive, cli, eventually, one_line
 
 from actorium.actors.client.calls import MEMORY_GAUGES
 from actorium.actors.client.client import Client, Request, SamplingParams
-from actorium.actors.config.retention import most_kept
+from actorium.actors.config.retention import max_retained_bytes
 from actorium.actors.config.tree import Config
 from actorium.tools.demo_tasks import TASKS
 
@@ -121,7 +121,7 @@ def test_the_prefix_cache_from_outside(cli: Cli) -> None:
         assert client.server_info()["memory"] == {name: found[name] for name in MEMORY_GAUGES}
         for actor in json.loads(cli.run("ps", "--json").stdout):
             assert 10e6 < actor["memory"] < 4e9
-            assert actor["keeps"] == most_kept(Config(), actor["role"])
+            assert actor["keeps"] == max_retained_bytes(Config(), actor["role"])
         assert "pages: " in cli.run("ps").stdout.decode()
 
 

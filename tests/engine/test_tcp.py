@@ -78,7 +78,7 @@ def stranger(tcp: Tcp, name: str, server: str | None = None) -> Path:
     return path
 
 
-def dealer(context: zmq.Context[Any], pair: keys.Pair | None = None) -> zmq.Socket[bytes]:
+def dealer(context: zmq.Context[Any], pair: keys.KeyPair | None = None) -> zmq.Socket[bytes]:
     made = context.socket(zmq.DEALER)
     made.setsockopt(zmq.LINGER, 0)
     made.setsockopt(zmq.ROUTING_ID, os.urandom(8).hex().encode())
@@ -152,7 +152,7 @@ def test_every_front_refuses_who_has_no_key(tcp: Tcp, role: int) -> None:
                       (GetStatus("x"), FromWatchdogFront))[role]
     good = keys.read_pair(tcp.base / "ann.key")
     public, secret = zmq.curve_keypair()
-    bad = keys.Pair(public.decode(), secret.decode(), good.server)
+    bad = keys.KeyPair(public.decode(), secret.decode(), good.server)
     with zmq.Context() as context:
         refused = [dealer(context), dealer(context), dealer(context, bad)]
         refused[1].setsockopt(zmq.PLAIN_USERNAME, b"ann")

@@ -1,4 +1,4 @@
-"""Events of the actors, and the timeline that is made of them."""
+"""Step events of the actors, and the timeline that is made of them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from actorium.actors.runtime.step_events import (
     TEXT,
     TOLD,
     BadEvents,
-    Events,
-    Label,
+    EventLabel,
+    StepEventFile,
     open_events,
     read_events,
     traced,
@@ -45,7 +45,7 @@ from actorium.tools import timeline as trace
 from actorium.tools.cli import main
 from actorium.tools.null.null_worker import NullWorker
 
-LABEL = Label("e", "scheduler", 1, "", 7)
+LABEL = EventLabel("e", "scheduler", 1, "", 7)
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def short() -> Iterator[Path]:
         yield Path(directory)
 
 
-def write(path: Path, *records: tuple[int, ...], label: Label = LABEL) -> None:
-    file = Events(path, label, 64)
+def write(path: Path, *records: tuple[int, ...], label: EventLabel = LABEL) -> None:
+    file = StepEventFile(path, label, 64)
     for record in records:
         file.add(*record)
 
@@ -69,17 +69,17 @@ def context(where: Path | None, role: str = "scheduler") -> Context:
 # --- the files -----------------------------------------------------------------------------------
 
 def test_the_ring_keeps_the_last_records(tmp_path: Path) -> None:
-    file = Events(tmp_path / "a.events", LABEL, 16)
+    file = StepEventFile(tmp_path / "a.events", LABEL, 16)
     for step in range(40):
         file.add(PLAN, 2, step, 10 * step, 10 * step + 5, step % 3)
     track = read_events(tmp_path / "a.events")
     assert track.label == LABEL and track.lost == 24
     assert [event.step for event in track.events] == list(range(24, 40))
-    assert track.events[0] == events.Event(PLAN, 2, 24, 240, 245, 0)
+    assert track.events[0] == events.StepEvent(PLAN, 2, 24, 240, 245, 0)
 
 
 def test_threads_lose_nothing(tmp_path: Path) -> None:
-    file = Events(tmp_path / "a.events", LABEL, 4096)
+    file = StepEventFile(tmp_path / "a.events", LABEL, 4096)
 
     def add(kind: int) -> None:
         for step in range(1000):
@@ -97,7 +97,7 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
 
 def test_a_record_costs_little(tmp_path: Path) -> None:
     """0.3 us were measured; the best of many rounds is taken, as others use the machine, too."""
-    file = Events(tmp_path / "a.events", LABEL)
+    file = StepEventFile(tmp_path / "a.events", LABEL)
     spent = []
     for _ in range(50):
         start = perf_counter()
@@ -149,7 +149,7 @@ def test_a_line_stays_between_queueing_and_being_seen() -> None:
 
 
 class FakeDevice(CudaClock):
-    """Events are numbers: nanoseconds of a device whose clock is that of the host, shifted."""
+    """Events are numbers: nanoseconds of a device whose clock is the host's, shifted."""
 
     def __init__(self, own: StepTrace) -> None:
         super().__init__(own)
@@ -177,7 +177,7 @@ def test_a_clock_with_events_tells_launch_device_and_harvest(tmp_path: Path,
 
     for module in ("timing", "tracing"):
         monkeypatch.setattr(f"actorium.gpu.{module}.monotonic_ns", tick)
-    clock = FakeDevice(StepTrace(Events(tmp_path / "a.events", LABEL, 64)))
+    clock = FakeDevice(StepTrace(StepEventFile(tmp_path / "a.events", LABEL, 64)))
 
     def launch(plan: StepPlan, begin: Any) -> Any:
         begin()
@@ -233,7 +233,7 @@ def scene(folder: Path) -> None:
     write(folder / "w.events", (TAKEN, 1, 1, 12, 13, 2), (LAUNCH, 1, 1, 14, 20, 2),
           (DEVICE, 1, 1, 18, 100, 2), (TAKEN, 1, 2, 140, 141, 2), (LAUNCH, 1, 2, 145, 165, 2),
           (DEVICE, 1, 2, 160, 260, 2), (LAUNCH, 1, 3, 320, 330, 0), (DEVICE, 1, 3, 330, 400, 0),
-          label=Label("e", "worker-0", 1, "", 8))
+          label=EventLabel("e", "worker-0", 1, "", 8))
 
 
 def test_bubbles_and_their_causes(tmp_path: Path) -> None:
@@ -274,7 +274,8 @@ def test_the_timeline_for_perfetto(tmp_path: Path) -> None:
 
 def test_the_engine_that_wrote_last_is_shown(tmp_path: Path) -> None:
     write(tmp_path / "a.events", (PLAN, 1, 1, 50, 60))
-    write(tmp_path / "b.events", (PLAN, 1, 1, 10, 20), label=Label("old", "scheduler", 1, "", 1))
+    old = EventLabel("old", "scheduler", 1, "", 1)
+    write(tmp_path / "b.events", (PLAN, 1, 1, 10, 20), label=old)
     assert [t.label.engine for t in trace.load(tmp_path)] == ["e"]
     assert [t.label.engine for t in trace.load(tmp_path, "old")] == ["old"]
     with pytest.raises(BadEvents, match="no events of engine nobody"):

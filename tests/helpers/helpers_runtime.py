@@ -331,9 +331,9 @@ def wait_dead(pids: Sequence[int], timeout: float = 10.0) -> list[int]:
 
 LAUNCH = """
 import signal, sys, threading, msgspec
-from actorium.actors.launcher.job import Job
+from actorium.actors.launcher.job import EngineJob
 from actorium.actors.launcher.launcher import Launcher
-job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+job = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineJob)
 def stray():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 def started(path):
@@ -349,14 +349,14 @@ class LauncherProcess:
 
     def __init__(self, config: Config, table: dict[str, str], *flags: str) -> None:
         """flags: "stray" = SIGTERM half a second after the start, taken by a second thread."""
-        from actorium.actors.launcher.job import Job
+        from actorium.actors.launcher.job import EngineJob
 
         self.dir = Path(config.runtime.run_dir or "") / config.runtime.name
         self.process = subprocess.Popen([sys.executable, "-c", LAUNCH, *flags], env=child_env(),
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE)
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(Job(config, table)))
+        self.process.stdin.write(msgspec.json.encode(EngineJob(config, table)))
         self.process.stdin.close()
         self.process.stdin = None
         self.pid = self.process.pid

@@ -11,7 +11,7 @@ from helpers_cli import NULL, Cli, read_until
 from helpers_runtime import short_dir
 
 from actorium.actors.messages import ActorStatus, Status
-from actorium.actors.runtime.process import Process
+from actorium.actors.runtime.process import ProcessUsage
 from actorium.tools.cli.top import EngineReading, bar, figures, rates, screen, view
 
 
@@ -27,7 +27,8 @@ def reading(at: float, gauges: dict[str, float], cpu: float = 1.0, epoch: int = 
                           gauges | {"restarts": float(epoch - 1)}),
               ActorStatus("e", "worker-0", 12, 1, "idle", 5, 0.2, 0.1)]
     status = Status("r", ready, more.get("error"), actors)
-    return EngineReading(at, status, {"scheduler": Process(cpu, 8 << 20)}, {"model": "some/model"})
+    return EngineReading(at, status, {"scheduler": ProcessUsage(cpu, 8 << 20)},
+                         {"model": "some/model"})
 
 
 def rendered(shown: list[dict[str, Any]]) -> str:

@@ -21,7 +21,7 @@ from actorium.actors.config import sources as settings
 from actorium.actors.config.flag_names import SHORT, flag_names, spellings
 from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.runtime.console import announce
+from actorium.actors.runtime.console import print_notice
 from actorium.actors.runtime.process import hide_arguments
 from actorium.tools.cli.foreign_flags import VALUES
 from actorium.tools.cli.translate import (
@@ -269,7 +269,7 @@ def parse(prog: str, argv: Sequence[str], options: type[Options], about: str = "
             check(config)
     notes += translation.notes
     for note in notes:
-        announce(note, config.runtime)
+        print_notice(note, config.runtime)
     return Parsed(options(**own), config, written, notes)
 
 

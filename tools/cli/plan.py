@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from actorium.actors.config.retention import kept
+from actorium.actors.config.retention import retention_bounds
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
@@ -93,7 +93,7 @@ def _report(parsed: Parsed[PlanOptions]) -> PlanReport:
     plan = make_plan(part, demand, budget, f"--{source.rpartition('--')[2].split()[0]}")
     notes = _notes(plan, config, options, raw.get("quantization_config") is not None)
     return PlanReport(config.model.model or "demo model", plan, outside, source, notes,
-                  kept(config))
+                  retention_bounds(config))
 
 
 def config_file(model: str) -> Path:

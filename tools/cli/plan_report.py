@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actorium.actors.config.retention import Kept
+from actorium.actors.config.retention import RetentionBound
 from actorium.actors.errors import BadConfig
 from actorium.gpu.plan.memory_plan import Change, MemoryPlan, changes, kv_dtype
 from actorium.gpu.plan.reuse import choices
@@ -31,7 +31,7 @@ class PlanReport(NamedTuple):
     source: str
     """Where the budget comes from."""
     notes: Sequence[str]
-    kept: Sequence[Kept]
+    kept: Sequence[RetentionBound]
     """By actors on the host, of requests that are over."""
 
 
@@ -106,7 +106,7 @@ def _reuse(plan: MemoryPlan) -> list[str]:
     return lines
 
 
-def _kept(rows: Sequence[Kept]) -> list[str]:
+def _kept(rows: Sequence[RetentionBound]) -> list[str]:
     """What each actor keeps on the host."""
     lines = ["kept of requests that are over, at the most, in the host's memory:"]
     lines += [f"{row.bytes:>14,}  {row.role}: {row.what}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from actorium.actors.config.tree import Config
 from actorium.actors.health import READY_PHASES
 from actorium.actors.messages import ActorStatus, Status
-from actorium.actors.runtime.console import PREFIX, announce
+from actorium.actors.runtime.console import PREFIX, print_notice
 from actorium.tools.cli import start_report
 from actorium.tools.cli.status import Asker
 
@@ -79,7 +79,7 @@ class StartUp:
         if sys.stderr.isatty():
             self._bar(actor, text)
         elif actor.detail and actor.phase not in READY_PHASES:
-            announce(f"{actor.role} {text}", self.config.runtime)
+            print_notice(f"{actor.role} {text}", self.config.runtime)
 
     def _bar(self, actor: ActorStatus, text: str) -> None:
         """One bar for an actor that counts something (shards, graphs)."""
@@ -125,7 +125,7 @@ def watch(run_dir: Path, show: StartUp, over: threading.Event) -> None:
     """`follow`, then print the report."""
     if follow(run_dir, show, over):
         facts = start_report.lines(show.config, *start_report.look_up(run_dir))
-        announce(show.report(facts).removeprefix(PREFIX), show.config.runtime)
+        print_notice(show.report(facts).removeprefix(PREFIX), show.config.runtime)
 
 
 def follow(run_dir: Path, show: StartUp, over: threading.Event) -> bool:

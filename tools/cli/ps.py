@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.config import tree as configs
-from actorium.actors.config.retention import most_kept
+from actorium.actors.config.retention import max_retained_bytes
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import EngineUnavailable
-from actorium.actors.runtime.process import process_of
+from actorium.actors.runtime.process import process_usage
 from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
 from actorium.actors.runtime.security import private_paths as private
 from actorium.tools.cli import status
@@ -79,8 +79,8 @@ def _actors(name: str, run_dir: Path) -> list[dict[str, Any]]:
     return [msgspec.to_builtins(actor) | {
         "restarts": status.restarts(actor), "causes": causes.get(actor.role, {}),
         "launcher": launcher, "memory": process.resident_bytes
-        if (process := process_of(actor.pid)) is not None else None,
-        "keeps": None if config is None else most_kept(config, actor.role)}
+        if (process := process_usage(actor.pid)) is not None else None,
+        "keeps": None if config is None else max_retained_bytes(config, actor.role)}
         for actor in answer.actors]
 
 

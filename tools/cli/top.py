@@ -15,7 +15,7 @@ from msgspec import Struct
 from actorium.actors import health
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.messages import ActorStatus, Status
-from actorium.actors.runtime.process import Process, process_of
+from actorium.actors.runtime.process import ProcessUsage, process_usage
 from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
 from actorium.tools.cli import status
 from actorium.tools.cli.flags import parse
@@ -53,7 +53,7 @@ class EngineReading(NamedTuple):
     at: float
     status: Status | None
     """None = its watchdog did not answer."""
-    processes: dict[str, Process]
+    processes: dict[str, ProcessUsage]
     """By role."""
     about: dict[str, Any]
 
@@ -75,7 +75,7 @@ class WatchedEngine:
     def _read(self) -> EngineReading:
         answer = self._asker.ask(ANSWER_SECONDS)
         actors = answer.actors if answer is not None else []
-        processes = {a.role: p for a in actors if (p := process_of(a.pid)) is not None}
+        processes = {a.role: p for a in actors if (p := process_usage(a.pid)) is not None}
         return EngineReading(time.monotonic(), answer, processes, status.about(self.run_dir))
 
     def close(self) -> None:
@@ -191,7 +191,8 @@ def _state(answer: Status | None) -> str:
     return health.why_not_ready(answer) or "ready"
 
 
-def rates(past: health.Reading | None, now: health.Reading | None) -> dict[str, float]:
+def rates(past: health.CounterReading | None,
+          now: health.CounterReading | None) -> dict[str, float]:
     """Of a second, from two readings of one scheduler's counters; zeros without two."""
     grown = None if now is None else health.growth(past, now)
     found = {name: 0.0 if grown is None else grown.rate(name) for name in COUNTERS}
@@ -200,12 +201,12 @@ def rates(past: health.Reading | None, now: health.Reading | None) -> dict[str, 
                     "device_idle_ratio": _ratio(idle + late, busy + idle)}
 
 
-def _counters(actors: Mapping[str, ActorStatus], at: float) -> health.Reading | None:
+def _counters(actors: Mapping[str, ActorStatus], at: float) -> health.CounterReading | None:
     """The scheduler's, as of its last heartbeat."""
     if SCHEDULER not in actors:
         return None
     scheduler = actors[SCHEDULER]
-    known = health.reading(scheduler, [name for name in COUNTERS if name != "finished"], at)
+    known = health.read_counters(scheduler, [name for name in COUNTERS if name != "finished"], at)
     finished = sum(value for name, value in scheduler.gauges.items()
                    if name.startswith("finished_"))
     return known._replace(counts={**known.counts, "finished": finished})
@@ -215,8 +216,8 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _actor(actor: ActorStatus, seconds: float, old: Process | None,
-           new: Process | None) -> dict[str, Any]:
+def _actor(actor: ActorStatus, seconds: float, old: ProcessUsage | None,
+           new: ProcessUsage | None) -> dict[str, Any]:
     cpu = None
     if seconds and old is not None and new is not None:
         cpu = (new.cpu_seconds - old.cpu_seconds) / seconds

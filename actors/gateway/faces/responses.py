@@ -94,7 +94,7 @@ async def responses(http: HttpRequest) -> HttpResponse | EventStream:
         raise HttpError(400, f"background: {OFF}", "background")
     context = await context_of(store, who.tenant, body.previous_response_id)
     if body.background:
-        engine = engine.asked(Ask({}, who.tenant, http.url.path, engine.docket))
+        engine = engine.asked(Ask({}, who.tenant, http.url.path, engine.journal))
     one = Responding(engine, await engine.facts(), body, who.request_id,
                      msgspec.json.decode(context, type=list[InputItem]), who.tenant)
     if body.alternatives() is not None:

@@ -26,8 +26,8 @@ from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_err
 from actorium.actors.gateway.http.request_task import in_stretches, until_disconnected
 from actorium.actors.gateway.http.routes import Access, Errors, allowed_methods, find
 from actorium.actors.gateway.served_engine import Engine
-from actorium.actors.runtime.http.allowed_hosts import Hosts, check_framing, given_twice
-from actorium.actors.runtime.http.http_server import CROWDED, MAX_HEADERS, MAX_URL
+from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_framing, check_repeated
+from actorium.actors.runtime.http.http_server import MAX_HEADERS, MAX_URL, OVER_LIMIT
 
 CLOSING = frozenset({"too_many_connections", "unsupported_framing"})
 """Codes of refusals after which a connection is of no use."""
@@ -65,7 +65,7 @@ class Reply(Response):
 class Guard:
     """The outermost application."""
 
-    def __init__(self, app: ASGIApp, engine: Engine, hosts: Hosts | None = None) -> None:
+    def __init__(self, app: ASGIApp, engine: Engine, hosts: AllowedHosts | None = None) -> None:
         """hosts: None = whoever calls has not come over a network. Raises `BadConfig`, naming the
         field."""
         self._app, self._engine, self._hosts = app, engine, hosts
@@ -76,7 +76,7 @@ class Guard:
         if scope["type"] != "http":
             return
         engine, route = self._engine, find(scope["path"])
-        ask = Ask(docket=engine.docket)
+        ask = Ask(journal=engine.journal)
         told = _Told(send, route.errors)
         headers = dict(scope["headers"])
         given = _request_id(headers.get(b"x-request-id", b""))
@@ -91,13 +91,13 @@ class Guard:
                 await told.empty()
                 return
             check_size(scope)
-            if CROWDED in scope:
+            if OVER_LIMIT in scope:
                 raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
             key = shown(scope["headers"])
             tenant = self._keys.check(scope["path"], key)
             if route.changes(scope["method"]) and not self._keys.guard(scope["path"]):
                 self._cors.check(scope, headers)
-            ask = Ask(headers, tenant, scope["path"], engine.docket)
+            ask = Ask(headers, tenant, scope["path"], engine.journal)
             told.extra[0] = b"x-request-id", (given or ask.name).encode()
             ask.answer_id = ask.name if ask.key else given or ask.name
             engine.asks.add(ask)
@@ -137,7 +137,7 @@ class Guard:
 
     def _check_front(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Raise `HttpError` for what is not meant for this server, or not to be understood."""
-        wrong = given_twice(scope["headers"], headers) or check_framing(scope, headers) or (
+        wrong = check_repeated(scope["headers"], headers) or check_framing(scope, headers) or (
             self._hosts.check(scope, headers) if self._hosts is not None else None)
         if wrong is not None:
             raise HttpError(wrong.status, wrong.message, wrong.param, code=wrong.code)

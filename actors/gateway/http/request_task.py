@@ -107,9 +107,9 @@ class Stretches:
 
     def _run(self, step: Callable[..., Any], *args: Any) -> Any:
         ask = self._ask
-        if ask.on_docket:
-            ask.docket.put(ask.on_docket)
+        if ask.journal_name:
+            ask.journal.put(ask.journal_name)
         try:
             return step(*args)
         finally:
-            ask.docket.clear()
+            ask.journal.clear()

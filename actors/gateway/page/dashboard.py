@@ -21,7 +21,7 @@ from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.http.sse import EventStream, event
 from actorium.actors.gateway.served_engine import Engine
-from actorium.actors.health import Growth, Reading, growth, reading, why_not_ready
+from actorium.actors.health import CounterReading, Growth, growth, read_counters, why_not_ready
 from actorium.actors.messages import ActorStatus, Status
 
 LOG = logging.getLogger("actorium.gateway")
@@ -81,7 +81,7 @@ class Sampler:
     """Makes samples of the watchdog's answers. Pure: it is told the time."""
 
     def __init__(self) -> None:
-        self._before: Reading | None = None
+        self._before: CounterReading | None = None
         self._rates = Rates()
 
     def sample(self, status: Status, draining: bool, at: float, now: float) -> Sample:
@@ -106,7 +106,7 @@ class Sampler:
 
     def _look(self, scheduler: ActorStatus, now: float) -> Rates:
         """The rates since the last beat; between beats those of before."""
-        before, new = self._before, reading(scheduler, _SUMS, now)
+        before, new = self._before, read_counters(scheduler, _SUMS, now)
         if before is None or before.epoch != new.epoch or new.at - before.at > _NEW_BEAT:
             self._before, self._rates = new, _rates(growth(before, new))
         return self._rates

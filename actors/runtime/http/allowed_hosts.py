@@ -16,7 +16,7 @@ NAME = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\]"
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^\x00-\x20\x7f-\xff:\[\]/@?#\\]+)(:[0-9]{0,5})?")
 
 
-class Wrong(NamedTuple):
+class HttpRefusal(NamedTuple):
     """Why a request is refused."""
 
     status: int
@@ -34,16 +34,18 @@ def names(setting: str) -> list[str]:
     return found
 
 
-def check_framing(scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes]) -> Wrong | None:
+def check_framing(scope: MutableMapping[str, Any],
+                  headers: Mapping[bytes, bytes]) -> HttpRefusal | None:
     """What is wrong with the body's framing: only `chunked` is known, and only in HTTP/1.1."""
     coding = headers.get(b"transfer-encoding")
     if coding is None or (coding.lower() == b"chunked" and scope["http_version"] == "1.1"):
         return None
-    return Wrong(501 if scope["http_version"] == "1.1" else 400, "transfer-encoding: only chunked "
-                 "is taken, and only in HTTP/1.1", "transfer-encoding", "unsupported_framing")
+    return HttpRefusal(501 if scope["http_version"] == "1.1" else 400,
+                       "transfer-encoding: only chunked is taken, and only in HTTP/1.1",
+                       "transfer-encoding", "unsupported_framing")
 
 
-class Hosts:
+class AllowedHosts:
     """Those of one server."""
 
     def __init__(self, setting: str | None, bound: str, address: str) -> None:
@@ -56,7 +58,7 @@ class Hosts:
         self._known: set[tuple[bytes, str]] = set()
 
     def check(self, scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes]
-              ) -> Wrong | None:
+              ) -> HttpRefusal | None:
         """What is wrong with the Host header. Nothing is, over a unix socket."""
         host, at = headers.get(b"host"), scope.get("server") or ("", None)
         if at[1] is None:
@@ -71,23 +73,25 @@ class Hosts:
         name = found[1].decode("ascii").lower().removesuffix(".")
         if not (self._off or name in self._names or name.endswith(self._ends)
                 or _is_loopback(name) or name.strip("[]") == at[0]):
-            return Wrong(403, f"host: {name[:100]!r} is not a name of this server; if it is to be "
-                         "one (a reverse proxy's, say), start it with --allowed-hosts NAME",
-                         "host", "host_not_allowed")
+            return HttpRefusal(
+                403, f"host: {name[:100]!r} is not a name of this server; if it is to be one (a "
+                "reverse proxy's, say), start it with --allowed-hosts NAME",
+                "host", "host_not_allowed")
         if len(self._known) < MOST_REMEMBERED:
             self._known.add((host, at[0]))
         return None
 
 
-def given_twice(headers: list[tuple[bytes, bytes]], found: Mapping[bytes, bytes]) -> Wrong | None:
+def check_repeated(headers: list[tuple[bytes, bytes]],
+                   found: Mapping[bytes, bytes]) -> HttpRefusal | None:
     """Of headers that may come once, several."""
     if len(headers) != len(found) and sum(name == b"host" for name, _ in headers) > 1:
         return _bad("there are several Host headers")
     return None
 
 
-def _bad(why: str) -> Wrong:
-    return Wrong(400, f"host: {why}", "host", "invalid_host")
+def _bad(why: str) -> HttpRefusal:
+    return HttpRefusal(400, f"host: {why}", "host", "invalid_host")
 
 
 def _is_loopback(text: str) -> bool:

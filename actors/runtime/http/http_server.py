@@ -19,7 +19,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-CROWDED = "actorium.crowded"
+OVER_LIMIT = "actorium.crowded"
 """In the scope of a request that came over one connection too many."""
 MAX_URL, MAX_HEADERS = 8 << 10, 64 << 10
 MAX_HEAD = MAX_HEADERS + MAX_URL + 1024
@@ -40,7 +40,7 @@ _RESET = struct.pack("ii", 1, 0)
 _BETWEEN, _HEAD, _BODY = range(3)
 
 
-class Limits(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """What a connection may take."""
 
     connections: int
@@ -53,12 +53,12 @@ class Limits(NamedTuple):
     """Of a request, framing included: beyond it the connection is closed."""
 
 
-def most_connections(wanted: int) -> int:
+def usable_connections(wanted: int) -> int:
     """As many, or as the open files that this process may have allow."""
     return max(1, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES))
 
 
-def protocol(limits: Limits) -> type[HttpToolsProtocol]:
+def connection_class(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
     """The class of one server's connections."""
     idle: dict[Connection, None] = {}
 
@@ -72,7 +72,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
 class Connection(HttpToolsProtocol):
     """See the module."""
 
-    limits: Limits
+    limits: ConnectionLimits
     idle: dict[Connection, None]
     """Those where nothing is being answered, the longest idle one first."""
     _running: Any = None
@@ -142,7 +142,7 @@ class Connection(HttpToolsProtocol):
             self._staying = True
             return
         if len(self.connections) > self.limits.connections:
-            self.scope[CROWDED] = True  # type: ignore[literal-required]
+            self.scope[OVER_LIMIT] = True  # type: ignore[literal-required]
         super().on_headers_complete()
         self.headers = []  # trailers are not the scope's
         self._stage, self._came, self._body = _BODY, 0, 0
@@ -289,21 +289,22 @@ class Connection(HttpToolsProtocol):
         self._owing = self.loop.call_later(LINGER, self.transport.abort)
 
 
-def http_server(app: Any, limits: Limits, keep_alive: int, backlog: int) -> uvicorn.Server:
+def http_server(app: Any, limits: ConnectionLimits, keep_alive: int,
+                backlog: int) -> uvicorn.Server:
     """A server of an ASGI application, which `start` starts. keep_alive: seconds for which a
     connection may be idle between two requests; backlog: of connections that nobody has accepted.
     """
     config = uvicorn.Config(
-        app, http=protocol(limits), ws="none", lifespan="off", interface="asgi3", log_config=None,
-        access_log=False, server_header=False, date_header=False, timeout_keep_alive=keep_alive,
-        backlog=backlog)
+        app, http=connection_class(limits), ws="none", lifespan="off", interface="asgi3",
+        log_config=None, access_log=False, server_header=False, date_header=False,
+        timeout_keep_alive=keep_alive, backlog=backlog)
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     return server
 
 
-async def start(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
+async def start_server(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
     """Accept connections at these sockets. Not `Server.serve`: its main loop wakes ten times a
     second and takes the process's signals."""
     await server.startup(sockets=list(sockets))

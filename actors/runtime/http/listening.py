@@ -12,7 +12,7 @@ import msgspec
 from actorium.actors.runtime.security import private_paths as private
 
 
-class Where(msgspec.Struct, frozen=True):
+class ListenAddress(msgspec.Struct, frozen=True):
     """An address, as it stands in the run directory."""
 
     host: str
@@ -23,19 +23,19 @@ class Where(msgspec.Struct, frozen=True):
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
-def read(file: Path) -> Where | None:
+def read_address(file: Path) -> ListenAddress | None:
     """What the file says; None = nothing."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Where)
+        return msgspec.json.decode(file.read_bytes(), type=ListenAddress)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def write(file: Path, where: Where, writer: str) -> None:
+def write_address(file: Path, where: ListenAddress, writer: str) -> None:
     """Say it there, at once for whoever reads; `writer` is the role that does. What stands there
     already need not be written: a later incarnation mostly listens where the first one did, and may
     find the disk full. Raises `OSError`."""
-    if read(file) == where:
+    if read_address(file) == where:
         return
     temporary = file.with_name(f"{file.name}.{writer}.log")
     fd = private.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -56,7 +56,7 @@ def listen(host: str, port: int, backlog: int, shared: bool = False) -> socket.s
     return _bound(sock, address, backlog)
 
 
-def listen_locally(path: Path, backlog: int) -> socket.socket:
+def listen_unix(path: Path, backlog: int) -> socket.socket:
     """A listening unix socket at `path`, where nothing may be. Raises `OSError`."""
     return _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path), backlog)
 

@@ -35,7 +35,7 @@ RECENT = 10.0
 """Seconds between two log lines about clients that are refused."""
 
 
-def open_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> Gate | None:
+def open_curve_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> CurveGate | None:
     """Let `front` listen on tcp, too, where the configuration says so.
 
     Raises `BadConfig` without a server key, or if the address cannot be bound.
@@ -44,7 +44,7 @@ def open_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> Gate | N
     if listen is None or ctx.role not in endpoints.FRONTS:
         return None
     where = keys.directory(ctx.config.runtime.keys_dir)
-    gate = Gate(context, keys.AllowList(where))
+    gate = CurveGate(context, keys.AllowList(where))
     try:
         _bind(front.socket, keys.read_server(where), endpoints.parse(listen), ctx.role)
     except BaseException:
@@ -53,7 +53,7 @@ def open_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> Gate | N
     return gate
 
 
-def _bind(socket: zmq.Socket[bytes], pair: keys.Pair, at: endpoints.Endpoint, role: str) -> None:
+def _bind(socket: zmq.Socket[bytes], pair: keys.KeyPair, at: endpoints.Endpoint, role: str) -> None:
     socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody gets in if nobody answers
     socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -70,7 +70,7 @@ def _bind(socket: zmq.Socket[bytes], pair: keys.Pair, at: endpoints.Endpoint, ro
                         "runtime.listen") from None
 
 
-class Gate:
+class CurveGate:
     """Answers libzmq's question, for every connection that is being made, whether to let it in.
 
     Like an inbox it knows no event loop: call `serve` whenever `fd` is readable.

@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
-class Pair(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class KeyPair(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A key file."""
 
     public: str
@@ -39,7 +39,7 @@ class Pair(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The server's public key, in a client's file."""
 
     def __repr__(self) -> str:
-        return f"Pair(public={self.public!r})"
+        return f"KeyPair(public={self.public!r})"
 
 
 def directory(keys_dir: str | None = None) -> Path:
@@ -52,7 +52,7 @@ def directory(keys_dir: str | None = None) -> Path:
 
 # --- making --------------------------------------------------------------------------------------
 
-def make_server(where: Path, replace: bool = False) -> Pair:
+def make_server(where: Path, replace: bool = False) -> KeyPair:
     """Make the server's pair. Raises `BadConfig` if there is one, unless `replace`."""
     with _locked(where):
         path = where / SERVER_KEY
@@ -63,7 +63,7 @@ def make_server(where: Path, replace: bool = False) -> Pair:
     return pair
 
 
-def make_client(where: Path, name: str, out: Path, server: str = "") -> Pair:
+def make_client(where: Path, name: str, out: Path, server: str = "") -> KeyPair:
     """Make a client's key file and let it in; with `server` (a public key), for the keeper of that
     server to let in. Raises `BadConfig` on a bad name, or if the file or the client exists."""
     check_name(name)
@@ -78,14 +78,14 @@ def make_client(where: Path, name: str, out: Path, server: str = "") -> Pair:
     return pair
 
 
-def _fresh(server: str = "") -> Pair:
+def _fresh(server: str = "") -> KeyPair:
     import zmq
 
     public, secret = zmq.curve_keypair()
-    return Pair(public.decode(), secret.decode(), server)
+    return KeyPair(public.decode(), secret.decode(), server)
 
 
-def write_pair(path: Path, pair: Pair, replace: bool = False) -> None:
+def write_pair(path: Path, pair: KeyPair, replace: bool = False) -> None:
     """Write a key file, 0600. Raises `BadConfig` if it cannot, or if there is one."""
     if not replace and path.exists():
         raise BadConfig(f"{path} exists already", "out")
@@ -123,7 +123,7 @@ def _locked(where: Path) -> Iterator[None]:
 
 # --- reading -------------------------------------------------------------------------------------
 
-def read_server(where: Path) -> Pair:
+def read_server(where: Path) -> KeyPair:
     """The server's pair. Raises `BadConfig` if there is none, or if others can read it."""
     path = where / SERVER_KEY
     if not path.exists():
@@ -131,12 +131,12 @@ def read_server(where: Path) -> Pair:
     return read_pair(path)
 
 
-def read_pair(path: str | os.PathLike[str]) -> Pair:
+def read_pair(path: str | os.PathLike[str]) -> KeyPair:
     """A key file. Raises `BadConfig` naming it."""
     try:
         with open(path, "rb") as file:
             mode, data = os.fstat(file.fileno()).st_mode, file.read(4096)
-        pair = msgspec.json.decode(data, type=Pair)
+        pair = msgspec.json.decode(data, type=KeyPair)
     except OSError as error:
         raise BadConfig(f"key: cannot read {os.fspath(path)}: {error.strerror}", "key") from None
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -29,7 +29,7 @@ from actorium.actors.ledger.records import (
 )
 from actorium.actors.ledger.segments import Record
 from actorium.actors.messages import Open, RowLogprobs, TokenBatch
-from actorium.actors.runtime.inflight_journal import Docket
+from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.scheduler.cache.pages import Ints
 from actorium.actors.scheduler.recovery.adoption import Lingering
 from actorium.actors.scheduler.request_state import Request, Sequence, open_request, opening
@@ -108,7 +108,7 @@ class Chronicle:
     """Records for the ledger, and what was told, for whoever has to hear it again."""
 
     def __init__(self, recovery: RecoveryConfig, epoch: int) -> None:
-        self.docket = Docket(actor="scheduler")
+        self.journal = InflightJournal(actor="scheduler")
         self.retained = Retained(recovery.retain)
         self.remembers = recovers(recovery)
         """Requests are kept after their end, and logprobs with their tokens."""
@@ -165,13 +165,13 @@ class Chronicle:
 
     def _keep(self, request: Request, now: float) -> None:
         """Where that fails it is forgotten: it is over."""
-        self.docket.put(request.name)
+        self.journal.put(request.name)
         try:
             _slim(request)
             self.retained.keep(request, now)
         except BaseException as error:
-            self.docket.failed(error, request.submit.rid)
-        self.docket.clear()
+            self.journal.failed(error, request.submit.rid)
+        self.journal.clear()
 
     def tell_retained(self) -> None:
         """To a new detokenizer: what is over follows on what lives, by `tell_some`."""

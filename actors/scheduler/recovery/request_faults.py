@@ -1,7 +1,7 @@
 """Requests that the scheduler fails on: each ends by itself, and what it held is given back.
 
 What is done for one request is done within `of(request)`, or `about` it where there is none (yet).
-Meanwhile it stands on the docket. An exception is kept there and does not go on: its request is
+Meanwhile it stands in the journal. An exception is kept there and does not go on: its request is
 ended in the same wake, and the books are audited. Should they not balance, or the request not come
 off them, the scheduler ends after all, with a conviction: the next one goes on from the ledger, and
 ends that request first.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from actorium.actors.errors import Quarantined
-from actorium.actors.runtime.inflight_journal import Docket, name_of
+from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
 from actorium.actors.scheduler.cache.pages import BooksError
 from actorium.actors.scheduler.request_state import Key, Request, request_name
 
@@ -28,8 +28,8 @@ def grammar_name(grammar: str) -> bytes:
 class Faults:
     """As a context manager: work on one request. Not to be nested."""
 
-    def __init__(self, docket: Docket | None = None) -> None:
-        self.docket = docket or Docket(actor="scheduler")
+    def __init__(self, journal: InflightJournal | None = None) -> None:
+        self.journal = journal or InflightJournal(actor="scheduler")
         self.found: dict[Key, Quarantined] = {}
         """Requests to be ended, and why."""
         self._key: Key = (b"", "")
@@ -37,13 +37,13 @@ class Faults:
     def of(self, request: Request) -> Faults:
         """What follows is done for this request."""
         self._key = request.key
-        self.docket.put(request.name)
+        self.journal.put(request.name)
         return self
 
     def about(self, client: bytes, rid: str) -> Faults:
         """What follows is done for a request of this name."""
         self._key = client, rid
-        self.docket.put(request_name(client, rid))
+        self.journal.put(request_name(client, rid))
         return self
 
     def __enter__(self) -> None: ...
@@ -51,22 +51,22 @@ class Faults:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> bool:
         if error is None:
-            self.docket.clear()
+            self.journal.clear()
             return False
         if isinstance(error, BooksError):
             return False
-        self.found.setdefault(self._key, self.docket.failed(error, self._key[1]))
-        self.docket.clear()
+        self.found.setdefault(self._key, self.journal.failed(error, self._key[1]))
+        self.journal.clear()
         return True
 
     def verdict(self, client: bytes, rid: str, grammar: str = "") -> Quarantined | None:
         """Why a request is not to be worked on: a scheduler before this one has died of it, or of
         its grammar."""
-        docket = self.docket
-        if docket.convictions and (
-                docket.convicted(request_name(client, rid))
-                or grammar and docket.convicted(grammar_name(grammar))):
-            return docket.refusal(rid)
+        journal = self.journal
+        if journal.convictions and (
+                journal.convicted(request_name(client, rid))
+                or grammar and journal.convicted(grammar_name(grammar))):
+            return journal.refusal(rid)
         return None
 
     def settle(self, requests: Mapping[Key, Request], audit: Callable[[], None],
@@ -85,13 +85,13 @@ class Faults:
                 end(request, why)
                 audit()
             except BaseException:
-                self.docket.convict(request.name)
+                self.journal.convict(request.name)
                 raise
 
     def over(self, requests: list[Request]) -> None:
         """These have ended: who did so in peace is under no suspicion any more."""
-        if self.docket.quiet:
+        if self.journal.quiet:
             return
         for request in requests:
             if all(c.finish is None or c.finish.error_code is None for c in request.choices):
-                self.docket.finished(request.name)
+                self.journal.finished(request.name)

@@ -22,7 +22,7 @@ from actorium.actors.gateway.faces.response_store import ResponseStore, Stored
 from actorium.actors.gateway.token_texts import Pieces
 from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams
-from actorium.actors.runtime.inflight_journal import Docket, name_of
+from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
 from actorium.actors.scheduler.scheduling_policy import VirtualTokens
 from actorium.actors.structured.checking import Grammars
 from actorium.actors.tokenizer.core import TokenizerCore
@@ -100,7 +100,7 @@ def clients_reached(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def refused_sequences(monkeypatch: pytest.MonkeyPatch) -> Any:
-    refusals = Refusals(Docket(actor="detokenizer"))
+    refusals = Refusals(InflightJournal(actor="detokenizer"))
     for number in range(3 * fewer(monkeypatch, "detokenizer.refusals", "REFUSED_SEQUENCES")):
         refusals._keep(name_of(client(number)), Quarantined(rid(number) + 100 * "x"))
     return refusals
@@ -146,13 +146,13 @@ def traced() -> Iterator[Callable[[], int]]:
 
 
 def test_every_row_is_tried() -> None:
-    assert {row.what for row in retention.kept(SERVING)} == {*ROWS, *ELSEWHERE}
+    assert {row.what for row in retention.retention_bounds(SERVING)} == {*ROWS, *ELSEWHERE}
 
 
 @pytest.mark.parametrize("what, fill", [(what, fill) for what in ROWS for fill in ROWS[what]])
 def test_no_more_is_kept_than_the_table_says(what: str, fill: Fill, traced: Callable[[], int],
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = [row for row in retention.kept(SERVING) if row.what == what]
+    (row,) = [row for row in retention.retention_bounds(SERVING) if row.what == what]
     filled = fill(monkeypatch)
     taken = traced()
     assert 10_000 < taken < row.bytes / SMALLER
@@ -188,10 +188,11 @@ def test_a_vanished_client_is_told_of_each_request_once_and_of_the_latest() -> N
 
 def test_gateways_keep_responses_in_memory_only_where_they_do() -> None:
     def stored(**fields: Any) -> int:
-        rows = retention.kept(Config(gateway=GatewayConfig(port=0, **fields)))
+        rows = retention.retention_bounds(Config(gateway=GatewayConfig(port=0, **fields)))
         return sum(row.bytes for row in rows if row.what == "stored responses")
 
     assert stored() == 2 * (64 << 20) and stored(responses_max_bytes=0) == 0
     assert stored(gateways=2) == stored(responses_store="/tmp/x") == 0
-    assert retention.most_kept(SERVING, "gateway-1") == retention.most_kept(SERVING, "gateway") > 0
-    assert retention.most_kept(SERVING, "worker-0") == 0
+    of_all = retention.max_retained_bytes(SERVING, "gateway")
+    assert retention.max_retained_bytes(SERVING, "gateway-1") == of_all > 0
+    assert retention.max_retained_bytes(SERVING, "worker-0") == 0

@@ -21,7 +21,7 @@ from actorium.actors.messages import (
     TextBatch,
 )
 from actorium.actors.params import TextParams
-from actorium.actors.runtime.inflight_journal import SIZE, Docket, name_of
+from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal, name_of
 
 
 class Killed(KeyboardInterrupt):
@@ -85,7 +85,7 @@ def test_an_exception_ends_its_request(model: Path, monkeypatch: pytest.MonkeyPa
           events=[SequenceEvent(sid, "abort") for sid in (2, 3)])
     deltas, others = wake(core)
     assert others == [] and {d.rid for each in deltas.values() for d in each} == {"a", "b"}
-    assert core.docket.failures >= 1
+    assert core.journal.failures >= 1
 
 
 def test_who_asks_again_is_told_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ class Lives:
         self.start()
 
     def start(self) -> None:
-        self.core = loaded(DetokenizerCore(context(self.model), Docket(self.buffer)))
+        self.core = loaded(DetokenizerCore(context(self.model), InflightJournal(self.buffer)))
         self.core.on_client(A, Attach(), 0.0)
         self.alive(self.open_all)
 
@@ -167,15 +167,15 @@ def test_a_death_is_found_by_the_second_one(model: Path, monkeypatch: pytest.Mon
     for _ in range(after + 1):
         lives.step()
     assert (lives.deaths, lives.cancelled, lives.errors) == (2, ["p"], {"p": "quarantined"})
-    assert lives.core.docket.convicted(name_of(A, b"p"))
+    assert lives.core.journal.convicted(name_of(A, b"p"))
     lives.start()
     assert lives.deaths == 2 and len(lives.core._live) == 2
 
 
 def test_who_ends_is_acquitted(model: Path) -> None:
     lives = Lives(model)
-    lives.core.docket.put(name_of(A, b"a"))
+    lives.core.journal.put(name_of(A, b"a"))
     lives.start()
-    assert lives.core.docket.suspected(name_of(A, b"a"))
+    assert lives.core.journal.suspected(name_of(A, b"a"))
     batch(lives.core, (1, 0, [66]), events=[SequenceEvent(1, "length")])
-    assert lives.core.docket.quiet
+    assert lives.core.journal.quiet

@@ -17,7 +17,7 @@ from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.parsers.choice_parser import Reader
 from actorium.actors.gateway.served_engine import Engine
-from actorium.actors.runtime.inflight_journal import SIZE, Docket
+from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 
 CHAT = "/v1/chat/completions"
 
@@ -40,7 +40,7 @@ class Lives:
         self.start()
 
     def start(self) -> None:
-        self.engine = Engine(Config(), Path("none"), Docket(self.buffer, actor="gateway"))
+        self.engine = Engine(Config(), Path("none"), InflightJournal(self.buffer, actor="gateway"))
         self.engine.client = Scripted(["hello there"])  # type: ignore[assignment]
         self.app: ASGIApp = build_app(self.engine)
 
@@ -59,14 +59,14 @@ class Lives:
     def die(self, text: str, **more: Any) -> None:
         """It dies in the middle of this body."""
         seen: list[bytes] = []
-        usual = self.engine.docket.clear
+        usual = self.engine.journal.clear
 
         def never(place: int = 0) -> None:
             seen.append(bytes(self.buffer))
 
-        self.engine.docket.clear = never  # type: ignore[method-assign]
+        self.engine.journal.clear = never  # type: ignore[method-assign]
         self.post(text, **more)
-        self.engine.docket.clear = usual  # type: ignore[method-assign]
+        self.engine.journal.clear = usual  # type: ignore[method-assign]
         at_death = next(state for state in seen if state != bytes(SIZE))
         self.buffer[:] = at_death
         self.start()
@@ -115,13 +115,13 @@ def test_an_exception_ends_its_request(monkeypatch: pytest.MonkeyPatch, failure:
     assert told["code"] == "quarantined" and type(failure).__name__ in told["message"]
     assert "gateway" in told["message"] and "xyzzy" not in answer.text + caplog.text
     assert lives.post("hello").json()["choices"][0]["message"]["content"] == "hello there"
-    assert lives.engine.open == 0 and lives.engine.docket.failures == 1
+    assert lives.engine.open == 0 and lives.engine.journal.failures == 1
 
 
 def test_a_body_that_kills_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     lives = Lives(monkeypatch)
     lives.die("poison")
-    assert not lives.engine.docket.quiet
+    assert not lives.engine.journal.quiet
     lives.die("poison")
     for _ in range(2):
         answer = lives.post("poison")
@@ -134,19 +134,19 @@ def test_a_body_that_kills_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_who_is_answered_is_acquitted(monkeypatch: pytest.MonkeyPatch) -> None:
     lives = Lives(monkeypatch)
     lives.die("hello")
-    assert lives.post("hello").status_code == 200 and lives.engine.docket.quiet
+    assert lives.post("hello").status_code == 200 and lives.engine.journal.quiet
 
 
-def test_nothing_stands_on_the_docket_while_a_request_waits(
+def test_nothing_stands_in_the_journal_while_a_request_waits(
         monkeypatch: pytest.MonkeyPatch) -> None:
     lives = Lives(monkeypatch)
     seen: list[bool] = []
 
     async def facts() -> Any:
         await asyncio.sleep(0)
-        seen.append(lives.engine.docket.overdue(1e12) is not None)
+        seen.append(lives.engine.journal.overdue(1e12) is not None)
         asyncio.get_running_loop().call_soon(
-            lambda: seen.append(lives.engine.docket.overdue(1e12) is not None))
+            lambda: seen.append(lives.engine.journal.overdue(1e12) is not None))
         await asyncio.sleep(0.001)
         return await usual()
 

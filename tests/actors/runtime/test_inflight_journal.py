@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorium.actors.config.tree import RecoveryConfig
-from actorium.actors.runtime import inflight_journal as docket
+from actorium.actors.runtime import inflight_journal as journal
 from actorium.actors.runtime.inflight_journal import (
     BROKEN,
     CONVICTS,
     SIZE,
     SUSPECTS,
-    Docket,
+    InflightJournal,
     name_of,
 )
 from actorium.actors.watchdog.restart_policy import SUSPECTS_EACH
@@ -27,17 +27,17 @@ from actorium.actors.watchdog.supervisor import Supervisor
 A, B, C = (name_of(text) for text in (b"a", b"b", b"c"))
 
 
-def lives(*deaths: list[bytes]) -> Docket:
-    """The incarnation after those that died with these names on the docket."""
+def lives(*deaths: list[bytes]) -> InflightJournal:
+    """The incarnation after those that died with these names in the journal."""
     buffer = bytearray(SIZE)
     for names in deaths:
-        Docket(buffer).put_all(names)
-    return Docket(buffer)
+        InflightJournal(buffer).put_all(names)
+    return InflightJournal(buffer)
 
 
 def test_names_do_not_run_together() -> None:
     assert len({name_of(b"ab", b"c"), name_of(b"a", b"bc"), name_of(b"abc"), A, B}) == 5
-    assert name_of(b"a") == A and len(A) == docket.NAME
+    assert name_of(b"a") == A and len(A) == journal.NAME
 
 
 def test_a_death_makes_a_suspect_and_a_second_one_a_convict() -> None:
@@ -55,18 +55,18 @@ def test_a_death_with_nothing_at_hand_says_nothing() -> None:
 
 def test_who_was_done_in_time_is_no_suspect() -> None:
     buffer = bytearray(SIZE)
-    first = Docket(buffer)
+    first = InflightJournal(buffer)
     first.put(A)
     first.clear()
-    assert Docket(buffer).quiet
+    assert InflightJournal(buffer).quiet
 
 
 def test_a_suspect_that_gets_to_its_end_is_acquitted() -> None:
     buffer = bytearray(SIZE)
-    Docket(buffer).put(A)
-    Docket(buffer).finished(A)
-    Docket(buffer).put(A)
-    found = Docket(buffer)
+    InflightJournal(buffer).put(A)
+    InflightJournal(buffer).finished(A)
+    InflightJournal(buffer).put(A)
+    found = InflightJournal(buffer)
     assert found.suspected(A) and not found.convicted(A)
 
 
@@ -81,18 +81,18 @@ def test_of_several_the_one_that_was_there_before_is_convicted() -> None:
 
 def test_threads_have_places_of_their_own() -> None:
     buffer = bytearray(SIZE)
-    living = Docket(buffer)
+    living = InflightJournal(buffer)
     living.put(A)
     living.put(B, 1)
     living.put(C, 2)
     living.clear(2)
     living.clear()
-    found = Docket(buffer)
+    found = InflightJournal(buffer)
     assert (found.suspected(A), found.suspected(B), found.suspected(C)) == (False, True, False)
 
 
 def test_who_hangs_is_convicted_at_once(tmp_path: Path) -> None:
-    living = docket.open_docket(tmp_path, "scheduler", 0.05)
+    living = journal.open_journal(tmp_path, "scheduler", 0.05)
     living.put(B, 1)
     living.put(A)
     assert living.overdue(monotonic()) is None
@@ -101,32 +101,32 @@ def test_who_hangs_is_convicted_at_once(tmp_path: Path) -> None:
     assert age > allowed == 0.05
     while monotonic() < until:
         pass
-    docket.mark_hung(tmp_path, "scheduler")
-    found = docket.open_docket(tmp_path, "scheduler", 0.05)
+    journal.mark_hung(tmp_path, "scheduler")
+    found = journal.open_journal(tmp_path, "scheduler", 0.05)
     assert found.convicted(A) and not found.suspected(B), "a thread may take longer"
-    assert docket.open_docket(tmp_path, "tokenizer", 0.05).quiet, "each role has its own"
+    assert journal.open_journal(tmp_path, "tokenizer", 0.05).quiet, "each role has its own"
 
 
 def test_a_hang_of_many_convicts_nobody(tmp_path: Path) -> None:
-    living = docket.open_docket(tmp_path, "scheduler", 1e-9)
+    living = journal.open_journal(tmp_path, "scheduler", 1e-9)
     living.put_all([A, B])
-    docket.mark_hung(tmp_path, "scheduler")
-    found = docket.open_docket(tmp_path, "scheduler", 1e-9)
+    journal.mark_hung(tmp_path, "scheduler")
+    found = journal.open_journal(tmp_path, "scheduler", 1e-9)
     assert found.suspected(A) and found.suspected(B)
 
 
 def test_who_has_just_begun_does_not_hang(tmp_path: Path) -> None:
-    living = docket.open_docket(tmp_path, "scheduler", 1000.0)
+    living = journal.open_journal(tmp_path, "scheduler", 1000.0)
     living.put(A)
-    docket.mark_hung(tmp_path, "scheduler")
-    found = docket.open_docket(tmp_path, "scheduler", 1000.0)
+    journal.mark_hung(tmp_path, "scheduler")
+    found = journal.open_journal(tmp_path, "scheduler", 1000.0)
     assert found.suspected(A) and not found.convicted(A)
 
 
 def test_without_a_directory_it_lives_as_long_as_its_actor() -> None:
-    living = docket.open_docket(Path("/nowhere"), "scheduler", 1.0)
+    living = journal.open_journal(Path("/nowhere"), "scheduler", 1.0)
     living.put(A)
-    docket.mark_hung(Path("/nowhere"), "scheduler")
+    journal.mark_hung(Path("/nowhere"), "scheduler")
     living.convict(A)
     assert living.convicted(A)
 
@@ -135,12 +135,12 @@ def test_what_is_kept_is_bounded() -> None:
     names = [name_of(b"%d" % i) for i in range(3 * CONVICTS)]
     buffer = bytearray(SIZE)
     for name in names[:2 * SUSPECTS]:
-        Docket(buffer).put(name)
-    found = Docket(buffer)
+        InflightJournal(buffer).put(name)
+    found = InflightJournal(buffer)
     assert sum(map(found.suspected, names)) == SUSPECTS
     for name in names:
         found.convict(name)
-    found = Docket(buffer)
+    found = InflightJournal(buffer)
     assert sum(map(found.convicted, names)) == CONVICTS
     assert found.convicted(names[-1]) and not found.convicted(names[0])
 
@@ -155,7 +155,7 @@ def test_every_killer_and_nobody_else(count: int, data: st.DataObject) -> None:
     names = [name_of(b"%d" % i) for i in range(count)]
     buffer, waiting, refused, deaths = bytearray(SIZE), list(range(count)), set(), 0
     while waiting:
-        living = Docket(buffer)
+        living = InflightJournal(buffer)
         chance.shuffle(waiting)
         alone = [i for i in waiting if living.suspected(names[i])]
         rest = [i for i in waiting if i not in alone]
@@ -184,12 +184,12 @@ def test_every_killer_and_nobody_else(count: int, data: st.DataObject) -> None:
 # --- what it means for restarts ------------------------------------------------------------------
 
 class Actor:
-    """An actor under a supervisor: `die` with names on its docket, then begin anew."""
+    """An actor under a supervisor: `die` with names on its journal, then begin anew."""
 
     def __init__(self, limit: int = 5) -> None:
         self.supervisor = Supervisor(RecoveryConfig(max_restarts=limit), 0.25, 1)
         self.buffer = bytearray(SIZE)
-        self.living = Docket(self.buffer)
+        self.living = InflightJournal(self.buffer)
         self.ward, self.now, self.deaths = born("tokenizer", 1, 1, 0.0), 0.0, 0
         self.supervisor.works("tokenizer", 0.0)
 
@@ -201,7 +201,7 @@ class Actor:
         if self.supervisor.verdict is not None:
             return False
         self.deaths += 1
-        self.living = Docket(self.buffer)
+        self.living = InflightJournal(self.buffer)
         self.supervisor.works("tokenizer", self.now)
         self.supervisor.blames("tokenizer", self.living.gauges())
         return True

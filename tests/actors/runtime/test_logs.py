@@ -17,7 +17,7 @@ from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime import logs
-from actorium.actors.runtime.console import announce
+from actorium.actors.runtime.console import print_notice
 
 
 def record(message: str = "said", name: str = "actorium.test", level: int = logging.INFO,
@@ -109,8 +109,8 @@ def test_a_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_launcher_speaks_as_the_logs_do(capsys: pytest.CaptureFixture[str]) -> None:
-    announce("worker-0 is killed", RuntimeConfig())
-    announce("worker-0 is killed", RuntimeConfig(log_format="json"))
+    print_notice("worker-0 is killed", RuntimeConfig())
+    print_notice("worker-0 is killed", RuntimeConfig(log_format="json"))
     text, line = capsys.readouterr().err.splitlines()
     assert text == "actorium: worker-0 is killed"
     found = json.loads(line)

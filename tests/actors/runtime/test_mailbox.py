@@ -18,7 +18,7 @@ from helpers_runtime import Say, Told, Union, short_dir
 from actorium.actors import messages as m
 from actorium.actors.messages import Generate, SamplingParams
 from actorium.actors.runtime import mailbox
-from actorium.actors.runtime.bad_frames import explain
+from actorium.actors.runtime.bad_frames import describe_bad_frame
 from actorium.actors.runtime.mailbox import Front, Inbox, Outbox, Overflow
 
 encode = msgspec.msgpack.encode
@@ -214,7 +214,7 @@ def test_the_reason_names_the_field(frame: list[Any], wanted: str) -> None:
     data = encode(frame)
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.msgpack.decode(data, type=m.ToTokenizerFront)
-    text = explain(data, m.ToTokenizerFront, caught.value)
+    text = describe_bad_frame(data, m.ToTokenizerFront, caught.value)
     assert text.startswith(wanted)
     assert "\n" not in text
 

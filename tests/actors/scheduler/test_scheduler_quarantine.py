@@ -17,7 +17,7 @@ from actorium.actors.core import LEDGER, Context
 from actorium.actors.ledger.records import META, History, Meta, record
 from actorium.actors.messages import Cancel, Hello, Recall, Submit
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.runtime.inflight_journal import SIZE, Docket
+from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 from actorium.actors.scheduler import core as core_module
 from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.cache.pages import BooksError
@@ -107,7 +107,7 @@ def test_an_exception_ends_its_request(monkeypatch: pytest.MonkeyPatch, owner: A
     with monkeypatch.context() as planted:
         plant(planted, owner, method, error, late)
         assert_only(ring, *poisoned(ring))
-    assert "xyzzy" not in caplog.text and ring.scheduler.docket.failures == 1
+    assert "xyzzy" not in caplog.text and ring.scheduler.journal.failures == 1
     rid = ring.submit([5, 6, 7], max_tokens=4)
     ring.run()
     assert ring.of(rid)[0].reason == "length"
@@ -146,7 +146,7 @@ def test_a_request_that_does_not_come_off_the_books_ends_the_scheduler(
     ring.tell(Cancel(bad, CLIENT))
     with pytest.raises(ValueError):
         ring.wake()
-    assert ring.scheduler.docket.convicted(request_name(CLIENT, bad))
+    assert ring.scheduler.journal.convicted(request_name(CLIENT, bad))
 
 
 def test_what_is_of_no_request_ends_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_what_is_of_no_request_ends_the_scheduler(monkeypatch: pytest.MonkeyPatc
     ring.submit([POISON], max_tokens=4)
     with pytest.raises(BooksError):
         ring.wake()
-    assert ring.scheduler.docket.failures == 0
+    assert ring.scheduler.journal.failures == 0
 
 
 def test_telling_all_to_a_detokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,21 +242,21 @@ def test_masks_of_many_at_once(monkeypatch: pytest.MonkeyPatch, method: str,
 def test_suspects_have_their_masks_made_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = MaskedRing(config())
     rids = [ring.structured(GRAMMARS[0], max_tokens=20) for _ in range(3)]
-    ring.scheduler.docket.put_all([request_name(CLIENT, rid) for rid in rids[:2]])
-    docket = Docket(ring.scheduler.docket._buffer)
-    ring.scheduler.books.faults.docket = docket
+    ring.scheduler.journal.put_all([request_name(CLIENT, rid) for rid in rids[:2]])
+    journal = InflightJournal(ring.scheduler.journal._buffer)
+    ring.scheduler.books.faults.journal = journal
     batches: list[int] = []
     usual = Masking._rows
     monkeypatch.setattr(Masking, "_rows", lambda masking, wanted: (
         batches.append(len(wanted)), usual(masking, wanted))[1])
     ring.run()
     assert batches and set(batches) == {1}
-    assert docket.quiet, "all have got to their ends"
+    assert journal.quiet, "all have got to their ends"
 
 
 def test_a_grammar_that_kills_is_refused_to_everybody() -> None:
     ring = MaskedRing(config())
-    ring.scheduler.docket.convict(grammar_name(GRAMMARS[0]))
+    ring.scheduler.journal.convict(grammar_name(GRAMMARS[0]))
     core = Compiling(ring.scheduler, ring.scheduler.masking)
     core.on_start(lambda: None)
     ring.scheduler = core  # type: ignore[assignment]
@@ -290,7 +290,7 @@ class Lives:
         context = Context(self.settings, Path("/nowhere"), "scheduler", self.epoch, 0)
         past = Past(History().read(self.ledger), True, 100.0)
         self.ring = Ring(config(), start=False)
-        self.ring.scheduler = SchedulerCore(context, past, vocabulary, Docket(self.buffer))
+        self.ring.scheduler = SchedulerCore(context, past, vocabulary, InflightJournal(self.buffer))
 
     def live(self, *submits: Submit) -> None:
         """Send these (again), with a fresh worker; until it dies or all is done."""

@@ -36,7 +36,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.bad_frames import explain
+from actorium.actors.runtime.bad_frames import describe_bad_frame
 from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.tokenizer import core as tokenizer_core
 from actorium.actors.tokenizer.core import SUBMIT_AGAIN, TokenizerCore
@@ -310,7 +310,7 @@ def test_a_hand_made_message_is_held_to_its_bounds(more: dict[str, Any], why: st
     frame = msgspec.msgpack.encode(Generate("r", SamplingParams(), text="a", **more))
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.msgpack.decode(frame, type=ToTokenizerFront)
-    assert explain(frame, ToTokenizerFront, caught.value).startswith(why)
+    assert describe_bad_frame(frame, ToTokenizerFront, caught.value).startswith(why)
 
 
 def test_a_bad_frame_and_a_bug_are_answered(core: TokenizerCore,

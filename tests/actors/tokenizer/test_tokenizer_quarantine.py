@@ -13,7 +13,7 @@ from helpers_text import context, loaded, write_model
 
 from actorium.actors.messages import Abort, Accepted, Detokenize, Generate, Rejected, Tokenize
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.inflight_journal import SIZE, Docket
+from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 from actorium.actors.tokenizer.core import TokenizerCore, Waiting
 from actorium.actors.tokenizer.prompts import SHORT_CHARS, Prompts
 
@@ -51,7 +51,7 @@ class Lives:
         self.start()
 
     def start(self) -> None:
-        self.core: TokenizerCore = loaded(TokenizerCore(context(self.model), Docket(
+        self.core: TokenizerCore = loaded(TokenizerCore(context(self.model), InflightJournal(
             self.buffer, actor="tokenizer")))
 
     def ask(self, *messages: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_an_exception_ends_its_request(model: Path, monkeypatch: pytest.MonkeyPa
         assert told[rid].code == "quarantined" and type(error).__name__ in told[rid].message
         assert "xyzzy" not in told[rid].message
     assert "xyzzy" not in caplog.text and "request p" in caplog.text
-    assert lives.core.docket.gauges()["docket_quarantined"] == 2.0
+    assert lives.core.journal.gauges()["journal_quarantined"] == 2.0
 
 
 def test_a_death_is_found_by_the_second_one(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_who_was_only_there_is_acquitted(model: Path, monkeypatch: pytest.Monkey
     for rid in ("p", "q"):  # killed by chance: each is sent again
         assert lives.ask(generate(rid, "poison")) == {}
         assert isinstance(lives.ask(generate(rid, "poison"))[rid], Accepted)
-    assert lives.core.docket.quiet
+    assert lives.core.journal.quiet
 
 
 def test_an_abort_is_never_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,10 +155,10 @@ def test_an_exception_on_a_thread(model: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_death_on_threads_is_narrowed_down(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads are at work at the death: both are suspects, and each is worked on by itself."""
     at_work: list[bytes] = []
-    usual = Docket.put
+    usual = InflightJournal.put
 
-    def put(docket: Docket, name: bytes, place: int = 0) -> None:
-        usual(docket, name, place)
+    def put(journal: InflightJournal, name: bytes, place: int = 0) -> None:
+        usual(journal, name, place)
         if place:
             at_work.append(name)
 
@@ -167,19 +167,19 @@ def test_a_death_on_threads_is_narrowed_down(model: Path, monkeypatch: pytest.Mo
     names = [Waiting(CLIENT, message, NOW).name for message in (poison, innocent)]
 
     def both_at_work_at_the_death() -> None:
-        before = Docket(lives.buffer)
+        before = InflightJournal(lives.buffer)
         before.put(names[0], 1)
         before.put(names[1], 2)
         lives.start()
         lives.core.on_start(lambda: None)
 
     both_at_work_at_the_death()
-    monkeypatch.setattr(Docket, "put", put)
+    monkeypatch.setattr(InflightJournal, "put", put)
     lives.ask(innocent, poison)
     assert not isinstance(settle(lives, "a", "p")["a"], Rejected)
-    assert sorted(at_work) == sorted(names) and lives.core.docket.quiet
+    assert sorted(at_work) == sorted(names) and lives.core.journal.quiet
     both_at_work_at_the_death()
-    Docket(lives.buffer).put(names[0], 1)  # by itself: and dies of it
+    InflightJournal(lives.buffer).put(names[0], 1)  # by itself: and dies of it
     lives.start()
     told = lives.ask(poison, generate("b"))
     assert told["p"].code == "quarantined" and isinstance(told["b"], Accepted)
@@ -190,9 +190,9 @@ def test_a_short_suspect_waits_until_the_threads_rest(model: Path,
     lives = Lives(model, monkeypatch, raising(Killed()))
     lives.ask(generate("p", "poison"))
     lives.core.on_start(lambda: None)
-    monkeypatch.setattr(lives.core._aside, "_waiting", 1)
+    monkeypatch.setattr(lives.core._offload, "_waiting", 1)
     assert lives.ask(generate("p", "poison"), Detokenize("d", b"\1\0\0\0")).keys() == {"d"}
     assert lives.deaths == 1 and not lives.core.done
-    monkeypatch.setattr(lives.core._aside, "_waiting", 0)
+    monkeypatch.setattr(lives.core._offload, "_waiting", 0)
     assert lives.ask() == {} and lives.deaths == 2
     assert lives.ask(generate("p", "poison"))["p"].code == "quarantined"

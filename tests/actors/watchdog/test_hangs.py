@@ -15,7 +15,11 @@ import pytest
 from actorium.actors.core import IDLE_BEAT
 from actorium.actors.health import READY_PHASES
 from actorium.actors.messages import Beat
-from actorium.actors.runtime.process import Sight, sight_by_its_watcher, sight_of
+from actorium.actors.runtime.process import (
+    ProcessActivity,
+    activity_seen_by_watcher,
+    process_activity,
+)
 from actorium.actors.watchdog.hangs import (
     DOUBT,
     HUNG,
@@ -95,10 +99,10 @@ class Kernel:
     """What is to be seen of one process."""
 
     def __init__(self, **sight: object) -> None:
-        self.sight: Sight | None = Sight(False, False, 1.0)._replace(**sight)
+        self.sight: ProcessActivity | None = ProcessActivity(False, False, 1.0)._replace(**sight)
         self.asked = 0
 
-    def look(self, pid: int) -> Sight | None:
+    def look(self, pid: int) -> ProcessActivity | None:
         self.asked += 1
         return self.sight
 
@@ -158,22 +162,22 @@ def test_who_watches_and_starves_is_no_witness_of_sleep() -> None:
     works = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha512", b"x", b"y", 1_500_000))
     try:
         until = time.monotonic() + 20
-        while not (sight := sight_by_its_watcher(sleeps.pid)) or sight.eager:
+        while not (sight := activity_seen_by_watcher(sleeps.pid)) or sight.eager:
             assert time.monotonic() < until, "the thread that looks does not count"
         works.start()
-        while not (sight := sight_by_its_watcher(sleeps.pid)) or not sight.eager:
+        while not (sight := activity_seen_by_watcher(sleeps.pid)) or not sight.eager:
             assert works.is_alive() and time.monotonic() < until
-        assert sight_of(sleeps.pid) == sight._replace(eager=False)
+        assert process_activity(sleeps.pid) == sight._replace(eager=False)
         os.kill(sleeps.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, sleeps.pid, os.WSTOPPED)
-        sight = sight_by_its_watcher(sleeps.pid)
+        sight = activity_seen_by_watcher(sleeps.pid)
         assert sight is not None and sight.stopped and not sight.eager
     finally:
         sleeps.kill()
         sleeps.wait()
         if works.ident is not None:
             works.join()
-    assert sight_by_its_watcher(sleeps.pid) is None
+    assert activity_seen_by_watcher(sleeps.pid) is None
 
 
 def test_processes_are_seen_as_they_are() -> None:
@@ -182,20 +186,20 @@ def test_processes_are_seen_as_they_are() -> None:
     spins = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         until = time.monotonic() + 20
-        while (sight := sight_of(spins.pid)) is None or sight.cpu_seconds < 0.1:
+        while (sight := process_activity(spins.pid)) is None or sight.cpu_seconds < 0.1:
             assert time.monotonic() < until
         assert sight.eager and not sight.stopped
-        sight = sight_of(sleeps.pid)
+        sight = process_activity(sleeps.pid)
         assert sight is not None and not sight.eager and not sight.stopped
         os.kill(spins.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, spins.pid, os.WSTOPPED)
-        sight = sight_of(spins.pid)
+        sight = process_activity(spins.pid)
         assert sight is not None and sight.stopped and not sight.eager
     finally:
         for process in (sleeps, spins):
             process.kill()
             process.wait()
-    assert sight_of(spins.pid) is None
+    assert process_activity(spins.pid) is None
 
 
 @pytest.mark.parametrize("phase", ["starting", "loading", "warming"])

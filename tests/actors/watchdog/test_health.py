@@ -8,10 +8,10 @@ from actorium.actors.health import (
     READY_PHASES,
     SILENT_AFTER,
     WORKING_PHASES,
-    Reading,
+    CounterReading,
     growth,
     not_at_work,
-    reading,
+    read_counters,
     state_of,
     why_not_ready,
 )
@@ -46,8 +46,9 @@ def test_why_an_engine_is_not_ready() -> None:
 
 
 def test_counters_grow_within_one_incarnation() -> None:
-    before = reading(actor("a", beat_age=0.5, tokens=10.0), ["tokens", "steps"], 100.0)
-    after = reading(actor("a", beat_age=0.0, tokens=40.0, steps=3.0), ["tokens", "steps"], 101.5)
+    names = ["tokens", "steps"]
+    before = read_counters(actor("a", beat_age=0.5, tokens=10.0), names, 100.0)
+    after = read_counters(actor("a", beat_age=0.0, tokens=40.0, steps=3.0), names, 101.5)
     grown = growth(before, after)
     assert grown is not None and grown.seconds == pytest.approx(2.0)
     assert grown.counts == {"tokens": 30.0, "steps": 3.0}
@@ -60,4 +61,4 @@ def test_counters_grow_within_one_incarnation() -> None:
 
 
 def test_counters_that_are_not_told_count_as_none() -> None:
-    assert reading(actor("a"), ["tokens"], 1.0) == Reading(3, 0.9, {"tokens": 0.0})
+    assert read_counters(actor("a"), ["tokens"], 1.0) == CounterReading(3, 0.9, {"tokens": 0.0})

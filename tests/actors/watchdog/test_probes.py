@@ -16,25 +16,25 @@ from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.watchdog import probe_routes as web
 from actorium.actors.watchdog import probe_server as probes
-from actorium.actors.watchdog.metrics import Facts
-from actorium.actors.watchdog.readiness import Condition, Known, judge
+from actorium.actors.watchdog.metrics import MetricsInput
+from actorium.actors.watchdog.readiness import EngineCondition, EngineView, judge
 from actorium.actors.watchdog.supervised import Ward, born
 
 ROLES = ("worker-0", "scheduler")
-READY = Condition(True, True, True, "", 0)
+READY = EngineCondition(True, True, True, "", 0)
 
 
 # --- the judgement --------------------------------------------------------------------------------
 
 def known(error: str | None = None, draining: bool = False, started: bool = True,
-          **changes: Any) -> Known:
+          **changes: Any) -> EngineView:
     """Two actors at rest, heard of at 100.0; `changes` are fields of the scheduler's ward."""
     wards = {role: born(role, 10, 1, 100.0) for role in ROLES}
     for ward in wards.values():
         ward.phase, ward.budget = "idle", 5.0
     for name, value in changes.items():
         setattr(wards["scheduler"], name, value)
-    return Known(wards, frozenset(ROLES), error, draining, started)
+    return EngineView(wards, frozenset(ROLES), error, draining, started)
 
 
 def test_all_at_work_is_ready() -> None:
@@ -56,7 +56,7 @@ def test_what_keeps_an_engine_from_being_ready(changes: dict[str, Any], why: str
     facts = known(**changes)
     facts.wards["worker-0"].moved = 80.0
     judged = judge(facts, config, 100.4)
-    assert judged == Condition(True, True, False, why, 1)
+    assert judged == EngineCondition(True, True, False, why, 1)
 
 
 def test_a_long_step_within_its_budget_is_ready() -> None:
@@ -65,13 +65,13 @@ def test_a_long_step_within_its_budget_is_ready() -> None:
 
 def test_alive_until_recovery_is_impossible() -> None:
     dead = judge(known(error="worker-0 was killed"), Config(), 100.0)
-    assert dead == Condition(False, True, False, "worker-0 was killed", 0)
+    assert dead == EngineCondition(False, True, False, "worker-0 was killed", 0)
     ending = judge(known(error="the engine is stopping", draining=True), Config(), 100.0)
     assert (ending.live, ending.ready) == (True, False)
 
 
 def test_nothing_is_ready_before_it_was_started() -> None:
-    assert not judge(Known({}, frozenset(), None, False, False), Config(), 0.0).ready
+    assert not judge(EngineView({}, frozenset(), None, False, False), Config(), 0.0).ready
     assert not judge(known(started=False), Config(), 100.0).ready
     once = Config(recovery=RecoveryConfig(restart=False))
     assert judge(known(started=False), once, 100.0).started
@@ -80,18 +80,18 @@ def test_nothing_is_ready_before_it_was_started() -> None:
 # --- the paths ------------------------------------------------------------------------------------
 
 class FakeEngine:
-    def __init__(self, condition: Condition = READY) -> None:
+    def __init__(self, condition: EngineCondition = READY) -> None:
         self.is_ = condition
         self.wards: dict[str, Ward] = {}
 
-    def condition(self, now: float) -> Condition:
+    def condition(self, now: float) -> EngineCondition:
         return self.is_
 
-    def facts(self, now: float) -> Facts:
-        return Facts(self.wards, {}, {}, self.is_.ready, Config(), "m", "1", now)
+    def facts(self, now: float) -> MetricsInput:
+        return MetricsInput(self.wards, {}, {}, self.is_.ready, Config(), "m", "1", now)
 
 
-def ask(app: web.App, path: str, method: str = "GET",
+def ask(app: web.ProbeApp, path: str, method: str = "GET",
         **headers: str) -> tuple[int, dict[str, str], bytes]:
     """Status, headers, body, by ASGI."""
     sent: list[Any] = []
@@ -110,17 +110,17 @@ def ask(app: web.App, path: str, method: str = "GET",
         sent[1]["body"]
 
 
-def make_app(condition: Condition = READY) -> tuple[web.App, FakeEngine]:
+def make_app(condition: EngineCondition = READY) -> tuple[web.ProbeApp, FakeEngine]:
     engine = FakeEngine(condition)
-    return web.App(engine, Path("/nowhere"), lambda: 100.0), engine
+    return web.ProbeApp(engine, Path("/nowhere"), lambda: 100.0), engine
 
 
 @pytest.mark.parametrize(("condition", "codes"), [
     (READY, (200, 200, 200)),
-    (Condition(True, True, False, "worker-0 is silent", 1), (200, 503, 200)),
-    (Condition(True, False, False, "worker-0 is loading", 1), (200, 503, 503)),
-    (Condition(False, True, False, "worker-0 was killed", 0), (503, 503, 200))])
-def test_codes(condition: Condition, codes: tuple[int, int, int]) -> None:
+    (EngineCondition(True, True, False, "worker-0 is silent", 1), (200, 503, 200)),
+    (EngineCondition(True, False, False, "worker-0 is loading", 1), (200, 503, 503)),
+    (EngineCondition(False, True, False, "worker-0 was killed", 0), (503, 503, 200))])
+def test_codes(condition: EngineCondition, codes: tuple[int, int, int]) -> None:
     app, _ = make_app(condition)
     live, ready, started = codes
     for path, code in (("/livez", live), ("/v2/health/live", live), ("/readyz", ready),
@@ -150,7 +150,7 @@ def test_what_is_no_probe_is_refused() -> None:
 
 
 def test_startup_tells_the_phases() -> None:
-    app, engine = make_app(Condition(True, False, False, "worker-0 is loading", 1))
+    app, engine = make_app(EngineCondition(True, False, False, "worker-0 is loading", 1))
     engine.wards["worker-0"] = born("worker-0", 1, 1, 97.0)
     engine.wards["worker-0"].phase, engine.wards["worker-0"].detail = "loading", "3/5 shards"
     told = json.loads(ask(app, "/startupz")[2])
@@ -167,7 +167,7 @@ def test_load_counts() -> None:
 
 
 def test_no_token_is_asked_of_an_engine_that_is_not_ready() -> None:
-    app, _ = make_app(Condition(True, True, False, "worker-0 is silent", 1))
+    app, _ = make_app(EngineCondition(True, True, False, "worker-0 is silent", 1))
     status, _, body = ask(app, "/health_generate")
     assert status == 503 and json.loads(body)["why"] == "worker-0 is silent"
 

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.histograms import Histogram
-from actorium.actors.runtime.process import Process, process_of
-from actorium.actors.watchdog.metrics import HISTOGRAMS, OWN, Facts, families, render
+from actorium.actors.runtime.process import ProcessUsage, process_usage
+from actorium.actors.watchdog.metrics import HISTOGRAMS, OWN, MetricsInput, families, render
 from actorium.actors.watchdog.probe_server import served_name
 from actorium.actors.watchdog.supervised import Ward, born
 
@@ -71,23 +71,24 @@ def wards(**scheduler: float) -> dict[str, Ward]:
     return found
 
 
-def facts(gauges: dict[str, float] | None = None, **more: Any) -> Facts:
-    made = Facts(wards(**(gauges or {})), {("worker-0", "killed"): 2},
-                 {"scheduler": Process(1.5, 4096)}, True,
+def facts(gauges: dict[str, float] | None = None, **more: Any) -> MetricsInput:
+    made = MetricsInput(wards(**(gauges or {})), {("worker-0", "killed"): 2},
+                 {"scheduler": ProcessUsage(1.5, 4096)}, True,
                  Config(model=ModelConfig(model="a/model"), runtime=RuntimeConfig(name="e")),
                  "model", "1.2", 103.0)
     return made._replace(**more)
 
 
-def values(made: Facts, accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Sample name and labels (less the common ones) -> value, as Prometheus reads the text."""
+def values(made: MetricsInput,
+           accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """A sample's name and labels (less the common ones) -> value, as Prometheus reads the text."""
     text = render(made, accept)[0].decode()
     return {(sample.name, frozenset((k, v) for k, v in sample.labels.items()
                                     if k not in ("model_name", "engine"))): sample.value
             for family in text_string_to_metric_families(text) for sample in family.samples}
 
 
-def value(made: Facts, name: str, **labels: str) -> float:
+def value(made: MetricsInput, name: str, **labels: str) -> float:
     return values(made)[name, frozenset(labels.items())]
 
 
@@ -280,6 +281,6 @@ def test_a_model_is_called_as_clients_call_it() -> None:
 def test_a_process_tells_its_time_and_memory() -> None:
     import os
 
-    mine = process_of(os.getpid())
+    mine = process_usage(os.getpid())
     assert mine is not None and mine.cpu_seconds > 0 and mine.resident_bytes > 1 << 20
-    assert process_of(2**22 + 1) is None
+    assert process_usage(2**22 + 1) is None

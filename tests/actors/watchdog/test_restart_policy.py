@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import Kill, Restarted, Spawn
-from actorium.actors.runtime.process import Sight
+from actorium.actors.runtime.process import ProcessActivity
 from actorium.actors.watchdog.restart_policy import (
     FIRST_DELAY,
     HEALTHY_AFTER,
     JITTER,
     LONGEST_DELAY,
     STEP_BACK,
-    Dice,
     Restarts,
+    SeededUniform,
 )
 from actorium.actors.watchdog.supervised import Ward, born
 from actorium.actors.watchdog.supervisor import TICK, Supervisor
@@ -28,9 +28,9 @@ LIVES = st.lists(st.tuples(st.floats(0, 200), st.floats(0, 200)), max_size=60)
 """(seconds until ready, seconds of work) of each life."""
 
 
-def stopped(pid: int) -> Sight:
+def stopped(pid: int) -> ProcessActivity:
     """How every process looks."""
-    return Sight(True, False, 1.0)
+    return ProcessActivity(True, False, 1.0)
 
 
 def live(policy: Restarts, lives: list[tuple[float, float]],
@@ -99,7 +99,7 @@ def test_roles_do_not_share_a_limit() -> None:
 
 
 def test_dice_are_fair_enough_and_repeatable() -> None:
-    one, two, other = Dice(7), Dice(7), Dice(8)
+    one, two, other = SeededUniform(7), SeededUniform(7), SeededUniform(8)
     rolls = [one.uniform() for _ in range(4000)]
     assert rolls == [two.uniform() for _ in range(4000)]
     assert rolls[0] != other.uniform()
@@ -210,7 +210,7 @@ def test_time_in_which_the_watchdog_did_not_run_is_nobodys_silence() -> None:
     assert 502.5 < now < 504.0, "awake, it goes on to count"
 
 
-def killed_at(sight: Sight, late: float) -> float:
+def killed_at(sight: ProcessActivity, late: float) -> float:
     """When an actor is killed that was heard of at 0 for the last time, by a watchdog whose own
     beats stay away until `late`."""
     supervisor = Supervisor(recovery(silence=0.75), 0.25, 1, lambda pid: sight)
@@ -225,7 +225,7 @@ def killed_at(sight: Sight, late: float) -> float:
 
 
 def test_as_late_as_its_own_beats_may_be_those_of_who_sleeps() -> None:
-    asleep, halted = Sight(False, False, 1.0), Sight(True, False, 1.0)
+    asleep, halted = ProcessActivity(False, False, 1.0), ProcessActivity(True, False, 1.0)
     assert killed_at(asleep, 0.0) == killed_at(halted, 0.0) == 1.0
     assert killed_at(halted, 1.25) == 1.25, "a little more for the beats, none for doubt"
     assert killed_at(asleep, 1.25) == 1.75, "once they come again, it forgets"

@@ -20,14 +20,14 @@ from actorium.actors.messages import (
     Spawn,
     Up,
 )
-from actorium.actors.runtime.process import Sight
+from actorium.actors.runtime.process import ProcessActivity
 from actorium.actors.watchdog.core import WatchdogCore
 
 
 def make(epoch: int = 1, stopped: bool = False, **recovery: Any) -> WatchdogCore:
     """stopped: so every process looks; else nothing is known of any."""
     return WatchdogCore("e", epoch, 99, 100.0, RecoveryConfig(**recovery), 0.25, 7,
-                        lambda pid: Sight(True, False, 1.0) if stopped else None)
+                        lambda pid: ProcessActivity(True, False, 1.0) if stopped else None)
 
 
 def up(stopped: bool = False, **recovery: Any) -> WatchdogCore:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actorium.actors.config.retention import kept
+from actorium.actors.config.retention import retention_bounds
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel
 from actorium.gpu.plan.checkpoint import total_bytes
@@ -126,7 +126,7 @@ def test_json_has_the_capacity_and_every_byte(capsys: pytest.CaptureFixture[str]
     halved = as_json(capsys, "--checkpoints", "0", "--state-dtype", "bf16")
     assert halved["token_capacity"] >= 374_000
     assert as_json(capsys)["checkpoints"] == big().checkpoints
-    assert as_json(capsys)["kept"] == [row._asdict() for row in kept(Config())]
+    assert as_json(capsys)["kept"] == [row._asdict() for row in retention_bounds(Config())]
     assert as_json(capsys, "--no-prefix-cache")["checkpoints"] == 0
 
 
