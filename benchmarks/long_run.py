@@ -9,7 +9,7 @@ cache. The null worker answers; the tokens of all requests that end by themselve
 
 Prints requests a second and the memory of the process (which holds scheduler, worker and this
 driver) every tenth of the way. After the first fifth memory may grow by no more than 8 MB, and at
-the end the books must balance: `books.audit()`, nothing held, every request ended exactly once.
+the end the books must balance: `state.audit()`, nothing held, every request ended exactly once.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def drive(traffic: Traffic, at: int = 0, notice: Callable[[], None] = lambda: No
 
 
 def check_at_rest(loop: Loop) -> None:
-    """Nothing is left, and the books balance. Raises `BooksError`."""
-    loop.scheduler.books.audit()
+    """Nothing is left, and the books balance. Raises `AccountingError`."""
+    loop.scheduler.state.audit()
     gauges = loop.gauges()
     for name in ("running", "waiting", "held_pages", "quarantined_pages"):
         assert gauges[name] == 0, f"{name}: {gauges[name]}"
@@ -157,10 +157,10 @@ def check_at_rest(loop: Loop) -> None:
 def holdings(scheduler: core.SchedulerCore) -> dict[str, int]:
     """Entries of whatever the scheduler keeps for requests: all 0 when there are none (slots to
     be released are told with the next plan, and are bounded by the slots)."""
-    books = scheduler.books
-    return {"requests": len(books.requests), "sequences": len(books.sequences),
-            "queue": len(books.queue), "queued requests": books.queue.requests,
-            "extending": len(books.extending),
+    state = scheduler.state
+    return {"requests": len(state.requests), "sequences": len(state.sequences),
+            "queue": len(state.queue), "queued requests": state.queue.requests,
+            "extending": len(state.extending),
             "deadlines": int(scheduler.next_timer() is not None)}
 
 

@@ -80,7 +80,7 @@ class Loop:
     @property
     def idle(self) -> bool:
         """Every request has ended, and the worker has nothing more to tell."""
-        return not (self._results or self.scheduler.books.requests)
+        return not (self._results or self.scheduler.state.requests)
 
     def step(self) -> list[Heard]:
         """Hand over the oldest result, let the worker run what comes of it."""

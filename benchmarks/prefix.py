@@ -121,7 +121,8 @@ class Played:
 
 def play(work: Workload, pool_pages: int, policy: str, running: int = RUNNING,
          unlimited: Unlimited | None = None, debug: bool = False) -> Played:
-    """Run the workload in a pool of that size. Raises `BooksError` if the books do not balance."""
+    """Run the workload in a pool of that size. Raises `AccountingError` if the books do not
+    balance."""
     began, played = time.perf_counter(), Played()
     loop = Loop(Config(
         memory=MemoryConfig(page_size=PAGE, max_total_tokens=pool_pages * PAGE,
@@ -134,7 +135,7 @@ def play(work: Workload, pool_pages: int, policy: str, running: int = RUNNING,
             for heard in loop.step():
                 _told(heard, history, played, unlimited)
     played.gauges = loop.gauges()
-    loop.scheduler.books.audit()
+    loop.scheduler.state.audit()
     assert (played.prompt, played.hit) == (played.gauges["cache_lookup_tokens"],
                                            played.gauges["cache_hit_tokens"])
     played.seconds = time.perf_counter() - began

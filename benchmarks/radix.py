@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from actorium.actors.scheduler.cache.radix import PrefixKey, PrefixTree
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
 
 PAGE = 16
 CONVERSATIONS, SYSTEM, TURNS, TURN = 1000, 1000, 5, 200
@@ -65,7 +65,7 @@ def key_of(tokens: np.ndarray) -> PrefixKey:
 
 def conversations(windows: list[int], rng: np.random.Generator) -> dict[str, float]:
     """Medians of match, insert and evict; checks that nothing was computed twice."""
-    tree, pages = PrefixTree(PAGE, windows), Pages(len(windows))
+    tree, pages = RadixCache(PAGE, windows), Pages(len(windows))
     match, insert, evict = [], [], []
     for turn in prompts(rng):
         for key in map(key_of, turn):
@@ -87,7 +87,7 @@ def conversations(windows: list[int], rng: np.random.Generator) -> dict[str, flo
 
 def long_match(windows: list[int], nodes: int, rng: np.random.Generator) -> float:
     """Median of matching a prompt of 8,192 tokens whose path has that many nodes."""
-    tree, pages = PrefixTree(PAGE, windows), Pages(len(windows))
+    tree, pages = RadixCache(PAGE, windows), Pages(len(windows))
     tokens = rng.integers(0, 150_000, LONG)
     for end in range(LONG // nodes, LONG + 1, LONG // nodes):
         tree.insert(key_of(tokens[:end]), pages.take(end // PAGE))

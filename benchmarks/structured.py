@@ -112,10 +112,10 @@ def masks(tokenizer: Path, size: int, eos: int, batch: int, steps: int = 64) -> 
     """Microseconds a row in the scheduler alone: taking a token, and the next mask."""
     import numpy as np
 
-    from actorium.actors.structured.grammar import Vocabulary, json_grammar
+    from actorium.actors.structured.grammar import GrammarVocabulary, json_grammar
 
     start = time.perf_counter()
-    vocabulary = Vocabulary(tokenizer, size, [eos])
+    vocabulary = GrammarVocabulary(tokenizer, size, [eos])
     loaded = time.perf_counter()
     grammar = json_grammar(json.dumps(SCHEMA))
     matchers = [vocabulary.matcher(grammar) for _ in range(batch)]

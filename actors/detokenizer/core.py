@@ -12,16 +12,15 @@ some were missed, `Hello` again. What an older scheduler says after a newer one 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
-from actorium.actors.detokenizer.departed import Departed, error_delta, unknown
-from actorium.actors.detokenizer.incremental import Detokenizer, load
-from actorium.actors.detokenizer.readers import Readers
-from actorium.actors.detokenizer.refusals import Refusals
-from actorium.actors.detokenizer.sequence import Sequence, count_drafts, request_name
+from actorium.actors.detokenizer.client_connections import ClientConnections
+from actorium.actors.detokenizer.ended_sequences import EndedSequences, error_delta, unknown
+from actorium.actors.detokenizer.incremental import TokenDecoder, load
+from actorium.actors.detokenizer.output_sequence import OutputSequence, count_drafts, request_name
+from actorium.actors.detokenizer.refusals import QuarantinedRequests
 from actorium.actors.errors import Aborted, Quarantined
 from actorium.actors.messages import (
     Answer,
@@ -60,18 +59,18 @@ class DetokenizerCore(Core):
     def __init__(self, ctx: Context, journal: InflightJournal | None = None) -> None:
         self._ctx = ctx
         self.journal = journal or InflightJournal(actor="detokenizer")
-        self._refusals = Refusals(self.journal)
-        self._detokenizer: Detokenizer | None = None
+        self._refusals = QuarantinedRequests(self.journal)
+        self._detokenizer: TokenDecoder | None = None
         self._announced = False
         self._early: list[Any] = []
-        self._live: dict[int, Sequence] = {}
+        self._live: dict[int, OutputSequence] = {}
         self._clients: dict[bytes, set[int]] = {}
-        self._readers = Readers()
-        self._departed = Departed()
+        self._readers = ClientConnections()
+        self._departed = EndedSequences()
         self._fence = 0
         """Highest epoch of a scheduler so far."""
         self._asked = -math.inf
-        self._dirty: dict[int, Sequence] = {}
+        self._dirty: dict[int, OutputSequence] = {}
         self._out: list[Send] = []
         self._tokens = self._repeated = 0
         self._step = 0
@@ -124,7 +123,7 @@ class DetokenizerCore(Core):
         """It reads again: what it tells of all sequences shows what of ours it has missed."""
         self._out.append(self._hello())
 
-    def on_wake(self, now: float) -> Seq[Send]:
+    def on_wake(self, now: float) -> Sequence[Send]:
         """One TextBatch for each client that there is news for. The second wake loads: raises
         `BadModel`."""
         if not self._announced:  # let a heartbeat say "loading" before it blocks
@@ -144,12 +143,12 @@ class DetokenizerCore(Core):
         out, self._out = self._out, []
         return out + news
 
-    def _news(self, readers: Readers) -> list[Send]:
+    def _news(self, readers: ClientConnections) -> list[Send]:
         """A TextBatch for each client with news that can be told now."""
         by_client: dict[bytes, list[Delta]] = {}
-        waiting: dict[int, Sequence] = {}
+        waiting: dict[int, OutputSequence] = {}
         everybody = readers.all_open
-        broken: list[tuple[Sequence, BaseException]] = []
+        broken: list[tuple[OutputSequence, BaseException]] = []
         self.journal.put(NOBODY)
         for sid, seq in self._dirty.items():
             if everybody or not readers.shut(seq.client):
@@ -167,7 +166,7 @@ class DetokenizerCore(Core):
         readers.told(by_client)
         return [Send(CLIENT, TextBatch(news), client) for client, news in by_client.items()]
 
-    def _look_after(self, readers: Readers, now: float) -> None:
+    def _look_after(self, readers: ClientConnections, now: float) -> None:
         """Give up who is away for too long or far behind; knock at the others."""
         for client in readers.overdue(now):
             self._give_up(client, math.inf if self._draining else now - readers.away[client].since)
@@ -214,7 +213,7 @@ class DetokenizerCore(Core):
         self._fence = max(self._fence, epoch)
         return epoch < self._fence
 
-    def _take_open(self, message: Open, detokenizer: Detokenizer, now: float) -> None:
+    def _take_open(self, message: Open, detokenizer: TokenDecoder, now: float) -> None:
         """`_open` it, unless its request has been quarantined, or is by that."""
         if (known := self._refusals.of(message)) is not None:
             self._end_request(message.client, message.rid, known)
@@ -226,7 +225,7 @@ class DetokenizerCore(Core):
             self._quarantine(message, error)
         self.journal.clear()
 
-    def _try(self, seq: Sequence, work: Callable[..., None], *args: Any) -> None:
+    def _try(self, seq: OutputSequence, work: Callable[..., None], *args: Any) -> None:
         """Work on one sequence of several."""
         self.journal.turn_to(seq.name)
         try:
@@ -234,7 +233,7 @@ class DetokenizerCore(Core):
         except BaseException as error:
             self._quarantine(seq, error)
 
-    def _quarantine(self, one: Sequence | Open, error: BaseException) -> None:
+    def _quarantine(self, one: OutputSequence | Open, error: BaseException) -> None:
         """Work on a sequence has raised: its request ends, and nothing else."""
         self._end_request(one.client, one.rid, self._refusals.add(one, error))
 
@@ -253,7 +252,7 @@ class DetokenizerCore(Core):
                 self._dirty.pop(sid, None)
                 self._close(seq)
 
-    def _open(self, message: Open, detokenizer: Detokenizer, now: float) -> None:
+    def _open(self, message: Open, detokenizer: TokenDecoder, now: float) -> None:
         """A sequence, new or told once more. Its client gets a delta at once, which may be empty:
         the receipt that its request is in the ledger."""
         if self._fenced(message.epoch) or (not message.again and self._is_over(message)):
@@ -272,7 +271,7 @@ class DetokenizerCore(Core):
             self._taken(old, message.client)
         prompt = memoryview(message.prompt).cast("i")
         stream = detokenizer.stream(prompt, message.text.skip_special_tokens)
-        seq = self._live[message.sid] = self._dirty[message.sid] = Sequence(message, stream)
+        seq = self._live[message.sid] = self._dirty[message.sid] = OutputSequence(message, stream)
         self._clients.setdefault(message.client, set()).add(message.sid)
         self._departed.back(message.sid)
         self._readers.meet(message.client, now)
@@ -285,7 +284,7 @@ class DetokenizerCore(Core):
             self._out.append(Send("scheduler", verdict.news))
         return verdict is not None
 
-    def _catch_up(self, seq: Sequence, message: Open) -> None:
+    def _catch_up(self, seq: OutputSequence, message: Open) -> None:
         """Take what the message tells and `seq` has not seen."""
         end, skip, count = message.end, seq.seen, len(message.emitted) // 4
         self._repeated += min(skip, count)
@@ -349,7 +348,7 @@ class DetokenizerCore(Core):
                 self._try(seq, self._finish, seq, event)
         self.journal.clear()
 
-    def _row(self, seq: Sequence, tokens: list[int], skip: int,
+    def _row(self, seq: OutputSequence, tokens: list[int], skip: int,
              event: SequenceEvent | None) -> None:
         """Tokens of one sequence, the first `skip` of them known already."""
         if event is not None and event.logprobs is not None:
@@ -361,7 +360,7 @@ class DetokenizerCore(Core):
         if new:
             self._push(seq, new, None if event is None else event.stop_token)
 
-    def _push(self, seq: Sequence, tokens: list[int], stop_token: int | None) -> None:
+    def _push(self, seq: OutputSequence, tokens: list[int], stop_token: int | None) -> None:
         before = seq.seen
         if seq.take(tokens, stop_token):
             beyond = len(tokens) - (seq.seen - before)
@@ -370,7 +369,7 @@ class DetokenizerCore(Core):
             self._out.append(Send("scheduler", Stop(seq.sid, seq.seen)))
             self._end(seq)
 
-    def _finish(self, seq: Sequence, event: SequenceEvent) -> None:
+    def _finish(self, seq: OutputSequence, event: SequenceEvent) -> None:
         if event.finish_reason is None and event.error_code is None:
             return
         error = None
@@ -381,7 +380,7 @@ class DetokenizerCore(Core):
         self._dirty[seq.sid] = seq
         self._end(seq)
 
-    def _end(self, seq: Sequence) -> None:
+    def _end(self, seq: OutputSequence) -> None:
         """It has got to its end."""
         self._close(seq)
         if seq.error is None and not self.journal.quiet:
@@ -404,7 +403,7 @@ class DetokenizerCore(Core):
             self._dirty.pop(seq.sid, None)
         self._readers.left(client, min((s.linger for s in mine if s.linger > away), default=0.0))
 
-    def _taken(self, seq: Sequence, client: bytes) -> None:
+    def _taken(self, seq: OutputSequence, client: bytes) -> None:
         """If another client has adopted it, tell who had it, if anybody is there."""
         if client != seq.client and not self._readers.shut(seq.client):
             delta = error_delta(seq.rid, Aborted.code, "another client has taken it up")
@@ -416,7 +415,7 @@ class DetokenizerCore(Core):
             deltas = [error_delta(rid, Aborted.code, why) for rid in lost]
             self._out.append(Send(CLIENT, TextBatch(deltas), client))
 
-    def _close(self, seq: Sequence) -> None:
+    def _close(self, seq: OutputSequence) -> None:
         del self._live[seq.sid]
         self._departed.ended(seq)
         mine = self._clients[seq.client]

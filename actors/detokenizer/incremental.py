@@ -36,7 +36,7 @@ CONTEXT = 8
 """Prompt tokens looked at for context; a character has at most 4 bytes."""
 
 
-class Stream(Protocol):
+class IncrementalDetokenizer(Protocol):
     """The text of one sequence."""
 
     def push(self, token: int) -> str:
@@ -46,10 +46,10 @@ class Stream(Protocol):
         """The rest, at the end: U+FFFD for what never became a character."""
 
 
-class Detokenizer(Protocol):
+class TokenDecoder(Protocol):
     """Makes the streams of one tokenizer."""
 
-    def stream(self, prompt: Sequence[int], skip_special: bool) -> Stream: ...
+    def stream(self, prompt: Sequence[int], skip_special: bool) -> IncrementalDetokenizer: ...
 
 
 def utf8_tail(data: bytes) -> bytes:
@@ -57,25 +57,26 @@ def utf8_tail(data: bytes) -> bytes:
     return data[_utf8(data, "replace", False)[1]:]
 
 
-def make(tokenizer: Tokenizer, file: Path) -> Detokenizer:
+def make(tokenizer: Tokenizer, file: Path) -> TokenDecoder:
     """The detokenizer for `tokenizer`, by the decoder named in its tokenizer.json `file`."""
     decoder = read_steps(file, read_file(file, MAX_TOKENIZER)).decoder or {}
     steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
-        return ByteLevel(tokenizer)
+        return ByteLevelDecoder(tokenizer)
     if kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
         pattern = (steps[0].get("pattern") or {}).get("String")
         strip: dict[str, Any] = steps[3] if len(steps) == 4 else {"content": " ", "stop": 0}
         if pattern and strip.get("stop") == 0 and strip.get("content") == " ":
-            return Fallback(tokenizer, pattern, steps[0].get("content", ""), strip.get("start", 0))
-    return Windows(tokenizer)
+            return ByteFallbackDecoder(tokenizer, pattern, steps[0].get("content", ""),
+                                       strip.get("start", 0))
+    return WindowedDecoder(tokenizer)
 
 
-def load(config: ModelConfig) -> Detokenizer:
+def load(config: ModelConfig) -> TokenDecoder:
     """That of the configured model. Raises `BadModel`."""
     if config.skip_tokenizer:
-        return NoTexts()
+        return NoTextDecoder()
     path = models.resolve(config.model)
     return make(load_tokenizer(path), path / "tokenizer.json")
 
@@ -92,7 +93,7 @@ def byte_of_char() -> dict[str, int]:
     return table | {chr(256 + n): b for n, b in enumerate(rest)}
 
 
-class _Pieces(dict[int, Any]):
+class _TokenTexts(dict[int, Any]):
     """Token id -> its piece, made when first asked for."""
 
     def __init__(self, make_piece: Any) -> None:
@@ -104,15 +105,15 @@ class _Pieces(dict[int, Any]):
         return piece
 
 
-class ByteLevel:
+class ByteLevelDecoder:
     """Byte-level BPE: a token is bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bytes = byte_of_char()
         special = _special_ids(tokenizer)
-        self._all = _Pieces(self._piece)
-        self._plain = _Pieces(lambda t: b"" if t in special else self._all[t])
+        self._all = _TokenTexts(self._piece)
+        self._plain = _TokenTexts(lambda t: b"" if t in special else self._all[t])
 
     def _piece(self, token: int) -> bytes:
         text = self._tokenizer.id_to_token(token)
@@ -129,11 +130,11 @@ class ByteLevel:
 
 
 class ByteLevelStream:
-    """See `ByteLevel`. `rest` is the incomplete character so far."""
+    """See `ByteLevelDecoder`. `rest` is the incomplete character so far."""
 
     __slots__ = ("_pieces", "_rest")
 
-    def __init__(self, pieces: _Pieces, rest: bytes) -> None:
+    def __init__(self, pieces: _TokenTexts, rest: bytes) -> None:
         self._pieces = pieces
         self._rest = rest
 
@@ -148,7 +149,7 @@ class ByteLevelStream:
         return rest.decode("utf-8", "replace")
 
 
-class Fallback:
+class ByteFallbackDecoder:
     """SentencePiece with byte fallback: a token is text, or one byte (an int)."""
 
     def __init__(self, tokenizer: Tokenizer, pattern: str, content: str, strip: int) -> None:
@@ -157,8 +158,8 @@ class Fallback:
         self._content = content
         self._strip = strip
         special = _special_ids(tokenizer)
-        self._all = _Pieces(self._piece)
-        self._plain = _Pieces(lambda t: "" if t in special else self._all[t])
+        self._all = _TokenTexts(self._piece)
+        self._plain = _TokenTexts(lambda t: "" if t in special else self._all[t])
 
     def _piece(self, token: int) -> str | int:
         text = self._tokenizer.id_to_token(token)
@@ -167,7 +168,7 @@ class Fallback:
         byte = _BYTE.match(text)
         return int(byte[1], 16) if byte else text.replace(self._pattern, self._content)
 
-    def stream(self, prompt: Sequence[int], skip_special: bool) -> FallbackStream:
+    def stream(self, prompt: Sequence[int], skip_special: bool) -> ByteFallbackStream:
         pieces = self._plain if skip_special else self._all
         run = b""
         for token in prompt[-CONTEXT:]:
@@ -177,15 +178,16 @@ class Fallback:
             elif piece:
                 run = b""
         started = any(pieces[t] != "" for t in prompt)
-        return FallbackStream(pieces, utf8_tail(run), 0 if started else self._strip)
+        return ByteFallbackStream(pieces, utf8_tail(run), 0 if started else self._strip)
 
 
-class FallbackStream:
-    """See `Fallback`. `strip` = spaces still to drop at the very beginning of the text."""
+class ByteFallbackStream:
+    """See `ByteFallbackDecoder`. `strip` = spaces still to drop at the very beginning of the
+    text."""
 
     __slots__ = ("_pieces", "_rest", "_strip")
 
-    def __init__(self, pieces: _Pieces, rest: bytes, strip: int) -> None:
+    def __init__(self, pieces: _TokenTexts, rest: bytes, strip: int) -> None:
         self._pieces = pieces
         self._rest = rest
         self._strip = strip
@@ -228,18 +230,19 @@ def take_bytes(data: bytes) -> tuple[str, bytes]:
     return text, b""
 
 
-class Windows:
+class WindowedDecoder:
     """Any other decoder: the difference between two decoded windows."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def stream(self, prompt: Sequence[int], skip_special: bool) -> WindowStream:
-        return WindowStream(self._tokenizer, list(prompt[-CONTEXT:]), skip_special)
+    def stream(self, prompt: Sequence[int], skip_special: bool) -> WindowedStream:
+        return WindowedStream(self._tokenizer, list(prompt[-CONTEXT:]), skip_special)
 
 
-class WindowStream:
-    """See `Windows`. `ids[:read]` has been emitted; decoding starts at `prefix` for context."""
+class WindowedStream:
+    """See `WindowedDecoder`. `ids[:read]` has been emitted; decoding starts at `prefix` for
+    context."""
 
     __slots__ = ("_tokenizer", "_skip", "_ids", "_read")
 
@@ -269,7 +272,7 @@ class WindowStream:
         return text
 
 
-class NoText:
+class NoTextStream:
     """skip_tokenizer: ids only."""
 
     def push(self, token: int) -> str:
@@ -279,8 +282,8 @@ class NoText:
         return ""
 
 
-class NoTexts:
+class NoTextDecoder:
     """skip_tokenizer: every stream is without text."""
 
-    def stream(self, prompt: Sequence[int], skip_special: bool) -> NoText:
-        return NoText()
+    def stream(self, prompt: Sequence[int], skip_special: bool) -> NoTextStream:
+        return NoTextStream()

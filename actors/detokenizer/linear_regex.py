@@ -41,7 +41,7 @@ _NAMES = {
     "AT_END": "$", "AT_END_STRING": "\\Z", "AT_BOUNDARY": "\\b", "AT_NON_BOUNDARY": "\\B"}
 
 
-class Step(NamedTuple):
+class CharStep(NamedTuple):
     """A state that reads one character."""
 
     test: Test
@@ -55,7 +55,7 @@ class Automaton:
         """literals: texts that are numbered before the expressions. Raises `ValueError` for an
         expression that is none, does more than an automaton can, is too large, or matches the empty
         text."""
-        self.steps: list[Step | None] = []
+        self.steps: list[CharStep | None] = []
         self._goes_on: list[list[tuple[int, int]]] = []
         """By state: (least place of the next character at which one may pass, state)."""
         self.accepts: dict[int, int] = {}
@@ -115,7 +115,7 @@ class Automaton:
 
     # --- building ---------------------------------------------------------------------------------
 
-    def _state(self, step: Step | None = None) -> int:
+    def _state(self, step: CharStep | None = None) -> int:
         self.steps.append(step)
         self._goes_on.append([])
         return len(self.steps) - 1
@@ -128,7 +128,7 @@ class Automaton:
     def _literal(self, text: str, number: int) -> int:
         then = self._accept(number)
         for char in reversed(text):
-            then = self._state(Step(_same(char), then))
+            then = self._state(CharStep(_same(char), then))
         return then
 
     def _expression(self, text: str, number: int) -> int:
@@ -164,7 +164,7 @@ class Automaton:
         key = int(code), value if isinstance(value, int) else id(value), flags
         if key not in self._tests:
             self._tests[key] = _test(code, value, flags)
-        return self._state(Step(self._tests[key], then))
+        return self._state(CharStep(self._tests[key], then))
 
     def _either(self, states: Sequence[int]) -> int:
         state = self._state()

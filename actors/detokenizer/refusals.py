@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from actorium.actors.config.retention import REFUSED_SEQUENCES
-from actorium.actors.detokenizer.sequence import Sequence, request_name
+from actorium.actors.detokenizer.output_sequence import OutputSequence, request_name
 from actorium.actors.errors import Quarantined
 from actorium.actors.messages import Open
 from actorium.actors.runtime.inflight_journal import InflightJournal
 
 
-class Refusals:
+class QuarantinedRequests:
     """Of one incarnation: those that have raised, and those that the journal says."""
 
     def __init__(self, journal: InflightJournal) -> None:
@@ -23,10 +23,10 @@ class Refusals:
             self._keep(name, self._journal.refusal(message.rid))
         return self._kept.get(name)
 
-    def add(self, one: Sequence | Open, error: BaseException) -> Quarantined:
+    def add(self, one: OutputSequence | Open, error: BaseException) -> Quarantined:
         """Work on it has raised that; what its client is to be told."""
         told = self._journal.failed(error, one.rid)
-        self._keep(one.name if isinstance(one, Sequence) else request_name(one), told)
+        self._keep(one.name if isinstance(one, OutputSequence) else request_name(one), told)
         return told
 
     def _keep(self, name: bytes, error: Quarantined) -> None:

@@ -112,7 +112,7 @@ def _play(core: SchedulerCore, turn: Turn) -> Played:
             if event.message is not None:
                 core.on_message(event.message, event.now)
             elif event.call == STUCK:
-                core.masking.stick(core.books, map(int, event.args), "it is recorded so")
+                core.masking.stick(core.state, map(int, event.args), "it is recorded so")
             else:
                 getattr(core, event.call)(*event.args, event.now)
         if turn.now is not None:
@@ -133,10 +133,10 @@ def fresh_core(recording: Recording) -> SchedulerCore:
                       header.entropy)
     if header.past is None:
         return SchedulerCore(context, load=Anything)
-    from actorium.actors.scheduler.recovery import recovery
+    from actorium.actors.scheduler.recovery import recovery_log as recovery
 
-    return SchedulerCore(context, recovery.Past(_history(header.past), header.past.same_boot,
-                                                header.past.now), Anything)
+    return SchedulerCore(context, recovery.PriorRun(_history(header.past), header.past.same_boot,
+                                                    header.past.now), Anything)
 
 
 def _history(past: Past) -> History:

@@ -29,7 +29,7 @@ from actorium.actors.recorder.tape import (
     Turn,
 )
 from actorium.actors.recorder.veil import Veil
-from actorium.actors.structured.masking import Masking
+from actorium.actors.structured.structured_output import StructuredOutputManager
 
 LOG = logging.getLogger("actorium.recorder")
 ROLE = "scheduler"
@@ -50,7 +50,8 @@ def checksum(plan: StepPlan) -> int:
 class Recorder(CoreObserver):
     """Around the scheduler's core."""
 
-    def __init__(self, core: Core, ctx: Context, masking: Masking | None = None) -> None:
+    def __init__(self, core: Core, ctx: Context,
+                 masking: StructuredOutputManager | None = None) -> None:
         """masking: the core's. Raises `OSError` if the tape cannot be made."""
         super().__init__(core)
         config, self._masking = ctx.config, masking

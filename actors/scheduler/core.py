@@ -6,7 +6,7 @@ and fills the rest of its token budget with chunks of prompts. Two plans may be 
 never waits for the scheduler. What is not known yet is not guessed: lengths are intervals, and the
 end of a sequence is the worker's to decide.
 
-Where things live: `books` (who is where), `slots` (numpy columns of the running), `memory` (all
+Where things live: `state` (who is where), `slots` (numpy columns of the running), `memory` (all
 page pools and the prefix tree), `pages` (one pool), `radix`, `eviction`, `nodes` (the tree),
 `checkpoints` (of recurrent states), `queue` (the waiting), `policy` (every choice, as a pure
 function), `speculation` (how many drafts), `plans` (making a plan), `results` (reading its result),
@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Iterator, Sequence
 from time import monotonic
 
 import msgspec
@@ -49,23 +48,38 @@ from actorium.actors.messages import (
 )
 from actorium.actors.params import TextParams
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
-from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.draft_policy import Drafting
-from actorium.actors.scheduler.limits import Objection, longest, misfit, objection_to
-from actorium.actors.scheduler.outgoing import DETOKENIZER, Outgoing
-from actorium.actors.scheduler.plans import Planner, PlanRecord
-from actorium.actors.scheduler.queue import Deadlines
+from actorium.actors.scheduler.admission_checks import (
+    Rejection,
+    check_admission,
+    check_fits,
+    max_sequence_tokens,
+)
+from actorium.actors.scheduler.draft_policy import DraftPolicy
+from actorium.actors.scheduler.outgoing import DETOKENIZER, OutgoingMessages
+from actorium.actors.scheduler.planner import Planner, PlanRecord
 from actorium.actors.scheduler.recovery.audit import Auditor
-from actorium.actors.scheduler.recovery.recovery import Chronicle, Past, revive
-from actorium.actors.scheduler.recovery.request_faults import Faults
+from actorium.actors.scheduler.recovery.recovery_log import PriorRun, RecoveryLog, restore_requests
+from actorium.actors.scheduler.recovery.request_faults import RequestFaults
 from actorium.actors.scheduler.recovery.trials import Trials
-from actorium.actors.scheduler.request_metrics import Metrics, memory_gauges
-from actorium.actors.scheduler.request_state import Request, Sequence, open_request, opening
-from actorium.actors.scheduler.step_results import drafts_of, resolve
-from actorium.actors.structured.masking import Load, Masking, no_vocabulary, vocabulary
+from actorium.actors.scheduler.request_metrics import RequestMetrics, memory_gauges
+from actorium.actors.scheduler.request_state import (
+    RequestState,
+    SequenceState,
+    open_request,
+    opening,
+)
+from actorium.actors.scheduler.scheduler_state import SchedulerState
+from actorium.actors.scheduler.step_results import apply_result, drafts_of
+from actorium.actors.scheduler.waiting_queue import Deadlines
+from actorium.actors.structured.structured_output import (
+    Load,
+    StructuredOutputManager,
+    no_vocabulary,
+    vocabulary,
+)
 
 LOG = logging.getLogger("actorium.scheduler")
-QUARANTINE = Objection(Quarantined.code, "the worker died each time it ran this request alone")
+QUARANTINE = Rejection(Quarantined.code, "the worker died each time it ran this request alone")
 STEP_BUDGET_S = 60.0
 """Seconds after which a step without progress counts as hung."""
 
@@ -76,37 +90,37 @@ class SchedulerCore(Core):
     inbox = ToScheduler
     front = None
 
-    def __init__(self, context: Context, past: Past | None = None,
+    def __init__(self, context: Context, past: PriorRun | None = None,
                  load: Load = no_vocabulary, journal: InflightJournal | None = None) -> None:
         self._config = context.config.scheduler
         self._start_budget = context.config.runtime.start_timeout
         self._epoch = context.epoch
-        self.books = Books(self._config, context.config.memory)
-        self.books.faults = self._faults = Faults(journal)
+        self.state = SchedulerState(self._config, context.config.memory)
+        self.state.faults = self._faults = RequestFaults(journal)
         self.journal = self._faults.journal
-        self._auditor = Auditor(self.books, context.config.memory)
-        self._planner = Planner(self.books, context.epoch, self._config.max_num_batched_tokens,
+        self._auditor = Auditor(self.state, context.config.memory)
+        self._planner = Planner(self.state, context.epoch, self._config.max_num_batched_tokens,
                                 self._config.force_preempt_every)
         self._fixed = parse_speculative(context.config.speculation.speculative).fixed
         self._depth = 2 if self._config.overlap else 1
         self._unresolved: deque[PlanRecord] = deque()
         self._deadlines = Deadlines()
         self._worker: Ready | None = None
-        self._metrics = Metrics(self._config.max_num_seqs + 1)
+        self._metrics = RequestMetrics(self._config.max_num_seqs + 1)
         self._draining = False
         self._step = 0
         self.next_sid = 1
         self.ledger: Ledger | None = None  # for the shell
         self._not_durable = False
         """It takes nothing, and streams go on without."""
-        self._chronicle = Chronicle(context.config.recovery, context.epoch)
-        self.books.remembers = self._chronicle.remembers
+        self._chronicle = RecoveryLog(context.config.recovery, context.epoch)
+        self.state.remembers = self._chronicle.remembers
         self._chronicle.journal = self.journal
-        self.books.on_over = self._metrics.over
-        self._outgoing = Outgoing(self._chronicle)
+        self.state.on_over = self._metrics.over
+        self._outgoing = OutgoingMessages(self._chronicle)
         self._outgoing.order(Reset(self._epoch))
-        self._trials = Trials(self.books)
-        self.masking = Masking(load)
+        self._trials = Trials(self.state)
+        self.masking = StructuredOutputManager(load)
         self._restarts = 0  # of the worker
         self._missed = 0  # how often the detokenizer was told nothing, as it did not read
         self._best_rate = 0.0  # most tokens a second that a step has computed
@@ -134,14 +148,14 @@ class SchedulerCore(Core):
             self._on_flush(message)
         elif isinstance(message, Recall):
             with self._faults.about(message.client, message.rid):
-                self._outgoing.tell_one(self.books, message, now)
+                self._outgoing.tell_one(self.state, message, now)
         elif isinstance(message, Hello):
-            self._outgoing.tell_all(self.books, now)
+            self._outgoing.tell_all(self.state, now)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
         """No front."""
 
-    def on_wake(self, now: float) -> SequenceOf[Send]:
+    def on_wake(self, now: float) -> Sequence[Send]:
         """End what is overdue, send as many plans as may be on their way, tell the news."""
         for request in self._deadlines.expired(now):
             self._end_request(request, "deadline")
@@ -150,7 +164,7 @@ class SchedulerCore(Core):
         if self._trials.on:
             self._trials.hold()
         if self.masking and self._unresolved:
-            for masks in self.masking.follow(self.books, self._unresolved[0], self._epoch):
+            for masks in self.masking.follow(self.state, self._unresolved[0], self._epoch):
                 self._outgoing.order(masks)
         self._plan(now)
         while self._faults.found:
@@ -166,10 +180,10 @@ class SchedulerCore(Core):
         if notice is not None:
             self._notice = notice
             self._fit_all()
-        if self.books.over:
-            self._faults.over(self.books.over)
-            self._chronicle.over(self.books.over, now)
-        return self._outgoing.take(self.books.table)
+        if self.state.over:
+            self._faults.over(self.state.over)
+            self._chronicle.over(self.state.over, now)
+        return self._outgoing.take(self.state.table)
 
     def _plan(self, now: float) -> None:
         """As many plans as may be on their way."""
@@ -181,26 +195,26 @@ class SchedulerCore(Core):
             plan, record = made
             self._step += 1
             if self.masking:
-                plan = self.masking.plan(self.books, plan, record, self._unresolved)
+                plan = self.masking.plan(self.state, plan, record, self._unresolved)
             self._unresolved.append(record)
             self._outgoing.order(plan)
             if plan.admit:
-                seated = self.books.table.sequences
+                seated = self.state.table.sequences
                 self._metrics.admitted([seated[admit.slot] for admit in plan.admit], now)
 
     def _settle(self) -> None:
         """End the requests on which work has failed."""
-        self._faults.settle(self.books.requests, self.books.audit, self._quarantine,
+        self._faults.settle(self.state.requests, self.state.audit, self._quarantine,
                             self._deny)
 
-    def _quarantine(self, request: Request, why: Quarantined) -> None:
-        self._refuse(request, Objection(why.code, why.message))
+    def _quarantine(self, request: RequestState, why: Quarantined) -> None:
+        self._refuse(request, Rejection(why.code, why.message))
 
     def _deny(self, key: tuple[bytes, str], why: Quarantined) -> None:
         """Refuse what is not in the books, and cannot be opened as others are."""
         sid, (client, rid) = self.next_sid, key
         self.next_sid += 1
-        event = Objection(why.code, why.message).event(sid)
+        event = Rejection(why.code, why.message).event(sid)
         self._metrics.rejected[why.code] += 1
         self._outgoing.refuse([Open(sid, rid, 0, client, b"", TextParams(), epoch=self._epoch),
                                self._batch([event])])
@@ -213,27 +227,27 @@ class SchedulerCore(Core):
         """Refuse what comes from now on, finish what is here (if there is a worker to do it)."""
         self._draining = True
         if self._worker is None and not self._revived:
-            for request in list(self.books.requests.values()):
-                self._refuse(request, Objection("unavailable", "the engine is stopping"))
+            for request in list(self.state.requests.values()):
+                self._refuse(request, Rejection("unavailable", "the engine is stopping"))
 
     @property
     def done(self) -> bool:
-        busy = self.books.requests or self._unresolved or not self._outgoing.empty
+        busy = self.state.requests or self._unresolved or not self._outgoing.empty
         return self._draining and not busy
 
     def health(self) -> Health:
         """Phase, step and gauges; tokens and microseconds are sums since the start."""
-        books = self.books
+        state = self.state
         phase = self._phase()
-        gauges = {"running": books.table.running, "waiting": len(books.queue),
-                  "waiting_requests": books.queue.requests,
+        gauges = {"running": state.table.running, "waiting": len(state.queue),
+                  "waiting_requests": state.queue.requests,
                   "steps": self._step, **self._trials.gauges(), "worker_restarts": self._restarts,
                   "retained": len(self._chronicle.retained),
                   "retained_bytes": self._chronicle.retained.bytes, "missed": self._missed,
                   "ledger_full": bool(self._outgoing.full),
                   "ledger_not_durable": self._not_durable, "masks": self.masking.made,
                   "computed_prompt_tokens": self._metrics.computed_prompt_tokens,
-                  **memory_gauges(books), **self._sums,
+                  **memory_gauges(state), **self._sums,
                   **self._planner.drafting.gauges()}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
         told = {k: float(v) for k, v in gauges.items()}
@@ -247,24 +261,24 @@ class SchedulerCore(Core):
             return "starting"
         if self._outgoing.full:
             return "idle"
-        if self.books.requests or self._unresolved:
+        if self.state.requests or self._unresolved:
             return "stepping"
         return "idle" if self._step else "ready"
 
     # --- what is remembered ----------------------------------------------------------------------
 
-    def _revive(self, past: Past) -> bool:
+    def _revive(self, past: PriorRun) -> bool:
         """Go on from what the ledger says: its requests wait, with all that they have emitted.
         True if there are any: then there is a worker, or there will be."""
         self.next_sid = past.history.next_sid
-        for request in revive(past, self._config.request_timeout):
+        for request in restore_requests(past, self._config.request_timeout):
             if request.live:
-                self.books.enlist(request)
-                self._deadlines.add(request, len(self.books.requests))
+                self.state.enlist(request)
+                self._deadlines.add(request, len(self.state.requests))
             else:
                 self._chronicle.over([request], past.now)
-        live = self.books.requests.values()
-        self._outgoing.tell_all(self.books, past.now)
+        live = self.state.requests.values()
+        self._outgoing.tell_all(self.state, past.now)
         for request in list(live):
             if (why := self._faults.verdict(*request.key)) is not None:
                 self._quarantine(request, why)
@@ -273,7 +287,7 @@ class SchedulerCore(Core):
                 if (objection := self.masking.enlist(request)) is not None:
                     self._refuse(request, objection)
         if live:
-            tokens = self._metrics.resumed(self.books.sequences.values())
+            tokens = self._metrics.resumed(self.state.sequences.values())
             self._notice = (f"resumed {len(live)} unfinished requests from the ledger, with "
                             f"{tokens} tokens emitted")
         return bool(live)
@@ -282,8 +296,8 @@ class SchedulerCore(Core):
         """Records that say all that must not be forgotten, of one request after the other: as it is
         when it is asked for, wherever it is by then. Those that come meanwhile have records of
         their own."""
-        for request in [*self._chronicle.retained, *self.books.requests.values()]:
-            yield self._chronicle.entry(request, self.books.table)
+        for request in [*self._chronicle.retained, *self.state.requests.values()]:
+            yield self._chronicle.entry(request, self.state.table)
 
     def on_ledger_full(self, why: str, now: float) -> None:
         """The ledger takes no more: plan nothing, tell nothing but refusals."""
@@ -307,15 +321,15 @@ class SchedulerCore(Core):
 
     def on_hears(self, role: str, now: float) -> None:
         """It reads again: it is told all."""
-        self._outgoing.tell_all(self.books, now)
+        self._outgoing.tell_all(self.state, now)
 
     # --- requests --------------------------------------------------------------------------------
 
     def _on_submit(self, submit: Submit, now: float) -> None:
         """Queue a request, or refuse it. One that is already here (a resend) is left alone; if it
         is over, it is told again."""
-        if ((submit.client, submit.rid) in self.books.requests
-                or self._outgoing.knows(self.books, submit, now)):
+        if ((submit.client, submit.rid) in self.state.requests
+                or self._outgoing.knows(self.state, submit, now)):
             return
         why = self._faults.verdict(submit.client, submit.rid, submit.grammar)
         if why is not None:
@@ -328,21 +342,21 @@ class SchedulerCore(Core):
         request = open_request(submit, self.next_sid)
         self.next_sid += submit.n
         closed = "the engine is stopping" if self._draining else self._outgoing.full
-        objection = objection_to(request, now, self.books, self._worker, self._best_rate, closed)
+        objection = check_admission(request, now, self.state, self._worker, self._best_rate, closed)
         objection = objection or self.masking.enlist(request)
         if objection is not None:
             self._turn_away(request, objection, now)
             return
         openings = [opening(choice, self._epoch) for choice in request.choices]
-        self.books.enlist(request)
-        self._deadlines.add(request, len(self.books.requests))
+        self.state.enlist(request)
+        self._deadlines.add(request, len(self.state.requests))
         self._chronicle.admitted(request)
         self._outgoing.tell(openings)
         if self._worker is not None:
             self._cap(request, self._worker)
         self._sums["prompt_tokens"] += len(request.prompt)
 
-    def _turn_away(self, request: Request, objection: Objection, now: float) -> None:
+    def _turn_away(self, request: RequestState, objection: Rejection, now: float) -> None:
         """Refuse a request that never was on the ring: told at once, whatever the ledger does."""
         events = [objection.event(choice.sid) for choice in request.choices]
         self._metrics.ended(events, now)
@@ -350,53 +364,53 @@ class SchedulerCore(Core):
         self._outgoing.refuse(opening(choice, self._epoch) for choice in request.choices)
         self._outgoing.refuse([self._batch(events)])
 
-    def _cap(self, request: Request, worker: Ready) -> None:
+    def _cap(self, request: RequestState, worker: Ready) -> None:
         """Where max_tokens would go past what can be held, the completion ends earlier, with
         `length`: at once, if it has got so far already (on a worker that had more room)."""
-        request.cap(longest(worker, self.books.memory))
+        request.cap(max_sequence_tokens(worker, self.state.memory))
         for sequence in list(request.live.values()):
             if len(request.prompt) + len(sequence.emitted) >= sequence.end:
                 self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason="length"))
 
     def _fit_all(self) -> None:
         if self._worker is not None:
-            for request in list(self.books.requests.values()):
+            for request in list(self.state.requests.values()):
                 with self._faults.of(request):
-                    objection = misfit(request, self._worker, self.books.memory)
+                    objection = check_fits(request, self._worker, self.state.memory)
                     if objection is None:
                         self._cap(request, self._worker)
                     else:
                         self._refuse(request, objection)
 
     def _on_cancel(self, cancel: Cancel) -> None:
-        request = self.books.requests.get((cancel.client, cancel.rid))
+        request = self.state.requests.get((cancel.client, cancel.rid))
         if request is not None:
             self._end_request(request, "abort")
 
     def _on_stop(self, stop: Stop) -> None:
         """A stop string ended the sequence after `stop.tokens` tokens: later ones do not count."""
-        sequence = self.books.sequences.get(stop.sid)
+        sequence = self.state.sequences.get(stop.sid)
         if sequence is not None:
             with self._faults.of(sequence.request):
                 self._end(sequence, SequenceEvent(sid=stop.sid, finish_reason="stop"))
 
     def _on_flush(self, flush: Flush) -> None:
-        freed, kept = self.books.memory.flush()
+        freed, kept = self.state.memory.flush()
         self._outgoing.tell([Reply(flush.rid, flush.client,
                                    msgspec.json.encode({"pages": freed, "kept": kept}))])
 
-    def _refuse(self, request: Request, objection: Objection) -> None:
+    def _refuse(self, request: RequestState, objection: Rejection) -> None:
         LOG.warning("request %s ends: %s", request.submit.rid, objection.code)
         for sequence in list(request.live.values()):
             self._end(sequence, objection.event(sequence.sid))
 
-    def _end_request(self, request: Request, reason: str) -> None:
+    def _end_request(self, request: RequestState, reason: str) -> None:
         with self._faults.of(request):
             for sequence in list(request.live.values()):
                 self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason=reason))
 
-    def _end(self, sequence: Sequence, event: SequenceEvent) -> None:
-        self.books.end(sequence)
+    def _end(self, sequence: SequenceState, event: SequenceEvent) -> None:
+        self.state.end(sequence)
         self.masking.forget(sequence.sid)
         if drafts := drafts_of(sequence):
             event = msgspec.structs.replace(event, **drafts)
@@ -415,15 +429,15 @@ class SchedulerCore(Core):
         if self._worker is not None and ready.epoch <= self._worker.epoch:
             return
         self._restarts += self._worker is not None
-        books = self.books
+        state = self.state
         convicted = self._trials.accuse(self._unresolved)
         self._unresolved.clear()
         self.masking.start_over()
-        while (sequence := books.table.latest()) is not None:
-            books.preempt(sequence, "worker")
+        while (sequence := state.table.latest()) is not None:
+            state.preempt(sequence, "worker")
             self._metrics.resumed([sequence])
-        books.furnish_for(ready)
-        self._planner.start_over(Drafting(ready.drafts, self._fixed))
+        state.furnish_for(ready)
+        self._planner.start_over(DraftPolicy(ready.drafts, self._fixed))
         self._worker = ready
         self._outgoing.order(Reset(self._epoch, ready.epoch))
         if convicted is not None:
@@ -439,8 +453,8 @@ class SchedulerCore(Core):
         if result.busy_us:
             self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
         self._metrics.result(record, result, now)
-        credited = resolve(self.books, record, result)
-        self.masking.learn(self.books, record, result)
+        credited = apply_result(self.state, record, result)
+        self.masking.learn(self.state, record, result)
         if self._planner.drafting.most:
             self._planner.learn(record, credited.verified, result.busy_us)
         self._sums["tokens"] += credited.tokens
@@ -464,7 +478,7 @@ def build(context: Context) -> SchedulerCore:
     journal = open_journal(context.run_dir, context.role, context.config.recovery.request_budget)
     if ledger is None:
         return SchedulerCore(context, None, load, journal)
-    past = Past(ledger.history, ledger.same_boot, monotonic())
+    past = PriorRun(ledger.history, ledger.same_boot, monotonic())
     core = SchedulerCore(context, past, load, journal)
     core.ledger = ledger
     return core

@@ -49,7 +49,7 @@ PRIOR, PRIOR_ROWS = 0.7, 4.0
 position starts as good as the one before it: too high, so that it is tried."""
 
 
-class Verified(NamedTuple):
+class VerifiedDrafts(NamedTuple):
     """How far the decodes of a step got: entry c of each list counts rows that emitted c tokens."""
 
     going: list[int]
@@ -95,14 +95,14 @@ def bucket(batch: int) -> int:
     return 2 * power + ((batch - 1) >> (power - 1) & 1) + 1
 
 
-class Acceptance:
+class DraftAcceptance:
     """How often each draft is accepted when those before it were, averaged over the recent past."""
 
     def __init__(self, most: int) -> None:
         self._tested = [0.0] * most
         self._accepted = [0.0] * most
 
-    def learn(self, seen: Verified, steps: int = 1) -> None:
+    def learn(self, seen: VerifiedDrafts, steps: int = 1) -> None:
         """Take the rows of so many steps."""
         for position in range(len(seen.going) - 2):
             accepted = seen.accepted(position)
@@ -120,7 +120,7 @@ class Acceptance:
         return rates
 
 
-class Times:
+class DraftStepTimes:
     """Microseconds of a step with k drafts, at one batch size."""
 
     def __init__(self, most: int, present: int) -> None:
@@ -151,19 +151,19 @@ class Times:
         self.mean[drafts] = new
 
 
-class Drafting:
+class DraftPolicy:
     """Says of each plan how many drafts it makes. Reads no clock and throws no dice: time is
     counted in plans."""
 
     def __init__(self, most: int, fixed: bool = False) -> None:
         """most: drafts at the most; fixed: always so many."""
         self.most, self._fixed = most, fixed
-        self.acceptance = Acceptance(most)
+        self.acceptance = DraftAcceptance(most)
         self.present = most
         """Of the last plan."""
         self.changes = self.trials = 0
         """How often another k was taken up, and how often one was tried, since the start."""
-        self._times: dict[int, Times] = {}
+        self._times: dict[int, DraftStepTimes] = {}
         self._at = 0
         """The bucket of the last plan."""
         self._plans = self._decide_at = 0
@@ -171,7 +171,7 @@ class Drafting:
         """Steps that trials may still cost: at first, each k once."""
         self._trial, self._left = 0, 0
         """What is being tried, and for how many plans more."""
-        self._seen = [Verified([0] * (d + 2), [0] * (d + 2)) for d in range(most + 1)]
+        self._seen = [VerifiedDrafts([0] * (d + 2), [0] * (d + 2)) for d in range(most + 1)]
         """By the drafts of a row: what the acceptance has not learnt yet."""
         self._steps = [0] * (most + 1)
         """How many steps that are."""
@@ -180,7 +180,7 @@ class Drafting:
 
     # --- what steps tell -------------------------------------------------------------------------
 
-    def verified(self, seen: Verified) -> None:
+    def verified(self, seen: VerifiedDrafts) -> None:
         """Take what became of a step's drafts. Cheap: `_learn` makes something of it."""
         drafts = len(seen.going) - 2
         self._steps[drafts] += 1
@@ -233,19 +233,19 @@ class Drafting:
             return self._trial
         return here.present
 
-    def _here(self, at: int) -> Times:
+    def _here(self, at: int) -> DraftStepTimes:
         if at not in self._times:
             near = self._nearest(at)
-            self._times[at] = Times(self.most, near.present if near else self.most)
+            self._times[at] = DraftStepTimes(self.most, near.present if near else self.most)
         return self._times[at]
 
-    def _nearest(self, at: int, *drafts: int) -> Times | None:
+    def _nearest(self, at: int, *drafts: int) -> DraftStepTimes | None:
         """Of the other batch sizes, the nearest where all of `drafts` were measured."""
         known = [(abs(other - at), other) for other, times in self._times.items()
                  if other != at and all(times.mean[k] for k in drafts)]
         return self._times[min(known)[1]] if known else None
 
-    def _decide(self, here: Times, at: int) -> None:
+    def _decide(self, here: DraftStepTimes, at: int) -> None:
         self._learn()
         tokens, times = expected_tokens(self.acceptance.rates()), self.times(at)
         winner = best(tokens, times, here.present)
@@ -262,7 +262,7 @@ class Drafting:
                     self.trials += 1
                     return
 
-    def _due(self, here: Times, k: int) -> bool:
+    def _due(self, here: DraftStepTimes, k: int) -> bool:
         """Whether k may be tried: not twice in a while, and not before the k in use has a time."""
         pause = TRIAL_EVERY if here.mean[k] else 4 * TRIAL
         since = self._plans - here.measured[k]

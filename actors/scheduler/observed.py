@@ -8,7 +8,7 @@ import logging
 from actorium.actors.core import Context, Core
 from actorium.actors.recorder.recorder import Recorder
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.structured.compiling import Compiling
+from actorium.actors.structured.grammar_compiler import GrammarCompiler
 
 LOG = logging.getLogger("actorium.recorder")
 
@@ -18,7 +18,7 @@ def observed(core: Core, ctx: Context) -> Core:
     if not isinstance(core, SchedulerCore):
         return core
     masking, around = core.masking, recorded(core, ctx)
-    return around if masking is None else Compiling(around, masking)
+    return around if masking is None else GrammarCompiler(around, masking)
 
 
 def recorded(core: SchedulerCore, ctx: Context) -> Core:

@@ -19,19 +19,19 @@ from actorium.actors.messages import (
     TokenBatch,
     Unknown,
 )
-from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.recovery.recovery import Chronicle
-from actorium.actors.scheduler.request_state import Request
-from actorium.actors.scheduler.slots import SlotTable
+from actorium.actors.scheduler.recovery.recovery_log import RecoveryLog
+from actorium.actors.scheduler.request_state import RequestState
+from actorium.actors.scheduler.scheduler_state import SchedulerState
+from actorium.actors.scheduler.slot_table import SlotTable
 
 WORKER = "worker-0"
 DETOKENIZER = "detokenizer"
 
 
-class Outgoing:
+class OutgoingMessages:
     """Filled while messages are taken, emptied by each wake."""
 
-    def __init__(self, chronicle: Chronicle) -> None:
+    def __init__(self, chronicle: RecoveryLog) -> None:
         self.full = ""
         """Why the ledger takes no more; empty = it does."""
         self.events: list[SequenceEvent] = []
@@ -61,66 +61,67 @@ class Outgoing:
         told = self._refusals if self.full else self._news
         told.extend(Send(DETOKENIZER, message) for message in messages)
 
-    def tell_again(self, request: Request, table: SlotTable) -> None:
+    def tell_again(self, request: RequestState, table: SlotTable) -> None:
         """All of a request, for a client that has lost its stream."""
         self.tell(self._chronicle.openings(request, table, again=True))
 
-    def tell_all(self, books: Books, now: float) -> None:
+    def tell_all(self, state: SchedulerState, now: float) -> None:
         """Everything, for a detokenizer that is new or has missed something."""
-        self._chronicle.over(books.over, now)
+        self._chronicle.over(state.over, now)
         self._chronicle.tell_retained()
-        for request in list(books.requests.values()):
-            with books.faults.of(request):
-                self.tell(list(self._chronicle.openings(request, books.table)))
+        for request in list(state.requests.values()):
+            with state.faults.of(request):
+                self.tell(list(self._chronicle.openings(request, state.table)))
 
-    def tell_one(self, books: Books, recall: Recall, now: float) -> None:
+    def tell_one(self, state: SchedulerState, recall: Recall, now: float) -> None:
         """What its client asks for: all of a request, or that it is not known."""
-        self._chronicle.over(books.over, now)
+        self._chronicle.over(state.over, now)
         key = recall.client, recall.rid
-        request = books.requests.get(key) or self._chronicle.retained.get(key)
+        request = state.requests.get(key) or self._chronicle.retained.get(key)
         found = None
         if request is not None and recall.adopt and request.submit.tenant != recall.tenant:
             request = None
         elif request is None and recall.adopt:
-            found = self._lingering(books, recall)
+            found = self._lingering(state, recall)
             if found is not None and found.submit.rid == recall.rid:
-                request = self._adopt(books, found, recall.client, now)
+                request = self._adopt(state, found, recall.client, now)
         if request is None:
             self.tell([Unknown(recall.rid, recall.client, found is not None)])
         else:
-            self.tell_again(request, books.table)
+            self.tell_again(request, state.table)
 
-    def knows(self, books: Books, submit: Submit, now: float) -> bool:
+    def knows(self, state: SchedulerState, submit: Submit, now: float) -> bool:
         """A request was sent that is over, and is told again, or that another client has sent just
         before, and is adopted."""
-        self._chronicle.over(books.over, now)
+        self._chronicle.over(state.over, now)
         known = self._chronicle.retained.get((submit.client, submit.rid))
         if known is None and submit.linger:
-            known = self._lingering(books, submit)
+            known = self._lingering(state, submit)
             if known is not None:
                 same = known.submit.rid == submit.rid
-                known = self._adopt(books, known, submit.client, now) if same else None
+                known = self._adopt(state, known, submit.client, now) if same else None
         if known is not None:
-            self.tell_again(known, books.table)
+            self.tell_again(known, state.table)
         return known is not None
 
-    def _lingering(self, books: Books, asked: Recall | Submit) -> Request | None:
+    def _lingering(self, state: SchedulerState, asked: Recall | Submit) -> RequestState | None:
         """Whoever's request of that name and tenant."""
-        for group in (books.lingering, self._chronicle.retained.lingering):
+        for group in (state.lingering, self._chronicle.retained.lingering):
             request = group.get(asked.rid, asked.tenant)
             if request is not None:
                 return request
         return None
 
-    def _adopt(self, books: Books, request: Request, client: bytes, now: float) -> Request:
+    def _adopt(self, state: SchedulerState, request: RequestState, client: bytes,
+               now: float) -> RequestState:
         """It is another client's from now on; first for the ledger, then for everybody."""
         if request.live:
-            books.hand_over(request, client)
+            state.hand_over(request, client)
         else:
             self._chronicle.retained.drop(request.key)
             request.submit = msgspec.structs.replace(request.submit, client=client)
             self._chronicle.retained.keep(request, now)
-        self._chronicle.adopted(request, books.table)
+        self._chronicle.adopted(request, state.table)
         return request
 
     def take(self, table: SlotTable) -> list[Send]:

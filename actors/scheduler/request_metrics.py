@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepResult
 from actorium.actors.runtime.histograms import BOUNDS, HTTP_REQUESTS, Histogram
-from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.plans import PlanRecord
-from actorium.actors.scheduler.request_state import Request, Sequence
+from actorium.actors.scheduler.planner import PlanRecord
+from actorium.actors.scheduler.request_state import RequestState, SequenceState
+from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 _BOUNDS = {name: np.array(bounds) for name, bounds in BOUNDS.items()}
 REFRESH = 16
@@ -27,10 +27,10 @@ REFRESH = 16
 
 
 @dataclass(slots=True)
-class Life:
+class SequenceTimes:
     """A sequence between its first admission and its end. Times: CLOCK_MONOTONIC seconds."""
 
-    sequence: Sequence
+    sequence: SequenceState
     arrival: float
     admitted: float
     first: float = 0.0
@@ -41,7 +41,7 @@ class Life:
     """Where its last tokens came from."""
 
 
-class Metrics:
+class RequestMetrics:
     """The scheduler's histograms and counts. The caller brings the time."""
 
     def __init__(self, slots: int) -> None:
@@ -55,7 +55,7 @@ class Metrics:
         """Of prompts, computed in steps whose results are here: none from the prefix cache; once
         more those that a preempted sequence had to compute again."""
         self._resumed = {"resumed_sequences": 0.0, "resumed_tokens": 0.0}
-        self._lives: dict[int, Life] = {}
+        self._lives: dict[int, SequenceTimes] = {}
         self._times = np.zeros(slots)
         """When the last token of each slot's `_owners` came, but for the group's."""
         self._owners = np.zeros(slots, np.int64)
@@ -67,19 +67,19 @@ class Metrics:
 
     # --- what happens ---
 
-    def admitted(self, sequences: Iterable[Sequence | None], now: float) -> None:
+    def admitted(self, sequences: Iterable[SequenceState | None], now: float) -> None:
         """These got a slot; only the first time counts."""
         for sequence in sequences:
             if sequence is None or sequence.sid in self._lives:
                 continue
-            life = Life(sequence, sequence.request.submit.arrival or now, now)
+            life = SequenceTimes(sequence, sequence.request.submit.arrival or now, now)
             if len(sequence.emitted):  # of a scheduler before this one: its first token is told
                 life.first = life.last = now
             else:
                 self.histograms["queued"].add(now - life.arrival)
             self._lives[sequence.sid] = life
 
-    def resumed(self, sequences: Iterable[Sequence]) -> int:
+    def resumed(self, sequences: Iterable[SequenceState]) -> int:
         """These go on after the death of a worker or a scheduler. Returns how many tokens they had
         emitted."""
         tokens = [len(sequence.emitted) for sequence in sequences]
@@ -141,7 +141,7 @@ class Metrics:
                 if life is not None:
                     self._end(life, now)
 
-    def _end(self, life: Life, now: float) -> None:
+    def _end(self, life: SequenceTimes, now: float) -> None:
         seen, tokens = self.histograms, len(life.sequence.emitted)
         seen["request"].add(now - life.arrival)
         seen["inference"].add(now - life.admitted)
@@ -154,7 +154,7 @@ class Metrics:
             if tokens > 1:
                 seen["per_token"].add((now - life.first) / (tokens - 1))
 
-    def over(self, request: Request) -> None:
+    def over(self, request: RequestState) -> None:
         """All its sequences have ended."""
         seen = self.histograms
         seen["choices"].add(request.submit.n)
@@ -186,22 +186,22 @@ class Metrics:
         return self._told
 
 
-def memory_gauges(books: Books) -> dict[str, float]:
+def memory_gauges(state: SchedulerState) -> dict[str, float]:
     """Pages by state (all groups together), tokens that there is room for and that sequences hold,
     what the cache saved, and preemptions by cause."""
-    pools, tree = books.memory.pools, books.memory.tree
-    windows = books.memory.windows
+    pools, tree = state.memory.pools, state.memory.tree
+    windows = state.memory.windows
     whole = pools[windows.index(0) if 0 in windows else 0]  # of the layers that see all tokens
-    causes = {f"preemptions_{cause}": books.preemptions[cause]
+    causes = {f"preemptions_{cause}": state.preemptions[cause]
               for cause in ("memory", "priority", "forced", "worker")}
     return {"free_pages": sum(p.free for p in pools), "used_pages": sum(p.used for p in pools),
             "held_pages": sum(p.held for p in pools), "cached_pages": sum(p.cached for p in pools),
-            "kv_tokens": (whole.free + whole.used) * books.memory.page_size,
-            "kv_tokens_used": whole.held * books.memory.page_size,
+            "kv_tokens": (whole.free + whole.used) * state.memory.page_size,
+            "kv_tokens_used": whole.held * state.memory.page_size,
             "quarantined_pages": sum(p.quarantined for p in pools),
-            "cache_hit_tokens": books.hits, "cache_lookup_tokens": books.looked_up,
-            "checkpoints": books.memory.checkpoints.held,
-            "checkpoints_saved": books.memory.checkpoints.saved,
-            "checkpoints_evicted": books.memory.checkpoints.evicted,
+            "cache_hit_tokens": state.hits, "cache_lookup_tokens": state.looked_up,
+            "checkpoints": state.memory.checkpoints.held,
+            "checkpoints_saved": state.memory.checkpoints.saved,
+            "checkpoints_evicted": state.memory.checkpoints.evicted,
             "evicted_pages": 0 if tree is None else tree.stats.evictions,
-            "preemptions": books.preemptions.total(), **causes}
+            "preemptions": state.preemptions.total(), **causes}

@@ -11,10 +11,10 @@ from actorium.actors.messages import Open, RowLogprobs, SequenceEvent, Submit
 from actorium.actors.params import Resolved
 from actorium.actors.runtime.inflight_journal import name_of
 from actorium.actors.runtime.splitmix64 import splitmix64
-from actorium.actors.scheduler.cache.kv_cache_manager import Lock
-from actorium.actors.scheduler.cache.nodes import Node
-from actorium.actors.scheduler.cache.pages import NO_PAGES, Ints
-from actorium.actors.scheduler.cache.radix import Match, PrefixKey
+from actorium.actors.scheduler.cache.kv_cache_manager import PrefixLock
+from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
 PROMPT_TOLD = 1024
 """Tokens at the end of a prompt that the detokenizer is told for each choice; all where it has to
@@ -36,7 +36,7 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class SequenceState:
     """One choice of a request: what is queued, admitted, extended, decoded and preempted.
 
     While it holds a slot, its emitted tokens lie in the slot table; `emitted` keeps them while it
@@ -44,7 +44,7 @@ class Sequence:
     """
 
     sid: int
-    request: Request
+    request: RequestState
     index: int
     seed: int
     slot: int = 0
@@ -63,16 +63,16 @@ class Sequence:
     """How often one that came later was admitted first."""
     key: PrefixKey | None = None
     """Of all its tokens; made when the prefix cache is first asked, dropped when they change."""
-    match: Match | None = None
+    match: PrefixMatch | None = None
     match_version: int = -1
     """Of the memory when `match` was made."""
     branch: int = 0
     """Tokens after which its prompt leaves what the prefix cache knows; 0 = nowhere."""
     pending: bool = False
     """A checkpoint that it can start from is being saved by the plan in the making."""
-    started: Node | None = None
+    started: TreeNode | None = None
     """Whose checkpoint it started from."""
-    lock: Lock | None = None
+    lock: PrefixLock | None = None
     """On its cached prefix, while it holds a slot."""
     first_told: bool = False
     drafted: int = 0
@@ -113,7 +113,7 @@ class Sequence:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class RequestState:
     """What a Submit asked for, and which of its sequences still live."""
 
     submit: Submit
@@ -122,9 +122,9 @@ class Request:
     """Of the submit, with max_tokens capped to what can be held."""
     name: bytes = b""
     """In the journal."""
-    live: dict[int, Sequence] = field(default_factory=dict)
+    live: dict[int, SequenceState] = field(default_factory=dict)
     """By sid."""
-    choices: list[Sequence] = field(default_factory=list)
+    choices: list[SequenceState] = field(default_factory=list)
     """All of them, in order."""
     waiting: int = 0
     """Sequences of it in the waiting queue."""
@@ -140,18 +140,18 @@ class Request:
             self.params = msgspec.structs.replace(self.params, max_tokens=room)
 
 
-def open_request(submit: Submit, first_sid: int) -> Request:
+def open_request(submit: Submit, first_sid: int) -> RequestState:
     """The request of a Submit, with its `n` sequences numbered from `first_sid`."""
     prompt = np.frombuffer(submit.prompt, np.int32, count=len(submit.prompt) // 4)
-    request = Request(submit, prompt, submit.params, request_name(submit.client, submit.rid))
+    request = RequestState(submit, prompt, submit.params, request_name(submit.client, submit.rid))
     for index in range(submit.n):
         sid = first_sid + index
-        request.live[sid] = Sequence(sid, request, index, choice_seed(submit.seed, index))
+        request.live[sid] = SequenceState(sid, request, index, choice_seed(submit.seed, index))
     request.choices = list(request.live.values())
     return request
 
 
-def opening(sequence: Sequence, epoch: int) -> Open:
+def opening(sequence: SequenceState, epoch: int) -> Open:
     """What the detokenizer must know of a sequence before its tokens. epoch: the scheduler's."""
     submit = sequence.request.submit
     told = submit.prompt

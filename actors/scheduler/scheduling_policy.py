@@ -1,8 +1,8 @@
 """Scheduling policies: who is admitted next, who is preempted, what admission keeps free.
 
 Pure: every function sees a small view of the queue or of the running sequences and returns a
-choice; `VirtualTokens` and `Reserve` are the two small states that some choices need, and read no
-clock. The scheduler decides nothing by itself that could be decided here.
+choice; `VirtualTokenCounter` and `AdmissionReserve` are the two small states that some choices
+need, and read no clock. The scheduler decides nothing by itself that could be decided here.
 
 The order of the waiting is a key that sorts (smallest first). `fcfs_key` and `priority_key` do not
 change while a sequence waits, so that a queue may keep itself sorted by them.
@@ -23,13 +23,13 @@ from actorium.actors.config.retention import IDLE_TENANTS
 PATIENCE = 64
 """Under lpm: how often a sequence may be passed over before it goes first."""
 CLIP = 4096
-"""Tokens at most that one sequence counts for in `Reserve.needed`: requests that name no max_tokens
-may run to the end of the context, but seldom do (as SGLang clips its estimate)."""
+"""Tokens at most that one sequence counts for in `AdmissionReserve.needed`: requests that name no
+max_tokens may run to the end of the context, but seldom do (as SGLang clips its estimate)."""
 
 Ints: TypeAlias = NDArray[np.integer[Any]]
 
 
-class Waiting(NamedTuple):
+class WaitingView(NamedTuple):
     """One waiting sequence, as a policy sees it."""
 
     sid: int
@@ -51,27 +51,27 @@ class Waiting(NamedTuple):
 # --- whom to admit next ---------------------------------------------------------------------------
 # Each takes at least one waiting sequence (ValueError else) and returns the index of one.
 
-def fcfs_key(w: Waiting) -> tuple[bool, int]:
+def fcfs_key(w: WaitingView) -> tuple[bool, int]:
     """Preempted first, then by arrival."""
     return not w.preempted, w.arrival
 
 
-def priority_key(w: Waiting) -> tuple[int, bool, int]:
+def priority_key(w: WaitingView) -> tuple[int, bool, int]:
     """Higher priority first, within one preempted first, then by arrival."""
     return -w.priority, not w.preempted, w.arrival
 
 
-def next_fcfs(waiting: Sequence[Waiting]) -> int:
+def next_fcfs(waiting: Sequence[WaitingView]) -> int:
     """First come, first served; preempted ones before all others."""
     return min(range(len(waiting)), key=lambda i: fcfs_key(waiting[i]))
 
 
-def next_priority(waiting: Sequence[Waiting]) -> int:
+def next_priority(waiting: Sequence[WaitingView]) -> int:
     """The highest priority; within it preempted ones first, then by arrival."""
     return min(range(len(waiting)), key=lambda i: priority_key(waiting[i]))
 
 
-def next_lpm(waiting: Sequence[Waiting], patience: int = PATIENCE) -> int:
+def next_lpm(waiting: Sequence[WaitingView], patience: int = PATIENCE) -> int:
     """The longest cached prefix, ties by arrival; preempted ones before all others.
 
     It keeps what the cache holds in use before it is evicted (SGLang, arXiv 2312.07104, section 3).
@@ -86,14 +86,14 @@ def next_lpm(waiting: Sequence[Waiting], patience: int = PATIENCE) -> int:
     return min(range(len(waiting)), key=key)
 
 
-def passed_over(waiting: Iterable[Waiting], chosen: Waiting) -> list[int]:
+def passed_over(waiting: Iterable[WaitingView], chosen: WaitingView) -> list[int]:
     """sids of those whose `passed` rises by one when `chosen` is admitted (it is none of them)."""
     return [w.sid for w in waiting if w.arrival < chosen.arrival]
 
 
-def next_fair(waiting: Sequence[Waiting], served: Mapping[str, float]) -> int:
-    """The tenant that was served least (`VirtualTokens.served`), within it as `next_fcfs`; tenants
-    served alike: whose sequence came first.
+def next_fair(waiting: Sequence[WaitingView], served: Mapping[str, float]) -> int:
+    """The tenant that was served least (`VirtualTokenCounter.served`), within it as `next_fcfs`;
+    tenants served alike: whose sequence came first.
 
     A tenant's first alone may stand in the view for all of its sequences: the choice is the same.
     """
@@ -106,7 +106,7 @@ def next_fair(waiting: Sequence[Waiting], served: Mapping[str, float]) -> int:
 
 # --- fair shares ----------------------------------------------------------------------------------
 
-class VirtualTokens:
+class VirtualTokenCounter:
     """Tokens served to each tenant, divided by its weight: the Virtual Token Counter.
 
     Sheng et al., "Fairness in Serving Large Language Models", arXiv 2401.00588, algorithm 2, with
@@ -227,7 +227,7 @@ def _less(counts: dict[str, int], tenant: str) -> None:
 
 # --- whom to preempt ------------------------------------------------------------------------------
 
-class Running(NamedTuple):
+class RunningView(NamedTuple):
     """The running sequences as columns, each an integer array [n]."""
 
     order: Ints
@@ -239,7 +239,7 @@ class Running(NamedTuple):
     """Pages that would become free or evictable."""
 
 
-def choose_victim(running: Running, below: int | None = None) -> int | None:
+def choose_victim(running: RunningView, below: int | None = None) -> int | None:
     """Index of the sequence to preempt; None if there is none whose preemption would help.
 
     The lowest priority first; within it the fewest tokens to recompute among those that free at
@@ -269,8 +269,8 @@ def _oldest_of_highest(order: Ints, priority: Ints) -> int:
 
 # --- what admission promises ----------------------------------------------------------------------
 
-def cannot_meet(deadline: float | None, now: float, tokens_ahead: int, own_tokens: int,
-                tokens_per_second: float | None) -> bool:
+def misses_deadline(deadline: float | None, now: float, tokens_ahead: int, own_tokens: int,
+                    tokens_per_second: float | None) -> bool:
     """True if a deadline passes before the work is done even by an optimistic estimate.
 
     `tokens_ahead` are to be computed before it begins, `own_tokens` until it ends; the rate is the
@@ -286,7 +286,7 @@ def cannot_meet(deadline: float | None, now: float, tokens_ahead: int, own_token
     return now + (tokens_ahead + own_tokens) / tokens_per_second > deadline
 
 
-class Reserve:
+class AdmissionReserve:
     """How many tokens admission keeps free for what running sequences will yet emit.
 
     A ratio of what they still may emit: it starts at `initial`, rises by `rise` with each

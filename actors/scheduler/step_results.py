@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
-from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.cache.pages import Ints
-from actorium.actors.scheduler.draft_policy import Verified
-from actorium.actors.scheduler.plans import PlanRecord
-from actorium.actors.scheduler.request_state import Sequence
+from actorium.actors.scheduler.cache.page_allocator import Ints
+from actorium.actors.scheduler.draft_policy import VerifiedDrafts
+from actorium.actors.scheduler.planner import PlanRecord
+from actorium.actors.scheduler.request_state import SequenceState
+from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 FINISH_REASONS = {1: "stop", 2: "length"}
 
@@ -23,7 +23,7 @@ class BadResult(RuntimeError):
     """The worker's result does not fit the plan it answers."""
 
 
-class Rows(NamedTuple):
+class ResultRows(NamedTuple):
     """A result's columns, unpacked: n rows."""
 
     counts: NDArray[np.int32]
@@ -37,36 +37,36 @@ class Rows(NamedTuple):
 
 
 @dataclass(slots=True)
-class Credited:
+class StepOutcome:
     """What became of a result: how many tokens it brought, and the news for the detokenizer."""
 
     tokens: int
     batch: TokenBatch | None
-    verified: Verified | None = None
+    verified: VerifiedDrafts | None = None
     """None where no draft was verified."""
 
 
-def resolve(books: Books, record: PlanRecord, result: StepResult) -> Credited:
+def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) -> StepOutcome:
     """Credit the tokens of a result to their sequences and end those that it ends.
 
     Rows are matched by the plan's own record. Most belong to the sequence that still sits in the
     slot. The others left it meanwhile: preempted ones get their tokens all the same, the tokens of
     ended ones are dropped. Raises `BadResult` if the result does not fit the plan.
     """
-    table, slots = books.table, record.slots
+    table, slots = state.table, record.slots
     starts = table.emitted[slots]
     if _is_steady(record, result) and table.sid[slots].tobytes() == record.sids_column:
         if record.window > 1:
-            return _credit_windows(books, record, result, starts)
+            return _credit_windows(state, record, result, starts)
         table.credit_one(slots, starts, np.frombuffer(result.tokens, np.int32))
-        books.served(record.sids, None)
-        return Credited(len(slots), TokenBatch(
+        state.served(record.sids, None)
+        return StepOutcome(len(slots), TokenBatch(
             step=result.step, sids=record.sids_column, starts=starts.tobytes(),
             counts=result.counts, tokens=result.tokens, epoch=result.epoch))
     rows = _unpack(record, result)
-    known = _credit_apart(books, record, rows, starts)
-    books.served(record.sids[known], rows.counts[known])
-    events = _events(books, record, rows, result, known)
+    known = _credit_apart(state, record, rows, starts)
+    state.served(record.sids[known], rows.counts[known])
+    events = _events(state, record, rows, result, known)
     credited = _batch(record, result.epoch, rows, known, starts, events)
     credited.verified = _verified(record, rows)
     return credited
@@ -91,33 +91,34 @@ def _histogram(record: PlanRecord, result: StepResult) -> list[int]:
     return [0, *(result.counts.count(count) for count in range(1, record.window + 1))]
 
 
-def _credit_windows(books: Books, record: PlanRecord, result: StepResult,
-                    starts: Ints) -> Credited:
+def _credit_windows(state: SchedulerState, record: PlanRecord, result: StepResult,
+                    starts: Ints) -> StepOutcome:
     """The steady step with drafts."""
     tokens = np.frombuffer(result.tokens, np.int32)
     counts = np.frombuffer(result.counts, np.uint8).astype(np.int32)
-    books.table.credit(record.slots, starts, tokens, counts, record.window)
-    books.served(record.sids, counts)
+    state.table.credit(record.slots, starts, tokens, counts, record.window)
+    state.served(record.sids, counts)
     batch = TokenBatch(step=result.step, sids=record.sids_column, starts=starts.tobytes(),
                        counts=result.counts, tokens=result.tokens, epoch=result.epoch,
                        drafts=record.window - 1)
     going = _histogram(record, result)
-    return Credited(len(tokens), batch, Verified(going, [0] * len(going)))
+    return StepOutcome(len(tokens), batch, VerifiedDrafts(going, [0] * len(going)))
 
 
-def _verified(record: PlanRecord, rows: Rows) -> Verified | None:
+def _verified(record: PlanRecord, rows: ResultRows) -> VerifiedDrafts | None:
     """How far the step's decodes got with their drafts; None if they had none."""
     if record.window == 1 or not record.decodes:
         return None
     ended = rows.finish[record.firsts:] > 0
     counts = rows.counts[record.firsts:]
-    return Verified(*(np.bincount(counts[which], minlength=record.window + 1).tolist()
-                      for which in (~ended, ended)))
+    return VerifiedDrafts(*(np.bincount(counts[which], minlength=record.window + 1).tolist()
+                            for which in (~ended, ended)))
 
 
-def _unpack(record: PlanRecord, result: StepResult) -> Rows:
-    rows = Rows(np.frombuffer(result.counts, np.uint8).astype(np.int32),
-                np.frombuffer(result.finish, np.uint8), np.frombuffer(result.tokens, np.int32))
+def _unpack(record: PlanRecord, result: StepResult) -> ResultRows:
+    rows = ResultRows(np.frombuffer(result.counts, np.uint8).astype(np.int32),
+                      np.frombuffer(result.finish, np.uint8),
+                      np.frombuffer(result.tokens, np.int32))
     want, got = len(record.slots), (len(rows.counts), len(rows.finish))
     if got != (want, want) or int(rows.counts.sum()) != len(rows.tokens):
         raise BadResult(f"step {result.step}: {want} rows planned; the result has {got[0]} counts, "
@@ -128,17 +129,17 @@ def _unpack(record: PlanRecord, result: StepResult) -> Rows:
     return rows
 
 
-def _credit_apart(books: Books, record: PlanRecord, rows: Rows,
+def _credit_apart(state: SchedulerState, record: PlanRecord, rows: ResultRows,
                   starts: Ints) -> NDArray[np.bool_]:
     """Credit rows still in their slots, and preempted ones (whose `starts` are corrected).
 
     Returns bool[n]: whose sequence still lives.
     """
-    table, ends = books.table, rows.ends()
+    table, ends = state.table, rows.ends()
     settled = table.sid[record.slots] == record.sids
     known = settled.copy()
     for row in np.flatnonzero(~settled):
-        sequence = books.sequences.get(int(record.sids[row]))
+        sequence = state.sequences.get(int(record.sids[row]))
         if sequence is not None:
             known[row] = True
             starts[row] = len(sequence.emitted)
@@ -157,22 +158,22 @@ def _credit_apart(books: Books, record: PlanRecord, rows: Rows,
     return known
 
 
-def _batch(record: PlanRecord, epoch: int, rows: Rows, known: NDArray[np.bool_], starts: Ints,
-           events: list[SequenceEvent]) -> Credited:
+def _batch(record: PlanRecord, epoch: int, rows: ResultRows, known: NDArray[np.bool_], starts: Ints,
+           events: list[SequenceEvent]) -> StepOutcome:
     keep = known & (rows.counts > 0)
     tokens = rows.tokens[np.repeat(keep, rows.counts)]
     if not len(tokens) and not events:
-        return Credited(0, None)
+        return StepOutcome(0, None)
     batch = TokenBatch(step=record.step, sids=record.sids[keep].tobytes(),
                        starts=starts[keep].tobytes(),
                        counts=rows.counts[keep].astype(np.uint8).tobytes(),
                        tokens=tokens.tobytes(), events=events, epoch=epoch,
                        drafts=record.window - 1,
                        firsts=int(np.count_nonzero(keep[:record.firsts])))
-    return Credited(len(tokens), batch)
+    return StepOutcome(len(tokens), batch)
 
 
-def _events(books: Books, record: PlanRecord, rows: Rows, result: StepResult,
+def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result: StepResult,
             known: NDArray[np.bool_]) -> list[SequenceEvent]:
     """First tokens, ends and logprobs: one event for each sequence that has any of them."""
     finished = rows.finish.any()
@@ -180,7 +181,7 @@ def _events(books: Books, record: PlanRecord, rows: Rows, result: StepResult,
         return []
     news: dict[int, dict[str, Any]] = {}
     for row in range(record.firsts):
-        sequence = books.sequences.get(int(record.sids[row]))
+        sequence = state.sequences.get(int(record.sids[row]))
         if sequence is not None and not sequence.first_told:
             sequence.first_told = True
             news[sequence.sid] = {"cached_tokens": sequence.cached_len}
@@ -188,18 +189,18 @@ def _events(books: Books, record: PlanRecord, rows: Rows, result: StepResult,
         if known[logprobs.row]:
             sid = int(record.sids[logprobs.row])
             news.setdefault(sid, {})["logprobs"] = logprobs
-            if books.remembers:
-                books.sequences[sid].logprobs.append(logprobs)
+            if state.remembers:
+                state.sequences[sid].logprobs.append(logprobs)
     for logprobs in result.prompt_logprobs:
-        sequence = books.sequences.get(record.extends[logprobs.row])
+        sequence = state.sequences.get(record.extends[logprobs.row])
         if sequence is None:
             continue
-        with books.faults.of(sequence.request):
+        with state.faults.of(sequence.request):
             if (fresh := _untold(sequence, logprobs)) is not None:
                 news.setdefault(sequence.sid, {})["prompt_logprobs"] = fresh
-                if books.remembers:
+                if state.remembers:
                     sequence.prompt_logprobs.append(fresh)
-    ended = _finish(books, record, rows, known, news) if finished else []
+    ended = _finish(state, record, rows, known, news) if finished else []
     events = {sid: SequenceEvent(sid=sid, **fields) for sid, fields in news.items()}
     for sequence in ended:
         sequence.finish = msgspec.structs.replace(events[sequence.sid], logprobs=None,
@@ -207,8 +208,8 @@ def _events(books: Books, record: PlanRecord, rows: Rows, result: StepResult,
     return list(events.values())
 
 
-def _finish(books: Books, record: PlanRecord, rows: Rows, known: NDArray[np.bool_],
-            news: dict[int, dict[str, Any]]) -> list[Sequence]:
+def _finish(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: NDArray[np.bool_],
+            news: dict[int, dict[str, Any]]) -> list[SequenceState]:
     """End those that the result ends, and return them."""
     ends, ended = rows.ends(), []
     for row in np.flatnonzero((rows.finish > 0) & known):
@@ -217,22 +218,22 @@ def _finish(books: Books, record: PlanRecord, rows: Rows, known: NDArray[np.bool
         fields["finish_reason"] = FINISH_REASONS[code]
         if code == 1:
             fields["stop_token"] = int(rows.tokens[ends[row] - 1])
-        sequence = books.sequences[sid]
-        with books.faults.of(sequence.request):
-            books.end(sequence)
+        sequence = state.sequences[sid]
+        with state.faults.of(sequence.request):
+            state.end(sequence)
             fields |= drafts_of(sequence)
             ended.append(sequence)
     return ended
 
 
-def drafts_of(sequence: Sequence) -> dict[str, int]:
+def drafts_of(sequence: SequenceState) -> dict[str, int]:
     """What the event of an ended sequence says of its drafts: nothing where there were none."""
     if not sequence.drafted:
         return {}
     return {"draft_tokens": sequence.drafted, "accepted_tokens": sequence.accepted}
 
 
-def _untold(sequence: Sequence, logprobs: RowLogprobs) -> RowLogprobs | None:
+def _untold(sequence: SequenceState, logprobs: RowLogprobs) -> RowLogprobs | None:
     """The part of prompt logprobs that was not told before a preemption made it come again."""
     count = len(logprobs.chosen) // 4
     skip = min(max(sequence.prompt_told - logprobs.start, 0), count)

@@ -50,7 +50,7 @@ def memory_of(grammar: str) -> int:
     return COMPILED_BYTES + COMPILED_FACTOR * len(grammar)
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """A tokenizer as grammars see it."""
 
     def __init__(self, tokenizer: Path, size: int, eos: Sequence[int]) -> None:
@@ -66,14 +66,14 @@ class Vocabulary:
         """Of all of them, as `memory_of` counts."""
         self._threads: Any = None
 
-    def matcher(self, grammar: str) -> Matcher:
+    def matcher(self, grammar: str) -> GrammarMatcher:
         """At the start of the grammar. Raises `InvalidRequest` if it does not compile."""
         if grammar not in self._kept:
             self.keep(grammar, self.compile(grammar))
         compiled = self._kept[grammar] = self._kept.pop(grammar)
         if isinstance(compiled, InvalidRequest):
             raise InvalidRequest(compiled.message, compiled.param)
-        return Matcher(compiled.deep_copy(), self)
+        return GrammarMatcher(compiled.deep_copy(), self)
 
     def knows(self, grammar: str) -> bool:
         """Whether `matcher` answers at once."""
@@ -97,8 +97,9 @@ class Vocabulary:
             del self._kept[oldest]
             self.kept_bytes -= memory_of(oldest)
 
-    def masks(self, wanted: Sequence[tuple[Matcher, Sequence[int]]]) -> list[list[U32]]:
-        """`Matcher.masks` of each matcher and its drafts, side by side where that is worth it."""
+    def masks(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[list[U32]]:
+        """`GrammarMatcher.masks` of each matcher and its drafts, side by side where that is worth
+        it."""
         if len(wanted) < 2 or self.size < LARGE:
             return [matcher.masks(drafts) for matcher, drafts in wanted]
         if self._threads is None:
@@ -146,10 +147,10 @@ class Vocabulary:
         return compiled
 
 
-class Matcher:
+class GrammarMatcher:
     """Where one sequence is in its grammar."""
 
-    def __init__(self, compiled: Any, vocabulary: Vocabulary) -> None:
+    def __init__(self, compiled: Any, vocabulary: GrammarVocabulary) -> None:
         """compiled: llguidance's matcher, which is `inner` from now on."""
         self.inner, self._vocabulary = compiled, vocabulary
         self.consumed = 0
@@ -203,7 +204,7 @@ its context with blanks."""
 
 def grammar_of(wanted: Structured) -> str:
     """As llguidance writes it. Raises `InvalidRequest` where it is none; whether it compiles is
-    for `Vocabulary.matcher` to say."""
+    for `GrammarVocabulary.matcher` to say."""
     if wanted.json_schema is not None:
         return json_grammar(wanted.json_schema, wanted.additional_properties)
     if wanted.json_object:

@@ -21,8 +21,8 @@ NONE_LEFT = "allowed_token_ids and bad_words leave no token to sample"
 FORBIDDEN = "a token that allowed_token_ids or bad_words forbid"
 
 
-class Matcher(Protocol):
-    """Where a sequence is in its grammar (`grammar.Matcher`)."""
+class TokenMatcher(Protocol):
+    """Where a sequence is in its grammar (`grammar.TokenMatcher`)."""
 
     consumed: int
 
@@ -32,18 +32,18 @@ class Matcher(Protocol):
     def take(self, tokens: Sequence[int]) -> bool: ...
 
 
-class Tree:
+class BadWordTree:
     """Sequences of tokens, each token's node below that of the one before."""
 
     __slots__ = ("barred", "next")
 
     def __init__(self) -> None:
-        self.next: dict[int, Tree] = {}
+        self.next: dict[int, BadWordTree] = {}
         self.barred: list[int] = []
         """Tokens that must not follow on the sequence that ends here."""
 
 
-class Filter:
+class TokenRuleFilter:
     """The token rules of a request, ready to be applied: shared by its choices.
 
     Bad words follow vLLM: a sequence of tokens is kept from coming about by forbidding its last
@@ -58,7 +58,7 @@ class Filter:
             self._base[:] = _all(rules.vocab_size)
         elif has_grammar:
             self._base |= bits_of(np.array(params.eos_ids, np.int32), rules.vocab_size)
-        self._after = Tree()
+        self._after = BadWordTree()
         """The tokens that stand before the last one of each word, read backwards."""
         self.memory = 1
         """How many of the last tokens matter."""
@@ -67,7 +67,7 @@ class Filter:
             if before:
                 node = self._after
                 for token in reversed(before):
-                    node = node.next.setdefault(token, Tree())
+                    node = node.next.setdefault(token, BadWordTree())
                 node.barred.append(last)
                 self.memory = max(self.memory, len(before))
             else:
@@ -105,10 +105,10 @@ class Filter:
         return found
 
 
-class Guide:
+class SequenceGuide:
     """One sequence: what it has said so far, as far as that decides what it may say next."""
 
-    def __init__(self, matcher: Matcher | None, rules: Filter | None) -> None:
+    def __init__(self, matcher: TokenMatcher | None, rules: TokenRuleFilter | None) -> None:
         self.matcher = matcher
         self._rules = rules
         self._tail: list[int] = []
@@ -159,11 +159,11 @@ class Guide:
         return found
 
 
-def filter_of(submit: Submit) -> Filter | None:
+def filter_of(submit: Submit) -> TokenRuleFilter | None:
     """Of a request; None where it has no token rules."""
     if submit.rules is None:
         return None
-    return Filter(submit.rules, submit.params, bool(submit.grammar))
+    return TokenRuleFilter(submit.rules, submit.params, bool(submit.grammar))
 
 
 def bits_of(ids: NDArray[np.int32], size: int) -> U32:

@@ -47,7 +47,7 @@ Of private characters, and a space at the end, which shows whether the template 
 _RESERVED = RESERVED_TEMPLATE_ARGS | {TICK, CONCAT}
 
 
-class Ending(Struct, frozen=True, array_like=True):
+class PromptEnding(Struct, frozen=True, array_like=True):
     """How the prompt of a conversation ends."""
 
     add_generation_prompt: bool = True
@@ -56,10 +56,10 @@ class Ending(Struct, frozen=True, array_like=True):
     """With the last turn's text, which the model goes on with."""
 
 
-MODELS_TURN = Ending()
+MODELS_TURN = PromptEnding()
 
 
-class Unfinished(Exception):
+class RenderBudgetExceeded(Exception):
     """The template runs through more iterations than it was given."""
 
 
@@ -115,12 +115,12 @@ class ChatTemplate:
 
     def render(self, messages: list[ChatMessage], args: dict[str, Any],
                tools: list[dict[str, Any]] | None = None, ticks: int = MAX_TICKS,
-               ending: Ending = MODELS_TURN) -> str:
+               ending: PromptEnding = MODELS_TURN) -> str:
         """The prompt, which ends as `ending` says (args may set `add_generation_prompt`, too).
         Turns and tools look to the template as transformers hands them over.
 
         Raises `InvalidRequest` naming `messages`, `template_args` or `continue_final_message`, and
-        `Unfinished` after fewer `ticks` than a template may take.
+        `RenderBudgetExceeded` after fewer `ticks` than a template may take.
         """
         if not messages or len(messages) > MAX_TURNS:
             raise InvalidRequest(f"messages: 1 to {MAX_TURNS} are needed, got {len(messages)}",
@@ -146,7 +146,7 @@ class ChatTemplate:
             return self._join(variables)
         except Exception as error:  # a template can raise anything at all
             if isinstance(error, TooMuch) and ticks < MAX_TICKS:
-                raise Unfinished from None
+                raise RenderBudgetExceeded from None
             text = str(error) or type(error).__name__
             raise InvalidRequest(f"messages: the chat template refused them: {text[:500]}",
                                  "messages") from None

@@ -43,8 +43,8 @@ from actorium.actors.params import for_choices
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of, open_journal
 from actorium.actors.runtime.offload import THREADS, Offload, OffloadJob
 from actorium.actors.tokenizer import defaults
-from actorium.actors.tokenizer.chat_template import Unfinished
-from actorium.actors.tokenizer.prompts import SHORT_CHARS, Asked, Prompts
+from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
+from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS, PromptEncoder, PromptRequest
 from actorium.actors.tokenizer.text_model import TextModel
 from actorium.actors.tokenizer.token_rules import token_rules
 
@@ -64,7 +64,7 @@ class Nudge(Message, frozen=True):
     """The whole inbox of the tokenizer: it makes the actor wake up and does nothing else."""
 
 
-class Waiting(NamedTuple):
+class PendingMessage(NamedTuple):
     """A message of the front, not answered yet."""
 
     client: bytes
@@ -94,16 +94,16 @@ class TokenizerCore(Core):
         self._model: TextModel | None = None
         self._announced = False
         self._seeds = defaults.Seeds(ctx.config.model.seed, ctx.entropy)
-        self._prompts: Prompts | None = None
+        self._prompts: PromptEncoder | None = None
         self._offload = Offload(self.journal)
         self._own_offload = Offload(self.journal, 1 + THREADS)
         """For templates that requests bring, which keep no others waiting."""
-        self._pending: deque[Waiting] = deque()
+        self._pending: deque[PendingMessage] = deque()
         self._left = 0
         """Of `BURST`, in this wake."""
         self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
         """Requests submitted: prompt tokens, and when last."""
-        self._parked: list[Waiting] = []
+        self._parked: list[PendingMessage] = []
         """Until their grammars have been checked, and their prompts found out."""
         self._post: Callable[[], None] | None = None
         self._out: list[Send] = []
@@ -121,7 +121,7 @@ class TokenizerCore(Core):
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
         """Queue one message of the front; `on_wake` answers it."""
-        self._pending.append(Waiting(client, message, now))
+        self._pending.append(PendingMessage(client, message, now))
 
     def on_bad_client(self, client: bytes, error_text: str) -> None:
         """A frame that is no message of the front: its rid is unknown, so `rid` is "-"."""
@@ -139,7 +139,7 @@ class TokenizerCore(Core):
             return []
         if self._model is None:
             self._model = TextModel(self._config)
-            self._prompts = Prompts(self._model)
+            self._prompts = PromptEncoder(self._model)
         if self._parked:
             self._unpark(self._model)
         self._left = BURST
@@ -172,7 +172,7 @@ class TokenizerCore(Core):
 
     # --- requests -----------------------------------------------------------------------------
 
-    def _answer(self, entry: Waiting) -> None:
+    def _answer(self, entry: PendingMessage) -> None:
         client, message = entry.client, entry.message
         self._done_requests += 1
         if isinstance(message, Abort):
@@ -207,7 +207,7 @@ class TokenizerCore(Core):
     def _tell(self, client: bytes, message: Any) -> None:
         self._out.append(Send(CLIENT, message, client))
 
-    def _handle(self, entry: Waiting) -> None:
+    def _handle(self, entry: PendingMessage) -> None:
         client, message = entry.client, entry.message
         model, prompts = self._model, self._prompts
         assert model is not None and prompts is not None
@@ -227,7 +227,7 @@ class TokenizerCore(Core):
 
     # --- what takes long ----------------------------------------------------------------------
 
-    def _waits_for_others(self, entry: Waiting, name: bytes) -> bool:
+    def _waits_for_others(self, entry: PendingMessage, name: bytes) -> bool:
         """Whether it is suspected of a death, and others are worked on at the moment."""
         busy = self._offload.busy or self._own_offload.busy
         if not (self.journal.suspected(name) and busy) or entry.job is not None:
@@ -235,7 +235,7 @@ class TokenizerCore(Core):
         self._parked.append(entry)
         return True
 
-    def _waits_for_grammar(self, entry: Waiting) -> bool:
+    def _waits_for_grammar(self, entry: PendingMessage) -> bool:
         """Whether its grammar is checked first; meanwhile others are answered."""
         message, model, post = entry.message, self._model, self._post
         if not isinstance(message, Generate) or post is None or model is None:
@@ -250,10 +250,10 @@ class TokenizerCore(Core):
         model.grammars.ask(wanted, post)
         return True
 
-    def _waits_for_prompt(self, entry: Waiting) -> bool:
+    def _waits_for_prompt(self, entry: PendingMessage) -> bool:
         """Whether its prompt is long, and is found out first."""
         message, prompts = entry.message, self._prompts
-        if not isinstance(message, Asked | Detokenize) or entry.job is not None \
+        if not isinstance(message, PromptRequest | Detokenize) or entry.job is not None \
                 or prompts is None or self._post is None:
             return False
         size = prompts.size(message)
@@ -267,7 +267,7 @@ class TokenizerCore(Core):
         self._hand_to_thread(entry)
         return True
 
-    def _hand_to_thread(self, entry: Waiting) -> None:
+    def _hand_to_thread(self, entry: PendingMessage) -> None:
         """What was sent again meanwhile gets one answer."""
         message, prompts, post = entry.message, self._prompts, self._post
         assert prompts is not None and post is not None
@@ -291,7 +291,7 @@ class TokenizerCore(Core):
                 or (entry.job is not None and not entry.job.done)
             (self._parked if waits else self._pending).append(entry)
 
-    def _ids(self, entry: Waiting) -> array[int] | None:
+    def _ids(self, entry: PendingMessage) -> array[int] | None:
         """Of its prompt; None = it takes longer than it looked, and is found out on the side."""
         prompts = self._prompts
         assert prompts is not None
@@ -300,7 +300,7 @@ class TokenizerCore(Core):
             return ids
         try:
             return prompts.short(entry.message)
-        except Unfinished:
+        except RenderBudgetExceeded:
             if self._post is None:
                 return prompts.long(entry.message)
             self._hand_to_thread(entry)
@@ -308,7 +308,7 @@ class TokenizerCore(Core):
 
     # --- completions --------------------------------------------------------------------------
 
-    def _knows(self, entry: Waiting) -> bool:
+    def _knows(self, entry: PendingMessage) -> bool:
         """It was submitted just now."""
         known = self._known.get((entry.client, entry.message.rid))
         return known is not None and entry.now < known[1] + SUBMIT_AGAIN
@@ -318,7 +318,7 @@ class TokenizerCore(Core):
         assert self._model is not None
         defaults.check_params(message.params, self._model.facts)
 
-    def _generate(self, entry: Waiting, model: TextModel) -> None:
+    def _generate(self, entry: PendingMessage, model: TextModel) -> None:
         client, message, now = entry.client, entry.message, entry.now
         key = (client, message.rid)
         known = self._known.get(key)

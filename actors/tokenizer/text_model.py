@@ -18,13 +18,13 @@ from actorium.actors.errors import BadModel, ContextOverflow, InvalidRequest
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams
-from actorium.actors.structured.checking import Grammars
+from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer import chat_template as chat
 from actorium.actors.tokenizer.defaults import ModelFacts
 from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
 
 if TYPE_CHECKING:
-    from actorium.actors.structured.grammar import Vocabulary
+    from actorium.actors.structured.grammar import GrammarVocabulary
 
 assert sys.byteorder == "little" and array("i").itemsize == 4, "columns are little-endian int32"
 
@@ -60,7 +60,7 @@ class TextModel:
             has_tokenizer=self._tokenizer is not None, max_n=config.scheduler.max_n,
             max_new_tokens=models.max_new_tokens(config.model.generation_config,
                                                  config.model.override_generation_config))
-        self.grammars = Grammars(self.path, self.facts)
+        self.grammars = GrammarValidator(self.path, self.facts)
 
     def _with_tokenizer_eos(self, eos: tuple[int, ...], size: int) -> tuple[int, ...]:
         """The model's ids and the tokenizer's eos_token (fine-tunes often name it there alone)."""
@@ -206,13 +206,14 @@ def _checked_defaults(generation: dict[str, Any], path: Path) -> dict[str, Any]:
     return kept
 
 
-def vocabulary_of(config: Config) -> Vocabulary:
+def vocabulary_of(config: Config) -> GrammarVocabulary:
     """The model's, as the tokenizer knows it: what it lets through compiles with this one. Takes
     more than a second where there are many tokens. Raises `InvalidRequest`, `BadModel`."""
-    from actorium.actors.structured.grammar import Vocabulary
+    from actorium.actors.structured.grammar import GrammarVocabulary
 
     if config.model.skip_tokenizer:
         raise InvalidRequest("structured: the engine runs without a tokenizer (skip_tokenizer)",
                              "structured")
     model = TextModel(config)
-    return Vocabulary(model.path / "tokenizer.json", model.facts.vocab_size, model.facts.eos_ids)
+    return GrammarVocabulary(model.path / "tokenizer.json", model.facts.vocab_size,
+                             model.facts.eos_ids)

@@ -31,7 +31,7 @@ TRIAL = "Hello  world, 12345!\n\tdef f(x):\r\n é中文 🙂 don't ____ aaaaaaaa
 T = TypeVar("T")
 
 
-class Steps(msgspec.Struct):
+class TokenizerSteps(msgspec.Struct):
     """The parts of tokenizer.json that are looked at here; of the model nothing is."""
 
     normalizer: dict[str, Any] | None = None
@@ -59,11 +59,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def read_steps(file: Path, data: bytes) -> Steps:
+def read_steps(file: Path, data: bytes) -> TokenizerSteps:
     """What `data`, the content of `file`, says beside its vocabulary. Raises `BadModel` where that
     cannot be served."""
     try:
-        steps = msgspec.json.decode(data, type=Steps)
+        steps = msgspec.json.decode(data, type=TokenizerSteps)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise _bad(file, error) from None
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):

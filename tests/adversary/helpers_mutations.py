@@ -23,7 +23,7 @@ from actorium.actors.detokenizer import incremental
 from actorium.actors.errors import ActoriumError
 from actorium.actors.messages import ChatMessage
 from actorium.actors.models.model_dir import DEMO_MODEL
-from actorium.actors.tokenizer.chat_template import Unfinished
+from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
 from actorium.actors.tokenizer.text_model import TextModel
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.worker.device import open_device
@@ -71,7 +71,7 @@ def chat(path: Path) -> None:
     """The same, and a conversation, as the actor itself renders a short one. What takes more is
     rendered elsewhere: not here."""
     model = TextModel(configured(path))
-    with contextlib.suppress(Unfinished):
+    with contextlib.suppress(RenderBudgetExceeded):
         model.template.render([ChatMessage("user", "hello " * 20)], {}, None, 20_000)
 
 

@@ -38,15 +38,15 @@ def fail(what: Any, role: str) -> None:
 def tokenizer(ctx: Context) -> Core:
     """Fails on a text, in what is guarded."""
     from actorium.actors.tokenizer.core import build
-    from actorium.actors.tokenizer.prompts import Prompts
+    from actorium.actors.tokenizer.prompt_encoder import PromptEncoder
 
-    usual = Prompts._ids
+    usual = PromptEncoder._ids
 
-    def ids(prompts: Prompts, message: Any, render: Any) -> Any:
+    def ids(prompts: PromptEncoder, message: Any, render: Any) -> Any:
         fail(message.text, "tokenizer")
         return usual(prompts, message, render)
 
-    Prompts._ids = ids  # type: ignore[method-assign]
+    PromptEncoder._ids = ids  # type: ignore[method-assign]
     return build(ctx)
 
 

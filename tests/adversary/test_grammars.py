@@ -27,8 +27,8 @@ from actorium.actors.params import (
     Structured,
     for_choices,
 )
-from actorium.actors.structured.checker import Checker
-from actorium.actors.structured.grammar import Matcher, Vocabulary, grammar_of
+from actorium.actors.structured.grammar import GrammarMatcher, GrammarVocabulary, grammar_of
+from actorium.actors.structured.grammar_process import GrammarProcess
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
 SIZE, EOS = 49_152, 2
@@ -88,7 +88,8 @@ UGLY: dict[str, Structured] = {
         "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
     "no end": schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
     "any depth": schema({"type": "array", "items": {"$ref": "#"}}),
-    "http": schema({"$ref": "http://127.0.0.1:9/x"}), "file": schema({"$ref": "file:///etc/passwd"}),
+    "http": schema({"$ref": "http://127.0.0.1:9/x"}),
+    "file": schema({"$ref": "file:///etc/passwd"}),
     "length": string(maxLength=1_000_000), "least length": string(minLength=10**9),
     "both lengths": string(minLength=30_000, maxLength=60_000), "less": string(maxLength=-1),
     "items": schema({"type": "array", "items": {"type": "integer"}, "minItems": 10**9}),
@@ -184,13 +185,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tokenizer: Path) -> Vocabulary:
-    return Vocabulary(tokenizer, SIZE, [EOS])
+def vocabulary(tokenizer: Path) -> GrammarVocabulary:
+    return GrammarVocabulary(tokenizer, SIZE, [EOS])
 
 
 @pytest.fixture(scope="module")
-def checker(tokenizer: Path) -> Iterator[Checker]:
-    made = Checker(tokenizer, SIZE, [EOS])
+def checker(tokenizer: Path) -> Iterator[GrammarProcess]:
+    made = GrammarProcess(tokenizer, SIZE, [EOS])
     yield made
     made.close()
 
@@ -202,7 +203,7 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def follow(matcher: Matcher, seed: int, tokens: int) -> tuple[int, float]:
+def follow(matcher: GrammarMatcher, seed: int, tokens: int) -> tuple[int, float]:
     """(tokens, longest seconds of one and the mask before it) along a random text that the grammar
     allows."""
     draw, longest = random.Random(seed), 0.0
@@ -224,7 +225,7 @@ def follow(matcher: Matcher, seed: int, tokens: int) -> tuple[int, float]:
     return tokens, longest
 
 
-def slowest(vocabulary: Vocabulary, grammar: str, tokens: int, limit: float) -> float:
+def slowest(vocabulary: GrammarVocabulary, grammar: str, tokens: int, limit: float) -> float:
     """The same of three texts; what took too long is looked at again, since a machine with other
     work has slower instructions."""
     for _ in range(3):
@@ -236,7 +237,8 @@ def slowest(vocabulary: Vocabulary, grammar: str, tokens: int, limit: float) -> 
 
 @pytest.mark.mended("an ambiguous grammar (start: start start | \"a\") took the scheduler 540 ms "
                     "for a mask and 200 ms for a token; with n=128 minutes for a step")
-def test_a_grammar_is_refused_or_its_masks_have_a_price(vocabulary: Vocabulary, checker: Checker,
+def test_a_grammar_is_refused_or_its_masks_have_a_price(vocabulary: GrammarVocabulary,
+                                                        checker: GrammarProcess,
                                                         tried: Any, amount: Any) -> None:
     refused: dict[str, str] = {}
     slow: dict[str, float] = {}
@@ -263,7 +265,8 @@ def test_a_grammar_is_refused_or_its_masks_have_a_price(vocabulary: Vocabulary, 
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_plain_grammar_is_followed_for_any_number_of_choices(vocabulary: Vocabulary, name: str,
+def test_a_plain_grammar_is_followed_for_any_number_of_choices(vocabulary: GrammarVocabulary,
+                                                               name: str,
                                                               tried: Any) -> None:
     grammar = grammar_of(PLAIN[name])
     assert grammar.startswith(WRITTEN)

@@ -17,7 +17,7 @@ import pytest
 from helpers_text import Asked, write_model
 
 from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES
-from actorium.actors.detokenizer.stop_expressions import ExpressionFinder
+from actorium.actors.detokenizer.stop_regex import StopRegexChecker
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.faces.chat_protocol import ChatBody
 from actorium.actors.gateway.faces.response_formats import FormatFields, structured_of
@@ -36,10 +36,10 @@ from actorium.actors.messages import (
 )
 from actorium.actors.params import Resolved, SamplingParams
 from actorium.actors.runtime.bad_frames import describe_bad_frame
-from actorium.actors.structured.guides import Filter, Guide
+from actorium.actors.structured.guides import SequenceGuide, TokenRuleFilter
 from actorium.actors.tokenizer.core import BURST
 from actorium.actors.tokenizer.defaults import ModelFacts, check_params
-from actorium.actors.tokenizer.prompts import SHORT_CHARS
+from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS
 
 BUSY = 0.1
 """Seconds."""
@@ -95,7 +95,7 @@ def test_a_stop_expression_has_a_price_by_the_character(expressions: tuple[str, 
     assert busy(lambda: check_params(params, FACTS)) < BUSY
     for letters in STREAMS:
         text = "".join(random.Random(1).choices(letters, k=amount(600, 4000)))
-        finder, spent, longest = ExpressionFinder((), expressions, False), 0.0, 0.0
+        finder, spent, longest = StopRegexChecker((), expressions, False), 0.0, 0.0
         for at in range(0, len(text), 8):
             began = thread_time()
             finder.feed(text[at:at + 8], armed=False)
@@ -160,8 +160,8 @@ def test_a_list_is_counted_before_it_is_looked_at(field: str, value: Any, fine: 
                     "128 choices took the scheduler some 100 ms a step")
 def test_bad_words_have_a_price_by_the_token(tried: Any) -> None:
     words = [bytes(4 * (20 + i % 100)) + (9 + i).to_bytes(4, "little") for i in range(256)]
-    rules = Filter(TokenRules(FACTS.vocab_size, b"", words), Resolved(max_tokens=9), False)
-    guides = [Guide(None, rules) for _ in range(128)]
+    rules = TokenRuleFilter(TokenRules(FACTS.vocab_size, b"", words), Resolved(max_tokens=9), False)
+    guides = [SequenceGuide(None, rules) for _ in range(128)]
     for guide in guides:
         guide.take([0] * 300)
 

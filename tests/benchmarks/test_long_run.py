@@ -47,7 +47,7 @@ def test_memory_stays_flat() -> None:
     gauges = loop.gauges()
     assert gauges["cached_pages"] == 0
     assert min(gauges["evicted_pages"], gauges["preemptions"], gauges["cache_hit_tokens"]) > 0
-    memory = loop.scheduler.books.memory
+    memory = loop.scheduler.state.memory
     assert memory.tree is not None and list(memory.tree.pages_held()) == []
 
 
@@ -59,6 +59,6 @@ def test_tenants_that_never_come_back_leave_nothing_behind() -> None:
         loop.submit(f"r{number}", bytes(4 * 20), params, tenant=f"once-{number}")
         while not loop.idle:
             loop.step()
-    fair = loop.scheduler.books.queue.fair
+    fair = loop.scheduler.state.queue.fair
     assert fair is not None and len(fair.served) <= 1025
     assert loop.gauges()["cached_pages"] <= long_run.POOL_TOKENS // long_run.PAGE

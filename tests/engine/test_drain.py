@@ -18,7 +18,11 @@ from helpers_cli import NULL, Cli
 from helpers_gateway import Scripted, ScriptedStream
 
 from actorium.actors.client.requests import Request, StreamDelta
-from actorium.actors.detokenizer.readers import RECONNECT_HURRIED, RETURN_HURRIED, Readers
+from actorium.actors.detokenizer.client_connections import (
+    RECONNECT_HURRIED,
+    RETURN_HURRIED,
+    ClientConnections,
+)
 from actorium.actors.gateway import actor
 from actorium.actors.gateway.resume.delta_streams import Joins
 
@@ -82,7 +86,7 @@ def test_abandoned_requests_do_not_hold_a_stop_and_others_are_finished(cli: Cli)
 
 
 def test_a_draining_detokenizer_waits_no_longer_than_it_must() -> None:
-    readers = Readers()
+    readers = ClientConnections()
     readers.meet(b"new", 100.0)
     readers.gone(b"gone", 100.0)
     readers.left(b"gone", 30.0)  # requests of its linger
@@ -110,7 +114,8 @@ class Endless(ScriptedStream):
 def test_a_draining_gateway_keeps_nothing_for_who_has_gone() -> None:
     async def run() -> list[bool]:
         joins, streams = Joins(), [Endless(Scripted([]), Request(prompt="a")) for _ in range(3)]
-        readers = [joins.join(f"n{i}", f"n{i}.x", lambda i=i: streams[i], 30.0)  # type: ignore[misc]
+        readers = [joins.join(f"n{i}", f"n{i}.x", lambda i=i: streams[i],
+                              30.0)  # type: ignore[misc]
                    for i in range(2)]
         await asyncio.sleep(0)
         await readers[0].aclose()

@@ -11,7 +11,7 @@ from actorium.actors.client.calls import speculation_of
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.core import Context
 from actorium.actors.detokenizer.core import DetokenizerCore
-from actorium.actors.detokenizer.incremental import NoText
+from actorium.actors.detokenizer.incremental import NoTextStream
 from actorium.actors.messages import (
     ActorStatus,
     Attach,
@@ -78,7 +78,7 @@ def test_a_json_line_tells_of_drafts_where_there_are_any() -> None:
     assert "draft_tokens" not in line(Usage(3, 1, 5))
 
 
-class Letters(NoText):
+class Letters(NoTextStream):
     """Token 5 reads "a", 6 "b", ..."""
 
     def push(self, token: int) -> str:

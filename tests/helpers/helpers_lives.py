@@ -34,7 +34,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import core
-from actorium.actors.scheduler.recovery.recovery import Past
+from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.null import null_worker
 
@@ -92,7 +92,7 @@ class Lives:
         self.compacting: Iterator[list[Record]] | None = None
         context = Context(self.settings, Path("/nowhere"), "scheduler",
                           self.epochs["scheduler"], 0)
-        past = Past(History().read(self.ledger), True, self.now)
+        past = PriorRun(History().read(self.ledger), True, self.now)
         self.scheduler = core.SchedulerCore(context, past)
 
     def new_worker(self) -> None:
@@ -298,7 +298,7 @@ class Lives:
                                          or self.chance.random() < 0.5 else Recall(rid, CLIENT))
         else:
             raise AssertionError(f"never told: {open_ones}")
-        assert not self.scheduler.books.requests
+        assert not self.scheduler.state.requests
         gauges = self.scheduler.health().gauges
         assert gauges["running"] == gauges["waiting"] == gauges["held_pages"] == 0
 

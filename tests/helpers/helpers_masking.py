@@ -16,7 +16,12 @@ from actorium.actors.core import Context
 from actorium.actors.messages import Masks, StepPlan, Submit, TokenRules, ToWorker
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.structured.grammar import Vocabulary, ebnf_grammar, json_grammar, regex_grammar
+from actorium.actors.structured.grammar import (
+    GrammarVocabulary,
+    ebnf_grammar,
+    json_grammar,
+    regex_grammar,
+)
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
 SIZE, EOS = 1920, 2
@@ -28,8 +33,8 @@ GRAMMARS = [json_grammar(json.dumps(SCHEMA)), regex_grammar("[a-f]{2,9}(-[0-9]{1
 
 
 @cache
-def vocabulary() -> Vocabulary:
-    return Vocabulary(MODEL / "tokenizer.json", SIZE, [EOS])
+def vocabulary() -> GrammarVocabulary:
+    return GrammarVocabulary(MODEL / "tokenizer.json", SIZE, [EOS])
 
 
 def follows(grammar: str, tokens: list[int], ended: bool) -> bool:

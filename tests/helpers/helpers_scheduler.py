@@ -39,8 +39,8 @@ from actorium.actors.messages import (
 )
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import core
-from actorium.actors.scheduler.books import Books
 from actorium.actors.scheduler.request_state import choice_seed
+from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.tools.null import null_worker
 
 CLIENT = b"client"
@@ -116,12 +116,12 @@ class Ring:
             self.start()
 
     @property
-    def books(self) -> Books:
+    def state(self) -> SchedulerState:
         """The scheduler's, whoever stands around it."""
         bare = self.scheduler
         while isinstance(bare, CoreObserver):
             bare = bare._core
-        return bare.books
+        return bare.state
 
     def start(self, **changes: Any) -> None:
         """Let the worker tell that it is ready. changes: of what it tells."""
@@ -251,7 +251,7 @@ class Ring:
         assert all(heard.reason for heard in self.heard.values())
         gauges = self.scheduler.health().gauges
         assert gauges["running"] == gauges["waiting"] == gauges["held_pages"] == 0
-        assert not self.books.requests and not self.in_flight
+        assert not self.state.requests and not self.in_flight
         assert self.scheduler.next_timer() is None
         assert list(self.scheduler.on_wake(self.now)) == []
 

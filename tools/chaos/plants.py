@@ -45,48 +45,48 @@ def fail(tokens: Collection[int]) -> None:
 def tokenizer(ctx: Context) -> Core:
     """One that fails when it has found a request's prompt."""
     from actorium.actors.tokenizer.core import build
-    from actorium.actors.tokenizer.prompts import Prompts
+    from actorium.actors.tokenizer.prompt_encoder import PromptEncoder
 
-    usual = Prompts._ids
+    usual = PromptEncoder._ids
 
-    def ids(prompts: Prompts, message: Any, render: Any) -> array[int]:
+    def ids(prompts: PromptEncoder, message: Any, render: Any) -> array[int]:
         found = usual(prompts, message, render)
         fail(found)
         return found
 
-    Prompts._ids = ids  # type: ignore[method-assign, assignment]
+    PromptEncoder._ids = ids  # type: ignore[method-assign, assignment]
     return build(ctx)
 
 
 def detokenizer(ctx: Context) -> Core:
     """One that fails on a sequence that has begun."""
     from actorium.actors.detokenizer.core import build
-    from actorium.actors.detokenizer.sequence import Sequence
+    from actorium.actors.detokenizer.output_sequence import OutputSequence
 
-    usual = Sequence.take
+    usual = OutputSequence.take
 
-    def take(seq: Sequence, tokens: Any, stop_token: int | None = None) -> bool:
+    def take(seq: OutputSequence, tokens: Any, stop_token: int | None = None) -> bool:
         if seq.seen + len(tokens) > BEGUN:
             fail(array("i", seq._prompt))
         return usual(seq, tokens, stop_token)
 
-    Sequence.take = take  # type: ignore[method-assign, assignment]
+    OutputSequence.take = take  # type: ignore[method-assign, assignment]
     return build(ctx)
 
 
 def scheduler(ctx: Context) -> Core:
     """One that fails as it gives a sequence a slot."""
-    from actorium.actors.scheduler.books import Books
     from actorium.actors.scheduler.core import build
+    from actorium.actors.scheduler.scheduler_state import SchedulerState
 
-    usual = Books.admit
+    usual = SchedulerState.admit
 
-    def admit(books: Books, sequence: Any) -> Any:
-        made = usual(books, sequence)
+    def admit(state: SchedulerState, sequence: Any) -> Any:
+        made = usual(state, sequence)
         fail(sequence.request.prompt.tolist())
         return made
 
-    Books.admit = admit  # type: ignore[method-assign, assignment]
+    SchedulerState.admit = admit  # type: ignore[method-assign, assignment]
     return build(ctx)
 
 

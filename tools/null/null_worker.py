@@ -35,7 +35,7 @@ from actorium.actors.messages import (
     ToWorker,
 )
 from actorium.actors.runtime.splitmix64 import FIRST_FACTOR, GOLDEN_GAMMA, SECOND_FACTOR
-from actorium.actors.scheduler.slots import within
+from actorium.actors.scheduler.slot_table import within
 from actorium.tools.null.null_memory import BadPlan, Ints, Longs, PageMemory, ints_of
 
 VOCAB = 512

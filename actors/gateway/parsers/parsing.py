@@ -89,12 +89,12 @@ class Opening:
     def opens(self, args: Mapping[str, Any]) -> bool:
         """Whether a prompt made by it ends with `<think>`."""
         from actorium.actors.messages import ChatMessage
-        from actorium.actors.tokenizer.chat_template import Unfinished
+        from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
 
         try:
             prompt = self._template.render([ChatMessage("user", "?")], dict(args),
                                            ticks=OPENING_TICKS)
-        except (ActoriumError, Unfinished):
+        except (ActoriumError, RenderBudgetExceeded):
             return False
         return prompt.rstrip().endswith(OPEN)
 

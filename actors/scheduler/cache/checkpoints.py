@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from actorium.actors.scheduler.cache.nodes import Node
-from actorium.actors.scheduler.cache.pages import BooksError
+from actorium.actors.scheduler.cache.page_allocator import AccountingError
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
 
-class Checkpoints:
+class CheckpointPool:
     """The numbers 1..count: free, or each at the end of one node."""
 
     def __init__(self, count: int) -> None:
@@ -26,14 +26,14 @@ class Checkpoints:
         self.version = 0
         """Changes whenever a match could have changed."""
         self._free = list(range(count, 0, -1))
-        self._owners: OrderedDict[int, Node] = OrderedDict()
+        self._owners: OrderedDict[int, TreeNode] = OrderedDict()
         """Used longest ago first."""
 
     @property
     def held(self) -> int:
         return len(self._owners)
 
-    def save(self, node: Node, step: int) -> int:
+    def save(self, node: TreeNode, step: int) -> int:
         """A number for the state at a node's end, written by plan `step`; 0 = none can be had.
 
         One that this same plan writes is not taken away again.
@@ -50,18 +50,18 @@ class Checkpoints:
         self.version += 1
         return node.checkpoint
 
-    def use(self, node: Node) -> int:
+    def use(self, node: TreeNode) -> int:
         """The number at a node's end, which counts as used now."""
         self._owners.move_to_end(node.checkpoint)
         return node.checkpoint
 
-    def outgrown(self, node: Node) -> None:
+    def outgrown(self, node: TreeNode) -> None:
         """A sequence that started from here is about to save a later state. Where nothing else goes
         on from here, this one is the next to go: conversations come back to their last turn."""
         if self._owners.get(node.checkpoint) is node and len(node.children) < 2:
             self._owners.move_to_end(node.checkpoint, last=False)
 
-    def drop(self, node: Node) -> None:
+    def drop(self, node: TreeNode) -> None:
         """The end of a node is gone, or its state is no longer worth a number."""
         if node.checkpoint:
             del self._owners[node.checkpoint]
@@ -69,15 +69,15 @@ class Checkpoints:
             node.checkpoint = 0
             self.version += 1
 
-    def audit(self, nodes: Iterable[Node]) -> None:
-        """Check every number against the tree's nodes; raises `BooksError`."""
+    def audit(self, nodes: Iterable[TreeNode]) -> None:
+        """Check every number against the tree's nodes; raises `AccountingError`."""
         found = {node.checkpoint: node for node in nodes if node.checkpoint}
         if found != dict(self._owners):
-            raise BooksError(f"checkpoints {sorted(found)} are in the tree, "
-                             f"{sorted(self._owners)} in the books")
+            raise AccountingError(f"checkpoints {sorted(found)} are in the tree, "
+                                  f"{sorted(self._owners)} in the books")
         if sorted([*self._free, *self._owners]) != list(range(1, self.count + 1)):
-            raise BooksError(f"of {self.count} checkpoints {sorted(self._owners)} are held "
-                             f"and {sorted(self._free)} free")
+            raise AccountingError(f"of {self.count} checkpoints {sorted(self._owners)} are held "
+                                  f"and {sorted(self._free)} free")
 
 
 Policy = Callable[[int, int, int, int, int], list[int]]

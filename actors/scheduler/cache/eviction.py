@@ -31,14 +31,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from actorium.actors.scheduler.cache.nodes import FAR, POLICIES, Node, Queue, Rank, Stats, below
-from actorium.actors.scheduler.cache.pages import NO_PAGES, Ints
+from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints
+from actorium.actors.scheduler.cache.tree_nodes import (
+    FAR,
+    POLICIES,
+    CacheStats,
+    EvictionQueue,
+    Rank,
+    TreeNode,
+    below,
+)
 
 Gone = list[list[Ints]]
 """Per group, arrays of pages let go of; entries 0 do not count."""
 
 
-class EvictingTree:
+class EvictableTree:
     """Counters, locks and eviction of a prefix tree; `radix.PrefixTree` matches and inserts."""
 
     def __init__(self, page_size: int, windows: Sequence[int], policy: str = "lru") -> None:
@@ -53,20 +61,20 @@ class EvictingTree:
         """Per group: pages that `evict` can let go of (those that no lock covers)."""
         self.version = 0
         """Changes whenever a match could have changed."""
-        self.stats = Stats()
-        self.on_end_gone: Callable[[Node], None] = _ignore
+        self.stats = CacheStats()
+        self.on_end_gone: Callable[[TreeNode], None] = _ignore
         """Told of a node whose end is trimmed or removed."""
         self._clock = 0
-        self._roots: dict[str, Node] = {}
+        self._roots: dict[str, TreeNode] = {}
         self._full = [g for g, window in enumerate(windows) if not window]
         self._windowed = [g for g, window in enumerate(windows) if window]
         self._reach = [max(1, -(-(windows[g] - 1) // page_size)) for g in self._windowed]
         self._furthest = max(self._reach, default=0)
         self._policy = POLICIES[policy]
-        self._leaves = Queue(self._leaf_rank)
-        self._windows = [Queue(self._window_rank(i)) for i in range(len(self._windowed))]
+        self._leaves = EvictionQueue(self._leaf_rank)
+        self._windows = [EvictionQueue(self._window_rank(i)) for i in range(len(self._windowed))]
 
-    def lock(self, node: Node, windows: bool = True) -> None:
+    def lock(self, node: TreeNode, windows: bool = True) -> None:
         """Keep what a match ending at `node` needs. Locks count; they survive splits.
 
         `node` is one that match or insert has returned since the last evict or flush; on one that
@@ -76,7 +84,7 @@ class EvictingTree:
         """
         if node.parent is None and node.key:
             raise ValueError("this node is no longer in the prefix tree")
-        above: Node = node
+        above: TreeNode = node
         while above.parent is not None:
             if not above.locks:
                 for g in self._full:
@@ -86,14 +94,14 @@ class EvictingTree:
         if windows and self._windowed:
             self._guard(node, 1)
 
-    def unlock(self, node: Node, windows: bool = True) -> None:
+    def unlock(self, node: TreeNode, windows: bool = True) -> None:
         """Undo one `lock`. Raises `ValueError` when there is none."""
         if node.parent is not None and not (
                 node.near.get(0) if windows and self._windowed else node.locks):
             raise ValueError("this node of the prefix tree is not locked")
         if windows and self._windowed:
             self._guard(node, -1)
-        above: Node = node
+        above: TreeNode = node
         while above.parent is not None:
             above.locks -= 1
             if not above.locks:
@@ -138,13 +146,13 @@ class EvictingTree:
         self.version += any(map(len, pages))
         return pages
 
-    def _leaf_rank(self, node: Node) -> Rank | None:
+    def _leaf_rank(self, node: TreeNode) -> Rank | None:
         if node.children or node.locks or node.parent is None:
             return None
         return self._policy(node, node.used)
 
-    def _window_rank(self, i: int) -> Callable[[Node], Rank | None]:
-        def rank(node: Node) -> Rank | None:
+    def _window_rank(self, i: int) -> Callable[[TreeNode], Rank | None]:
+        def rank(node: TreeNode) -> Rank | None:
             part = node.parts[i]
             if node.parent is None or part.held == part.guarded:
                 return None
@@ -168,7 +176,7 @@ class EvictingTree:
                 held = np.flatnonzero(node.pages[group])
                 self._prune(self._cut(node, int(held[-min(count, len(held))]), gone), gone)
 
-    def _punch(self, node: Node, i: int, count: int, gone: Gone) -> None:
+    def _punch(self, node: TreeNode, i: int, count: int, gone: Gone) -> None:
         """Make holes of up to `count` pages that no lock covers, from the front."""
         pages = node.pages[self._windowed[i]]
         free = node.size - max(0, min(node.size, self._reach[i] - node.nearest))
@@ -177,7 +185,7 @@ class EvictingTree:
         pages[at] = 0
         self._recount(node)
 
-    def _cut(self, node: Node, keep: int, gone: Gone) -> Node:
+    def _cut(self, node: TreeNode, keep: int, gone: Gone) -> TreeNode:
         """Trim an unlocked leaf to its first `keep` pages. What is left: it, or its parent."""
         parent = node.parent
         assert parent is not None
@@ -198,7 +206,7 @@ class EvictingTree:
         self._leaves.push(node)
         return node
 
-    def _remove(self, node: Node, gone: Gone) -> None:
+    def _remove(self, node: TreeNode, gone: Gone) -> None:
         """Let go of an unlocked leaf; a root without children goes, too."""
         parent = node.parent
         assert parent is not None
@@ -221,7 +229,7 @@ class EvictingTree:
         elif not parent.children:
             del self._roots[parent.salt]
 
-    def _prune(self, node: Node, gone: Gone) -> None:
+    def _prune(self, node: TreeNode, gone: Gone) -> None:
         """Cut a leaf, and what becomes one by that, back to the last end that a match can use."""
         while node.parent is not None and not node.children and not node.locks:
             keep = self._last_usable(node, self._runs_before(node), node.size)
@@ -229,7 +237,7 @@ class EvictingTree:
                 return
             node = self._cut(node, keep, gone)
 
-    def _guard(self, node: Node, by: int) -> None:
+    def _guard(self, node: TreeNode, by: int) -> None:
         """Add or take away a locked end: it covers the windows before it, in every group."""
         distance = 0
         while node.parent is not None and distance < self._furthest:
@@ -245,7 +253,7 @@ class EvictingTree:
             distance += node.size
             node = node.parent
 
-    def _recount(self, node: Node) -> None:
+    def _recount(self, node: TreeNode) -> None:
         """Bring the counters of windowed groups up to date after any change of a node."""
         for i, (g, part) in enumerate(zip(self._windowed, node.parts, strict=True)):
             pages, size, reach = node.pages[g], node.size, self._reach[i]
@@ -264,7 +272,7 @@ class EvictingTree:
             self.evictable[g] += held - part.guarded
             self._windows[i].push(node)
 
-    def _runs_before(self, node: Node) -> list[int]:
+    def _runs_before(self, node: TreeNode) -> list[int]:
         """Per windowed group, pages without a hole right before `node` (counted up to reach)."""
         runs = []
         for i, reach in enumerate(self._reach):
@@ -277,7 +285,7 @@ class EvictingTree:
             runs.append(run)
         return runs
 
-    def _last_usable(self, node: Node, runs: list[int], upto: int) -> int:
+    def _last_usable(self, node: TreeNode, runs: list[int], upto: int) -> int:
         """The most of the node's first `upto` pages after which a match can end; 0 = nowhere.
 
         runs: per windowed group, pages without a hole right before the node. A match can end where
@@ -302,5 +310,5 @@ class EvictingTree:
         return int(found[-1]) + 1 if len(found) else 0
 
 
-def _ignore(node: Node) -> None:
+def _ignore(node: TreeNode) -> None:
     """Nobody has anything at ends of nodes."""

@@ -13,38 +13,40 @@ import numpy as np
 
 from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.messages import PageGroup
-from actorium.actors.scheduler.cache.checkpoints import POLICIES, Checkpoints
-from actorium.actors.scheduler.cache.pages import Ints, PagePool
-from actorium.actors.scheduler.cache.radix import Match, Node, PrefixKey, PrefixTree
+from actorium.actors.scheduler.cache.checkpoints import POLICIES, CheckpointPool
+from actorium.actors.scheduler.cache.page_allocator import Ints, PageAllocator
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch, RadixCache
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
 
-class Lock(NamedTuple):
+class PrefixLock(NamedTuple):
     """A sequence's hold on its cached prefix."""
 
-    node: Node
+    node: TreeNode
     """The end of it."""
     windows: bool
     """Whether the pages of windowed groups before the end are locked as well."""
 
 
-class Memory:
+class KVCacheManager:
     """What the scheduler knows of the worker's pages."""
 
     def __init__(self, groups: Sequence[PageGroup], page_size: int, config: MemoryConfig,
                  recurrent: bool = False, checkpoints: int = 0) -> None:
         """recurrent: a prefix is reused only with one of the `checkpoints` of its state."""
         self.recurrent = recurrent
-        self.checkpoints = Checkpoints(checkpoints if config.prefix_cache else 0)
+        self.checkpoints = CheckpointPool(checkpoints if config.prefix_cache else 0)
         self.save_at = POLICIES[config.checkpoint_policy]
         self.step = 0
         self.page_size = page_size
         self.windows = tuple(group.window for group in groups)
         self._policy = config.eviction_policy
-        self.pools = [PagePool(group.pages, page_size, config.debug_memory) for group in groups]
+        self.pools = [PageAllocator(group.pages, page_size, config.debug_memory)
+                      for group in groups]
         self.tree = self._new_tree() if config.prefix_cache else None
 
-    def _new_tree(self) -> PrefixTree:
-        tree = PrefixTree(self.page_size, self.windows, self._policy)
+    def _new_tree(self) -> RadixCache:
+        tree = RadixCache(self.page_size, self.windows, self._policy)
         tree.on_end_gone = self.checkpoints.drop
         return tree
 
@@ -114,20 +116,20 @@ class Memory:
 
     # --- prefixes ------------------------------------------------------------------------------
 
-    def match(self, key: PrefixKey) -> Match | None:
+    def match(self, key: PrefixKey) -> PrefixMatch | None:
         """The longest cached prefix of a key; None without a cache."""
         return None if self.tree is None else self.tree.match(key)
 
-    def hold(self, match: Match, owner: int) -> Lock:
+    def hold(self, match: PrefixMatch, owner: int) -> PrefixLock:
         """`owner` shares a matched prefix, which is locked for it."""
         assert self.tree is not None
         self.tree.lock(match.node)
         for pool, pages, window in zip(self.pools, match.pages, self.windows, strict=True):
             pool.share(pages[pages > 0] if window else pages, owner)
-        return Lock(match.node, True)
+        return PrefixLock(match.node, True)
 
-    def cache(self, key: PrefixKey, pages: Sequence[Ints], held: Lock | None,
-              priority: int) -> Lock | None:
+    def cache(self, key: PrefixKey, pages: Sequence[Ints], held: PrefixLock | None,
+              priority: int) -> PrefixLock | None:
         """Offer a sequence's filled pages (one array per group, 0 = none) to the tree, and lock
         what it took of them. held: the sequence's lock so far.
 
@@ -153,24 +155,24 @@ class Memory:
         whole = node.end * self.page_size * 4 == len(key.data)
         return self.checkpoints.save(node, self.step) if whole and not node.checkpoint else 0
 
-    def move_lock(self, held: Lock | None, node: Node | None) -> Lock | None:
+    def move_lock(self, held: PrefixLock | None, node: TreeNode | None) -> PrefixLock | None:
         """Lock `node` in place of what was held."""
         if self.tree is None or held is not None and held.windows and held.node is node:
             return held
         lock = None
         if node is not None:
             self.tree.lock(node)
-            lock = Lock(node, True)
+            lock = PrefixLock(node, True)
         if held is not None:
             self.tree.unlock(held.node, held.windows)
         return lock
 
-    def loosen(self, held: Lock) -> Lock:
+    def loosen(self, held: PrefixLock) -> PrefixLock:
         """A sequence whose windows have left the locked end behind keeps the full groups alone."""
         assert self.tree is not None
         self.tree.lock(held.node, windows=False)
         self.tree.unlock(held.node)
-        return Lock(held.node, False)
+        return PrefixLock(held.node, False)
 
     def flush(self) -> tuple[int, int]:
         """Forget every prefix that nobody holds. Returns pages (freed, kept), all groups."""
@@ -190,7 +192,8 @@ class Memory:
             pool.step = step
 
     def audit(self, holders: Iterable[tuple[int, Sequence[Ints]]]) -> None:
-        """Check every page of every group; raises `BooksError`. holders: (sid, pages by group)."""
+        """Check every page of every group; raises `AccountingError`. holders: (sid, pages by
+        group)."""
         holding = list(holders)
         cached = self._cached()
         for group, pool in enumerate(self.pools):
@@ -215,7 +218,7 @@ class Memory:
             return None
         if self.tree is not None:
             version = self.version + 1
-            self.checkpoints = Checkpoints(self.checkpoints.count)
+            self.checkpoints = CheckpointPool(self.checkpoints.count)
             self.tree, self.checkpoints.version = self._new_tree(), version
         for pool in self.pools:
             pool.quarantine()

@@ -6,7 +6,7 @@ ended in the same wake, and the books are audited. Should they not balance, or t
 off them, the scheduler ends after all, with a conviction: the next one goes on from the ledger, and
 ends that request first.
 
-A `BooksError` is of no request: the state that all share is broken.
+A `AccountingError` is of no request: the state that all share is broken.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import TracebackType
 
 from actorium.actors.errors import Quarantined
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
-from actorium.actors.scheduler.cache.pages import BooksError
-from actorium.actors.scheduler.request_state import Key, Request, request_name
+from actorium.actors.scheduler.cache.page_allocator import AccountingError
+from actorium.actors.scheduler.request_state import Key, RequestState, request_name
 
 
 def grammar_name(grammar: str) -> bytes:
@@ -25,7 +25,7 @@ def grammar_name(grammar: str) -> bytes:
     return name_of(b"grammar", grammar.encode())
 
 
-class Faults:
+class RequestFaults:
     """As a context manager: work on one request. Not to be nested."""
 
     def __init__(self, journal: InflightJournal | None = None) -> None:
@@ -34,13 +34,13 @@ class Faults:
         """Requests to be ended, and why."""
         self._key: Key = (b"", "")
 
-    def of(self, request: Request) -> Faults:
+    def of(self, request: RequestState) -> RequestFaults:
         """What follows is done for this request."""
         self._key = request.key
         self.journal.put(request.name)
         return self
 
-    def about(self, client: bytes, rid: str) -> Faults:
+    def about(self, client: bytes, rid: str) -> RequestFaults:
         """What follows is done for a request of this name."""
         self._key = client, rid
         self.journal.put(request_name(client, rid))
@@ -53,7 +53,7 @@ class Faults:
         if error is None:
             self.journal.clear()
             return False
-        if isinstance(error, BooksError):
+        if isinstance(error, AccountingError):
             return False
         self.found.setdefault(self._key, self.journal.failed(error, self._key[1]))
         self.journal.clear()
@@ -69,11 +69,12 @@ class Faults:
             return journal.refusal(rid)
         return None
 
-    def settle(self, requests: Mapping[Key, Request], audit: Callable[[], None],
-               end: Callable[[Request, Quarantined], None],
+    def settle(self, requests: Mapping[Key, RequestState], audit: Callable[[], None],
+               end: Callable[[RequestState, Quarantined], None],
                deny: Callable[[Key, Quarantined], None]) -> None:
         """End what has failed since the last call, by `end` what is among `requests`, by `deny`
-        what is not; `audit` is called after each. Raises what ending it raises, and `BooksError`.
+        what is not; `audit` is called after each. Raises what ending it raises, and
+        `AccountingError`.
         """
         found, self.found = self.found, {}
         for key, why in found.items():
@@ -88,7 +89,7 @@ class Faults:
                 self.journal.convict(request.name)
                 raise
 
-    def over(self, requests: list[Request]) -> None:
+    def over(self, requests: list[RequestState]) -> None:
         """These have ended: who did so in peace is under no suspicion any more."""
         if self.journal.quiet:
             return

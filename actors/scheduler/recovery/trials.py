@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.plans import PlanRecord
+from actorium.actors.scheduler.planner import PlanRecord
 from actorium.actors.scheduler.recovery.suspects import Suspects
-from actorium.actors.scheduler.request_state import Request
+from actorium.actors.scheduler.request_state import RequestState
+from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 
 class Trials:
     """Carries out what `Suspects` finds."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
         self._suspects = Suspects()
         self.on = False
         """Somebody is on trial: `decoded` and `hold` have something to do."""
 
-    def accuse(self, unanswered: Iterable[PlanRecord]) -> Request | None:
+    def accuse(self, unanswered: Iterable[PlanRecord]) -> RequestState | None:
         """The worker has died: who was in its unanswered plans is a suspect. Returns the request
         that is to be ended for it, if any."""
-        sequences = self._books.sequences
+        sequences = self._state.sequences
         planned = {sid for record in unanswered
                    for sid in (*record.sids.tolist(), *record.extends.values())}
         guilty = self._suspects.died(planned & sequences.keys(), sequences.keys())
@@ -35,20 +35,20 @@ class Trials:
 
     def hold(self) -> None:
         """Before a plan: while somebody is on trial, nobody else runs."""
-        books = self._books
-        self._suspects.settle(books.sequences.keys())
-        trial = books.trial = self._suspects.trial
+        state = self._state
+        self._suspects.settle(state.sequences.keys())
+        trial = state.trial = self._suspects.trial
         self.on = trial is not None
         if trial is not None:
-            for sequence in list(books.table.sequences):
+            for sequence in list(state.table.sequences):
                 if sequence is not None and sequence.sid not in trial:
-                    books.preempt(sequence, "worker")
+                    state.preempt(sequence, "worker")
 
     def gauges(self) -> dict[str, int]:
         """Size of the group on trial, sequences convicted, and those that wait for the end of a
         trial that is not theirs."""
-        books, trial = self._books, self._books.trial
+        state, trial = self._state, self._state.trial
         held = 0 if trial is None else sum(
-            not one.slot for sid, one in books.sequences.items() if sid not in trial)
+            not one.slot for sid, one in state.sequences.items() if sid not in trial)
         return {"suspects": self._suspects.circle, "quarantined": self._suspects.convictions,
                 "waiting_deferred": held}

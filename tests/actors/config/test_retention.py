@@ -14,17 +14,17 @@ import pytest
 
 from actorium.actors.config import retention
 from actorium.actors.config.tree import Config, GatewayConfig
-from actorium.actors.detokenizer.departed import Departed
-from actorium.actors.detokenizer.readers import Readers
-from actorium.actors.detokenizer.refusals import Refusals
+from actorium.actors.detokenizer.client_connections import ClientConnections
+from actorium.actors.detokenizer.ended_sequences import EndedSequences
+from actorium.actors.detokenizer.refusals import QuarantinedRequests
 from actorium.actors.errors import InvalidRequest, Quarantined
 from actorium.actors.gateway.faces.response_store import ResponseStore, Stored
 from actorium.actors.gateway.token_texts import Pieces
 from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
-from actorium.actors.scheduler.scheduling_policy import VirtualTokens
-from actorium.actors.structured.checking import Grammars
+from actorium.actors.scheduler.scheduling_policy import VirtualTokenCounter
+from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer.core import TokenizerCore
 
 SMALLER = 16
@@ -51,14 +51,15 @@ def fewer(monkeypatch: pytest.MonkeyPatch, where: str, name: str) -> int:
 def names_of_requests(monkeypatch: pytest.MonkeyPatch) -> Any:
     core = SimpleNamespace(_known={})
     for number in range(3 * fewer(monkeypatch, "tokenizer.core", "KNOWN_REQUESTS")):
-        TokenizerCore._remember(core, (client(number), rid(number)), 1000 + number,  # type: ignore[arg-type]
+        TokenizerCore._remember(core, (client(number), rid(number)), 1000 + number,
+                                # type: ignore[arg-type]
                                 0.5 + number)
     return core
 
 
 def checked_grammars(monkeypatch: pytest.MonkeyPatch) -> Any:
-    bound = fewer(monkeypatch, "structured.checking", "CHECKED_BYTES")
-    grammars = Grammars(Path(), None)  # type: ignore[arg-type]
+    bound = fewer(monkeypatch, "structured.grammar_validator", "CHECKED_BYTES")
+    grammars = GrammarValidator(Path(), None)  # type: ignore[arg-type]
     for number in range(2 * bound // 1000):
         key = msgspec.msgpack.encode(Structured(regex=f"{number}" + 900 * "x"))
         grammars._keep(key, f"{number}" + 900 * "y" if number % 2
@@ -67,47 +68,49 @@ def checked_grammars(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def ended_sequences(monkeypatch: pytest.MonkeyPatch) -> Any:
-    departed = Departed()
-    for number in range(3 * fewer(monkeypatch, "detokenizer.departed", "ENDED_SEQUENCES")):
-        departed.ended(SimpleNamespace(sid=1 << 40 | number, seen=1000 + number,  # type: ignore[arg-type]
+    departed = EndedSequences()
+    for number in range(3 * fewer(monkeypatch, "detokenizer.ended_sequences", "ENDED_SEQUENCES")):
+        departed.ended(SimpleNamespace(sid=1 << 40 | number, seen=1000 + number,
+                                       # type: ignore[arg-type]
                                        stop_reason="x",
                                        key=(client(number), rid(number), 1000 + number)))
     return departed
 
 
 def lost_clients(monkeypatch: pytest.MonkeyPatch) -> Any:
-    bound = fewer(monkeypatch, "detokenizer.departed", "LOST_REQUESTS")
-    clients = fewer(monkeypatch, "detokenizer.departed", "LOST_CLIENTS")
-    departed = Departed()
+    bound = fewer(monkeypatch, "detokenizer.ended_sequences", "LOST_REQUESTS")
+    clients = fewer(monkeypatch, "detokenizer.ended_sequences", "LOST_CLIENTS")
+    departed = EndedSequences()
     for number in range(3 * bound):
         departed.lose(client(number % (2 * clients)), [rid(number)])
     return departed
 
 
 def one_lost_client(monkeypatch: pytest.MonkeyPatch) -> Any:
-    bound = fewer(monkeypatch, "detokenizer.departed", "LOST_REQUESTS")
-    departed = Departed()
+    bound = fewer(monkeypatch, "detokenizer.ended_sequences", "LOST_REQUESTS")
+    departed = EndedSequences()
     for number in range(0, 3 * bound, 64):
         departed.lose(client(1), [rid(number + i) for i in range(64)])
     return departed
 
 
 def clients_reached(monkeypatch: pytest.MonkeyPatch) -> Any:
-    readers = Readers()
-    for number in range(3 * fewer(monkeypatch, "detokenizer.readers", "REACHED_CLIENTS")):
+    readers = ClientConnections()
+    for number in range(3 * fewer(monkeypatch, "detokenizer.client_connections",
+                                  "REACHED_CLIENTS")):
         readers.here(client(number))
     return readers
 
 
 def refused_sequences(monkeypatch: pytest.MonkeyPatch) -> Any:
-    refusals = Refusals(InflightJournal(actor="detokenizer"))
+    refusals = QuarantinedRequests(InflightJournal(actor="detokenizer"))
     for number in range(3 * fewer(monkeypatch, "detokenizer.refusals", "REFUSED_SEQUENCES")):
         refusals._keep(name_of(client(number)), Quarantined(rid(number) + 100 * "x"))
     return refusals
 
 
 def tenants_shares(monkeypatch: pytest.MonkeyPatch) -> Any:
-    shares = VirtualTokens(keep=retention.IDLE_TENANTS // SMALLER)
+    shares = VirtualTokenCounter(keep=retention.IDLE_TENANTS // SMALLER)
     for number in range(3 * retention.IDLE_TENANTS):
         shares.arrive(rid(number))
         shares.admit(rid(number))
@@ -173,7 +176,7 @@ def test_a_store_of_responses_takes_what_the_table_says() -> None:
 
 
 def test_a_vanished_client_is_told_of_each_request_once_and_of_the_latest() -> None:
-    departed = Departed()
+    departed = EndedSequences()
     departed.lose(b"c", [rid(1), rid(2)])
     departed.lose(b"c", [rid(2), rid(3)])
     open_ = Open(sid=1, client=b"c", rid=rid(3), index=0, prompt=b"", text=TextParams())

@@ -62,9 +62,9 @@ def test_who_may_take_up_what(recall: Recall, known: bool) -> None:
         assert told.client == B and told.again and told.linger == 9.0
         assert isinstance(asked(one, Recall(RID, A))[0], Unknown)
         one.scheduler.on_message(Cancel(RID, A), one.now)
-        assert one.scheduler.books.requests
+        assert one.scheduler.state.requests
         one.scheduler.on_message(Cancel(RID, B), one.now)
-        assert not one.scheduler.books.requests
+        assert not one.scheduler.state.requests
     else:
         assert told.other == (recall.rid == "name.other")
 
@@ -80,7 +80,7 @@ def test_two_who_send_the_same_share_one_run() -> None:
     one = ring()
     for client in (A, B):
         one.scheduler.on_message(submit(client), one.now)
-    assert [key for key in one.scheduler.books.requests] == [(B, RID)]
+    assert [key for key in one.scheduler.state.requests] == [(B, RID)]
 
 
 def test_an_aborted_one_may_be_sent_again() -> None:

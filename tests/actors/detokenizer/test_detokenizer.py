@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from actorium.actors.detokenizer.incremental import (
-    ByteLevel,
-    Detokenizer,
-    Fallback,
-    Windows,
+    ByteFallbackDecoder,
+    ByteLevelDecoder,
+    TokenDecoder,
+    WindowedDecoder,
     make,
     take_bytes,
     utf8_tail,
@@ -27,37 +27,38 @@ FALLBACK = byte_fallback()
 BARE = byte_fallback(strip=False)
 
 
-def maker(tokenizer: Tokenizer, path: Path) -> Detokenizer:
+def maker(tokenizer: Tokenizer, path: Path) -> TokenDecoder:
     tokenizer.save(str(path))
     return make(tokenizer, path)
 
 
 @pytest.fixture(scope="module")
-def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Detokenizer]:
+def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TokenDecoder]:
     base = tmp_path_factory.mktemp("tok")
     return {"level": maker(LEVEL, base / "a.json"), "fallback": maker(FALLBACK, base / "b.json"),
             "bare": maker(BARE, base / "c.json")}
 
 
-def pieces(detokenizer: Detokenizer, ids: Sequence[int], skip: bool = True,
+def pieces(detokenizer: TokenDecoder, ids: Sequence[int], skip: bool = True,
            prompt: Sequence[int] = ()) -> list[str]:
     stream = detokenizer.stream(prompt, skip)
     return [stream.push(i) for i in ids] + [stream.flush()]
 
 
-def test_the_kind_is_told_by_the_decoder(makers: dict[str, Detokenizer], tmp_path: Path) -> None:
-    assert isinstance(makers["level"], ByteLevel)
-    assert isinstance(makers["fallback"], Fallback) and isinstance(makers["bare"], Fallback)
+def test_the_kind_is_told_by_the_decoder(makers: dict[str, TokenDecoder], tmp_path: Path) -> None:
+    assert isinstance(makers["level"], ByteLevelDecoder)
+    assert isinstance(makers["fallback"], ByteFallbackDecoder) and isinstance(makers["bare"],
+                                                                              ByteFallbackDecoder)
     word = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     word.decoder = decoders.WordPiece()
-    assert isinstance(maker(word, tmp_path / "w.json"), Windows)
+    assert isinstance(maker(word, tmp_path / "w.json"), WindowedDecoder)
 
 
 @settings(max_examples=300, deadline=None)
 @given(ids=st.lists(st.integers(0, LEVEL.get_vocab_size() + 3), max_size=30), skip=st.booleans())
 @example(ids=[0xE2, 0x82], skip=True)
 @example(ids=[0xF0, 0x9F, 0x98, 0x80, 0xFF, 0xC3], skip=True)
-def test_random_ids_byte_level(makers: dict[str, Detokenizer], ids: list[int],
+def test_random_ids_byte_level(makers: dict[str, TokenDecoder], ids: list[int],
                                skip: bool) -> None:
     """Equal to the library's decode for any ids at all, those without a token included."""
     got = "".join(pieces(makers["level"], ids, skip))
@@ -67,7 +68,7 @@ def test_random_ids_byte_level(makers: dict[str, Detokenizer], ids: list[int],
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=40))
 @example(text="\U0001f468‍\U0001f469‍\U0001f467 día € ~ é\u0301")
-def test_any_text(makers: dict[str, Detokenizer], text: str) -> None:
+def test_any_text(makers: dict[str, TokenDecoder], text: str) -> None:
     """Whole characters at each step: every prefix of the pieces is a prefix of the text."""
     for name, tokenizer in (("level", LEVEL), ("fallback", FALLBACK), ("bare", BARE)):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -125,7 +126,7 @@ CHAR = st.characters().map(lambda c: [b + 1 for b in c.encode("utf-8", "replace"
        skip=st.booleans())
 @example(parts=[[257], [257]], skip=True)
 @example(parts=[[0xE2 + 1, 0x82 + 1], [258]], skip=True)
-def test_random_ids_byte_fallback(makers: dict[str, Detokenizer], parts: list[list[int]],
+def test_random_ids_byte_fallback(makers: dict[str, TokenDecoder], parts: list[list[int]],
                                   skip: bool) -> None:
     ids = [i for part in parts for i in part]
     for name, tokenizer in (("fallback", FALLBACK), ("bare", BARE)):
@@ -137,7 +138,7 @@ def test_random_ids_byte_fallback(makers: dict[str, Detokenizer], parts: list[li
             assert got == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-def test_bytes_wait_for_their_character(makers: dict[str, Detokenizer]) -> None:
+def test_bytes_wait_for_their_character(makers: dict[str, TokenDecoder]) -> None:
     assert pieces(makers["level"], list("€é".encode())) == ["", "", "€", "", "é", ""]
     assert pieces(makers["level"], [0xE2, 0x41, 0xE2]) == ["", "\ufffdA", "", "\ufffd"]
     bos = FALLBACK.token_to_id("<bos>")
@@ -148,7 +149,7 @@ def test_bytes_wait_for_their_character(makers: dict[str, Detokenizer]) -> None:
         ["", "", "\ufffd\ufffda", "", "\ufffd"]
 
 
-def test_the_prompt_is_context(makers: dict[str, Detokenizer]) -> None:
+def test_the_prompt_is_context(makers: dict[str, TokenDecoder]) -> None:
     level, fallback = makers["level"], makers["fallback"]
     assert pieces(level, [0xAC], prompt=[65, 0xE2, 0x82]) == ["€", ""]
     assert pieces(level, [0x42], prompt=list("€".encode())) == ["B", ""]
@@ -163,7 +164,7 @@ def test_the_prompt_is_context(makers: dict[str, Detokenizer]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(min_size=1, max_size=30), cut=st.integers(0, 30))
-def test_prompt_and_completion_join_up(makers: dict[str, Detokenizer], text: str,
+def test_prompt_and_completion_join_up(makers: dict[str, TokenDecoder], text: str,
                                        cut: int) -> None:
     """decode(prompt) + completion == decode(prompt + completion), wherever it is cut between
     characters."""
@@ -176,7 +177,7 @@ def test_prompt_and_completion_join_up(makers: dict[str, Detokenizer], text: str
             assert got == tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def test_special_and_added_tokens(makers: dict[str, Detokenizer]) -> None:
+def test_special_and_added_tokens(makers: dict[str, TokenDecoder]) -> None:
     ids = [LEVEL.token_to_id(t) for t in ("<bos>", "<tool>", "día €", "<eos>")]
     assert pieces(makers["level"], ids) == ["", "<tool>", "día €", "", ""]
     assert "".join(pieces(makers["level"], ids, skip=False)) == "<bos><tool>día €<eos>"

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorium.actors.core import Send
+from actorium.actors.detokenizer.client_connections import KNOCK, RETURN
 from actorium.actors.detokenizer.core import DetokenizerCore
-from actorium.actors.detokenizer.readers import KNOCK, RETURN
 from actorium.actors.messages import (
     Answer,
     Attach,

@@ -11,7 +11,7 @@ from test_detokenizer_core import A, B, batch, opened, wake
 
 from actorium.actors.core import Send
 from actorium.actors.detokenizer.core import DetokenizerCore
-from actorium.actors.detokenizer.sequence import Sequence
+from actorium.actors.detokenizer.output_sequence import OutputSequence
 from actorium.actors.messages import (
     Attach,
     Cancel,
@@ -39,14 +39,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plant(monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException,
           when: Any = lambda seq, *args: seq.rid == "p") -> None:
-    usual = getattr(Sequence, method)
+    usual = getattr(OutputSequence, method)
 
-    def planted(seq: Sequence, *args: Any) -> Any:
+    def planted(seq: OutputSequence, *args: Any) -> Any:
         if when(seq, *args):
             raise error
         return usual(seq, *args)
 
-    monkeypatch.setattr(Sequence, method, planted)
+    monkeypatch.setattr(OutputSequence, method, planted)
 
 
 def ended(deltas: dict[bytes, list[Any]], rid: str) -> str:

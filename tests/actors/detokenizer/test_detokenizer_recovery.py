@@ -9,9 +9,9 @@ import pytest
 from helpers_text import attached, i4, ints, write_model
 
 from actorium.actors.core import Send
-from actorium.actors.detokenizer import readers as module
+from actorium.actors.detokenizer import client_connections as module
+from actorium.actors.detokenizer.client_connections import KNOCK, LISTEN, RECONNECT
 from actorium.actors.detokenizer.core import ASK_AGAIN, DetokenizerCore
-from actorium.actors.detokenizer.readers import KNOCK, LISTEN, RECONNECT
 from actorium.actors.messages import (
     Attach,
     Attached,

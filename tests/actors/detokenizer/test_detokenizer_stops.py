@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.detokenizer.stops import Match, StopFinder
+from actorium.actors.detokenizer.stop_strings import StopMatch, StopStringChecker
 
 ABC = st.text(alphabet="ab", max_size=24)
 STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3)
@@ -22,11 +22,11 @@ def reference(text: str, stops: list[str], include: bool) -> tuple[str, str] | N
 
 
 def play(pieces: list[str], stops: list[str], include: bool) -> tuple[str, str] | str:
-    finder = StopFinder(tuple(stops), include)
+    finder = StopStringChecker(tuple(stops), include)
     shown = ""
     for piece in pieces:
         out = finder.feed(piece)
-        if isinstance(out, Match):
+        if isinstance(out, StopMatch):
             return shown + out.text, out.stop
         shown += out
     return shown + finder.flush()
@@ -48,12 +48,12 @@ def test_every_cut_gives_the_same(text: str, stops: list[str], include: bool,
 @given(pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=12), stops=STOPS)
 def test_held_back_is_exactly_what_could_begin_a_stop(pieces: list[str],
                                                       stops: list[str]) -> None:
-    finder = StopFinder(tuple(stops), False)
+    finder = StopStringChecker(tuple(stops), False)
     text = shown = ""
     for piece in pieces:
         text += piece
         out = finder.feed(piece)
-        if isinstance(out, Match):
+        if isinstance(out, StopMatch):
             return
         shown += out
         held = text[len(shown):]
@@ -63,20 +63,20 @@ def test_held_back_is_exactly_what_could_begin_a_stop(pieces: list[str],
 
 
 def test_not_armed_is_plain_text_for_good() -> None:
-    finder = StopFinder(("ab",), False)
+    finder = StopStringChecker(("ab",), False)
     assert finder.feed("xa", armed=False) == "x"
     assert finder.feed("b", armed=False) == "ab"
     assert finder.feed("cd") == "cd"
-    assert finder.feed("ab") == Match("", "ab")
+    assert finder.feed("ab") == StopMatch("", "ab")
 
 
 def test_a_match_that_did_not_count_is_not_found_again() -> None:
-    finder = StopFinder(("a", "ab"), False)
+    finder = StopStringChecker(("a", "ab"), False)
     assert finder.feed("a", armed=False) == ""
     assert finder.feed("c") == "ac"
 
 
 def test_a_stop_begun_before_min_tokens_counts_when_completed_after() -> None:
-    finder = StopFinder(("abc",), True)
+    finder = StopStringChecker(("abc",), True)
     assert finder.feed("zab", armed=False) == "z"
-    assert finder.feed("cd") == Match("abc", "abc")
+    assert finder.feed("cd") == StopMatch("abc", "abc")

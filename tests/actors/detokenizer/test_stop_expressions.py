@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actorium.actors.detokenizer.linear_regex import MAX_STATES, Automaton
-from actorium.actors.detokenizer.stop_expressions import LONGEST, MOST_HELD, ExpressionFinder
-from actorium.actors.detokenizer.stops import Match
+from actorium.actors.detokenizer.stop_regex import LONGEST, MOST_HELD, StopRegexChecker
+from actorium.actors.detokenizer.stop_strings import StopMatch
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import SamplingParams
 from actorium.actors.tokenizer.defaults import ModelFacts, check_params
@@ -45,11 +45,11 @@ def _begins(expression: str, text: str, at: int) -> bool:
 
 def play(pieces: list[str], stops: list[str], expressions: list[str],
          include: bool) -> tuple[str, str] | str:
-    finder = ExpressionFinder(tuple(stops), tuple(expressions), include)
+    finder = StopRegexChecker(tuple(stops), tuple(expressions), include)
     shown = ""
     for piece in pieces:
         out = finder.feed(piece)
-        if isinstance(out, Match):
+        if isinstance(out, StopMatch):
             return shown + out.text, out.stop
         shown += out
     return shown + finder.flush()
@@ -89,7 +89,7 @@ def test_what_it_cannot_do_is_refused(expression: str, why: str) -> None:
                                         "(.*a){12}b", "a{1,120}[ab]{1,120}c"])
 def test_no_expression_takes_long(expression: str) -> None:
     """Python's engine would take years for the first three."""
-    finder = ExpressionFinder((), (expression,), False)
+    finder = StopRegexChecker((), (expression,), False)
     begin = perf_counter()
     shown = "".join(str(finder.feed("a" * 4)) for _ in range(1000))
     assert perf_counter() - begin < 8
@@ -97,7 +97,7 @@ def test_no_expression_takes_long(expression: str) -> None:
 
 
 def test_what_is_held_back_is_bounded() -> None:
-    finder = ExpressionFinder((), ("<.*>",), False)
+    finder = StopRegexChecker((), ("<.*>",), False)
     shown = held = 0
     for number in range(5000):
         out = finder.feed("<" if number % 700 == 5 else "x")
@@ -106,7 +106,7 @@ def test_what_is_held_back_is_bounded() -> None:
         held = max(held, number + 1 - shown)
     assert LONGEST < held <= MOST_HELD
     out = finder.feed(">")
-    assert isinstance(out, Match) and out.stop == "<.*>"
+    assert isinstance(out, StopMatch) and out.stop == "<.*>"
     assert 5000 - MOST_HELD <= shown + len(out.text) < 5000, "from a `<` that is not too far"
 
 
@@ -118,8 +118,8 @@ def test_long_matches_are_found() -> None:
 
 
 def test_not_armed_is_plain_text_for_good() -> None:
-    finder = ExpressionFinder(("q",), ("a+b",), False)
+    finder = StopRegexChecker(("q",), ("a+b",), False)
     assert finder.feed("xaaab", armed=False) == "xaaab"
     assert finder.feed("aq", armed=False) == "aq"
     assert finder.feed("a", armed=False) == ""
-    assert finder.feed("ab.") == Match("", "a+b")
+    assert finder.feed("ab.") == StopMatch("", "a+b")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actorium.actors.scheduler.cache.nodes import Node
-from actorium.actors.scheduler.cache.radix import PrefixKey, PrefixTree
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
 
 def key(tokens: Sequence[int], salt: str = "") -> PrefixKey:
@@ -18,8 +18,8 @@ def pages(*numbers: int) -> np.ndarray:
     return np.asarray(numbers, np.int32)
 
 
-def add(tree: PrefixTree, tokens: Sequence[int], first: int, salt: str = "",
-        priority: int = 0) -> Node:
+def add(tree: RadixCache, tokens: Sequence[int], first: int, salt: str = "",
+        priority: int = 0) -> TreeNode:
     """Insert with pages first, first + 1, ... in all groups."""
     count = len(tokens) // tree.page_size
     given = np.arange(first, first + count, dtype=np.int32)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actorium.actors.scheduler.cache.pages import NO_PAGES, TREE, BooksError, PagePool
+from actorium.actors.scheduler.cache.page_allocator import (
+    NO_PAGES,
+    TREE,
+    AccountingError,
+    PageAllocator,
+)
 
 
 def test_pages_come_once_and_never_the_sink() -> None:
-    pool = PagePool(9, 16, debug=True)
+    pool = PageAllocator(9, 16, debug=True)
     pages = np.concatenate([pool.take(3, 1), pool.take(5, 2)])
     assert sorted(pages.tolist()) == list(range(1, 9))
     assert (pool.free, pool.used, pool.total, pool.tokens) == (0, 8, 8, 128)
@@ -20,49 +25,49 @@ def test_pages_come_once_and_never_the_sink() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64])
 def test_pages_for_rounds_up(page_size: int) -> None:
-    pool = PagePool(4, page_size)
+    pool = PageAllocator(4, page_size)
     assert [pool.pages_for(n * page_size) for n in range(4)] == [0, 1, 2, 3]
     assert pool.pages_for(page_size + 1) == 2
 
 
 def test_page_size_must_be_a_power_of_two() -> None:
     with pytest.raises(ValueError, match="page_size: must be a power of two, got 12"):
-        PagePool(4, 12)
+        PageAllocator(4, 12)
 
 
 def test_taking_more_than_is_free_is_refused() -> None:
-    pool = PagePool(3, 1)
-    with pytest.raises(BooksError, match="3 pages wanted by 7, 2 free"):
+    pool = PageAllocator(3, 1)
+    with pytest.raises(AccountingError, match="3 pages wanted by 7, 2 free"):
         pool.take(3, 7)
     assert pool.free == 2
 
 
 def test_double_free_names_page_owners_and_step() -> None:
-    pool = PagePool(3, 1, debug=True)
+    pool = PageAllocator(3, 1, debug=True)
     pages = pool.take(1, 5)
     pool.drop(pages, 5)
     pool.step = 12
-    with pytest.raises(BooksError, match=r"step 12: page 1 is held by nobody \(free\), "
+    with pytest.raises(AccountingError, match=r"step 12: page 1 is held by nobody \(free\), "
                                          "and sequence 5 gives it back"):
         pool.drop(pages, 5)
 
 
 def test_giving_another_sequences_page_names_both() -> None:
-    pool = PagePool(3, 1, debug=True)
+    pool = PageAllocator(3, 1, debug=True)
     pages = pool.take(1, 5)
-    with pytest.raises(BooksError, match="page 1 is held by sequence 5, and sequence 6 gives"):
+    with pytest.raises(AccountingError, match="page 1 is held by sequence 5, and sequence 6 gives"):
         pool.drop(pages, 6)
 
 
 def test_double_free_is_noticed_without_debug() -> None:
-    pool = PagePool(3, 1)
+    pool = PageAllocator(3, 1)
     pool.drop(pool.take(1, 5), 5)
-    with pytest.raises(BooksError, match="page 1 comes back from 5, but nobody holds it"):
+    with pytest.raises(AccountingError, match="page 1 comes back from 5, but nobody holds it"):
         pool.drop(np.array([1], np.int32), 5)
 
 
 def test_a_page_is_free_with_its_last_owner() -> None:
-    pool = PagePool(5, 1, debug=True)
+    pool = PageAllocator(5, 1, debug=True)
     pages = pool.take(2, 7)
     pool.keep(pages)
     assert (pool.cached, pool.spare, pool.held) == (2, 0, 2)
@@ -79,44 +84,45 @@ def test_a_page_is_free_with_its_last_owner() -> None:
 
 
 def test_foreign_hands_in_the_tree_are_named() -> None:
-    pool = PagePool(5, 1, debug=True)
+    pool = PageAllocator(5, 1, debug=True)
     pages = pool.take(2, 7)
-    with pytest.raises(BooksError, match="held by sequence 7, and the prefix tree gives it back"):
+    with pytest.raises(AccountingError, match="held by sequence 7, and the prefix tree gives it "
+                       "back"):
         pool.forget(pages)
     pool.drop(pages, 7)
-    with pytest.raises(BooksError, match=r"held by nobody \(free\) and goes to the prefix tree"):
+    with pytest.raises(AccountingError, match=r"nobody \(free\) and goes to the prefix tree"):
         pool.keep(pages)
-    with pytest.raises(BooksError, match=r"nobody \(free\) and goes to sequence 3"):
+    with pytest.raises(AccountingError, match=r"nobody \(free\) and goes to sequence 3"):
         pool.share(pages, 3)
 
 
 def test_the_tree_cannot_let_go_of_what_it_does_not_keep() -> None:
-    pool = PagePool(5, 1)
-    with pytest.raises(BooksError, match="the prefix tree lets go of a page it does not keep"):
+    pool = PageAllocator(5, 1)
+    with pytest.raises(AccountingError, match="the prefix tree lets go of a page it does not keep"):
         pool.forget(pool.take(1, 7))
 
 
 def test_audit_finds_a_lost_page_and_a_shared_one() -> None:
-    pool = PagePool(4, 1, debug=True)
+    pool = PageAllocator(4, 1, debug=True)
     pages = pool.take(2, 5)
-    with pytest.raises(BooksError, match="page 2 of sequence 5: 0 claims, 1 owners counted"):
+    with pytest.raises(AccountingError, match="page 2 of sequence 5: 0 claims, 1 owners counted"):
         pool.audit([(5, pages[pages != 2])], NO_PAGES)
-    with pytest.raises(BooksError, match="page 1 is held by sequence 5.*sequence 6"):
+    with pytest.raises(AccountingError, match="page 1 is held by sequence 5.*sequence 6"):
         pool.audit([(5, pages), (6, np.array([1], np.int32))], NO_PAGES)
-    with pytest.raises(BooksError, match="page 2 is held by sequence 5.*prefix tree claim it"):
+    with pytest.raises(AccountingError, match="page 2 is held by sequence 5.*prefix tree claim it"):
         pool.audit([(5, pages)], pages)
 
 
 def test_audit_without_debug_still_counts() -> None:
-    pool = PagePool(4, 1)
+    pool = PageAllocator(4, 1)
     pages = pool.take(2, 5)
     pool.audit([(5, pages)], NO_PAGES)
-    with pytest.raises(BooksError, match="page 1 of 1 owners: 2 claims"):
+    with pytest.raises(AccountingError, match="page 1 of 1 owners: 2 claims"):
         pool.audit([(5, pages), (6, np.array([1], np.int32))], NO_PAGES)
 
 
 def test_what_is_odd_at_rest_goes_out_of_use() -> None:
-    pool = PagePool(7, 1)
+    pool = PageAllocator(7, 1)
     kept = pool.take(2, 5)
     pool.keep(kept)
     pool.drop(kept, 5)
@@ -128,7 +134,7 @@ def test_what_is_odd_at_rest_goes_out_of_use() -> None:
     assert (pool.odd(), pool.quarantined, pool.free) == (0, 3, 3)
     fresh = pool.take(3, 9)
     assert lost[0] not in fresh and set(kept.tolist()) <= set(fresh.tolist())
-    with pytest.raises(BooksError, match="0 free"):
+    with pytest.raises(AccountingError, match="0 free"):
         pool.take(1, 9)
 
 

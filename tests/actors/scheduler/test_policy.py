@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorium.actors.scheduler.scheduling_policy import (
-    Reserve,
-    Running,
-    VirtualTokens,
-    Waiting,
-    cannot_meet,
+    AdmissionReserve,
+    RunningView,
+    VirtualTokenCounter,
+    WaitingView,
     choose_victim,
     fcfs_key,
+    misses_deadline,
     next_fair,
     next_fcfs,
     next_lpm,
@@ -29,9 +29,9 @@ from actorium.actors.scheduler.scheduling_policy import (
 TENANTS = ("", "a", "b", "c")
 
 
-def waiting_of(rows: list[tuple[str, int, int, int, bool, int]]) -> list[Waiting]:
-    return [Waiting(sid=100 + i, tenant=t, priority=p, arrival=a, tokens=c + 1, cached=c,
-                    preempted=pre, passed=passed)
+def waiting_of(rows: list[tuple[str, int, int, int, bool, int]]) -> list[WaitingView]:
+    return [WaitingView(sid=100 + i, tenant=t, priority=p, arrival=a, tokens=c + 1, cached=c,
+                        preempted=pre, passed=passed)
             for i, (t, p, a, c, pre, passed) in enumerate(rows)]
 
 
@@ -44,7 +44,7 @@ queues = st.lists(
 # --- order ----------------------------------------------------------------------------------------
 
 @given(queues)
-def test_fcfs_takes_preempted_first_then_by_arrival(queue: list[Waiting]) -> None:
+def test_fcfs_takes_preempted_first_then_by_arrival(queue: list[WaitingView]) -> None:
     chosen = queue[next_fcfs(queue)]
     for other in queue:
         if other.preempted == chosen.preempted:
@@ -55,7 +55,7 @@ def test_fcfs_takes_preempted_first_then_by_arrival(queue: list[Waiting]) -> Non
 
 
 @given(queues)
-def test_priority_never_takes_a_lower_before_a_higher(queue: list[Waiting]) -> None:
+def test_priority_never_takes_a_lower_before_a_higher(queue: list[WaitingView]) -> None:
     left, order = list(queue), []
     while left:
         order.append(left.pop(next_priority(left)))
@@ -69,7 +69,8 @@ def test_priority_never_takes_a_lower_before_a_higher(queue: list[Waiting]) -> N
 
 
 @given(queues, st.integers(0, 5))
-def test_lpm_takes_the_longest_match_ties_by_arrival(queue: list[Waiting], patience: int) -> None:
+def test_lpm_takes_the_longest_match_ties_by_arrival(queue: list[WaitingView],
+                                                     patience: int) -> None:
     chosen = queue[next_lpm(queue, patience)]
     pool = [w for w in queue if w.preempted] or [w for w in queue if w.passed > patience]
     if pool:
@@ -102,7 +103,8 @@ def test_passed_over_counts_only_those_that_came_before() -> None:
 
 
 @given(queues, st.dictionaries(st.sampled_from(TENANTS), st.integers(0, 3).map(float)))
-def test_fair_takes_the_least_served_tenant(queue: list[Waiting], served: dict[str, float]) -> None:
+def test_fair_takes_the_least_served_tenant(queue: list[WaitingView],
+                                            served: dict[str, float]) -> None:
     chosen = queue[next_fair(queue, served)]
     level = served.get(chosen.tenant, 0.0)
     assert all(level <= served.get(w.tenant, 0.0) for w in queue)
@@ -129,8 +131,8 @@ def test_backlogged_tenants_are_served_by_weight(sizes: list[tuple[int, int]],
                                                  data: st.DataObject) -> None:
     """Both always have sequences waiting: served / weight never differs by more than a request."""
     shares = dict(zip("ab", weights, strict=True))
-    counters = VirtualTokens(shares)
-    queue = [Waiting(i, t, 0, i, 1, 0, False) for i, t in enumerate("abab")]
+    counters = VirtualTokenCounter(shares)
+    queue = [WaitingView(i, t, 0, i, 1, 0, False) for i, t in enumerate("abab")]
     for w in queue:
         counters.arrive(w.tenant)
     served = {"a": 0.0, "b": 0.0}
@@ -138,7 +140,7 @@ def test_backlogged_tenants_are_served_by_weight(sizes: list[tuple[int, int]],
     for n, (prompt, completion) in enumerate(sizes, len(queue)):
         chosen = queue.pop(next_fair(queue, counters.served))
         counters.arrive(chosen.tenant)
-        queue.append(Waiting(n, chosen.tenant, 0, n, 1, 0, False))
+        queue.append(WaitingView(n, chosen.tenant, 0, n, 1, 0, False))
         counters.admit(chosen.tenant)
         counters.charge(chosen.tenant, prompt, 0)
         for _ in range(completion):
@@ -150,8 +152,8 @@ def test_backlogged_tenants_are_served_by_weight(sizes: list[tuple[int, int]],
 
 
 def test_two_to_one() -> None:
-    counters, served = VirtualTokens({"a": 2.0}), Counter[str]()
-    queue = [Waiting(i, t, 0, i, 1, 0, False) for i, t in enumerate("ba")]
+    counters, served = VirtualTokenCounter({"a": 2.0}), Counter[str]()
+    queue = [WaitingView(i, t, 0, i, 1, 0, False) for i, t in enumerate("ba")]
     for w in queue:
         counters.arrive(w.tenant)
     for _ in range(300):
@@ -162,18 +164,18 @@ def test_two_to_one() -> None:
 
 
 def test_prices_are_those_of_the_paper_and_can_be_set() -> None:
-    counters = VirtualTokens({"a": 2.0})
+    counters = VirtualTokenCounter({"a": 2.0})
     counters.arrive("a")
     counters.charge("a", 10, 5)
     assert counters.served["a"] == (10 + 2 * 5) / 2
-    other = VirtualTokens(prompt_price=3.0, completion_price=7.0)
+    other = VirtualTokenCounter(prompt_price=3.0, completion_price=7.0)
     other.arrive("a")
     other.charge("a", 10, 5)
     assert other.served["a"] == 65.0
 
 
 def test_a_tenant_that_comes_back_is_lifted_to_the_lowest_of_the_backlogged() -> None:
-    counters = VirtualTokens()
+    counters = VirtualTokenCounter()
     for tenant in "ab":
         counters.arrive(tenant)
     for tenant, tokens in (("a", 100), ("b", 70)):
@@ -183,7 +185,7 @@ def test_a_tenant_that_comes_back_is_lifted_to_the_lowest_of_the_backlogged() ->
 
 
 def test_a_tenant_with_a_debt_keeps_it() -> None:
-    counters = VirtualTokens()
+    counters = VirtualTokenCounter()
     for tenant in "ab":
         counters.arrive(tenant)
     counters.admit("a")
@@ -195,7 +197,7 @@ def test_a_tenant_with_a_debt_keeps_it() -> None:
 
 
 def test_with_nobody_waiting_the_level_is_that_of_the_last_who_did() -> None:
-    counters = VirtualTokens()
+    counters = VirtualTokenCounter()
     counters.arrive("a")
     counters.admit("a")
     counters.charge("a", 0, 300)
@@ -204,7 +206,7 @@ def test_with_nobody_waiting_the_level_is_that_of_the_last_who_did() -> None:
 
 
 def test_a_preempted_sequence_is_not_lifted() -> None:
-    counters = VirtualTokens()
+    counters = VirtualTokenCounter()
     for tenant in "ab":
         counters.arrive(tenant)
     counters.admit("a")
@@ -219,7 +221,7 @@ def test_a_preempted_sequence_is_not_lifted() -> None:
 
 
 def test_idle_tenants_are_forgotten_and_their_return_changes_nothing() -> None:
-    counters, exact = VirtualTokens(keep=8), VirtualTokens(keep=10**9)
+    counters, exact = VirtualTokenCounter(keep=8), VirtualTokenCounter(keep=10**9)
     dice = random.Random(3)
     for c in (counters, exact):
         c.arrive("always")
@@ -241,7 +243,7 @@ def test_idle_tenants_are_forgotten_and_their_return_changes_nothing() -> None:
 
 
 def test_a_debt_is_the_last_to_be_forgotten() -> None:
-    counters = VirtualTokens(keep=4)
+    counters = VirtualTokenCounter(keep=4)
     counters.arrive("always")
     for i in range(40):
         counters.arrive(f"t{i}")
@@ -254,18 +256,18 @@ def test_a_debt_is_the_last_to_be_forgotten() -> None:
 def test_bad_weights_are_refused() -> None:
     for weight in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="tenant_weights"):
-            VirtualTokens({"a": weight})
+            VirtualTokenCounter({"a": weight})
 
 
 def test_an_unbalanced_move_is_noticed() -> None:
     with pytest.raises(KeyError):
-        VirtualTokens().leave("a", running=True)
+        VirtualTokenCounter().leave("a", running=True)
 
 
 # --- victims --------------------------------------------------------------------------------------
 
-def running_of(*rows: tuple[int, int, int, int]) -> Running:
-    return Running(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
+def running_of(*rows: tuple[int, int, int, int]) -> RunningView:
+    return RunningView(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 2)),
@@ -287,7 +289,7 @@ def test_the_victim_is_the_one_the_rules_name(rows: list[tuple[int, int, int]],
 def test_the_only_one_is_never_a_victim() -> None:
     assert choose_victim(running_of((0, 0, 10, 5))) is None
     empty = np.zeros(0, np.int64)
-    assert choose_victim(Running(empty, empty, empty, empty)) is None
+    assert choose_victim(RunningView(empty, empty, empty, empty)) is None
 
 
 def test_the_columns_are_not_changed() -> None:
@@ -300,18 +302,18 @@ def test_the_columns_are_not_changed() -> None:
 # --- deadlines ------------------------------------------------------------------------------------
 
 def test_cannot_meet() -> None:
-    assert not cannot_meet(None, 5.0, 10**9, 10**9, 1.0)
-    assert not cannot_meet(10.0, 5.0, 10**9, 10**9, None)
-    assert not cannot_meet(10.0, 5.0, 10**9, 10**9, 0.0)
-    assert cannot_meet(5.0, 5.0, 0, 0, None)
-    assert not cannot_meet(10.0, 5.0, 300, 200, 100.0)
-    assert cannot_meet(10.0, 5.0, 300, 201, 100.0)
+    assert not misses_deadline(None, 5.0, 10**9, 10**9, 1.0)
+    assert not misses_deadline(10.0, 5.0, 10**9, 10**9, None)
+    assert not misses_deadline(10.0, 5.0, 10**9, 10**9, 0.0)
+    assert misses_deadline(5.0, 5.0, 0, 0, None)
+    assert not misses_deadline(10.0, 5.0, 300, 200, 100.0)
+    assert misses_deadline(10.0, 5.0, 300, 201, 100.0)
 
 
 # --- the reserve ----------------------------------------------------------------------------------
 
 def test_the_ratio_rises_and_decays() -> None:
-    reserve = Reserve(initial=0.5, minimum=0.1, rise=0.2, decay_steps=4)
+    reserve = AdmissionReserve(initial=0.5, minimum=0.1, rise=0.2, decay_steps=4)
     assert reserve.needed(1000, 3) == 500
     reserve.on_step()
     assert reserve.ratio == pytest.approx(0.4)
@@ -326,7 +328,7 @@ def test_the_ratio_rises_and_decays() -> None:
 
 
 def test_the_reserve_is_never_more_than_can_be_needed() -> None:
-    reserve = Reserve()
+    reserve = AdmissionReserve()
     assert reserve.needed(0, 0) == 0
     assert reserve.needed(10, 5) == 10
     assert reserve.needed(200, 10) == 160
@@ -337,10 +339,10 @@ def test_the_reserve_is_never_more_than_can_be_needed() -> None:
                                  {"decay_steps": 0}, {"growth": -1}])
 def test_a_reserve_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="reserve"):
-        Reserve(**bad)  # type: ignore[arg-type]
+        AdmissionReserve(**bad)  # type: ignore[arg-type]
 
 
-def simulate(reserve: Reserve, pool: int, early: float, requests: int = 800
+def simulate(reserve: AdmissionReserve, pool: int, early: float, requests: int = 800
              ) -> tuple[float, float]:
     """Decode until all have ended: (recomputed share of all tokens, mean use of the pool).
 
@@ -375,8 +377,8 @@ def simulate(reserve: Reserve, pool: int, early: float, requests: int = 800
 @pytest.mark.parametrize("pool", [1000, 8000])
 def test_admission_does_not_thrash(pool: int, early: float) -> None:
     """Little is computed twice, and the pool is not left empty for it."""
-    recomputed, use = simulate(Reserve(), pool, early)
+    recomputed, use = simulate(AdmissionReserve(), pool, early)
     assert recomputed < 0.12
     assert use > 0.6
-    reckless = Reserve(initial=0.0, minimum=0.0, rise=1e-9, growth=1)
+    reckless = AdmissionReserve(initial=0.0, minimum=0.0, rise=1e-9, growth=1)
     assert recomputed <= simulate(reckless, pool, early)[0] + 0.01

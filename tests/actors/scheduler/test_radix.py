@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from helpers_radix import add, key, lists, pages
 
-from actorium.actors.scheduler.cache.radix import PrefixTree
+from actorium.actors.scheduler.cache.radix_cache import RadixCache
 
 
 def test_match_splits_and_keeps_the_pages_inserted_first() -> None:
-    tree = PrefixTree(2, [0])
+    tree = RadixCache(2, [0])
     node, newly = tree.insert(key([1, 2, 3, 4, 5, 6, 7]), [pages(1, 2, 3)])
     assert lists(newly) == [[1, 2, 3]] and node.end == 3
     found = tree.match(key([1, 2, 3, 4, 9, 9, 9, 9]))
@@ -26,7 +26,7 @@ def test_match_splits_and_keeps_the_pages_inserted_first() -> None:
 
 
 def test_match_gives_copies() -> None:
-    tree = PrefixTree(1, [0])
+    tree = RadixCache(1, [0])
     mine = pages(1, 2)
     tree.insert(key([1, 2]), [mine])
     mine[:] = 9
@@ -35,7 +35,7 @@ def test_match_gives_copies() -> None:
 
 
 def test_peek_changes_nothing() -> None:
-    tree = PrefixTree(1, [0])
+    tree = RadixCache(1, [0])
     old = add(tree, [1, 2, 3], 1)
     add(tree, [7], 4)
     before = tree.version
@@ -46,7 +46,7 @@ def test_peek_changes_nothing() -> None:
 
 
 def test_salts_share_nothing_and_empty_roots_go() -> None:
-    tree = PrefixTree(1, [0])
+    tree = RadixCache(1, [0])
     add(tree, [1, 2], 1, salt="a")
     assert tree.match(key([1, 2], "b")).length == 0
     add(tree, [1, 2], 3, salt="b")
@@ -60,7 +60,7 @@ def test_salts_share_nothing_and_empty_roots_go() -> None:
 
 
 def test_lock_covers_the_path_and_survives_splits() -> None:
-    tree = PrefixTree(1, [0])
+    tree = RadixCache(1, [0])
     node = add(tree, [1, 2, 3, 4], 1)
     tree.lock(node)
     add(tree, [1, 2, 8, 9], 11)
@@ -74,7 +74,7 @@ def test_lock_covers_the_path_and_survives_splits() -> None:
 
 
 def test_misused_locks_are_named() -> None:
-    tree = PrefixTree(1, [0])
+    tree = RadixCache(1, [0])
     node = add(tree, [1, 2], 1)
     with pytest.raises(ValueError, match="not locked"):
         tree.unlock(node)
@@ -86,8 +86,8 @@ def test_misused_locks_are_named() -> None:
 
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="policy: must be one of lru, lfu, priority"):
-        PrefixTree(1, [0], "fifo")
-    tree = PrefixTree(1, [0, 4])
+        RadixCache(1, [0], "fifo")
+    tree = RadixCache(1, [0, 4])
     with pytest.raises(ValueError, match="2 arrays of 2 pages"):
         tree.insert(key([1, 2]), [pages(1, 2)])
     with pytest.raises(ValueError, match="2 arrays of 2 pages"):
@@ -98,7 +98,7 @@ def test_bad_arguments_are_named() -> None:
 
 
 def test_evict_trims_tails_exactly_and_takes_what_is_oldest() -> None:
-    tree = PrefixTree(1, [0])
+    tree = RadixCache(1, [0])
     add(tree, [1, 2, 3], 1)
     add(tree, [1, 2, 4, 5], 11)
     add(tree, [6, 7], 21)
@@ -115,7 +115,7 @@ def test_evict_trims_tails_exactly_and_takes_what_is_oldest() -> None:
 @pytest.mark.parametrize(("policy", "order"), [("lru", "cab"), ("lfu", "bca"),
                                                ("priority", "bac")])
 def test_policies(policy: str, order: str) -> None:
-    tree = PrefixTree(1, [0], policy)
+    tree = RadixCache(1, [0], policy)
     tokens = {"a": [1], "b": [2], "c": [3]}
     priority = {"a": 1, "b": 0, "c": 2}
     for number, name in enumerate("cab", 1):
@@ -133,7 +133,7 @@ def test_policies(policy: str, order: str) -> None:
 
 
 def test_window_match_needs_only_the_window() -> None:
-    tree = PrefixTree(2, [0, 4])  # 3 tokens before the query: 2 pages
+    tree = RadixCache(2, [0, 4])  # 3 tokens before the query: 2 pages
     tree.insert(key(range(10)), [pages(1, 2, 3, 4, 5), pages(0, 0, 13, 14, 15)])
     found = tree.match(key(range(10)))
     assert (found.length, lists(found.pages)) == (10, [[1, 2, 3, 4, 5], [0, 0, 0, 14, 15]])
@@ -146,7 +146,7 @@ def test_window_match_needs_only_the_window() -> None:
 
 
 def test_windowed_group_alone() -> None:
-    tree = PrefixTree(1, [3])
+    tree = RadixCache(1, [3])
     tree.insert(key(range(6)), [pages(0, 0, 3, 4, 5, 6)])
     assert lists(tree.match(key(range(6))).pages) == [[0, 0, 0, 0, 5, 6]]
     assert tree.peek(key(range(5))) == 5
@@ -160,7 +160,7 @@ def test_windowed_group_alone() -> None:
 
 
 def test_slack_goes_before_windows_and_full_pages_stay() -> None:
-    tree = PrefixTree(1, [0, 3])
+    tree = RadixCache(1, [0, 3])
     add(tree, range(10), 1)
     add(tree, [50, 51, 52], 21)
     assert lists(tree.evict(1, 3)) == [[], [1, 2, 3]]
@@ -173,7 +173,7 @@ def test_slack_goes_before_windows_and_full_pages_stay() -> None:
 
 
 def test_old_inner_ends_lose_their_windows_first() -> None:
-    tree = PrefixTree(1, [0, 3])
+    tree = RadixCache(1, [0, 3])
     add(tree, range(4), 1)
     add(tree, range(8), 1)
     assert lists(tree.evict(1, 4))[1] == [1, 2, 5, 6]
@@ -185,7 +185,7 @@ def test_old_inner_ends_lose_their_windows_first() -> None:
 
 
 def test_locks_keep_only_the_window_in_windowed_groups() -> None:
-    tree = PrefixTree(1, [0, 3])
+    tree = RadixCache(1, [0, 3])
     node = add(tree, range(8), 1)
     tree.lock(node)
     assert tree.evictable == [0, 6]
@@ -202,7 +202,7 @@ def test_locks_keep_only_the_window_in_windowed_groups() -> None:
 
 
 def test_a_locked_leaf_keeps_its_place_without_its_window() -> None:
-    tree = PrefixTree(1, [0, 3])
+    tree = RadixCache(1, [0, 3])
     node = add(tree, range(4), 1)
     tree.lock(node, windows=False)
     assert tree.evictable == [0, 4]
@@ -215,7 +215,7 @@ def test_a_locked_leaf_keeps_its_place_without_its_window() -> None:
 
 
 def test_of_windows_of_one_age_the_deepest_goes_first() -> None:
-    tree = PrefixTree(1, [0, 4])
+    tree = RadixCache(1, [0, 4])
     add(tree, range(3), 1)
     add(tree, range(5), 1)
     assert lists(tree.evict(1, 1)) == [[5], [5]]
@@ -224,7 +224,7 @@ def test_of_windows_of_one_age_the_deepest_goes_first() -> None:
 
 
 def test_a_window_may_begin_in_the_node_above_one_with_holes() -> None:
-    tree = PrefixTree(1, [0, 5])
+    tree = RadixCache(1, [0, 5])
     add(tree, range(4), 1)
     tree.insert(key(range(9)), [pages(*range(1, 10)), pages(0, 0, 0, 0, 15, 16, 0, 18, 19)])
     assert [tree.peek(key(range(n))) for n in range(10)] == [0, 1, 2, 3, 4, 5, 6, 6, 6, 6]
@@ -233,7 +233,7 @@ def test_a_window_may_begin_in_the_node_above_one_with_holes() -> None:
 
 @pytest.mark.parametrize(("policy", "other"), [("lfu", 1), ("priority", 1), ("lru", 0)])
 def test_splits_keep_what_the_policy_knows(policy: str, other: int) -> None:
-    tree = PrefixTree(1, [0], policy)
+    tree = RadixCache(1, [0], policy)
     add(tree, [1, 2, 3, 4], 1, priority=1)
     for _ in range(3):
         tree.match(key([1, 2, 3, 4]))
@@ -249,7 +249,7 @@ def test_splits_keep_what_the_policy_knows(policy: str, other: int) -> None:
 
 @pytest.mark.parametrize("windows", [[0], [4], [0, 4], [4, 0]])
 def test_nothing_grows_while_the_cached_pages_do_not(windows: list[int]) -> None:
-    tree, rng = PrefixTree(1, windows), np.random.default_rng(3)
+    tree, rng = RadixCache(1, windows), np.random.default_rng(3)
     full = windows.index(0) if 0 in windows else 0
     for number in range(2000):
         tokens = rng.integers(0, 3, 12).tolist()

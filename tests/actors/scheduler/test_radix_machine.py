@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actorium.actors.scheduler.cache.nodes import Node
-from actorium.actors.scheduler.cache.radix import PrefixKey, PrefixTree
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
 
 class Held:
     """One lock: the node, its prefix, and the pages that must stay."""
 
-    def __init__(self, node: Node, salt: str, data: bytes, windows: bool) -> None:
+    def __init__(self, node: TreeNode, salt: str, data: bytes, windows: bool) -> None:
         self.node, self.salt, self.data, self.windows = node, salt, data, windows
 
 
@@ -29,7 +29,7 @@ class TreeMachine(RuleBasedStateMachine):
                 windows=st.sampled_from([[0], [0], [0, 3], [0, 9], [4], [2, 7], [7, 0, 2], [1]]),
                 policy=st.sampled_from(["lru", "lfu", "priority"]))
     def begin(self, page_size: int, windows: list[int], policy: str) -> None:
-        self.tree = PrefixTree(page_size, windows, policy)
+        self.tree = RadixCache(page_size, windows, policy)
         self.ps, self.windows = page_size, windows
         # by definition: what the query at position L sees of the past starts at L - window + 1
         self.reach = [max(1, -(-(w - 1) // page_size)) if w else 1 << 30 for w in windows]

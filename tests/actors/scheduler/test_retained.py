@@ -14,9 +14,9 @@ import pytest
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import RowLogprobs, Submit
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler.recovery import recovery
-from actorium.actors.scheduler.recovery.recovery import Chronicle, joined_rows
-from actorium.actors.scheduler.request_state import Request, open_request
+from actorium.actors.scheduler.recovery import recovery_log as recovery
+from actorium.actors.scheduler.recovery.recovery_log import RecoveryLog, joined_rows
+from actorium.actors.scheduler.request_state import RequestState, open_request
 
 LIMIT, MANY = 1 << 20, 750
 
@@ -27,7 +27,7 @@ def logprobs(draw: random.Random, count: int, k: int, start: int = 0) -> RowLogp
     return RowLogprobs(0, start, floats, ints, ints * k, floats * k)
 
 
-def ended(number: int, kind: str, draw: random.Random) -> Request:
+def ended(number: int, kind: str, draw: random.Random) -> RequestState:
     """A request of many tokens, choices, stop strings, ..., as the scheduler has it at its end."""
     prompt = np.arange(draw.randrange(20, 400), dtype=np.int32).tobytes()
     params, text, n, k = Resolved(max_tokens=64), TextParams(), 1, 0
@@ -60,7 +60,7 @@ KINDS = ["plain", "choices", "bias", "stops", "grammar", "logprobs"]
 def test_bytes_are_bounded_and_counted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is counted is what Python has taken, by half as much again at the most."""
     monkeypatch.setattr(recovery, "RETAINED_BYTES", LIMIT)
-    chronicle, draw = Chronicle(RecoveryConfig(), 1), random.Random(0)
+    chronicle, draw = RecoveryLog(RecoveryConfig(), 1), random.Random(0)
     chronicle.over([ended(0, kind, draw)], 0.0)
     gc.collect()
     tracemalloc.start()
@@ -78,7 +78,7 @@ def test_bytes_are_bounded_and_counted(kind: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_of_mixed_requests_nothing_stays_counted() -> None:
-    chronicle, draw = Chronicle(RecoveryConfig(retain=10.0), 1), random.Random(1)
+    chronicle, draw = RecoveryLog(RecoveryConfig(retain=10.0), 1), random.Random(1)
     for number in range(300):
         chronicle.over([ended(number, draw.choice(KINDS), draw)], float(number) / 10)
     assert len(chronicle.retained) and chronicle.retained.bytes

@@ -10,7 +10,7 @@ import pytest
 from helpers_scheduler import Ring, assert_whole, config, ints
 
 from actorium.actors.scheduler.request_state import PROMPT_TOLD, choice_seed
-from actorium.actors.scheduler.slots import within
+from actorium.actors.scheduler.slot_table import within
 
 Tokens = dict[tuple[str, int], list[int]]
 
@@ -78,7 +78,7 @@ def test_plan_n_plus_one_is_made_before_result_n() -> None:
     ring.wake()
     extend, decode = ring.sent
     assert ints(extend.extend) == [1, 4] and ints(decode.decode) == [1]
-    table = ring.scheduler.books.table
+    table = ring.scheduler.state.table
     assert (table.len_lo[1], table.len_hi[1]) == (6, 6)
     assert ring.of("r0")[0].tokens == []
 

@@ -11,10 +11,10 @@ from helpers_scheduler import Ring, cached, config, finish, gauges
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.scheduler import core
-from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.cache.kv_cache_manager import Memory
-from actorium.actors.scheduler.cache.pages import BooksError
-from actorium.actors.scheduler.slots import SlotTable
+from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
+from actorium.actors.scheduler.cache.page_allocator import AccountingError
+from actorium.actors.scheduler.scheduler_state import SchedulerState
+from actorium.actors.scheduler.slot_table import SlotTable
 from actorium.tools.null.null_worker import BadPlan
 
 SYSTEM = list(range(50, 114))
@@ -52,32 +52,32 @@ def test_the_run_ends_well_unharmed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    drop = Memory.drop
+    drop = KVCacheManager.drop
 
-    def twice(self: Memory, pages: Any, owner: int) -> None:
+    def twice(self: KVCacheManager, pages: Any, owner: int) -> None:
         drop(self, pages, owner)
         drop(self, pages, owner)
 
-    monkeypatch.setattr(Memory, "drop", twice)
+    monkeypatch.setattr(KVCacheManager, "drop", twice)
 
 
 def share_a_partial_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tree gets a page whose last position was never computed."""
-    cache = Books._cache
+    cache = SchedulerState._cache
 
-    def whole(self: Books, sequence: Any, pages: Any, computed: int) -> None:
+    def whole(self: SchedulerState, sequence: Any, pages: Any, computed: int) -> None:
         cache(self, sequence, pages, computed + (computed > sequence.total))
 
-    monkeypatch.setattr(Books, "_cache", whole)
+    monkeypatch.setattr(SchedulerState, "_cache", whole)
 
 
 def reuse_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page goes back while a step that writes and reads it is still to come."""
     plan_decode = SlotTable.plan_decode
-    rings: list[Books] = []
-    furnish = Books.furnish
+    rings: list[SchedulerState] = []
+    furnish = SchedulerState.furnish
 
-    def keep(self: Books, *args: Any) -> None:
+    def keep(self: SchedulerState, *args: Any) -> None:
         rings.append(self)
         furnish(self, *args)
 
@@ -88,7 +88,7 @@ def reuse_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
             if self.len_lo[slot] % 7 == 0:
                 rings[-1].memory.pools[0].drop(pages[0][-1:], int(self.sid[slot]))
 
-    monkeypatch.setattr(Books, "furnish", keep)
+    monkeypatch.setattr(SchedulerState, "furnish", keep)
     monkeypatch.setattr(SlotTable, "plan_decode", early)
 
 
@@ -99,7 +99,7 @@ def reuse_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 ])
 def test_the_books_catch(monkeypatch: pytest.MonkeyPatch, break_it: Any, says: str) -> None:
     break_it(monkeypatch)
-    with pytest.raises(BooksError, match=says):
+    with pytest.raises(AccountingError, match=says):
         sabotaged(SETTINGS)
 
 
@@ -115,14 +115,14 @@ def test_without_debug_books_counts_and_content_still_catch(
         monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None:
     blind(monkeypatch)
     break_it(monkeypatch)
-    with pytest.raises((BooksError, BadPlan)):
+    with pytest.raises((AccountingError, BadPlan)):
         sabotaged(SETTINGS)
 
 
 def test_windows_given_back_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     give_back = SlotTable.give_back
 
-    def early(self: SlotTable, slots: Any, positions: Any, memory: Memory) -> None:
+    def early(self: SlotTable, slots: Any, positions: Any, memory: KVCacheManager) -> None:
         give_back(self, slots, positions + 16, memory)
 
     monkeypatch.setattr(SlotTable, "give_back", early)
@@ -135,7 +135,7 @@ def test_production_puts_pages_in_doubt_out_of_use_and_says_so(
     blind(monkeypatch)
     ring = Ring(SETTINGS)
     finish(ring, SYSTEM)
-    pool = ring.scheduler.books.memory.pools[0]
+    pool = ring.scheduler.state.memory.pools[0]
     total = pool.total
     pool.take(2, 99)
     finish(ring, list(range(300, 340)))

@@ -8,11 +8,11 @@ from helpers_scheduler import Ring, assert_whole, cached, config, finish
 
 from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.messages import PageGroup
-from actorium.actors.scheduler.cache.checkpoints import POLICIES, Checkpoints
-from actorium.actors.scheduler.cache.kv_cache_manager import Memory
-from actorium.actors.scheduler.cache.nodes import Node
-from actorium.actors.scheduler.cache.pages import BooksError
-from actorium.actors.scheduler.cache.radix import PrefixKey
+from actorium.actors.scheduler.cache.checkpoints import POLICIES, CheckpointPool
+from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
+from actorium.actors.scheduler.cache.page_allocator import AccountingError
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
 SYSTEM = list(range(50, 150))
 
@@ -95,15 +95,16 @@ def test_preempted_sequences_start_again_from_a_checkpoint(chunk: int) -> None:
 
 
 def test_the_books_of_checkpoints_balance() -> None:
-    books, node, other = Checkpoints(1), Node(None, b"", []), Node(None, b"", [])
-    assert books.save(node, step=1) == 1
-    assert books.save(other, step=1) == 0, "the same plan does not take its own save away"
-    assert books.save(other, step=2) == 1 and not node.checkpoint
-    books.audit([node, other])
-    with pytest.raises(BooksError, match=r"checkpoints \[\] are in the tree, \[1\] in the books"):
-        books.audit([node])
-    books.drop(other)
-    books.audit([node, other])
+    state, node, other = CheckpointPool(1), TreeNode(None, b"", []), TreeNode(None, b"", [])
+    assert state.save(node, step=1) == 1
+    assert state.save(other, step=1) == 0, "the same plan does not take its own save away"
+    assert state.save(other, step=2) == 1 and not node.checkpoint
+    state.audit([node, other])
+    with pytest.raises(AccountingError, match=r"checkpoints \[\] are in the tree, \[1\] in the "
+                       r"books"):
+        state.audit([node])
+    state.drop(other)
+    state.audit([node, other])
 
 
 def test_an_earlier_turn_goes_before_other_conversations() -> None:
@@ -163,8 +164,8 @@ def test_who_is_admitted_without_pages_for_a_chunk_is_still_told_to_the_worker()
 def test_no_checkpoint_without_a_node_to_own_it() -> None:
     """All layers windowed, and the pages of the prefix are gone: the tree has no end to hang it on.
     """
-    memory = Memory([PageGroup(8, window=16)], 16, MemoryConfig(debug_memory=True),
-                    recurrent=True, checkpoints=2)
+    memory = KVCacheManager([PageGroup(8, window=16)], 16, MemoryConfig(debug_memory=True),
+                            recurrent=True, checkpoints=2)
     key = PrefixKey("", np.arange(32, dtype=np.int32).tobytes())
     assert memory.checkpoint(key, [np.zeros(2, np.int32)], 0) == 0
     memory.audit([])

@@ -11,9 +11,9 @@ import pytest
 from actorium.actors.scheduler.draft_policy import (
     GAIN,
     TRIAL,
-    Acceptance,
-    Drafting,
-    Verified,
+    DraftAcceptance,
+    DraftPolicy,
+    VerifiedDrafts,
     best,
     bucket,
     expected_tokens,
@@ -43,7 +43,7 @@ class Engine:
 
     def __init__(self, most: int, acceptance: tuple[float, ...], cost: Cost, noise: float = 0.0,
                  seed: int = 1) -> None:
-        self.drafting = Drafting(most)
+        self.drafting = DraftPolicy(most)
         self.acceptance, self.cost, self.noise = acceptance, cost, noise
         self.dice = random.Random(seed)
         self.verify = 0
@@ -71,7 +71,7 @@ class Engine:
         self.tokens += sum(count * rows for count, rows in enumerate(going))
         self.spent += time
         if verified:
-            self.drafting.verified(Verified(going, [0] * len(going)))
+            self.drafting.verified(VerifiedDrafts(going, [0] * len(going)))
         if verified == made:
             self.drafting.timed(batch, made, max(int(time), 1))
 
@@ -118,16 +118,16 @@ def test_buckets_grow_with_the_batch() -> None:
 
 
 def test_acceptance_is_measured_by_position_and_only_where_it_was_tested() -> None:
-    acceptance = Acceptance(3)
+    acceptance = DraftAcceptance(3)
     # 1,000 rows of 2 drafts: 300 fail at the first, 350 at the second, 350 pass; then 500 rows
     # that ended with their second token: its draft was right, the next one was not tested.
-    acceptance.learn(Verified([0, 300, 350, 350], [0, 0, 500, 0]))
+    acceptance.learn(VerifiedDrafts([0, 300, 350, 350], [0, 0, 500, 0]))
     first, second, third = acceptance.rates()
     assert first == pytest.approx(1200 / 1500, abs=0.01)
     assert second == pytest.approx(350 / 700, abs=0.01)
     assert third == second, "a position never tested is as good as the one before"
     for _ in range(200):
-        acceptance.learn(Verified([0, 90, 10], [0, 0, 0]))
+        acceptance.learn(VerifiedDrafts([0, 90, 10], [0, 0, 0]))
     assert acceptance.rates()[0] == pytest.approx(0.1, abs=0.01)
     assert acceptance.rates()[1] == pytest.approx(0.5, abs=0.01)
 
@@ -228,10 +228,10 @@ def test_times_that_grow_with_the_context_change_nothing() -> None:
 
 
 def test_fixed_stays_and_without_times_nothing_changes() -> None:
-    fixed = Drafting(3, fixed=True)
+    fixed = DraftPolicy(3, fixed=True)
     for _ in range(300):
         assert fixed.next(64) == 3
         fixed.timed(64, 3, 10**6)
-    assert fixed.next(0) == 0 and Drafting(0).next(5) == 0 and Drafting(0).gauges() == {}
-    untimed = Drafting(2)
+    assert fixed.next(0) == 0 and DraftPolicy(0).next(5) == 0 and DraftPolicy(0).gauges() == {}
+    untimed = DraftPolicy(2)
     assert {untimed.next(8) for _ in range(500)} == {2}

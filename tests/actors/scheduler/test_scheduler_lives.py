@@ -53,12 +53,12 @@ def test_a_seed_replays() -> None:
 @pytest.mark.parametrize("tooth", ["uncommitted", "forgetful", "unfenced"])
 def test_it_has_teeth(tooth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one of the rules, the simulation fails."""
-    from actorium.actors.scheduler.recovery import recovery
-    from actorium.actors.scheduler.recovery.recovery import Chronicle
+    from actorium.actors.scheduler.recovery import recovery_log as recovery
+    from actorium.actors.scheduler.recovery.recovery_log import RecoveryLog
     from actorium.tools.null.null_worker import NullWorker
 
     if tooth == "uncommitted":  # tokens are told without being written down
-        monkeypatch.setattr(Chronicle, "told", lambda self, batch: None)
+        monkeypatch.setattr(RecoveryLog, "told", lambda self, batch: None)
     elif tooth == "forgetful":  # what was emitted is not restored
         monkeypatch.setattr(recovery, "_restore", lambda sequence, said: None)
     else:  # a worker takes whatever plans come

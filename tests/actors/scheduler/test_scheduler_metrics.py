@@ -138,7 +138,7 @@ def test_prompt_tokens_are_counted_as_they_are_computed() -> None:
 def test_times_are_counted_from_arrival() -> None:
     ring = Clocked(config())
     ring.submit(5, max_tokens=2)
-    request = next(iter(ring.scheduler.books.requests.values()))
+    request = next(iter(ring.scheduler.state.requests.values()))
     request.submit = type(request.submit)(**{
         name: getattr(request.submit, name) for name in request.submit.__struct_fields__}
         | {"arrival": ring.now - 3.0})

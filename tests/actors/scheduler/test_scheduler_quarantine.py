@@ -19,16 +19,16 @@ from actorium.actors.messages import Cancel, Hello, Recall, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 from actorium.actors.scheduler import core as core_module
-from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.cache.pages import BooksError
+from actorium.actors.scheduler.cache.page_allocator import AccountingError
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.scheduler.recovery import recovery
-from actorium.actors.scheduler.recovery.recovery import Past
+from actorium.actors.scheduler.recovery import recovery_log as recovery
+from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
 from actorium.actors.scheduler.request_state import request_name
-from actorium.actors.structured.compiling import Compiling
-from actorium.actors.structured.guides import Guide
-from actorium.actors.structured.masking import Masking
+from actorium.actors.scheduler.scheduler_state import SchedulerState
+from actorium.actors.structured.grammar_compiler import GrammarCompiler
+from actorium.actors.structured.guides import SequenceGuide
+from actorium.actors.structured.structured_output import StructuredOutputManager
 
 POISON = 499
 """A prompt that begins with this token is the one to fail on."""
@@ -89,9 +89,11 @@ def assert_only(ring: Ring, bad: str, rids: list[str]) -> None:
 
 
 PLACES = [
-    (Books, "admit", False), (Books, "admit", True), (Books, "fits", False),
-    (Books, "extended", False), (Books, "extended", True), (Books, "enlist", False),
-    (core_module, "open_request", False), (core_module, "objection_to", False),
+    (SchedulerState, "admit", False), (SchedulerState, "admit", True),
+    (SchedulerState, "fits", False),
+    (SchedulerState, "extended", False), (SchedulerState, "extended", True),
+    (SchedulerState, "enlist", False),
+    (core_module, "open_request", False), (core_module, "check_admission", False),
     (core_module, "opening", False),
 ]
 
@@ -115,7 +117,7 @@ def test_an_exception_ends_its_request(monkeypatch: pytest.MonkeyPatch, owner: A
 
 def test_of_several_choices_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring(config(chunk=16, seqs=4))
-    plant(monkeypatch, Books, "extended", ValueError())
+    plant(monkeypatch, SchedulerState, "extended", ValueError())
     bad, rids = poisoned(ring, n=3)
     assert len(ring.of(bad)) == 3
     assert_only(ring, bad, rids)
@@ -123,7 +125,7 @@ def test_of_several_choices_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_rest_is_planned_in_the_same_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring(config())
-    plant(monkeypatch, Books, "admit", ValueError())
+    plant(monkeypatch, SchedulerState, "admit", ValueError())
     bad = ring.submit([POISON], max_tokens=4)
     good = ring.submit([1], max_tokens=4)
     ring.wake()
@@ -142,7 +144,7 @@ def test_a_request_that_does_not_come_off_the_books_ends_the_scheduler(
         ring.wake()
         ring.work()
         ring.deliver()
-    plant(monkeypatch, Books, "end", ValueError())
+    plant(monkeypatch, SchedulerState, "end", ValueError())
     ring.tell(Cancel(bad, CLIENT))
     with pytest.raises(ValueError):
         ring.wake()
@@ -151,9 +153,9 @@ def test_a_request_that_does_not_come_off_the_books_ends_the_scheduler(
 
 def test_what_is_of_no_request_ends_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring(config())
-    plant(monkeypatch, Books, "admit", BooksError("page 7 is free twice"))
+    plant(monkeypatch, SchedulerState, "admit", AccountingError("page 7 is free twice"))
     ring.submit([POISON], max_tokens=4)
-    with pytest.raises(BooksError):
+    with pytest.raises(AccountingError):
         ring.wake()
     assert ring.scheduler.journal.failures == 0
 
@@ -174,7 +176,7 @@ def test_telling_all_to_a_detokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
         ring.wake()
     assert ring.of(bad)[0].error_code == "quarantined"
     assert good in {heard.opened.rid for heard in ring.heard.values()}
-    assert not ring.scheduler.books.requests.get((CLIENT, bad))
+    assert not ring.scheduler.state.requests.get((CLIENT, bad))
 
 
 def test_an_unknown_request_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,18 +213,18 @@ def test_masks_of_many_at_once(monkeypatch: pytest.MonkeyPatch, method: str,
     grammar = GRAMMARS[1]
     rids = [ring.structured(grammar, max_tokens=12, n=2) for _ in range(3)]
     bad_matchers: list[Any] = []
-    usual = Masking.enlist
+    usual = StructuredOutputManager.enlist
 
-    def enlist(masking: Masking, request: Any) -> Any:
+    def enlist(masking: StructuredOutputManager, request: Any) -> Any:
         made = usual(masking, request)
         if request.submit.rid == "g3":
             bad_matchers.extend(masking._guides[sid] for sid in request.live)
         return made
 
-    monkeypatch.setattr(Masking, "enlist", enlist)
+    monkeypatch.setattr(StructuredOutputManager, "enlist", enlist)
     bad = ring.structured(grammar, max_tokens=12)
     name = "take" if method == "take" else "rows"
-    usual_work, calls = getattr(Guide, name), [0]
+    usual_work, calls = getattr(SequenceGuide, name), [0]
 
     def work(guide: Any, *args: Any) -> Any:
         if guide in bad_matchers:
@@ -231,7 +233,7 @@ def test_masks_of_many_at_once(monkeypatch: pytest.MonkeyPatch, method: str,
                 raise error
         return usual_work(guide, *args)
 
-    monkeypatch.setattr(Guide, name, work)
+    monkeypatch.setattr(SequenceGuide, name, work)
     ring.run()
     assert [heard.error_code for heard in ring.of(bad)] == ["quarantined"]
     for rid in rids:
@@ -244,10 +246,10 @@ def test_suspects_have_their_masks_made_by_themselves(monkeypatch: pytest.Monkey
     rids = [ring.structured(GRAMMARS[0], max_tokens=20) for _ in range(3)]
     ring.scheduler.journal.put_all([request_name(CLIENT, rid) for rid in rids[:2]])
     journal = InflightJournal(ring.scheduler.journal._buffer)
-    ring.scheduler.books.faults.journal = journal
+    ring.scheduler.state.faults.journal = journal
     batches: list[int] = []
-    usual = Masking._rows
-    monkeypatch.setattr(Masking, "_rows", lambda masking, wanted: (
+    usual = StructuredOutputManager._rows
+    monkeypatch.setattr(StructuredOutputManager, "_rows", lambda masking, wanted: (
         batches.append(len(wanted)), usual(masking, wanted))[1])
     ring.run()
     assert batches and set(batches) == {1}
@@ -257,7 +259,7 @@ def test_suspects_have_their_masks_made_by_themselves(monkeypatch: pytest.Monkey
 def test_a_grammar_that_kills_is_refused_to_everybody() -> None:
     ring = MaskedRing(config())
     ring.scheduler.journal.convict(grammar_name(GRAMMARS[0]))
-    core = Compiling(ring.scheduler, ring.scheduler.masking)
+    core = GrammarCompiler(ring.scheduler, ring.scheduler.masking)
     core.on_start(lambda: None)
     ring.scheduler = core  # type: ignore[assignment]
     bad, good = ring.structured(GRAMMARS[0]), ring.structured(GRAMMARS[1])
@@ -267,7 +269,7 @@ def test_a_grammar_that_kills_is_refused_to_everybody() -> None:
     assert ring.of(good)[0].reason in ("stop", "length")
 
 
-def until_known(core: Compiling) -> None:
+def until_known(core: GrammarCompiler) -> None:
     for job in core._jobs.values():
         while not job.done:
             pass
@@ -288,7 +290,7 @@ class Lives:
     def start(self) -> None:
         self.epoch += 1
         context = Context(self.settings, Path("/nowhere"), "scheduler", self.epoch, 0)
-        past = Past(History().read(self.ledger), True, 100.0)
+        past = PriorRun(History().read(self.ledger), True, 100.0)
         self.ring = Ring(config(), start=False)
         self.ring.scheduler = SchedulerCore(context, past, vocabulary, InflightJournal(self.buffer))
 
@@ -337,7 +339,7 @@ def test_a_death_is_found_by_the_second_one(monkeypatch: pytest.MonkeyPatch, met
     lives = Lives()
     everybody = [submit("a", 1), submit("p", POISON), submit("b", 3)]
     with monkeypatch.context() as planted:
-        plant(planted, Books, method, Killed(),
+        plant(planted, SchedulerState, method, Killed(),
               whose=lambda _, one, *__: is_poison(one) and not _refused(one))
         for _ in range(4):
             lives.live(*everybody)
@@ -351,7 +353,7 @@ def test_a_death_is_found_by_the_second_one(monkeypatch: pytest.MonkeyPatch, met
     lives.buffer[:] = bytes(SIZE)
     lives.start()
     lives.live()
-    assert lives.deaths == before and not lives.ring.scheduler.books.requests
+    assert lives.deaths == before and not lives.ring.scheduler.state.requests
 
 
 def _refused(one: Any) -> bool:

@@ -13,8 +13,8 @@ from helpers_scheduler import Ring, assert_whole, column, config, expected, ints
 from actorium.actors.config.tree import Config, SpeculationConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import StepPlan
-from actorium.actors.scheduler.draft_policy import Drafting
-from actorium.actors.scheduler.plans import Planner
+from actorium.actors.scheduler.draft_policy import DraftPolicy
+from actorium.actors.scheduler.planner import Planner
 from actorium.actors.scheduler.step_results import BadResult
 from actorium.tools.null.null_memory import BadPlan
 from actorium.tools.null.null_worker import NullWorker
@@ -22,7 +22,7 @@ from actorium.tools.null.null_worker import NullWorker
 EOS = tuple(range(0, 512, 37))
 
 
-class Wandering(Drafting):
+class Wandering(DraftPolicy):
     """Another k in every plan."""
 
     dice = random.Random(3)
@@ -33,7 +33,7 @@ class Wandering(Drafting):
 
 @pytest.fixture
 def wandering(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start_over(planner: Planner, drafting: Drafting) -> None:
+    def start_over(planner: Planner, drafting: DraftPolicy) -> None:
         start(planner, Wandering(drafting.most))
 
     start = Planner.start_over
@@ -87,7 +87,7 @@ def test_every_mixture(seed: int) -> None:
                 windows=dice.choice([(0,), (0,), (0, 9), (16,), (0, 4, 33), (12, 0)]),
                 checkpoints=dice.choice([None, None, 0, 2, 5]),
                 acceptance=dice.choice([(0.0,), (1.0,), (0.5,), (0.9, 0.0, 1.0)]), cost=wander)
-    limit = min(70, ring.scheduler.books.memory.capacity(1 + drafts) + 1)
+    limit = min(70, ring.scheduler.state.memory.capacity(1 + drafts) + 1)
     for number in range(10):
         ring.submit(dice.randint(1, max(limit - 2, 1)), max_tokens=dice.randint(1, 60),
                     eos_ids=EOS if dice.random() < 0.4 else (), priority=dice.randint(-1, 2))
@@ -130,7 +130,7 @@ def test_k_changes_without_a_drain() -> None:
         ring.submit(5, max_tokens=60)
     ring.wake()
     records = ring.scheduler._unresolved
-    table = ring.scheduler.books.table
+    table = ring.scheduler.state.table
     drafts = []
     while all(len(heard.tokens) < 48 for heard in ring.heard.values()):
         assert ring.in_flight == len(records) == 2
@@ -186,7 +186,7 @@ def test_a_step_has_pages_for_all_it_writes() -> None:
     """The null worker writes every row of a window and every chained draft: one page too few shows.
     """
     ring = Ring(speculating(4, page_size=1), acceptance=(1.0,))
-    ring.scheduler.books.table.ahead -= 1
+    ring.scheduler.state.table.ahead -= 1
     ring.submit(5, max_tokens=60)
     with pytest.raises(BadPlan, match="needs one more"):
         ring.run()
@@ -199,7 +199,7 @@ def test_pages_kept_in_vain_are_not_asked_for_again(page_size: int) -> None:
     ring = Ring(speculating(4, page_size=page_size), acceptance=(0.0,))
     ring.submit(5, max_tokens=80)
     ring.wake()
-    table = ring.scheduler.books.table
+    table = ring.scheduler.state.table
     while ring.heard[1].reason is None:
         told = 5 + len(ring.heard[1].tokens)
         assert table.held[1] * page_size <= told + 2 * 5 + 3 + 2 * page_size
@@ -298,7 +298,7 @@ def test_a_new_worker_starts_without_drafts_and_with_what_was_learnt() -> None:
     before = ring.scheduler.health().gauges["spec_decode_num_drafts"]
     ring.lose_worker()
     ring.wake()
-    assert ring.scheduler.books.table.window == 3 and ring.scheduler._unresolved[0].window == 1
+    assert ring.scheduler.state.table.window == 3 and ring.scheduler._unresolved[0].window == 1
     ring.run()
     assert ring.scheduler.health().gauges["spec_decode_num_drafts"] > before == 5
     assert_whole(ring)

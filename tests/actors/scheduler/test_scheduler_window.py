@@ -11,8 +11,8 @@ from helpers_scheduler import Ring, assert_whole, config
 
 from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.messages import PageGroup, RowLogprobs
-from actorium.actors.scheduler.cache.kv_cache_manager import Memory
-from actorium.actors.scheduler.slots import SlotTable
+from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
+from actorium.actors.scheduler.slot_table import SlotTable
 
 WINDOW = 3
 
@@ -36,7 +36,7 @@ def test_the_interval_opens_with_each_plan_and_closes_with_its_result(
     ring = Ring(config(speculative="mtp:2,fixed"), acceptance=acceptance)
     ring.submit(4, max_tokens=40)
     ring.wake()
-    table = ring.scheduler.books.table
+    table = ring.scheduler.state.table
     assert (table.len_lo[1], table.len_hi[1]) == (6, 8)
     ring.work()
     ring.deliver()
@@ -64,7 +64,7 @@ def test_pages_go_to_those_who_lack_them() -> None:
     """One slot lacks two pages, the other (which only asked early) none: two pages, not one each.
     """
     table = SlotTable(3, 4, WINDOW)
-    memory = Memory([PageGroup(3)], 4, MemoryConfig(debug_memory=True))
+    memory = KVCacheManager([PageGroup(3)], 4, MemoryConfig(debug_memory=True))
     for slot, length in ((1, 13), (2, 5)):
         table.sid[slot], table.end[slot] = 10 + slot, 100
         table.len_lo[slot] = table.len_hi[slot] = length

@@ -17,12 +17,12 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Cancel, Submit, TextParams
 from actorium.actors.params import Resolved
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.structured.compiling import Compiling
-from actorium.actors.structured.grammar import Vocabulary, json_grammar, regex_grammar
-from actorium.actors.structured.masking import Masking
+from actorium.actors.structured.grammar import GrammarVocabulary, json_grammar, regex_grammar
+from actorium.actors.structured.grammar_compiler import GrammarCompiler
+from actorium.actors.structured.structured_output import StructuredOutputManager
 
 
-class Slow(Vocabulary):
+class Slow(GrammarVocabulary):
     """Compiles when it is told to."""
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ class Slow(Vocabulary):
 class Heard(Core):
     """What the scheduler's core gets, and when."""
 
-    def __init__(self, words: Vocabulary) -> None:
-        self.masking = Masking(lambda: words)
+    def __init__(self, words: GrammarVocabulary) -> None:
+        self.masking = StructuredOutputManager(lambda: words)
         self.heard: list[Any] = []
 
     def on_message(self, message: Any, now: float) -> None:
@@ -65,7 +65,7 @@ class Stage:
         self.words = Slow()
         self.core = Heard(self.words)
         self.woken = threading.Semaphore(0)
-        self.wrapped = Compiling(self.core, self.core.masking)
+        self.wrapped = GrammarCompiler(self.core, self.core.masking)
         self.wrapped.on_start(lambda: self.woken.release())
 
     def tell(self, *messages: Any) -> list[str]:
@@ -126,13 +126,13 @@ def test_a_whole_scheduler_takes_what_was_compiled() -> None:
     core = SchedulerCore(Context(config(), Path("/nowhere"), "scheduler", 3, 0),
                          load=lambda: vocabulary())
     assert core.masking is not None
-    wrapped = Compiling(core, core.masking)
+    wrapped = GrammarCompiler(core, core.masking)
     assert wrapped.next_sid == 1
     woken = threading.Event()
     wrapped.on_start(woken.set)
     grammar = json_grammar(json.dumps({"enum": ["compiled", "elsewhere"]}))
     wrapped.on_message(submit("a", grammar), 1.0)
     wrapped.on_wake(1.0)
-    assert not core.books.requests and woken.wait(60)
+    assert not core.state.requests and woken.wait(60)
     wrapped.on_wake(1.0)
-    assert [rid for _, rid in core.books.requests] == ["a"] and bool(core.masking)
+    assert [rid for _, rid in core.state.requests] == ["a"] and bool(core.masking)

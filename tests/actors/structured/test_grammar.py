@@ -16,8 +16,8 @@ import actorium
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import SamplingParams, Structured
 from actorium.actors.structured import grammar
-from actorium.actors.structured.checking import Grammars
-from actorium.actors.structured.grammar import Matcher, Vocabulary, grammar_of
+from actorium.actors.structured.grammar import GrammarMatcher, GrammarVocabulary, grammar_of
+from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer.defaults import ModelFacts
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
@@ -25,8 +25,8 @@ SIZE, EOS = 1920, 2
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary(MODEL / "tokenizer.json", SIZE, [EOS])
+def vocabulary() -> GrammarVocabulary:
+    return GrammarVocabulary(MODEL / "tokenizer.json", SIZE, [EOS])
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def allowed(bits: Any) -> list[int]:
     return [int(token) for token in np.flatnonzero(found)]
 
 
-def walk(matcher: Matcher, seed: int, most: int = 300) -> list[int]:
+def walk(matcher: GrammarMatcher, seed: int, most: int = 300) -> list[int]:
     """Tokens drawn at random among those allowed; the end as soon as it may come after 30."""
     draw, tokens = random.Random(seed), list[int]()
     while len(tokens) < most:
@@ -60,7 +60,7 @@ SCHEMA = {"type": "object", "properties": {
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_a_schema_lets_through_is_what_it_describes(vocabulary: Vocabulary,
+def test_what_a_schema_lets_through_is_what_it_describes(vocabulary: GrammarVocabulary,
                                                          tokenizer: Tokenizer, seed: int) -> None:
     wanted = Structured(json_schema=json.dumps(SCHEMA))
     matcher = vocabulary.matcher(grammar_of(wanted))
@@ -78,7 +78,7 @@ def test_what_a_schema_lets_through_is_what_it_describes(vocabulary: Vocabulary,
     (Structured(grammar='root ::= "a" b+ "."\nb ::= "x" | "y"'), r"a[xy]+\."),
     (Structured(grammar='start: "v" DIGITS\nDIGITS: /[0-9]{4}/'), r"v[0-9]{4}"),
 ])
-def test_the_other_kinds(vocabulary: Vocabulary, tokenizer: Tokenizer, wanted: Structured,
+def test_the_other_kinds(vocabulary: GrammarVocabulary, tokenizer: Tokenizer, wanted: Structured,
                          pattern: str) -> None:
     for seed in range(3):
         tokens = walk(vocabulary.matcher(grammar_of(wanted)), seed)
@@ -86,13 +86,13 @@ def test_the_other_kinds(vocabulary: Vocabulary, tokenizer: Tokenizer, wanted: S
         assert re.fullmatch(pattern, tokenizer.decode(tokens)), tokenizer.decode(tokens)
 
 
-def test_any_object(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+def test_any_object(vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> None:
     matcher = vocabulary.matcher(grammar_of(Structured(json_object=True)))
     assert matcher.take(tokenizer.encode('{"a": [1, {"b": null}]}').ids)
     assert EOS in allowed(matcher.masks([])[0])
 
 
-def test_masks_of_drafts_are_those_of_the_tokens(vocabulary: Vocabulary,
+def test_masks_of_drafts_are_those_of_the_tokens(vocabulary: GrammarVocabulary,
                                                  tokenizer: Tokenizer) -> None:
     grammar = grammar_of(Structured(json_schema=json.dumps(SCHEMA)))
     tokens = walk(vocabulary.matcher(grammar), 3)
@@ -108,7 +108,7 @@ def test_masks_of_drafts_are_those_of_the_tokens(vocabulary: Vocabulary,
             assert ahead.consumed == step.consumed
 
 
-def test_a_draft_that_is_forbidden_ends_the_window(vocabulary: Vocabulary,
+def test_a_draft_that_is_forbidden_ends_the_window(vocabulary: GrammarVocabulary,
                                                    tokenizer: Tokenizer) -> None:
     matcher = vocabulary.matcher(grammar_of(Structured(regex="abc")))
     ids = tokenizer.encode("abc").ids
@@ -120,7 +120,7 @@ def test_a_draft_that_is_forbidden_ends_the_window(vocabulary: Vocabulary,
     assert matcher.take([EOS, EOS]) and not matcher.error
 
 
-def test_a_token_that_is_forbidden_is_an_error(vocabulary: Vocabulary,
+def test_a_token_that_is_forbidden_is_an_error(vocabulary: GrammarVocabulary,
                                                tokenizer: Tokenizer) -> None:
     matcher = vocabulary.matcher(grammar_of(Structured(regex="abc")))
     assert not matcher.take(tokenizer.encode("z").ids)
@@ -138,7 +138,7 @@ def test_a_token_that_is_forbidden_is_an_error(vocabulary: Vocabulary,
 def test_what_is_no_grammar_is_refused(wanted: Structured) -> None:
     facts = ModelFacts(SIZE, 4096, (EOS,), {}, True)
     with pytest.raises(InvalidRequest) as caught:
-        Grammars(MODEL, facts).grammar(wanted)
+        GrammarValidator(MODEL, facts).grammar(wanted)
     assert caught.value.param == "structured" and caught.value.message.startswith("structured: ")
     assert "\n" not in caught.value.message
 
@@ -158,11 +158,11 @@ def test_an_engine_without_tokenizer_or_end_has_none() -> None:
     for facts, why in ((ModelFacts(SIZE, 4096, (EOS,), {}, False), "tokenizer"),
                        (ModelFacts(SIZE, 4096, (), {}, True), "end-of-sequence")):
         with pytest.raises(InvalidRequest, match=why):
-            Grammars(MODEL, facts).grammar(Structured(regex="a"))
+            GrammarValidator(MODEL, facts).grammar(Structured(regex="a"))
 
 
 def test_compiled_grammars_are_kept_by_bytes_and_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = Vocabulary(MODEL / "tokenizer.json", SIZE, [EOS])
+    words = GrammarVocabulary(MODEL / "tokenizer.json", SIZE, [EOS])
     texts = [grammar_of(Structured(regex=f"[a-z]{{{n},{n + 5}}}")) for n in range(1, 30)]
     monkeypatch.setattr(grammar, "GRAMMAR_BYTES", 6 * grammar.memory_of(texts[0]))
     for text in texts:

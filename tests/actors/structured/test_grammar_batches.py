@@ -14,7 +14,7 @@ import pytest
 import actorium
 from actorium.actors.params import Structured
 from actorium.actors.structured import grammar
-from actorium.actors.structured.grammar import Matcher, Vocabulary, grammar_of
+from actorium.actors.structured.grammar import GrammarMatcher, GrammarVocabulary, grammar_of
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
 EOS = 2
@@ -36,7 +36,7 @@ def vocabulary_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tokenizers")
 
     @cache
-    def made(size: int) -> Vocabulary:
+    def made(size: int) -> GrammarVocabulary:
         tokenizer = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
         words, draw = tokenizer["model"]["vocab"], random.Random(size)
         while len(words) < size:
@@ -44,12 +44,12 @@ def vocabulary_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
             words.setdefault(word.replace(" ", "\u0120"), len(words))
         path = folder / f"{size}.json"
         path.write_text(json.dumps(tokenizer), encoding="utf-8")
-        return Vocabulary(path, size, [EOS])
+        return GrammarVocabulary(path, size, [EOS])
 
     return made
 
 
-def advance(matcher: Matcher, size: int, draw: random.Random, tokens: int) -> list[int]:
+def advance(matcher: GrammarMatcher, size: int, draw: random.Random, tokens: int) -> list[int]:
     """Take up to so many tokens that the grammar allows, but the end; returns them."""
     taken: list[int] = []
     for _ in range(tokens):
@@ -62,8 +62,8 @@ def advance(matcher: Matcher, size: int, draw: random.Random, tokens: int) -> li
     return taken
 
 
-def pair(vocabulary: Vocabulary, number: int, draw: random.Random, drafts: int
-         ) -> tuple[Matcher, Matcher, list[int]]:
+def pair(vocabulary: GrammarVocabulary, number: int, draw: random.Random, drafts: int
+         ) -> tuple[GrammarMatcher, GrammarMatcher, list[int]]:
     """Twice the same matcher somewhere in its text, and drafts of which the last may be wrong."""
     text = grammar_of(WANTED[number % len(WANTED)])
     one, other, ahead = (vocabulary.matcher(text) for _ in range(3))

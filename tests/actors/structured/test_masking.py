@@ -21,7 +21,7 @@ from actorium.actors.params import Resolved, TextParams
 from actorium.actors.recorder.player import load, play
 from actorium.actors.recorder.recorder import Recorder, checksum
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.structured.masking import Loading, no_vocabulary
+from actorium.actors.structured.structured_output import VocabularyLoader, no_vocabulary
 from actorium.tools.null.null_worker import BadPlan
 
 EOS = 2
@@ -86,7 +86,7 @@ def test_tokens_are_those_of_a_request_alone(
     assert said(ring) == alone
     assert bool(ring.followed) == settings.get("overlap", True)
     if "force_preempt" in settings:
-        assert ring.scheduler.books.preemptions["forced"]
+        assert ring.scheduler.state.preemptions["forced"]
 
 
 def test_drafts_are_accepted_under_masks() -> None:
@@ -228,7 +228,7 @@ def test_without_a_tokenizer_there_are_no_grammars() -> None:
                            grammar=GRAMMARS[0]), 1.0)
     told = [event for send in core.on_wake(1.0) for event in getattr(send.message, "events", [])]
     assert [event.error_code for event in told] == ["invalid_request"]
-    assert not core.books.requests
+    assert not core.state.requests
 
 
 def test_a_vocabulary_that_cannot_be_read_is_told() -> None:
@@ -236,14 +236,14 @@ def test_a_vocabulary_that_cannot_be_read_is_told() -> None:
         raise OSError("the disk is gone")
 
     for starts in (True, False):
-        loading = Loading(fail)
+        loading = VocabularyLoader(fail)
         if starts:
             loading.start()
         for _ in range(2):
             with pytest.raises(InvalidRequest, match="the disk is gone"):
                 loading()
     with pytest.raises(InvalidRequest, match="skip_tokenizer"):
-        Loading(no_vocabulary)()
+        VocabularyLoader(no_vocabulary)()
 
 
 def test_the_null_worker_checks_the_protocol() -> None:

@@ -15,8 +15,8 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Abort, Accepted, Cancel, Generate, Rejected, Submit
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams, Structured
-from actorium.actors.structured.checker import Checker
-from actorium.actors.tokenizer import child
+from actorium.actors.structured.grammar_process import GrammarProcess
+from actorium.actors.tokenizer import bounded_process as child
 
 SLOW = Structured(grammar="root ::= r0\n" + "\n".join(
     f'r{i} ::= "a" r{i + 1}*' for i in range(2500)) + '\nr2500 ::= "b"')
@@ -24,13 +24,13 @@ SLOW = Structured(grammar="root ::= r0\n" + "\n".join(
 
 
 @pytest.fixture
-def checker() -> Iterator[Checker]:
-    made = Checker(MODEL / "tokenizer.json", SIZE, [EOS])
+def checker() -> Iterator[GrammarProcess]:
+    made = GrammarProcess(MODEL / "tokenizer.json", SIZE, [EOS])
     yield made
     made.close()
 
 
-def test_a_grammar_that_takes_too_long_is_refused(checker: Checker) -> None:
+def test_a_grammar_that_takes_too_long_is_refused(checker: GrammarProcess) -> None:
     assert "[ab]" in checker.check(Structured(regex="[ab]"))
     first = checker.child.process
     with pytest.raises(InvalidRequest, match="takes more than 1 s or 4 GiB to compile"):
@@ -42,7 +42,7 @@ def test_a_grammar_that_takes_too_long_is_refused(checker: Checker) -> None:
     assert checker.check(Structured(choice=["\U0001f600", 'a"b']))
 
 
-def test_a_process_that_does_not_answer_is_killed(checker: Checker,
+def test_a_process_that_does_not_answer_is_killed(checker: GrammarProcess,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     checker.check(Structured(regex="a"))
     assert checker.child.process is not None
@@ -54,7 +54,7 @@ def test_a_process_that_does_not_answer_is_killed(checker: Checker,
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_process_that_has_died_is_replaced(checker: Checker) -> None:
+def test_a_process_that_has_died_is_replaced(checker: GrammarProcess) -> None:
     checker.check(Structured(regex="a"))
     assert checker.child.process is not None
     checker.child.process.kill()
@@ -108,7 +108,7 @@ def test_a_request_that_is_aborted_while_it_waits_is_never_sent(asked: Asked) ->
 
 def test_more_grammars_at_once_than_are_kept(asked: Asked,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actorium.actors.structured.checking.CHECKED_BYTES", 3000)
+    monkeypatch.setattr("actorium.actors.structured.grammar_validator.CHECKED_BYTES", 3000)
     for number in range(8):
         assert asked.tell(generate(str(number), Structured(regex=f"x{{{number + 1}}}"))) == []
     said: list[Any] = []
@@ -119,12 +119,12 @@ def test_more_grammars_at_once_than_are_kept(asked: Asked,
 
 def test_a_checker_that_cannot_be_started_is_told_once(asked: Asked,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Checker, wanted: Structured) -> str:
+    def fails(self: GrammarProcess, wanted: Structured) -> str:
         raise OSError("no more processes")
 
     wanted = Structured(regex="k")
     with monkeypatch.context() as patch:
-        patch.setattr(Checker, "check", fails)
+        patch.setattr(GrammarProcess, "check", fails)
         assert asked.tell(generate("one", wanted)) == []
         (refused,) = asked.later()
         assert refused.message == "structured: grammars cannot be checked: no more processes"
@@ -134,7 +134,7 @@ def test_a_checker_that_cannot_be_started_is_told_once(asked: Asked,
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_process_that_somebody_kills_says_nothing_of_the_grammar(
-        checker: Checker, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        checker: GrammarProcess, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel, say, that is short of memory: but not again and again."""
     usual, killed = child._write, []
 

@@ -20,7 +20,13 @@ from actorium.actors.messages import StepPlan, TokenRules
 from actorium.actors.params import Resolved, SamplingParams
 from actorium.actors.recorder.player import load, play
 from actorium.actors.recorder.recorder import checksum
-from actorium.actors.structured.guides import FORBIDDEN, NONE_LEFT, Filter, Guide, bits_of
+from actorium.actors.structured.guides import (
+    FORBIDDEN,
+    NONE_LEFT,
+    SequenceGuide,
+    TokenRuleFilter,
+    bits_of,
+)
 from actorium.actors.tokenizer.defaults import ModelFacts, check_params, resolve
 from actorium.actors.tokenizer.token_rules import token_rules
 
@@ -85,7 +91,7 @@ def test_tokens_are_those_of_a_request_alone(
     day(ring, random.Random(kind))
     assert said(ring) == alone
     if "force_preempt" in settings:
-        assert ring.scheduler.books.preemptions["forced"]
+        assert ring.scheduler.state.preemptions["forced"]
 
 
 @pytest.mark.parametrize("speculative", ["off", "mtp:2"])
@@ -121,8 +127,9 @@ def test_min_tokens_holds_end_tokens_back_that_are_allowed() -> None:
 def test_tokens_of_a_resumed_sequence_count() -> None:
     """After a preemption or a new life all that was emitted is taken at once."""
     params = Resolved(max_tokens=9, masked=True)
-    whole, parts = (Guide(None, Filter(rules([5, 6, 7], [[5, 6, 5], [6, 6, 7], [7]]), params,
-                                       False)) for _ in range(2))
+    whole, parts = (SequenceGuide(None, TokenRuleFilter(rules([5, 6, 7],
+                                                              [[5, 6, 5], [6, 6, 7], [7]]), params,
+                                                        False)) for _ in range(2))
     assert whole.take([5, 5, 6, 6])
     for token in (5, 5, 6, 6):
         assert parts.take([token])
@@ -132,8 +139,8 @@ def test_tokens_of_a_resumed_sequence_count() -> None:
 
 
 def test_each_draft_counts_for_the_rows_behind_it() -> None:
-    guide = Guide(None, Filter(rules([5, 6, 7], [[5, 6], [6, 7, 5]]), Resolved(max_tokens=9),
-                               False))
+    guide = SequenceGuide(None, TokenRuleFilter(rules([5, 6, 7], [[5, 6], [6, 7, 5]]),
+                                                Resolved(max_tokens=9), False))
     found = [np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
              for row in guide.rows(None, [6, 7, 5])]
     assert found == [[5, 6, 7], [5, 6, 7], [6, 7], [5, 7]]

@@ -15,14 +15,14 @@ from actorium.actors.config.retention import TEMPLATES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import ChatMessage, Generate, Rejected, Submit, Tokenize, Tokenized
 from actorium.actors.params import SamplingParams
-from actorium.actors.tokenizer.chat_template import ChatTemplate, Ending
-from actorium.actors.tokenizer.prompts import SHORT_CHARS
-from actorium.actors.tokenizer.renderer import Source, Templates
+from actorium.actors.tokenizer.chat_template import ChatTemplate, PromptEnding
+from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS
+from actorium.actors.tokenizer.template_renderer import Templates, TemplateSource
 
 HI = [ChatMessage("user", "hi"), ChatMessage("assistant", "end of ")]
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
 STRIPS = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>\n{% endfor %}"
-OPEN = Ending(add_generation_prompt=False, continue_final_message=True)
+OPEN = PromptEnding(add_generation_prompt=False, continue_final_message=True)
 OWN = "{{ bos_token }}own{% for m in messages %}{{ m.content }}{% endfor %}" \
       "{% if add_generation_prompt %}?{% endif %}"
 NUMBERS = count()
@@ -85,7 +85,7 @@ def test_an_empty_turn_can_be_left_open() -> None:
 
 @pytest.mark.parametrize("args", [{}, {"add_generation_prompt": True}])
 def test_a_prompt_ends_in_one_way(args: dict[str, Any]) -> None:
-    ending = Ending(add_generation_prompt=not args, continue_final_message=True)
+    ending = PromptEnding(add_generation_prompt=not args, continue_final_message=True)
     with pytest.raises(InvalidRequest, match="not with add_generation_prompt") as refused:
         ChatTemplate(PLAIN, {}).render(HI, args, ending=ending)
     assert refused.value.param == "continue_final_message"
@@ -142,7 +142,7 @@ def test_a_template_that_misbehaves_is_refused(asked: Asked, source: str, why: s
 
 
 def test_few_compiled_templates_are_kept() -> None:
-    templates = Templates(Source("model's", {}))
+    templates = Templates(TemplateSource("model's", {}))
     first = templates.get("0")
     assert templates.get("0") is first and templates.get("").source == "model's"
     for number in range(TEMPLATES):

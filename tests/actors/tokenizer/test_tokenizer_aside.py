@@ -29,10 +29,10 @@ from actorium.actors.messages import (
     Tokenized,
 )
 from actorium.actors.params import SamplingParams, Structured
-from actorium.actors.tokenizer.chat_template import ChatTemplate, Unfinished
+from actorium.actors.tokenizer.chat_template import ChatTemplate, RenderBudgetExceeded
 from actorium.actors.tokenizer.core import SUBMIT_AGAIN, TokenizerCore
-from actorium.actors.tokenizer.prompts import SHORT_CHARS, SHORT_IDS, SHORT_TURNS
-from actorium.actors.tokenizer.renderer import Renderer
+from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS, SHORT_IDS, SHORT_TURNS
+from actorium.actors.tokenizer.template_renderer import TemplateRenderer
 
 CLIENT, NOW = Asked.CLIENT, Asked.NOW
 LONG = "hello wörld " * (SHORT_CHARS // 8)
@@ -126,7 +126,7 @@ def test_an_aborted_long_prompt_is_never_submitted(asked: Asked) -> None:
 
 def test_a_template_that_loops_more_than_it_looked(asked: Asked) -> None:
     loops = ChatTemplate("{% for i in range(50000) %}{% endfor %}done", {})
-    with pytest.raises(Unfinished):
+    with pytest.raises(RenderBudgetExceeded):
         loops.render(MANY, {}, ticks=1000)
     assert loops.render(MANY, {}) == "done"
     assert asked.core._model is not None
@@ -139,7 +139,7 @@ def test_a_template_that_loops_more_than_it_looked(asked: Asked) -> None:
 
 
 def test_a_render_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = Renderer(FOREVER, {})
+    renderer = TemplateRenderer(FOREVER, {})
     try:
         assert renderer.render([ChatMessage("user", "aa")], NO_ARGS, NO_TOOLS, {}) == "4"
         first = renderer.child.process

@@ -14,8 +14,8 @@ from helpers_text import context, loaded, write_model
 from actorium.actors.messages import Abort, Accepted, Detokenize, Generate, Rejected, Tokenize
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
-from actorium.actors.tokenizer.core import TokenizerCore, Waiting
-from actorium.actors.tokenizer.prompts import SHORT_CHARS, Prompts
+from actorium.actors.tokenizer.core import PendingMessage, TokenizerCore
+from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS, PromptEncoder
 
 CLIENT, NOW = b"client", 50.0
 LONG = "hello " * (SHORT_CHARS // 5)
@@ -40,14 +40,14 @@ class Lives:
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch,
                  die: Callable[[], None]) -> None:
         self.model, self.buffer, self.deaths = model, bytearray(SIZE), 0
-        usual = Prompts._ids
+        usual = PromptEncoder._ids
 
-        def ids(prompts: Prompts, message: Any, render: Any) -> array[int]:
+        def ids(prompts: PromptEncoder, message: Any, render: Any) -> array[int]:
             if "poison" in (message.text or ""):
                 die()
             return usual(prompts, message, render)
 
-        monkeypatch.setattr(Prompts, "_ids", ids)
+        monkeypatch.setattr(PromptEncoder, "_ids", ids)
         self.start()
 
     def start(self) -> None:
@@ -164,7 +164,7 @@ def test_a_death_on_threads_is_narrowed_down(model: Path, monkeypatch: pytest.Mo
 
     lives = Lives(model, monkeypatch, lambda: None)
     poison, innocent = generate("p", LONG + "poison"), generate("a", LONG)
-    names = [Waiting(CLIENT, message, NOW).name for message in (poison, innocent)]
+    names = [PendingMessage(CLIENT, message, NOW).name for message in (poison, innocent)]
 
     def both_at_work_at_the_death() -> None:
         before = InflightJournal(lives.buffer)

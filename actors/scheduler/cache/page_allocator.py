@@ -13,11 +13,11 @@ TREE = -1
 """Owner: the prefix tree. Sequences own by their sid, which is above 0."""
 
 
-class BooksError(RuntimeError):
+class AccountingError(RuntimeError):
     """The books do not balance; the message names the page (or slot), its owners and the step."""
 
 
-class PagePool:
+class PageAllocator:
     """Pages 1..pages-1, handed out from a stack; page 0 is the padding sink and never leaves.
 
     A page has as many owners as sequences that name it in their page tables, and one more while
@@ -74,11 +74,11 @@ class PagePool:
     def take(self, count: int, owner: int | Ints) -> Ints:
         """i4[count] fresh pages. `owner`: one sid, or one a page.
 
-        Raises `BooksError` when fewer are free: callers look at `free` first.
+        Raises `AccountingError` when fewer are free: callers look at `free` first.
         """
         if count > self.free:
-            raise BooksError(f"step {self.step}: {count} pages wanted by {owner}, "
-                             f"{self.free} free")
+            raise AccountingError(f"step {self.step}: {count} pages wanted by {owner}, "
+                                  f"{self.free} free")
         self.free -= count
         pages = self._stack[self.free:self.free + count].copy()
         if self._owners is not None:
@@ -108,8 +108,9 @@ class PagePool:
             pages, times = np.unique(pages, return_counts=True)
         left = (self._count[pages] - times).astype(np.int32)
         if left.min() < 0:
-            raise BooksError(f"step {self.step}: page {pages[int(left.argmin())]} comes back from "
-                             f"{owner}, but nobody holds it")
+            raise AccountingError(f"step {self.step}: page {pages[int(left.argmin())]} comes back "
+                                  f"from "
+                                  f"{owner}, but nobody holds it")
         self._count[pages] = left
         self._release(pages[left == 0])
         self.spare += int(np.count_nonzero(self._in_tree[pages] & (left == 1)))
@@ -131,8 +132,9 @@ class PagePool:
         if self._owners is not None:
             self._disown(pages, TREE)
         if not self._in_tree[pages].all():
-            raise BooksError(f"step {self.step}: the prefix tree lets go of a page it does not "
-                             f"keep, one of {pages[~self._in_tree[pages]]}")
+            raise AccountingError(f"step {self.step}: the prefix tree lets go of a page it does "
+                                  f"not "
+                                  f"keep, one of {pages[~self._in_tree[pages]]}")
         left = self._count[pages] - 1
         self._count[pages] = left
         self._in_tree[pages] = False
@@ -152,8 +154,8 @@ class PagePool:
 
     def _release(self, pages: Ints) -> None:
         if self.free + len(pages) > self.total:
-            raise BooksError(f"step {self.step}: {len(pages)} pages come back, "
-                             f"{self.used} are outstanding")
+            raise AccountingError(f"step {self.step}: {len(pages)} pages come back, "
+                                  f"{self.used} are outstanding")
         self._stack[self.free:self.free + len(pages)] = pages
         self.free += len(pages)
 
@@ -164,8 +166,8 @@ class PagePool:
         for page, who in zip(pages.tolist(), _each(owner, len(pages)), strict=True):
             owners = self._owners.setdefault(page, set())
             if page == 0 or bool(owners) == first or who in owners:
-                raise BooksError(f"step {self.step}: page {page} is held by {_names(owners)} "
-                                 f"and goes to {_names({who})}")
+                raise AccountingError(f"step {self.step}: page {page} is held by {_names(owners)} "
+                                      f"and goes to {_names({who})}")
             owners.add(who)
 
     def _disown(self, pages: Ints, owner: int | Ints) -> None:
@@ -173,8 +175,8 @@ class PagePool:
         for page, who in zip(pages.tolist(), _each(owner, len(pages)), strict=True):
             owners = self._owners.get(page, set())
             if who not in owners:
-                raise BooksError(f"step {self.step}: page {page} is held by {_names(owners)}, "
-                                 f"and {_names({who})} gives it back")
+                raise AccountingError(f"step {self.step}: page {page} is held by {_names(owners)}, "
+                                      f"and {_names({who})} gives it back")
             owners.remove(who)
 
     # --- audits ---------------------------------------------------------------------------------
@@ -182,8 +184,8 @@ class PagePool:
     def audit(self, holders: Iterable[tuple[int, Ints]], cached: Ints) -> None:
         """Check every page against those who should hold it.
 
-        holders: (sid, its pages); cached: the tree's pages. Raises `BooksError` at the first page
-        whose owners, or whose place among the free, differ.
+        holders: (sid, its pages); cached: the tree's pages. Raises `AccountingError` at the first
+        page whose owners, or whose place among the free, differ.
         """
         claims = np.zeros(self.total + 1, np.int32)
         for sid, pages in holders:
@@ -200,7 +202,7 @@ class PagePool:
         bad |= (in_tree == 1) != self._in_tree
         bad[0] = claims[0] + free[0] > 0
         for page in np.flatnonzero(bad)[:1].tolist():
-            raise BooksError(
+            raise AccountingError(
                 f"step {self.step}: page {page} of {self._whose(page)}: {claims[page]} claims, "
                 f"{self._count[page]} owners counted, in the tree {in_tree[page]} times, "
                 f"free {free[page]} times")
@@ -209,15 +211,17 @@ class PagePool:
     def _audit_sums(self, in_tree: NDArray[np.int64]) -> None:
         spare = int(np.count_nonzero(in_tree.astype(bool) & (self._count == 1)))
         if (self.cached, self.spare) != (int(in_tree.sum()), spare):
-            raise BooksError(f"step {self.step}: {self.cached} cached and {self.spare} spare pages "
-                             f"counted, {int(in_tree.sum())} and {spare} found")
+            raise AccountingError(f"step {self.step}: {self.cached} cached and {self.spare} spare "
+                                  f"pages "
+                                  f"counted, {int(in_tree.sum())} and {spare} found")
 
     def _claimed(self, pages: Ints, who: int) -> None:
         assert self._owners is not None
         for page in pages.tolist():
             if who not in self._owners.get(page, ()):
-                raise BooksError(f"step {self.step}: page {page} is held by {self._whose(page)}, "
-                                 f"the books of {_names({who})} claim it")
+                raise AccountingError(f"step {self.step}: page {page} is held by "
+                                      f"{self._whose(page)}, "
+                                      f"the books of {_names({who})} claim it")
 
     def _whose(self, page: int) -> str:
         if self._owners is None:

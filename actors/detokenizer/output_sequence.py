@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 
-from actorium.actors.detokenizer.incremental import Stream
-from actorium.actors.detokenizer.stop_expressions import ExpressionFinder
-from actorium.actors.detokenizer.stops import Match, StopFinder
+from actorium.actors.detokenizer.incremental import IncrementalDetokenizer
+from actorium.actors.detokenizer.stop_regex import StopRegexChecker
+from actorium.actors.detokenizer.stop_strings import StopMatch, StopStringChecker
 from actorium.actors.messages import (
     Delta,
     Open,
@@ -27,7 +26,7 @@ Key = tuple[bytes, str, int]
 """(client, rid, index)"""
 
 
-class Sequence:
+class OutputSequence:
     """A live sequence. Tokens go in by `take`, deltas come out of `delta`."""
 
     __slots__ = ("sid", "rid", "index", "client", "linger", "name", "prompt_tokens", "cached",
@@ -35,7 +34,7 @@ class Sequence:
                  "_prompt", "_stream", "_stops", "_min_tokens", "_include_stop", "_text",
                  "_tokens", "_start", "_logprobs", "_prompt_logprobs", "_prompt_told")
 
-    def __init__(self, message: Open, stream: Stream) -> None:
+    def __init__(self, message: Open, stream: IncrementalDetokenizer) -> None:
         self.sid = message.sid
         self.rid = message.rid
         self.index = message.index
@@ -85,7 +84,7 @@ class Sequence:
         entries = self._logprobs
         return len(self._tokens) + sum(1 + len(e.top) for e in entries or ())
 
-    def take(self, tokens: Seq[int], stop_token: int | None = None) -> bool:
+    def take(self, tokens: Sequence[int], stop_token: int | None = None) -> bool:
         """Take the next tokens; True if a stop string matched, which ends the sequence there.
 
         `stop_token`: the last of `tokens` ended the sequence; like a stop string it is part of
@@ -112,7 +111,7 @@ class Sequence:
             self._text += piece
             return False
         out = self._stops.feed(piece, self.seen > self._min_tokens)
-        if isinstance(out, Match):
+        if isinstance(out, StopMatch):
             self._text += out.text
             self.finish_reason, self.stop_reason = FINISHED_BY_STOP, out.stop
             return True
@@ -129,12 +128,12 @@ class Sequence:
         self._text += tail
         self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
 
-    def add_logprobs(self, row: RowLogprobs, tokens: Seq[int], skip: int) -> None:
+    def add_logprobs(self, row: RowLogprobs, tokens: Sequence[int], skip: int) -> None:
         """Logprobs of a batch's `tokens`, of which the first `skip` had been seen before."""
         entries = expand(row, tokens)
         self._logprobs = (self._logprobs or []) + entries[skip:]
 
-    def add_history(self, rows: Seq[RowLogprobs], tokens: Seq[int], skip: int) -> None:
+    def add_history(self, rows: Sequence[RowLogprobs], tokens: Sequence[int], skip: int) -> None:
         """Logprobs of all its `tokens` so far, row after row; the first `skip` are known."""
         entries: list[TokenLogprob] = []
         for row in rows:
@@ -187,13 +186,13 @@ class Sequence:
         return made
 
 
-def _finder(params: TextParams) -> StopFinder | ExpressionFinder | None:
+def _finder(params: TextParams) -> StopStringChecker | StopRegexChecker | None:
     if params.stop_regex:
-        return ExpressionFinder(params.stop, params.stop_regex, params.include_stop)
-    return StopFinder(params.stop, params.include_stop) if params.stop else None
+        return StopRegexChecker(params.stop, params.stop_regex, params.include_stop)
+    return StopStringChecker(params.stop, params.include_stop) if params.stop else None
 
 
-def expand(row: RowLogprobs, tokens: Seq[int]) -> list[TokenLogprob]:
+def expand(row: RowLogprobs, tokens: Sequence[int]) -> list[TokenLogprob]:
     """The columns of `row` as one entry a token; as many as both have."""
     chosen, ranks = array("f", row.chosen), array("i", row.ranks)
     ids, values = array("i", row.top_ids), array("f", row.top_logprobs)
@@ -204,8 +203,8 @@ def expand(row: RowLogprobs, tokens: Seq[int]) -> list[TokenLogprob]:
             for i in range(count)]
 
 
-def count_drafts(live: Mapping[int, Sequence], batch: TokenBatch, sids: Seq[int],
-                 starts: Seq[int]) -> None:
+def count_drafts(live: Mapping[int, OutputSequence], batch: TokenBatch, sids: Sequence[int],
+                 starts: Sequence[int]) -> None:
     """Count a batch's drafts and those accepted: a stop string ends a sequence here, before the
     scheduler can tell. What the scheduler tells at an end replaces these counts."""
     first = batch.firsts

@@ -19,7 +19,7 @@ from actorium.actors.params import Structured
 from actorium.actors.tokenizer.defaults import ModelFacts
 
 if TYPE_CHECKING:
-    from actorium.actors.structured.checker import Checker
+    from actorium.actors.structured.grammar_process import GrammarProcess
 
 ANSWER_BYTES = 1024
 """Of a dict's entry, and an error's objects, beside the texts."""
@@ -30,13 +30,13 @@ class Unchecked(InvalidRequest):
     """Not the request's fault: it is told once, and the next one is tried again."""
 
 
-class Grammars:
+class GrammarValidator:
     """Checks grammars against the model's vocabulary, in a process that may be killed."""
 
     def __init__(self, path: Path, facts: ModelFacts) -> None:
         """path: of the model's directory."""
         self._path, self._facts = path, facts
-        self._checker: Checker | None = None
+        self._checker: GrammarProcess | None = None
         self._known: dict[bytes, str | InvalidRequest] = {}
         self._bytes = 0
         """Of all of them, as `_weight` counts."""
@@ -94,10 +94,10 @@ class Grammars:
         found: str | InvalidRequest
         try:
             if self._checker is None:
-                from actorium.actors.structured.checker import Checker
+                from actorium.actors.structured.grammar_process import GrammarProcess
 
-                self._checker = Checker(self._path / "tokenizer.json", self._facts.vocab_size,
-                                        self._facts.eos_ids)
+                self._checker = GrammarProcess(self._path / "tokenizer.json",
+                                               self._facts.vocab_size, self._facts.eos_ids)
             found = self._checker.check(wanted)
         except InvalidRequest as error:
             found = error

@@ -14,7 +14,7 @@ from actorium.actors.detokenizer.linear_regex import (
     compiled,
     members,
 )
-from actorium.actors.detokenizer.stops import Match
+from actorium.actors.detokenizer.stop_strings import StopMatch
 
 LONGEST = 1024
 """Characters of a match that is found for sure."""
@@ -94,7 +94,7 @@ class Tracks:
         return found
 
 
-class Run:
+class ThreadRun:
     """The threads of one stream, and where each has begun, in characters of the text."""
 
     __slots__ = ("begun", "born", "threads")
@@ -115,7 +115,7 @@ class Run:
         return ended
 
 
-class ExpressionFinder:
+class StopRegexChecker:
     """Holds back the text from where a match may have begun.
 
     The match that is seen first if the text comes character by character wins; of those that end
@@ -132,8 +132,8 @@ class ExpressionFinder:
         self._named = stops + expressions
         self._include = include
         self._tracks = _tracks(stops, expressions)
-        self._run = Run()
-        self._younger: list[Run] = []
+        self._run = ThreadRun()
+        self._younger: list[ThreadRun] = []
         """The oldest first; none that would know the same as `_run`."""
         self._held = ""
         self._at = 0
@@ -141,7 +141,7 @@ class ExpressionFinder:
         self._place = TEXT
         """The same: what stands before it."""
 
-    def feed(self, piece: str, armed: bool = True) -> str | Match:
+    def feed(self, piece: str, armed: bool = True) -> str | StopMatch:
         """Text that may be shown after `piece`, or the match that it completed; not `armed`: what
         it completes is plain text."""
         text, first = self._held + piece, self._at - len(self._held)
@@ -155,8 +155,8 @@ class ExpressionFinder:
             self._at += 1
             if ended and armed:
                 begun, number = min(ended)
-                return Match(text[:(self._at if self._include else begun) - first],
-                             self._named[number])
+                return StopMatch(text[:(self._at if self._include else begun) - first],
+                                 self._named[number])
         keep = (self._run.begun[0] if self._run.begun else self._at) - first
         self._held = text[keep:]
         return text[:keep]
@@ -169,12 +169,12 @@ class ExpressionFinder:
         begun = self._run.begun
         self._younger = [run for run in self._younger if begun and begun[0] < run.born]
         if begun:
-            self._younger.append(Run(at))
+            self._younger.append(ThreadRun(at))
 
     def flush(self) -> str:
         """What is held back: the text ends here."""
         held, self._held = self._held, ""
-        self._run, self._younger = Run(), []
+        self._run, self._younger = ThreadRun(), []
         return held
 
 

@@ -3,53 +3,57 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 
 from actorium.actors.config.tree import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
-from actorium.actors.scheduler.cache.kv_cache_manager import Memory
-from actorium.actors.scheduler.cache.pages import NO_PAGES, BooksError, Ints
-from actorium.actors.scheduler.cache.radix import Match, PrefixKey
-from actorium.actors.scheduler.queue import WaitingQueue
-from actorium.actors.scheduler.recovery.adoption import Lingering
-from actorium.actors.scheduler.recovery.request_faults import Faults
-from actorium.actors.scheduler.request_state import Request, Sequence, request_name
-from actorium.actors.scheduler.scheduling_policy import CLIP, Reserve, Running, choose_victim
-from actorium.actors.scheduler.slots import SlotTable
+from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
+from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
+from actorium.actors.scheduler.recovery.lingering import LingeringRequests
+from actorium.actors.scheduler.recovery.request_faults import RequestFaults
+from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name
+from actorium.actors.scheduler.scheduling_policy import (
+    CLIP,
+    AdmissionReserve,
+    RunningView,
+    choose_victim,
+)
+from actorium.actors.scheduler.slot_table import SlotTable
+from actorium.actors.scheduler.waiting_queue import WaitingQueue
 
 GROWTH_TOKENS = 16
 """Tokens (one page at least) that admission keeps free for each running sequence, whatever the
 reserve's ratio is."""
 
 
-class Books:
+class SchedulerState:
     """The scheduler's state. Every sequence waits or runs; a running one has a slot and pages."""
 
     def __init__(self, config: SchedulerConfig, memory: MemoryConfig) -> None:
-        self.requests: dict[tuple[bytes, str], Request] = {}
-        self.lingering = Lingering()
-        self.sequences: dict[int, Sequence] = {}
+        self.requests: dict[tuple[bytes, str], RequestState] = {}
+        self.lingering = LingeringRequests()
+        self.sequences: dict[int, SequenceState] = {}
         self.queue = WaitingQueue(config.schedule_policy, config.tenant_weights)
-        self.extending: list[Sequence] = []
+        self.extending: list[SequenceState] = []
         """Running sequences whose prompt is not yet wholly planned, in order of admission."""
         self.released: list[int] = []
         """Slots that the next plan must release."""
         self.preemptions: Counter[str] = Counter()
         """By cause: memory, priority, forced, worker."""
-        self.over: list[Request] = []
+        self.over: list[RequestState] = []
         """Requests that have ended since somebody took this list."""
-        self.on_over: Callable[[Request], None] = _not_observed
+        self.on_over: Callable[[RequestState], None] = _not_observed
         """Told of each of them as it ends."""
         self.trial: frozenset[int] | None = None
         """Only these may be admitted, being under suspicion; None = all."""
         self.looked_up = self.hits = 0
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
-        self.reserve = Reserve()
-        self.faults = Faults()
+        self.reserve = AdmissionReserve()
+        self.faults = RequestFaults()
         """Work on single requests, and those on which it has failed."""
         self.remembers = False
         """Sequences keep the logprobs that were told of them."""
@@ -71,20 +75,20 @@ class Books:
         self.furnish(SlotTable(slots + 1, worker.page_size, window, windows), worker.groups,
                      worker.page_size, worker.recurrent, worker.checkpoints)
 
-    def furnish(self, table: SlotTable, groups: SequenceOf[PageGroup], page_size: int,
+    def furnish(self, table: SlotTable, groups: Sequence[PageGroup], page_size: int,
                 recurrent: bool = False, checkpoints: int = 0) -> None:
         """Start over with an empty table and empty pools: nothing may be running."""
         self.table = table
-        self.memory = Memory(groups, page_size, self._memory_config, recurrent, checkpoints)
+        self.memory = KVCacheManager(groups, page_size, self._memory_config, recurrent, checkpoints)
         growth = GROWTH_TOKENS * table.most_window
-        self.reserve = Reserve(growth=max(growth, page_size))
+        self.reserve = AdmissionReserve(growth=max(growth, page_size))
         self.released.clear()
         for sequence in self.sequences.values():
             sequence.match_version = -1
 
     # --- coming and going ------------------------------------------------------------------------
 
-    def enlist(self, request: Request) -> None:
+    def enlist(self, request: RequestState) -> None:
         """A new request: all its sequences wait."""
         self.requests[request.key] = request
         self.lingering.add(request)
@@ -92,14 +96,14 @@ class Books:
             self.sequences[sequence.sid] = sequence
             self.queue.push(sequence)
 
-    def hand_over(self, request: Request, client: bytes) -> None:
+    def hand_over(self, request: RequestState, client: bytes) -> None:
         """A living request is another client's from now on."""
         del self.requests[request.key]
         request.submit = msgspec.structs.replace(request.submit, client=client)
         request.name = request_name(*request.key)
         self.requests[request.key] = request
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, sequence: SequenceState) -> None:
         """The sequence is over, wherever it was; what it held is free (or only cached) at once.
 
         At once, although plans in flight may still name its slot: the release rides the next plan,
@@ -117,7 +121,7 @@ class Books:
             self.on_over(request)
             self.lingering.drop(request)
 
-    def preempt(self, sequence: Sequence, cause: str) -> None:
+    def preempt(self, sequence: SequenceState, cause: str) -> None:
         """Take slot and pages from a running sequence; it will be recomputed, first of its class,
         as far as the cache has lost it by then."""
         self._vacate(sequence)
@@ -126,7 +130,7 @@ class Books:
         self.queue.push(sequence, ran=True)
         self.preemptions[cause] += 1
 
-    def unseat(self, sequence: Sequence) -> None:
+    def unseat(self, sequence: SequenceState) -> None:
         """It has got a slot that no plan will tell the worker of: it waits again."""
         try:
             self.preempt(sequence, "forced")
@@ -135,7 +139,7 @@ class Books:
             raise
         self.released.pop()
 
-    def _vacate(self, sequence: Sequence) -> None:
+    def _vacate(self, sequence: SequenceState) -> None:
         slot, computed = sequence.slot, sequence.computed
         if computed < sequence.total:
             self.extending.remove(sequence)
@@ -153,12 +157,12 @@ class Books:
 
     # --- the prefix cache ------------------------------------------------------------------------
 
-    def _key(self, sequence: Sequence) -> PrefixKey:
+    def _key(self, sequence: SequenceState) -> PrefixKey:
         if sequence.key is None:
             sequence.key = PrefixKey(sequence.salt, tokens_of(sequence).tobytes())
         return sequence.key
 
-    def _cache(self, sequence: Sequence, pages: list[Ints], computed: int) -> None:
+    def _cache(self, sequence: SequenceState, pages: list[Ints], computed: int) -> None:
         """Offer the full pages of a sequence's first `computed` tokens to the tree, and lock the
         end of them for it."""
         memory = self.memory
@@ -171,7 +175,7 @@ class Books:
             sequence.lock = memory.cache(part, [own[:full] for own in pages], sequence.lock,
                                          sequence.priority)
 
-    def extended(self, sequence: Sequence, chunk: int) -> list[tuple[int, int, int]]:
+    def extended(self, sequence: SequenceState, chunk: int) -> list[tuple[int, int, int]]:
         """A chunk of it is planned: its full pages may be shared from now on, even within the same
         step, since a layer writes all keys and values before it attends.
 
@@ -198,7 +202,7 @@ class Books:
                 saved.append((sequence.slot, number, place - start))
         return saved
 
-    def _match(self, sequence: Sequence) -> Match | None:
+    def _match(self, sequence: SequenceState) -> PrefixMatch | None:
         """The cached prefix of a waiting sequence, leaving a token to compute; None = none."""
         memory, tree = self.memory, self.memory.tree
         if tree is None or sequence.request.params.prompt_logprobs >= 0:
@@ -216,21 +220,21 @@ class Books:
             sequence.match_version = memory.version
         return sequence.match
 
-    def _cached_tokens(self, sequence: Sequence) -> int:
+    def _cached_tokens(self, sequence: SequenceState) -> int:
         match = self._match(sequence)
         return 0 if match is None else match.length
 
     # --- admission -------------------------------------------------------------------------------
 
     @property
-    def head(self) -> Sequence | None:
+    def head(self) -> SequenceState | None:
         """Whom the policy admits next; under suspicion, the first on trial."""
         if self.trial is None:
             return self.queue.choose(self._cached_tokens)
         known = (self.sequences.get(sid) for sid in sorted(self.trial))
         return next((s for s in known if s is not None and not s.slot), None)
 
-    def fits(self, sequence: Sequence) -> bool:
+    def fits(self, sequence: SequenceState) -> bool:
         """Whether there is a slot and room for a waiting sequence, and nothing is worth waiting a
         step for."""
         if not self.table.free:
@@ -241,7 +245,7 @@ class Books:
         length = sequence.prompt_len + len(sequence.emitted)
         return self._room(self.table.reach(length, sequence.end), match)
 
-    def admit(self, sequence: Sequence) -> Admit:
+    def admit(self, sequence: SequenceState) -> Admit:
         """Give a waiting sequence, which `fits`, a slot and its cached pages."""
         match = self._match(sequence)
         length = sequence.prompt_len + len(sequence.emitted)
@@ -265,14 +269,14 @@ class Books:
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
                      params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint)
 
-    def _first_admission(self, sequence: Sequence, cached: int) -> None:
+    def _first_admission(self, sequence: SequenceState, cached: int) -> None:
         sequence.cached_len = cached
         self.looked_up += sequence.prompt_len
         self.hits += cached
         if self.queue.fair is not None:
             self.queue.fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
 
-    def _room(self, length: int, match: Match | None) -> bool:
+    def _room(self, length: int, match: PrefixMatch | None) -> bool:
         """Whether all pools have pages for `length` tokens of a sequence beside what the running
         ones were promised and are expected to want."""
         left = [self._left(group, length, match) for group in range(len(self.memory.pools))]
@@ -283,7 +287,7 @@ class Books:
         return all(spare >= (min(growth, 2 * running) if window else growth)
                    for spare, window in zip(left, self.memory.windows, strict=True))
 
-    def _left(self, group: int, length: int, match: Match | None) -> int:
+    def _left(self, group: int, length: int, match: PrefixMatch | None) -> int:
         """Pages of a group that stay available when a sequence of `length` tokens is admitted."""
         memory = self.memory
         left = memory.available(group) - self._promised(group) - self.most_held(group, length)
@@ -329,15 +333,16 @@ class Books:
 
     # --- preemption ------------------------------------------------------------------------------
 
-    def victim(self, below: int | None = None) -> Sequence | None:
+    def victim(self, below: int | None = None) -> SequenceState | None:
         """Whom to preempt to make room (for a sequence of priority `below`); None = nobody."""
         table = self.table
         slots = table.taken()
         priority = np.zeros(len(slots), np.int64)
         if self.queue.policy == "priority":
-            priority[:] = [table.sequences[slot].priority for slot in slots]  # type: ignore[union-attr]
+            priority[:] = [table.sequences[slot].priority
+                           for slot in slots]  # type: ignore[union-attr]
         frees = np.array([self._frees(slot) for slot in slots.tolist()], np.int64)
-        index = choose_victim(Running(table.order[slots], priority, table.len_lo[slots], frees),
+        index = choose_victim(RunningView(table.order[slots], priority, table.len_lo[slots], frees),
                               below)
         return None if index is None else table.sequences[slots[index]]
 
@@ -365,13 +370,13 @@ class Books:
     # --- the audit -------------------------------------------------------------------------------
 
     def audit(self) -> None:
-        """Check that everything is in exactly one place; raises `BooksError`."""
+        """Check that everything is in exactly one place; raises `AccountingError`."""
         self.table.audit()
         self.memory.audit(self._holders())
         running = self.table.running
         if running + len(self.queue) != len(self.sequences):
-            raise BooksError(f"{len(self.sequences)} sequences, but {running} running "
-                             f"and {len(self.queue)} waiting")
+            raise AccountingError(f"{len(self.sequences)} sequences, but {running} running "
+                                  f"and {len(self.queue)} waiting")
 
     def _holders(self) -> Iterator[tuple[int, list[Ints]]]:
         for sequence in self.table.sequences:
@@ -379,11 +384,11 @@ class Books:
                 yield sequence.sid, self.table.pages_of(sequence.slot)
 
 
-def _not_observed(request: Request) -> None:
+def _not_observed(request: RequestState) -> None:
     pass
 
 
-def tokens_of(sequence: Sequence) -> Ints:
+def tokens_of(sequence: SequenceState) -> Ints:
     """Prompt and emitted tokens of a sequence without a slot."""
     if not len(sequence.emitted):
         return sequence.request.prompt

@@ -19,21 +19,21 @@ from actorium.actors.messages import Cancel, Submit
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.runtime.offload import Offload, OffloadJob
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
-from actorium.actors.structured.masking import Masking, Prepared
+from actorium.actors.structured.structured_output import PreparedGrammar, StructuredOutputManager
 
 Post = Callable[..., None]
 
 
-class Compiling(CoreObserver):
+class GrammarCompiler(CoreObserver):
     """Around the scheduler's core."""
 
-    def __init__(self, core: Core, masking: Masking) -> None:
+    def __init__(self, core: Core, masking: StructuredOutputManager) -> None:
         super().__init__(core)
         self._masking = masking
         self._journal: InflightJournal = core.journal or InflightJournal(actor="scheduler")
         self._offload = Offload(self._journal)
         self._post: Post | None = None
-        self._jobs: dict[str, OffloadJob[Prepared]] = {}
+        self._jobs: dict[str, OffloadJob[PreparedGrammar]] = {}
         """By grammar."""
         self._waiting: list[Submit] = []
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.cache.pages import Ints
-from actorium.actors.scheduler.draft_policy import Drafting, Verified
-from actorium.actors.scheduler.request_state import Sequence
-from actorium.actors.scheduler.slots import Rows
+from actorium.actors.scheduler.cache.page_allocator import Ints
+from actorium.actors.scheduler.draft_policy import DraftPolicy, VerifiedDrafts
+from actorium.actors.scheduler.request_state import SequenceState
+from actorium.actors.scheduler.scheduler_state import SchedulerState
+from actorium.actors.scheduler.slot_table import DecodeRows
 
 
 class PlanRecord(NamedTuple):
@@ -43,10 +43,11 @@ class PlanRecord(NamedTuple):
 class Planner:
     """Makes plans out of the books. `budget`: tokens a step may compute."""
 
-    def __init__(self, books: Books, epoch: int, budget: int, preempt_every: int = 0) -> None:
-        self.drafting = Drafting(0)
+    def __init__(self, state: SchedulerState, epoch: int, budget: int,
+                 preempt_every: int = 0) -> None:
+        self.drafting = DraftPolicy(0)
         """How many drafts each plan makes."""
-        self._books = books
+        self._state = state
         self._epoch = epoch
         self._budget = budget
         self._preempt_every = preempt_every
@@ -57,45 +58,46 @@ class Planner:
 
         `unresolved`: records of the plans still in flight.
         """
-        books = self._books
-        books.memory.at_step(step)
-        books.reserve.on_step()
+        state = self._state
+        state.memory.at_step(step)
+        state.reserve.on_step()
         if self._preempt_every and step % self._preempt_every == 0:
             self._force_preemption()
         self._make_way(unresolved)
         while True:
             rows, appends = self._reserve()
-            draft = Draft(self._budget - len(rows.slots) * books.table.window, [appends])
-            for sequence in list(books.extending):
+            draft = PartialPlan(self._budget - len(rows.slots) * state.table.window, [appends])
+            for sequence in list(state.extending):
                 self._extend(draft, sequence)
             while draft.budget > 0 and (admit := self._admit(unresolved)):
                 draft.admits.append(admit)
-                self._extend(draft, books.extending[-1])
-            if (draft.extends or draft.admits or len(rows.slots) or not books.extending
-                    or books.faults.found):
+                self._extend(draft, state.extending[-1])
+            if (draft.extends or draft.admits or len(rows.slots) or not state.extending
+                    or state.faults.found):
                 break
             # Prompts hold each other's pages: only the windows of a very small pool get here.
             self._make_room()
         if not (draft.extends or draft.admits or len(rows.slots)):
             return None
-        books.table.plan_decode(rows)
+        state.table.plan_decode(rows)
         return self._assemble(step, rows, draft)
 
-    def start_over(self, drafting: Drafting) -> None:
+    def start_over(self, drafting: DraftPolicy) -> None:
         """A fresh worker is there: nothing runs, and nothing is drafted yet. What was learnt of an
         old one that made as many drafts holds for it, too."""
         if drafting.most != self.drafting.most:
             self.drafting = drafting
-        self._books.table.window = 1
+        self._state.table.window = 1
 
-    def learn(self, record: PlanRecord, verified: Verified | None, busy_us: int) -> None:
+    def learn(self, record: PlanRecord, verified: VerifiedDrafts | None, busy_us: int) -> None:
         """What a step tells of drafts: how many were right, and what making them cost."""
         if verified is not None:
             self.drafting.verified(verified)
         if record.window == 1 + record.drafts and not record.extends:
             self.drafting.timed(record.decodes, record.drafts, busy_us)
 
-    def _assemble(self, step: int, rows: Rows, draft: Draft) -> tuple[StepPlan, PlanRecord]:
+    def _assemble(self, step: int, rows: DecodeRows, draft: PartialPlan) -> tuple[StepPlan,
+                                                                                  PlanRecord]:
         extends = draft.extends
         column, slots, sids, sids_column = b"", rows.slots, rows.sids, rows.sids_column
         firsts = self._finish_extends(extends)
@@ -107,74 +109,74 @@ class Planner:
             sids_column = sids.tobytes()
         record = PlanRecord(step, slots, sids, sids_column, len(firsts),
                             {s.slot: s.sid for s, _ in extends},
-                            self._budget - draft.budget, self._books.table.window,
+                            self._budget - draft.budget, self._state.table.window,
                             self.drafting.next(len(slots)) if self.drafting.most else 0)
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
-        self._books.table.window = 1 + record.drafts
+        self._state.table.window = 1 + record.drafts
         return StepPlan(
             epoch=self._epoch, step=step, release=self._releases(), admit=draft.admits,
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
             checkpoints=_column(draft.checkpoints), drafts=record.drafts), record
 
-    def _finish_extends(self, extends: list[tuple[Sequence, int]]) -> list[Sequence]:
+    def _finish_extends(self, extends: list[tuple[SequenceState, int]]) -> list[SequenceState]:
         """Those whose prompt this plan completes; they decode from the next plan on."""
         firsts = [s for s, _ in extends if s.computed == s.total]
         for sequence in firsts:
-            self._books.table.start_decoding(sequence.slot)
-            self._books.extending.remove(sequence)
+            self._state.table.start_decoding(sequence.slot)
+            self._state.extending.remove(sequence)
         return firsts
 
     def _releases(self) -> bytes:
-        released = self._books.released
+        released = self._state.released
         if not released:
             return b""
         column = np.array(released, np.int32).tobytes()
         released.clear()
         return column
 
-    def _reserve(self) -> tuple[Rows, bytes]:
+    def _reserve(self) -> tuple[DecodeRows, bytes]:
         """The rows to decode, and the pages they still need, preempting until those are there.
 
         The oldest sequence (of the highest priority) is never the victim of another one, and alone
         it fits the pools (its end was capped to that at submission): so every wave of preemptions
         lets someone finish.
         """
-        books, table = self._books, self._books.table
+        state, table = self._state, self._state.table
         while True:
             rows = table.decode_rows()
             if table.windowed and len(rows.slots):
-                table.give_back(rows.slots, table.len_lo[rows.slots] - 1, books.memory)
+                table.give_back(rows.slots, table.len_lo[rows.slots] - 1, state.memory)
             slots = table.growing(rows)
             if not len(slots):
                 return rows, b""
-            promised = books.promised()
+            promised = state.promised()
             for early in (True, False):
-                appends = table.grow(slots, books.memory, early, promised)
+                appends = table.grow(slots, state.memory, early, promised)
                 if appends is not None:
                     return rows, appends
             self._make_room()
 
     def _make_room(self) -> None:
         """Make pages available: those that nobody can see any more, else by a preemption."""
-        books = self._books
-        if books.loosen():
+        state = self._state
+        if state.loosen():
             return
-        victim = books.victim() or books.table.latest()
+        victim = state.victim() or state.table.latest()
         assert victim is not None
-        books.preempt(victim, "memory")
-        books.reserve.on_preemption()
+        state.preempt(victim, "memory")
+        state.reserve.on_preemption()
 
     def _force_preemption(self) -> None:
         """Preempt the latest sequence that decodes: it has got on by a token since it came."""
-        victim = self._books.table.latest(decoding=True)
+        victim = self._state.table.latest(decoding=True)
         if victim is not None:
-            self._books.preempt(victim, "forced")
+            self._state.preempt(victim, "forced")
 
-    def _extend(self, draft: Draft, sequence: Sequence) -> None:
+    def _extend(self, draft: PartialPlan, sequence: SequenceState) -> None:
         """Plan the sequence's next chunk, as far as budget and pages go. Where that fails it is
         as if it had not been tried."""
         computed, planned = sequence.computed, len(draft.extends)
-        with self._books.faults.of(sequence.request):
+        with self._state.faults.of(sequence.request):
             self._extend_one(draft, sequence)
             return
         sequence.computed = computed
@@ -182,9 +184,9 @@ class Planner:
             draft.budget += chunk
         del draft.extends[planned:]
 
-    def _extend_one(self, draft: Draft, sequence: Sequence) -> None:
-        books = self._books
-        table, memory, slot = books.table, books.memory, sequence.slot
+    def _extend_one(self, draft: PartialPlan, sequence: SequenceState) -> None:
+        state = self._state
+        table, memory, slot = state.table, state.memory, sequence.slot
         chunk = min(sequence.total - sequence.computed, draft.budget)
         if chunk <= 0:
             return
@@ -203,21 +205,21 @@ class Planner:
         sequence.computed += chunk
         draft.extends.append((sequence, chunk))
         draft.budget -= chunk
-        draft.checkpoints += books.extended(sequence, chunk)
+        draft.checkpoints += state.extended(sequence, chunk)
 
-    def _written(self, sequence: Sequence, chunk: int) -> int:
+    def _written(self, sequence: SequenceState, chunk: int) -> int:
         """Tokens of the sequence that have K and V somewhere after its next `chunk` ones."""
         tokens = sequence.computed + chunk
         if tokens < sequence.total:
             return tokens
-        return self._books.table.reach(tokens, sequence.end)
+        return self._state.table.reach(tokens, sequence.end)
 
-    def _next(self, unresolved: tuple[PlanRecord, ...]) -> Sequence | None:
+    def _next(self, unresolved: tuple[PlanRecord, ...]) -> SequenceState | None:
         """Whom the policy admits next, unless tokens of it are still on their way.
 
         (A preempted sequence is recomputed from all its tokens, so the last must be known.)
         """
-        head = self._books.head
+        head = self._state.head
         if head is None or any((record.sids == head.sid).any() for record in unresolved):
             return None
         return head
@@ -226,10 +228,10 @@ class Planner:
         head = self._next(unresolved)
         if head is None:
             return None
-        with self._books.faults.of(head.request):
-            return self._books.admit(head) if self._books.fits(head) else None
+        with self._state.faults.of(head.request):
+            return self._state.admit(head) if self._state.fits(head) else None
         if head.slot:
-            self._books.unseat(head)
+            self._state.unseat(head)
         return None
 
     def _make_way(self, unresolved: tuple[PlanRecord, ...]) -> None:
@@ -237,15 +239,15 @@ class Planner:
 
         Before the plan is drafted: nobody leaves a slot that the plan already speaks of.
         """
-        books = self._books
-        if books.queue.policy != "priority":
+        state = self._state
+        if state.queue.policy != "priority":
             return
         head = self._next(unresolved)
-        while head is not None and not books.fits(head):
-            victim = books.victim(below=head.priority)
+        while head is not None and not state.fits(head):
+            victim = state.victim(below=head.priority)
             if victim is None:
                 return
-            books.preempt(victim, "priority")
+            state.preempt(victim, "priority")
 
 
 def _column(rows: list[tuple[int, int, int]]) -> bytes:
@@ -253,12 +255,12 @@ def _column(rows: list[tuple[int, int, int]]) -> bytes:
 
 
 @dataclass(slots=True)
-class Draft:
+class PartialPlan:
     """A plan in the making."""
 
     budget: int
     """Tokens that it may still compute."""
     appends: list[bytes]
-    extends: list[tuple[Sequence, int]] = field(default_factory=list)
+    extends: list[tuple[SequenceState, int]] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
     checkpoints: list[tuple[int, int, int]] = field(default_factory=list)

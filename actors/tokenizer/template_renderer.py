@@ -16,15 +16,15 @@ from msgspec import Struct
 from actorium.actors.config.retention import TEMPLATES
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import ChatMessage
-from actorium.actors.tokenizer.chat_template import MODELS_TURN, ChatTemplate, Ending
-from actorium.actors.tokenizer.child import MEMORY, Child, hello, serve
+from actorium.actors.tokenizer.bounded_process import MEMORY, BoundedProcess, hello, serve
+from actorium.actors.tokenizer.chat_template import MODELS_TURN, ChatTemplate, PromptEnding
 
 CPU_SECONDS = 2.0
 
 T = TypeVar("T")
 
 
-class Source(Struct, array_like=True):
+class TemplateSource(Struct, array_like=True):
     """A template; without a text, conversations bring their own."""
 
     text: str
@@ -39,7 +39,7 @@ class Conversation(Struct, array_like=True):
     tools: msgspec.Raw
     defaults: dict[str, Any]
     """The engine's own variables, below `args`."""
-    ending: Ending = MODELS_TURN
+    ending: PromptEnding = MODELS_TURN
     template: str = ""
     """Of its own; empty = the one that the process was started with."""
 
@@ -52,16 +52,17 @@ class Rendered(Struct, array_like=True):
     param: str | None = None
 
 
-class Renderer:
+class TemplateRenderer:
     """The process, as its parent sees it. For one thread at a time."""
 
     def __init__(self, text: str, special: dict[str, str]) -> None:
         """text: of the template, empty where requests bring theirs; special: the tokens that
         templates may name."""
-        self.child = Child(__name__, hello=msgspec.msgpack.encode(Source(text, special)))
+        self.child = BoundedProcess(__name__,
+                                    hello=msgspec.msgpack.encode(TemplateSource(text, special)))
 
     def render(self, messages: list[ChatMessage], args: msgspec.Raw, tools: msgspec.Raw,
-               defaults: dict[str, Any], ending: Ending = MODELS_TURN,
+               defaults: dict[str, Any], ending: PromptEnding = MODELS_TURN,
                template: str = "") -> str:
         """As `ChatTemplate.render`, of variables and tools as they came. Waits. Raises
         `InvalidRequest`, also where it takes too long, or where a `template` of the request's own
@@ -104,7 +105,7 @@ def _unpacked(raw: msgspec.Raw, kind: type[T], field: str) -> T:
 class Templates:
     """Compiled ones: the process's own, and those of the last requests."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TemplateSource) -> None:
         self._special = source.special
         self._own = ChatTemplate(source.text, source.special) if source.text else None
         self._kept: dict[str, ChatTemplate] = {}
@@ -122,7 +123,7 @@ class Templates:
 
 def main() -> None:
     """Answer until nobody asks any more."""
-    templates = Templates(msgspec.msgpack.decode(hello(), type=Source))
+    templates = Templates(msgspec.msgpack.decode(hello(), type=TemplateSource))
 
     def answer(frame: bytes) -> bytes:
         given = msgspec.msgpack.decode(frame, type=Conversation)

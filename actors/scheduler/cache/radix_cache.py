@@ -19,11 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actorium.actors.scheduler.cache.eviction import EvictingTree
-from actorium.actors.scheduler.cache.nodes import Node, below
-from actorium.actors.scheduler.cache.pages import NO_PAGES, Ints
-
-__all__ = ["Match", "Node", "PrefixKey", "PrefixTree"]
+from actorium.actors.scheduler.cache.eviction import EvictableTree
+from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode, below
 
 
 class PrefixKey(NamedTuple):
@@ -35,21 +33,21 @@ class PrefixKey(NamedTuple):
     """Token ids, little-endian i4. Only whole pages count, the tree ignores the rest."""
 
 
-class Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """The longest usable prefix."""
 
     length: int
     """Tokens, a multiple of the page size."""
     pages: list[Ints]
     """Per group i4[length / page_size], the caller's own copy. 0 = behind that group's window."""
-    node: Node
+    node: TreeNode
     """To lock, before anything is evicted."""
 
 
-class StateMatch(NamedTuple):
+class CheckpointMatch(NamedTuple):
     """The longest prefix that a model with recurrent layers can start from."""
 
-    match: Match
+    match: PrefixMatch
     branch: int
     """Tokens after which the key leaves what the tree knows, where something else goes on from
     there; else 0."""
@@ -57,20 +55,20 @@ class StateMatch(NamedTuple):
     """A longer one is being saved by the plan in the making: usable from the next one on."""
 
 
-class PrefixTree(EvictingTree):
-    """Prefixes and their pages. See `EvictingTree` for the counters, lock, evict and flush.
+class RadixCache(EvictableTree):
+    """Prefixes and their pages. See `EvictableTree` for the counters, lock, evict and flush.
 
     `match` and `insert` cost a dict look-up for each node of the path and one comparison of the
     key's memory. Nodes that a split has made are not joined again when the branch has gone: the
     two halves have been used at different times, and joining them would lose that.
     """
 
-    def match(self, key: PrefixKey) -> Match:
+    def match(self, key: PrefixKey) -> PrefixMatch:
         """The longest usable prefix. Splits a node when it ends inside; counts for the policy."""
         self.stats.lookups += len(key.data) // (self.page_size * 4) * self.page_size
         path, last = self._find(key)
         if not path:
-            return Match(0, [NO_PAGES] * self.groups, Node(None, b"", []))
+            return PrefixMatch(0, [NO_PAGES] * self.groups, TreeNode(None, b"", []))
         if last < path[-1].size:
             path[-1] = self._split(path[-1], last)
         for node in path:
@@ -78,9 +76,9 @@ class PrefixTree(EvictingTree):
         self._touch(path)
         node = path[-1]
         self.stats.hits += node.end * self.page_size
-        return Match(node.end * self.page_size, self._pages_of(path), node)
+        return PrefixMatch(node.end * self.page_size, self._pages_of(path), node)
 
-    def match_state(self, key: PrefixKey, step: int) -> StateMatch:
+    def match_state(self, key: PrefixKey, step: int) -> CheckpointMatch:
         """As `match`, for a model with recurrent layers: up to the last end with a checkpoint that
         a plan before `step` has saved."""
         self.stats.lookups += len(key.data) // (self.page_size * 4) * self.page_size
@@ -99,16 +97,17 @@ class PrefixTree(EvictingTree):
             if not path or path[-1].end != end or last < path[-1].size:
                 path = []
         if not path:
-            return StateMatch(Match(0, [NO_PAGES] * self.groups, Node(None, b"", [])), branch,
-                              pending)
+            return CheckpointMatch(PrefixMatch(0, [NO_PAGES] * self.groups,
+                                               TreeNode(None, b"", [])), branch,
+                                   pending)
         for node in path:
             node.hits += 1
         self._touch(path)
         length = path[-1].end * self.page_size
         self.stats.hits += length
-        return StateMatch(Match(length, self._pages_of(path), path[-1]), branch, pending)
+        return CheckpointMatch(PrefixMatch(length, self._pages_of(path), path[-1]), branch, pending)
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[TreeNode]:
         """All nodes, parents before children."""
         for root in self._roots.values():
             yield from below(root)
@@ -119,7 +118,7 @@ class PrefixTree(EvictingTree):
         return (path[-1].end - path[-1].size + last) * self.page_size if path else 0
 
     def insert(self, key: PrefixKey, pages: Sequence[Ints], priority: int = 0
-               ) -> tuple[Node, list[Ints]]:
+               ) -> tuple[TreeNode, list[Ints]]:
         """Add a prefix. Returns the node at its end and, per group, the pages newly kept.
 
         pages[g]: i4[>= n] for the key's n full pages; entries that the tree has already keep their
@@ -131,9 +130,9 @@ class PrefixTree(EvictingTree):
         data = key.data[:count * self.page_size * 4]
         root = self._roots.get(key.salt)
         if not count:
-            return root or Node(None, b"", []), [NO_PAGES] * self.groups
+            return root or TreeNode(None, b"", []), [NO_PAGES] * self.groups
         if root is None:
-            root = self._roots[key.salt] = Node(None, b"", [], salt=key.salt)
+            root = self._roots[key.salt] = TreeNode(None, b"", [], salt=key.salt)
         path, last = self._walk(root, data)
         if path and last < path[-1].size:
             path[-1] = self._split(path[-1], last)
@@ -175,7 +174,7 @@ class PrefixTree(EvictingTree):
         held = np.flatnonzero(np.any([own[:count] for own in pages], axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 
-    def _walk(self, root: Node, data: bytes) -> tuple[list[Node], int]:
+    def _walk(self, root: TreeNode, data: bytes) -> tuple[list[TreeNode], int]:
         """The nodes that agree with `data`, and how many pages of the last one do."""
         page = self.page_size * 4
         size = len(data) // page * page
@@ -191,7 +190,7 @@ class PrefixTree(EvictingTree):
             node = child
         return path, node.size
 
-    def _find(self, key: PrefixKey) -> tuple[list[Node], int]:
+    def _find(self, key: PrefixKey) -> tuple[list[TreeNode], int]:
         """The path of the longest usable prefix, and how many pages of its last node are in it."""
         root = self._roots.get(key.salt)
         if root is None:
@@ -211,14 +210,14 @@ class PrefixTree(EvictingTree):
             last = path[-1].size if path else 0
         return [], 0
 
-    def _split(self, node: Node, at: int) -> Node:
+    def _split(self, node: TreeNode, at: int) -> TreeNode:
         """Cut a node in two. Returns the new upper part; `node` stays the lower one with its end,
         so that who holds it, for a lock, need not know. The caller is about to touch `upper`."""
         page = self.page_size * 4
         parent, below = node.parent, node.size - at
         assert parent is not None
-        upper = Node(parent, node.key[:at * page], [own[:at].copy() for own in node.pages],
-                     len(node.parts))
+        upper = TreeNode(parent, node.key[:at * page], [own[:at].copy() for own in node.pages],
+                         len(node.parts))
         parent.children[node.key[:page]] = upper
         node.parent = upper
         node.key = node.key[at * page:]
@@ -235,11 +234,11 @@ class PrefixTree(EvictingTree):
             self._recount(upper)
         return upper
 
-    def _grow(self, parent: Node, data: bytes, at: int, pages: list[Ints],
-              taken: list[list[Ints]]) -> Node:
+    def _grow(self, parent: TreeNode, data: bytes, at: int, pages: list[Ints],
+              taken: list[list[Ints]]) -> TreeNode:
         """Add a leaf with the key's pages from index `at` on."""
         page = self.page_size * 4
-        node = Node(parent, data[at * page:], pages, len(self._windowed))
+        node = TreeNode(parent, data[at * page:], pages, len(self._windowed))
         node.seen = self._clock + 1
         parent.children[node.key[:page]] = node
         for g in self._full:
@@ -251,7 +250,7 @@ class PrefixTree(EvictingTree):
         self._recount(node)
         return node
 
-    def _fill(self, path: list[Node], pages: Sequence[Ints], taken: list[list[Ints]]) -> None:
+    def _fill(self, path: list[TreeNode], pages: Sequence[Ints], taken: list[list[Ints]]) -> None:
         """Fill holes on a path with the caller's pages."""
         for node in path:
             filled = False
@@ -267,7 +266,7 @@ class PrefixTree(EvictingTree):
             if filled:
                 self._recount(node)
 
-    def _touch(self, path: list[Node]) -> None:
+    def _touch(self, path: list[TreeNode]) -> None:
         """Tell the policy that a match or insert went along a path and ended there."""
         self._clock += 1
         for node in path:
@@ -280,7 +279,7 @@ class PrefixTree(EvictingTree):
                 break
             node.seen = self._clock
 
-    def _pages_of(self, path: list[Node]) -> list[Ints]:
+    def _pages_of(self, path: list[TreeNode]) -> list[Ints]:
         """Per group, the pages that a sequence starting at the end of the path needs."""
         end = path[-1].end
         result: list[Ints] = [NO_PAGES] * self.groups

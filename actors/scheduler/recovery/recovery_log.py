@@ -30,10 +30,15 @@ from actorium.actors.ledger.records import (
 from actorium.actors.ledger.segments import Record
 from actorium.actors.messages import Open, RowLogprobs, TokenBatch
 from actorium.actors.runtime.inflight_journal import InflightJournal
-from actorium.actors.scheduler.cache.pages import Ints
-from actorium.actors.scheduler.recovery.adoption import Lingering
-from actorium.actors.scheduler.request_state import Request, Sequence, open_request, opening
-from actorium.actors.scheduler.slots import SlotTable
+from actorium.actors.scheduler.cache.page_allocator import Ints
+from actorium.actors.scheduler.recovery.lingering import LingeringRequests
+from actorium.actors.scheduler.request_state import (
+    RequestState,
+    SequenceState,
+    open_request,
+    opening,
+)
+from actorium.actors.scheduler.slot_table import SlotTable
 
 REQUEST_BYTES, CHOICE_BYTES, LOGPROBS_BYTES = 2048, 768, 384
 """What Python's objects take beside the columns that they hold: of a request, of a choice, of a row
@@ -46,7 +51,7 @@ Key = tuple[bytes, str]
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Past(NamedTuple):
+class PriorRun(NamedTuple):
     """What an earlier life of the scheduler has left."""
 
     history: History
@@ -56,23 +61,23 @@ class Past(NamedTuple):
     """CLOCK_MONOTONIC seconds."""
 
 
-class Retained:
+class RetainedRequests:
     """Requests that are over, kept for a while for clients that have lost their stream."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._kept: OrderedDict[Key, tuple[float, Request, int]] = OrderedDict()
+        self._kept: OrderedDict[Key, tuple[float, RequestState, int]] = OrderedDict()
         self.bytes = 0
-        """Of all of them, as `weight` counts."""
-        self.lingering = Lingering()
+        """Of all of them, as `retained_bytes` counts."""
+        self.lingering = LingeringRequests()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[RequestState]:
         return (request for _, request, _ in self._kept.values())
 
-    def keep(self, request: Request, now: float) -> None:
+    def keep(self, request: RequestState, now: float) -> None:
         """From now on, instead of an older one of the same key. A request that lingered and was
         aborted may be sent again under its name."""
         self.drop(request.key)
@@ -80,14 +85,14 @@ class Retained:
                 choice.finish is not None and choice.finish.finish_reason == "abort"
                 for choice in request.choices):
             return
-        size = weight(request)
+        size = retained_bytes(request)
         self._kept[request.key] = now + self._seconds, request, size
         self.bytes += size
         self.lingering.add(request)
         while len(self._kept) > RETAINED_REQUESTS or self.bytes > RETAINED_BYTES:
             self.drop(next(iter(self._kept)))
 
-    def get(self, key: Key) -> Request | None:
+    def get(self, key: Key) -> RequestState | None:
         kept = self._kept.get(key)
         return None if kept is None else kept[1]
 
@@ -104,27 +109,27 @@ class Retained:
             self.drop(next(iter(self._kept)))
 
 
-class Chronicle:
+class RecoveryLog:
     """Records for the ledger, and what was told, for whoever has to hear it again."""
 
     def __init__(self, recovery: RecoveryConfig, epoch: int) -> None:
         self.journal = InflightJournal(actor="scheduler")
-        self.retained = Retained(recovery.retain)
-        self.remembers = recovers(recovery)
+        self.retained = RetainedRequests(recovery.retain)
+        self.remembers = keeps_history(recovery)
         """Requests are kept after their end, and logprobs with their tokens."""
         self._writes = self.remembers and recovery.ledger
         self._epoch = epoch
         self._records: list[Send] = []
-        self._to_tell: deque[Request] = deque()
+        self._to_tell: deque[RequestState] = deque()
 
     # --- the ledger ---
 
-    def admitted(self, request: Request) -> None:
+    def admitted(self, request: RequestState) -> None:
         """A request is on the ring."""
         if self._writes:
             self._write(record(ADMITTED, Admitted(request.submit, request.choices[0].sid)))
 
-    def adopted(self, request: Request, table: SlotTable) -> None:
+    def adopted(self, request: RequestState, table: SlotTable) -> None:
         """A request is another client's from now on."""
         if self._writes:
             for written in self.entry(request, table):
@@ -148,14 +153,14 @@ class Chronicle:
         records, self._records = self._records, []
         return records
 
-    def entry(self, request: Request, table: SlotTable) -> list[Record]:
+    def entry(self, request: RequestState, table: SlotTable) -> list[Record]:
         """The records that say all of a request."""
         return list(entry_records(Entry(request.submit, [
             _said(choice, table) for choice in request.choices])))
 
     # --- telling once more ---
 
-    def over(self, requests: list[Request], now: float) -> None:
+    def over(self, requests: list[RequestState], now: float) -> None:
         """These requests have ended; they are taken out of the list."""
         if requests and self.remembers:
             for request in requests:
@@ -163,7 +168,7 @@ class Chronicle:
         requests.clear()
         self.retained.expire(now)
 
-    def _keep(self, request: Request, now: float) -> None:
+    def _keep(self, request: RequestState, now: float) -> None:
         """Where that fails it is forgotten: it is over."""
         self.journal.put(request.name)
         try:
@@ -189,7 +194,8 @@ class Chronicle:
         """`tell_some` has more to say."""
         return bool(self._to_tell)
 
-    def openings(self, request: Request, table: SlotTable, again: bool = False) -> Iterator[Open]:
+    def openings(self, request: RequestState, table: SlotTable,
+                 again: bool = False) -> Iterator[Open]:
         """Everything about a request, its choices in order; again: also what the client knows."""
         for choice in request.choices:
             drafted, accepted = drafts_at(choice, table)
@@ -201,26 +207,26 @@ class Chronicle:
                 draft_tokens=drafted, accepted_tokens=accepted)
 
 
-def recovers(recovery: RecoveryConfig) -> bool:
+def keeps_history(recovery: RecoveryConfig) -> bool:
     """Whether anything is remembered beyond this life."""
     return recovery.restart or recovery.ledger_dir is not None
 
 
-def emitted_of(sequence: Sequence, table: SlotTable, first: int = 0) -> Ints:
+def emitted_of(sequence: SequenceState, table: SlotTable, first: int = 0) -> Ints:
     """What a sequence has emitted, from the first-th token on, wherever it is."""
     if sequence.slot:
         return table.emitted_tokens(sequence.slot, first)
     return sequence.emitted[first:] if first else sequence.emitted
 
 
-def drafts_at(sequence: Sequence, table: SlotTable) -> tuple[int, int]:
+def drafts_at(sequence: SequenceState, table: SlotTable) -> tuple[int, int]:
     """Drafts verified for a sequence so far, and those accepted, wherever it is."""
     if slot := sequence.slot:
         return int(table.drafted[slot]), int(table.accepted[slot])
     return sequence.drafted, sequence.accepted
 
 
-def weight(request: Request) -> int:
+def retained_bytes(request: RequestState) -> int:
     """Bytes that are kept of a request that is over, nearly."""
     submit = request.submit
     size = REQUEST_BYTES + len(submit.prompt) + len(submit.grammar)
@@ -232,7 +238,7 @@ def weight(request: Request) -> int:
     return size
 
 
-def _slim(request: Request) -> None:
+def _slim(request: RequestState) -> None:
     """Drop what only a living request needs, and join what came in pieces."""
     for choice in request.choices:
         choice.key = choice.match = choice.started = None
@@ -260,7 +266,7 @@ def _alternatives(row: RowLogprobs) -> int:
     return len(row.top_ids) // len(row.chosen) if row.chosen else 0
 
 
-def _said(sequence: Sequence, table: SlotTable) -> Said:
+def _said(sequence: SequenceState, table: SlotTable) -> Said:
     return Said(sequence.sid, bytearray(emitted_of(sequence, table).tobytes()),
                 sequence.cached_len if sequence.first_told else None, sequence.logprobs,
                 sequence.prompt_logprobs, sequence.finish, *drafts_at(sequence, table))
@@ -268,7 +274,7 @@ def _said(sequence: Sequence, table: SlotTable) -> Said:
 
 # --- reading the ledger ---------------------------------------------------------------------------
 
-def revive(past: Past, timeout: float) -> Iterator[Request]:
+def restore_requests(past: PriorRun, timeout: float) -> Iterator[RequestState]:
     """The requests of the ledger in order of admission (a compaction writes down those that it
     finds behind those that come meanwhile); those without a living sequence are over.
     timeout: seconds, for those with a deadline in the time of another boot that is not to be had
@@ -287,7 +293,7 @@ def revive(past: Past, timeout: float) -> Iterator[Request]:
         yield request
 
 
-def _restore(sequence: Sequence, said: Said) -> None:
+def _restore(sequence: SequenceState, said: Said) -> None:
     sequence.emitted = np.frombuffer(bytes(said.tokens), np.int32)
     sequence.preempted = bool(len(sequence.emitted))
     sequence.logprobs, sequence.prompt_logprobs = said.logprobs, said.prompt_logprobs

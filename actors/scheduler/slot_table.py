@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.scheduler.cache.kv_cache_manager import Memory
-from actorium.actors.scheduler.cache.pages import BooksError, Ints
-from actorium.actors.scheduler.request_state import Sequence
+from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
+from actorium.actors.scheduler.cache.page_allocator import AccountingError, Ints
+from actorium.actors.scheduler.request_state import SequenceState
 
 STAGGER = 4
 """Slots ask for their next page up to 3/4 of a page early, in four groups: sequences that started
@@ -23,7 +23,7 @@ EMITTED = np.array([[1], [1], [1], [0], [1]], np.int32)
 """How the columns of `SlotTable._credits` change with each token."""
 
 
-class Rows(NamedTuple):
+class DecodeRows(NamedTuple):
     """The decoding slots, kept (with their encoded forms) until a slot joins or leaves."""
 
     slots: Ints
@@ -71,7 +71,7 @@ class SlotTable:
         """Entries of its page tables."""
         self.order = np.zeros(slots, np.int64)
         """Number of its admission: the victim of a preemption is the latest."""
-        self.sequences: list[Sequence | None] = [None] * slots
+        self.sequences: list[SequenceState | None] = [None] * slots
         self._full_at = np.zeros(slots, np.int32)
         """Length less one past which the next page is asked for."""
         self._early = (np.arange(slots) % STAGGER * (page_size // STAGGER)).astype(np.int32)
@@ -85,7 +85,7 @@ class SlotTable:
         self.windowed = [g for g, seen in enumerate(attention_windows) if seen]
         """Groups whose pages are given back behind a window."""
         self._free = list(range(slots - 1, 0, -1))
-        self._rows: Rows | None = None
+        self._rows: DecodeRows | None = None
         self._admitted = 0
         self._most = 0
         """No slot has emitted more tokens."""
@@ -102,7 +102,7 @@ class SlotTable:
     def running(self) -> int:
         return len(self.sequences) - 1 - len(self._free)
 
-    def enter(self, sequence: Sequence, pages: list[Ints]) -> None:
+    def enter(self, sequence: SequenceState, pages: list[Ints]) -> None:
         """Give a sequence a slot, with the cached pages that it starts from (one array a group)."""
         slot = self._free.pop()
         self._admitted += 1
@@ -126,7 +126,7 @@ class SlotTable:
             self._behind[group, slot] = int(np.argmax(own > 0)) if own.any() else len(own)
         self._hold(slot, len(pages[0]))
 
-    def leave(self, sequence: Sequence) -> list[Ints]:
+    def leave(self, sequence: SequenceState) -> list[Ints]:
         """Take the slot back; the sequence keeps its emitted tokens. Returns the pages by group."""
         slot = sequence.slot
         sequence.emitted = self.emitted_tokens(slot)
@@ -162,7 +162,7 @@ class SlotTable:
         """The slots with a sequence."""
         return np.flatnonzero(self.sid).astype(np.int32)
 
-    def latest(self, decoding: bool = False) -> Sequence | None:
+    def latest(self, decoding: bool = False) -> SequenceState | None:
         """The running sequence admitted last (among those that decode, if so asked)."""
         among = np.flatnonzero(self.decoding if decoding else self.sid)
         if not len(among):
@@ -170,16 +170,16 @@ class SlotTable:
         return self.sequences[among[np.argmax(self.order[among])]]
 
     def audit(self) -> None:
-        """Check that every slot is free or taken, exactly once; raises `BooksError`."""
+        """Check that every slot is free or taken, exactly once; raises `AccountingError`."""
         free = set(self._free)
         if len(free) != len(self._free):
-            raise BooksError("a slot is free twice")
+            raise AccountingError("a slot is free twice")
         for slot, sequence in enumerate(self.sequences[1:], 1):
             if (sequence is None) != (slot in free):
-                raise BooksError(f"slot {slot} is free and held by {sequence}, or neither")
+                raise AccountingError(f"slot {slot} is free and held by {sequence}, or neither")
             if sequence is not None and (sequence.slot, sequence.sid) != (slot, self.sid[slot]):
-                raise BooksError(f"slot {slot} holds sequence {sequence.sid}, the books say "
-                                 f"slot {sequence.slot}, sequence {self.sid[slot]}")
+                raise AccountingError(f"slot {slot} holds sequence {sequence.sid}, the books say "
+                                      f"slot {sequence.slot}, sequence {self.sid[slot]}")
 
     # --- decoding --------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class SlotTable:
         self.decoding[slots] = False
         self._rows, self._calm = None, 0
 
-    def decode_rows(self) -> Rows:
+    def decode_rows(self) -> DecodeRows:
         """The slots to decode next: those whose length is not known to reach its end."""
         rows = self._rows or self._gather()
         if self._calm > 0:
@@ -209,13 +209,13 @@ class SlotTable:
             self._calm = (int(left.min()) - 1) // self.most_window
         return rows
 
-    def _gather(self) -> Rows:
+    def _gather(self) -> DecodeRows:
         slots = np.flatnonzero(self.decoding).astype(np.int32)
         sids = self.sid[slots]
-        self._rows = Rows(slots, sids, slots.tobytes(), sids.tobytes())
+        self._rows = DecodeRows(slots, sids, slots.tobytes(), sids.tobytes())
         return self._rows
 
-    def plan_decode(self, rows: Rows) -> None:
+    def plan_decode(self, rows: DecodeRows) -> None:
         """Count one more unresolved decode of `rows`."""
         # Taken and put back is faster than +=, for both columns at once.
         self._interval[:, rows.slots] = \
@@ -255,12 +255,12 @@ class SlotTable:
 
     # --- pages -----------------------------------------------------------------------------------
 
-    def growing(self, rows: Rows) -> Ints:
+    def growing(self, rows: DecodeRows) -> Ints:
         """Slots that want pages before they decode once more (some of them a little early)."""
         after = self.len_hi[rows.slots] + (self.window - 1 + self.ahead)
         return rows.slots[after > self._full_at[rows.slots]]
 
-    def grow(self, slots: Ints, memory: Memory, early: bool, spared: int) -> bytes | None:
+    def grow(self, slots: Ints, memory: KVCacheManager, early: bool, spared: int) -> bytes | None:
         """Take the pages that `slots` lack to decode once more; `early` adds their stagger.
 
         spared: pages to leave for others. Returns the plan's `page_appends`, or None (and takes
@@ -275,7 +275,7 @@ class SlotTable:
         """Tokens to have pages for when the last of so many is extended: drafts follow them."""
         return max(tokens, min(tokens + self.ahead, end - self._unwritten))
 
-    def grow_to(self, slot: int, tokens: int, memory: Memory) -> bytes | None:
+    def grow_to(self, slot: int, tokens: int, memory: KVCacheManager) -> bytes | None:
         """Take the pages that the first `tokens` tokens of a slot lack; as `grow`."""
         held = int(self.held[slot])
         count = memory.pages_for(tokens) - held
@@ -294,7 +294,8 @@ class SlotTable:
         self._hold(slot, held + count)
         return rows.tobytes()
 
-    def _append(self, slots: Ints, wanted: Ints, memory: Memory, spared: int) -> bytes | None:
+    def _append(self, slots: Ints, wanted: Ints, memory: KVCacheManager,
+                spared: int) -> bytes | None:
         count = int(wanted.sum())
         if spared and any(memory.available(g) < count + spared for g in range(len(self._pages))):
             return None
@@ -314,7 +315,7 @@ class SlotTable:
         self._mark(slots)
         return np.array((owners, index, *pages), np.int32).T.tobytes()
 
-    def give_back(self, slots: Ints, positions: Ints, memory: Memory) -> None:
+    def give_back(self, slots: Ints, positions: Ints, memory: KVCacheManager) -> None:
         """Give back what lies behind the windows of slots whose next queries are at `positions` or
         later. Safe with plans in flight: they run before whoever gets these pages writes them."""
         for group in self.windowed:

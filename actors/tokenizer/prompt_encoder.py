@@ -14,8 +14,12 @@ from typing import TypeAlias
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Detokenize, Generate, Tokenize
 from actorium.actors.tokenizer import defaults
-from actorium.actors.tokenizer.chat_template import Ending, Unfinished
-from actorium.actors.tokenizer.renderer import Renderer, unpacked_args, unpacked_tools
+from actorium.actors.tokenizer.chat_template import PromptEnding, RenderBudgetExceeded
+from actorium.actors.tokenizer.template_renderer import (
+    TemplateRenderer,
+    unpacked_args,
+    unpacked_tools,
+)
 from actorium.actors.tokenizer.text_model import TextModel
 
 SHORT_CHARS = 1 << 14
@@ -23,20 +27,20 @@ SHORT_TURNS = 128
 SHORT_IDS = 1 << 13
 """Text, a conversation, and token ids that take no more than some 20 ms."""
 SHORT_TICKS = 20_000
-Asked: TypeAlias = Generate | Tokenize
+PromptRequest: TypeAlias = Generate | Tokenize
 
 
-class Prompts:
+class PromptEncoder:
     """Of one model. `long` ones are for several threads at a time."""
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
-        self._renderers: dict[bool, Renderer] = {}
+        self._renderers: dict[bool, TemplateRenderer] = {}
         """Of the model's template, and (True) of those that requests bring: a process each, so that
         no request's template keeps the model's waiting."""
         self._rendering = {False: threading.Lock(), True: threading.Lock()}
 
-    def size(self, message: Asked | Detokenize) -> int:
+    def size(self, message: PromptRequest | Detokenize) -> int:
         """The characters that take about as long as it. Others should not wait for more than
         `SHORT_CHARS`."""
         if isinstance(message, Detokenize):
@@ -47,15 +51,16 @@ class Prompts:
             return SHORT_CHARS + 1
         return self._chars(message)
 
-    def short(self, message: Asked) -> array[int]:
-        """The prompt as ids, checked. Raises `Unfinished` where it takes longer than it looked."""
+    def short(self, message: PromptRequest) -> array[int]:
+        """The prompt as ids, checked. Raises `RenderBudgetExceeded` where it takes longer than it
+        looked."""
         return self._ids(message, self._rendered_here)
 
-    def long(self, message: Asked) -> array[int]:
+    def long(self, message: PromptRequest) -> array[int]:
         """The same, which may take its time."""
         return self._ids(message, self._rendered)
 
-    def _ids(self, message: Asked, render: Callable[[Asked], str]) -> array[int]:
+    def _ids(self, message: PromptRequest, render: Callable[[PromptRequest], str]) -> array[int]:
         _check_options(message)
         if isinstance(message, Generate):
             return self._checked(message, render)
@@ -66,7 +71,7 @@ class Prompts:
         keep = self._keep(message, 1)
         return ids if keep is None else ids[-keep:]
 
-    def _checked(self, message: Generate, render: Callable[[Asked], str]) -> array[int]:
+    def _checked(self, message: Generate, render: Callable[[PromptRequest], str]) -> array[int]:
         model = self._model
         given = [name for name in ("text", "tokens", "messages")
                  if getattr(message, name) is not None]
@@ -86,7 +91,7 @@ class Prompts:
         defaults.check_prompt(ids, model.facts, given[0] if given[0] == "messages" else "prompt")
         return ids
 
-    def _keep(self, message: Asked, room: int) -> int | None:
+    def _keep(self, message: PromptRequest, room: int) -> int | None:
         """How many of its last tokens make up the prompt; None = all. room: tokens that follow."""
         wanted, most = message.truncate_prompt_tokens, self._model.facts.max_model_len
         if wanted is None:
@@ -96,26 +101,26 @@ class Prompts:
                                  f"max_model_len={most}, got {wanted}", "truncate_prompt_tokens")
         return max(1, most - room) if wanted < 0 else wanted
 
-    def _rendered_here(self, message: Asked) -> str:
+    def _rendered_here(self, message: PromptRequest) -> str:
         if message.chat_template is not None:
-            raise Unfinished
+            raise RenderBudgetExceeded
         args = self._model.default_args | unpacked_args(message.template_args)
         return self._model.template.render(
             message.messages or [], args, unpacked_tools(message.tools), SHORT_TICKS,
             _ending(message))
 
-    def _rendered(self, message: Asked) -> str:
+    def _rendered(self, message: PromptRequest) -> str:
         own = message.chat_template is not None
         text = "" if own else self._model.template.source
         special = self._model.special_tokens
         with self._rendering[own]:
             if own not in self._renderers:
-                self._renderers[own] = Renderer(text, special)
+                self._renderers[own] = TemplateRenderer(text, special)
             return self._renderers[own].render(
                 message.messages or [], message.template_args, message.tools,
                 self._model.default_args, _ending(message), message.chat_template or "")
 
-    def _chars(self, message: Asked) -> int:
+    def _chars(self, message: PromptRequest) -> int:
         """About what a template has to go through."""
         return len(message.template_args) + len(message.tools) + sum(
             len(turn.content) + len(turn.reasoning_content or "")
@@ -133,7 +138,7 @@ class Prompts:
             renderer.close()
 
 
-def _check_options(message: Asked) -> None:
+def _check_options(message: PromptRequest) -> None:
     """Raise `InvalidRequest` for what only a conversation can have."""
     if message.messages is not None:
         return
@@ -144,5 +149,5 @@ def _check_options(message: Asked) -> None:
             raise InvalidRequest(f"{name}: for messages alone", name)
 
 
-def _ending(message: Asked) -> Ending:
-    return Ending(message.add_generation_prompt, message.continue_final_message)
+def _ending(message: PromptRequest) -> PromptEnding:
+    return PromptEnding(message.add_generation_prompt, message.continue_final_message)

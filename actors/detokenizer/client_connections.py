@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from actorium.actors.config.retention import REACHED_CLIENTS
-from actorium.actors.detokenizer.sequence import Sequence
+from actorium.actors.detokenizer.output_sequence import OutputSequence
 
 LISTEN = 0.2
 """Seconds between two looks at who has requests and was told nothing since the last one."""
@@ -31,7 +31,7 @@ MERGED = 1 << 17
 """Tokens (and entries of logprobs) that are merged for one slow client before it is given up."""
 
 
-class Away:
+class AwayClient:
     """A client that cannot be told anything now."""
 
     __slots__ = ("since", "until", "knock_at", "knocked", "fresh")
@@ -45,12 +45,12 @@ class Away:
         """A knock is on its way: reached, unless `gone` comes before the next wake."""
 
 
-class Readers:
+class ClientConnections:
     """The clients of one incarnation of the detokenizer."""
 
     def __init__(self) -> None:
         self._here: dict[bytes, None] = {}
-        self.away: dict[bytes, Away] = {}
+        self.away: dict[bytes, AwayClient] = {}
         self.slow: set[bytes] = set()
         """Clients that have not read what was sent: wait until they have."""
         self._told: set[bytes] = set()
@@ -76,7 +76,7 @@ class Readers:
         """Nothing may be sent to the client now."""
         return client in self.away or client in self.slow
 
-    def far_behind(self, waiting: Iterable[Sequence]) -> list[bytes]:
+    def far_behind(self, waiting: Iterable[OutputSequence]) -> list[bytes]:
         """Slow clients for whom too much waits to be told."""
         behind: Counter[bytes] = Counter()
         for seq in waiting:
@@ -88,7 +88,7 @@ class Readers:
         """A sequence of this client was opened."""
         if client not in self._here and client not in self.away:
             patience = RECONNECT_HURRIED if self._hurried else RECONNECT
-            self.away[client] = Away(now + patience, now, fresh=True)
+            self.away[client] = AwayClient(now + patience, now, fresh=True)
 
     def here(self, client: bytes) -> None:
         """The client has spoken, or a knock has reached it."""
@@ -102,7 +102,7 @@ class Readers:
         self._here.pop(client, None)
         self.slow.discard(client)
         patience = RETURN_HURRIED if self._hurried else RETURN
-        away = self.away.setdefault(client, Away(now + patience, now))
+        away = self.away.setdefault(client, AwayClient(now + patience, now))
         away.knocked, away.knock_at = False, now + KNOCK
 
     def forget(self, client: bytes) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Match(NamedTuple):
+class StopMatch(NamedTuple):
     """A stop string was completed: `text` is what may still be shown."""
 
     text: str
     stop: str
 
 
-class StopFinder:
+class StopStringChecker:
     """Holds back the longest suffix that could begin a stop string.
 
     The match that would be seen first if the text came character by character wins; of two that
@@ -25,7 +25,7 @@ class StopFinder:
         self._include = include
         self._held = ""
 
-    def feed(self, piece: str, armed: bool = True) -> str | Match:
+    def feed(self, piece: str, armed: bool = True) -> str | StopMatch:
         """Text that may be shown after `piece`, or the match that it completed.
 
         Not `armed` (min_tokens not reached): a stop string completed by this piece is plain text.
@@ -37,7 +37,7 @@ class StopFinder:
             found = self._first(text, len(self._held))
             if found is not None:
                 end, stop = found
-                return Match(text[:end] if self._include else text[:end - len(stop)], stop)
+                return StopMatch(text[:end] if self._include else text[:end - len(stop)], stop)
         keep = self._suffix(text)
         self._held = text[len(text) - keep:]
         return text[:len(text) - keep]

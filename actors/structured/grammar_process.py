@@ -16,25 +16,25 @@ from msgspec import Struct
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
-from actorium.actors.structured.grammar import Vocabulary, grammar_of
-from actorium.actors.tokenizer.child import MEMORY, Child, serve
+from actorium.actors.structured.grammar import GrammarVocabulary, grammar_of
+from actorium.actors.tokenizer.bounded_process import MEMORY, BoundedProcess, serve
 
 CPU_SECONDS = 1.0
 
 
-class Verdict(Struct, array_like=True):
+class GrammarVerdict(Struct, array_like=True):
     """What became of a grammar: one of these."""
 
     grammar: str = ""
     error: str = ""
 
 
-class Checker:
+class GrammarProcess:
     """The process, as its parent sees it. For one thread at a time."""
 
     def __init__(self, path: Path, size: int, eos: Sequence[int]) -> None:
-        """As of `Vocabulary`."""
-        self.child = Child(__name__, str(path), str(size), *(str(token) for token in eos))
+        """As of `GrammarVocabulary`."""
+        self.child = BoundedProcess(__name__, str(path), str(size), *(str(token) for token in eos))
 
     def check(self, wanted: Structured) -> str:
         """As llguidance writes it. Waits. Raises `InvalidRequest` if it does not compile, or takes
@@ -43,7 +43,7 @@ class Checker:
         if answer is None:
             raise InvalidRequest(f"structured: the grammar takes more than {CPU_SECONDS:g} s or "
                                  f"{MEMORY >> 30} GiB to compile", "structured")
-        verdict = msgspec.msgpack.decode(answer, type=Verdict)
+        verdict = msgspec.msgpack.decode(answer, type=GrammarVerdict)
         if verdict.error:
             raise InvalidRequest(verdict.error, "structured")
         return verdict.grammar
@@ -57,17 +57,17 @@ class Checker:
 
 def main(path: str, size: str, *eos: str) -> None:
     """Answer until nobody asks any more."""
-    vocabulary = Vocabulary(Path(path), int(size), [int(token) for token in eos])
+    vocabulary = GrammarVocabulary(Path(path), int(size), [int(token) for token in eos])
 
     def answer(frame: bytes) -> bytes:
         try:
             grammar = grammar_of(msgspec.msgpack.decode(frame, type=Structured))
             vocabulary.matcher(grammar)
-            verdict = Verdict(grammar=grammar)
+            verdict = GrammarVerdict(grammar=grammar)
         except InvalidRequest as error:
-            verdict = Verdict(error=error.message)
+            verdict = GrammarVerdict(error=error.message)
         except Exception as error:  # whatever it is, it is no grammar
-            verdict = Verdict(error=f"structured: {type(error).__name__}: {error}"[:500])
+            verdict = GrammarVerdict(error=f"structured: {type(error).__name__}: {error}"[:500])
         return msgspec.msgpack.encode(verdict)
 
     serve(answer, CPU_SECONDS)

@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-from actorium.actors.scheduler.request_state import Request, Sequence
+from actorium.actors.scheduler.request_state import RequestState, SequenceState
 from actorium.actors.scheduler.scheduling_policy import (
-    VirtualTokens,
-    Waiting,
+    VirtualTokenCounter,
+    WaitingView,
     next_fair,
     next_lpm,
     next_priority,
@@ -31,8 +31,8 @@ class WaitingQueue:
     def __init__(self, policy: str = "fcfs", weights: Mapping[str, float] | None = None) -> None:
         """policy: fcfs | lpm | priority | fair; weights: of tenants, for fair."""
         self.policy = policy
-        self.fair = VirtualTokens(weights or {}) if policy == "fair" else None
-        self._classes: dict[int | str, Line] = {}
+        self.fair = VirtualTokenCounter(weights or {}) if policy == "fair" else None
+        self._classes: dict[int | str, WaitingClass] = {}
         self._count = 0
         self.requests = 0
         """Requests with at least one sequence here."""
@@ -42,7 +42,7 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._count
 
-    def choose(self, cached: Callable[[Sequence], int]) -> Sequence | None:
+    def choose(self, cached: Callable[[SequenceState], int]) -> SequenceState | None:
         """Whom to admit next; None if nobody waits. cached: tokens of a sequence in the cache."""
         if not self._count:
             return None
@@ -64,19 +64,19 @@ class WaitingQueue:
         return self.fair is not None and self.requests < 2 * most and \
             self.fair.waiting(tenant) < most // self.fair.backlogged_with(tenant)
 
-    def _seen(self) -> list[Sequence]:
+    def _seen(self) -> list[SequenceState]:
         if self.policy == "lpm":
             return self._classes[0].front(LOOKED_AT)
         return [line.first for line in self._classes.values()]
 
-    def push(self, sequence: Sequence, ran: bool = False) -> None:
+    def push(self, sequence: SequenceState, ran: bool = False) -> None:
         """Join; `ran`: from a slot."""
-        self._classes.setdefault(self._class(sequence), Line()).push(sequence)
+        self._classes.setdefault(self._class(sequence), WaitingClass()).push(sequence)
         self._changed(sequence, 1)
         if self.fair is not None:
             (self.fair.preempt if ran else self.fair.arrive)(sequence.tenant)
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: SequenceState) -> None:
         """Leave the queue for a slot."""
         if self.policy == "lpm":
             for other in self._classes[0].front(LOOKED_AT):
@@ -85,22 +85,22 @@ class WaitingQueue:
         if self.fair is not None:
             self.fair.admit(sequence.tenant)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """Leave for good; raises `KeyError` if it is not here."""
         self._leave(sequence)
         self.gone(sequence, running=False)
 
-    def gone(self, sequence: Sequence, running: bool) -> None:
+    def gone(self, sequence: SequenceState, running: bool) -> None:
         """A sequence is over; it ran, or waited."""
         if self.fair is not None:
             self.fair.leave(sequence.tenant, running)
 
-    def _class(self, sequence: Sequence) -> int | str:
+    def _class(self, sequence: SequenceState) -> int | str:
         if self.policy == "priority":
             return sequence.priority
         return sequence.tenant if self.policy == "fair" else 0
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: SequenceState) -> None:
         name = self._class(sequence)
         line = self._classes[name]
         line.remove(sequence)
@@ -108,7 +108,7 @@ class WaitingQueue:
             del self._classes[name]
         self._changed(sequence, -1)
 
-    def _changed(self, sequence: Sequence, change: int) -> None:
+    def _changed(self, sequence: SequenceState, change: int) -> None:
         self._count += change
         self.tokens += change * (sequence.prompt_len + len(sequence.emitted))
         request = sequence.request
@@ -116,52 +116,52 @@ class WaitingQueue:
         self.requests += bool(request.waiting) - bool(before)
 
 
-class Line:
+class WaitingClass:
     """One class of the queue."""
 
     def __init__(self) -> None:
-        self._back: dict[int, Sequence] = {}
+        self._back: dict[int, SequenceState] = {}
         """Preempted ones, by sid: few."""
-        self._fresh: OrderedDict[int, Sequence] = OrderedDict()
+        self._fresh: OrderedDict[int, SequenceState] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._back) + len(self._fresh)
 
     @property
-    def first(self) -> Sequence:
+    def first(self) -> SequenceState:
         if self._back:
             return self._back[min(self._back)]
         return next(iter(self._fresh.values()))
 
-    def front(self, count: int) -> list[Sequence]:
+    def front(self, count: int) -> list[SequenceState]:
         """The first `count` or so: all preempted ones, if there are any, else fresh ones."""
         return list(islice((self._back or self._fresh).values(), count))
 
-    def push(self, sequence: Sequence) -> None:
+    def push(self, sequence: SequenceState) -> None:
         (self._back if sequence.preempted else self._fresh)[sequence.sid] = sequence
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """Raises `KeyError`."""
         del (self._back if sequence.preempted else self._fresh)[sequence.sid]
 
 
-def _not_asked(sequence: Sequence) -> int:
+def _not_asked(sequence: SequenceState) -> int:
     return 0
 
 
-def _view(s: Sequence, cached: Callable[[Sequence], int]) -> Waiting:
-    return Waiting(s.sid, s.tenant, s.priority, s.sid, s.prompt_len + len(s.emitted), cached(s),
-                   s.preempted, s.passed)
+def _view(s: SequenceState, cached: Callable[[SequenceState], int]) -> WaitingView:
+    return WaitingView(s.sid, s.tenant, s.priority, s.sid, s.prompt_len + len(s.emitted), cached(s),
+                       s.preempted, s.passed)
 
 
 class Deadlines:
     """A heap of live requests by deadline; ended ones are dropped when they come to the top."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []
+        self._heap: list[tuple[float, int, RequestState]] = []
         self._added = 0
 
-    def add(self, request: Request, live: int) -> None:
+    def add(self, request: RequestState, live: int) -> None:
         """Watch a request; `live` (how many there are) bounds how many ended ones are kept."""
         deadline = request.submit.deadline
         if deadline is None:
@@ -178,7 +178,7 @@ class Deadlines:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def expired(self, now: float) -> Iterator[Request]:
+    def expired(self, now: float) -> Iterator[RequestState]:
         """Take out the requests whose time is over."""
         while (at := self.next()) is not None and at <= now:
             yield heapq.heappop(self._heap)[2]

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from actorium.actors.scheduler.cache.pages import Ints
+from actorium.actors.scheduler.cache.page_allocator import Ints
 
 FAR = 1 << 60
 """Pages to the nearest lock where there is none."""
@@ -15,7 +15,7 @@ FAR = 1 << 60
 Rank = tuple[int, ...]
 
 
-class Part:
+class WindowCounts:
     """Counts of one node's pages in one windowed group."""
 
     __slots__ = ("guarded", "held", "slack", "tail")
@@ -31,13 +31,13 @@ class Part:
         """Of those held, the ones that locks cover."""
 
 
-class Node:
+class TreeNode:
     """A run of pages between two branch points (or ends). A root has no parent and no key."""
 
     __slots__ = ("checkpoint", "checkpoint_step", "children", "end", "hits", "key", "locks", "near",
                  "nearest", "pages", "parent", "parts", "priority", "salt", "seen", "size", "used")
 
-    def __init__(self, parent: Node | None, key: bytes, pages: list[Ints], parts: int = 0,
+    def __init__(self, parent: TreeNode | None, key: bytes, pages: list[Ints], parts: int = 0,
                  salt: str = "") -> None:
         self.parent = parent
         self.key = key
@@ -45,12 +45,12 @@ class Node:
         """pages[g]: i4[size], 0 = hole (windowed groups only)."""
         self.salt = salt
         """Of a root."""
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[bytes, TreeNode] = {}
         """By the bytes of their first page's tokens."""
         self.size = len(pages[0]) if pages else 0
         self.end: int = self.size + (parent.end if parent else 0)
         """In pages from the root."""
-        self.parts = [Part() for _ in range(parts)]
+        self.parts = [WindowCounts() for _ in range(parts)]
         self.locks = 0
         """Locked ends at or below this node."""
         self.near: dict[int, int] = {}
@@ -68,7 +68,7 @@ class Node:
         """The plan that saves it."""
 
 
-POLICIES: dict[str, Callable[[Node, int], Rank]] = {
+POLICIES: dict[str, Callable[[TreeNode, int], Rank]] = {
     "lru": lambda node, clock: (clock,),
     "lfu": lambda node, clock: (node.hits, clock),
     "priority": lambda node, clock: (node.priority, clock),
@@ -76,18 +76,18 @@ POLICIES: dict[str, Callable[[Node, int], Rank]] = {
 """Eviction policies: the lowest (node, clock) goes first."""
 
 
-class Queue:
+class EvictionQueue:
     """Nodes by rank: a lazy heap. While a node waits its rank may grow unnoticed (an entry is
     checked when popped); push again when it falls."""
 
-    def __init__(self, rank: Callable[[Node], Rank | None]) -> None:
+    def __init__(self, rank: Callable[[TreeNode], Rank | None]) -> None:
         """`rank(node)` is None for a node that cannot be evicted now."""
         self._rank = rank
-        self._heap: list[tuple[Rank, int, Node]] = []
-        self._live: dict[Node, Rank] = {}
+        self._heap: list[tuple[Rank, int, TreeNode]] = []
+        self._live: dict[TreeNode, Rank] = {}
         self._serial = itertools.count()
 
-    def push(self, node: Node) -> None:
+    def push(self, node: TreeNode) -> None:
         rank = self._rank(node)
         if rank is None:
             return
@@ -100,7 +100,7 @@ class Queue:
             self._heap = [(rank, next(self._serial), node) for node, rank in self._live.items()]
             heapq.heapify(self._heap)
 
-    def pop(self) -> Node | None:
+    def pop(self) -> TreeNode | None:
         """The node of lowest rank, which then no longer waits; None when there is none."""
         while self._heap:
             rank, _, node = heapq.heappop(self._heap)
@@ -114,12 +114,12 @@ class Queue:
                 self.push(node)
         return None
 
-    def discard(self, node: Node) -> None:
+    def discard(self, node: TreeNode) -> None:
         self._live.pop(node, None)
 
 
 @dataclass(slots=True)
-class Stats:
+class CacheStats:
     """Counters since the tree was made."""
 
     lookups: int = 0
@@ -130,7 +130,7 @@ class Stats:
     """Pages, of all groups, that `evict` let go of."""
 
 
-def below(root: Node) -> Iterator[Node]:
+def below(root: TreeNode) -> Iterator[TreeNode]:
     """All nodes under a root, parents before children."""
     waiting = list(root.children.values())
     while waiting:

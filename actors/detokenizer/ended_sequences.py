@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from actorium.actors.config.retention import ENDED_SEQUENCES, LOST_CLIENTS, LOST_REQUESTS
-from actorium.actors.detokenizer.sequence import Key, Sequence
+from actorium.actors.detokenizer.output_sequence import Key, OutputSequence
 from actorium.actors.errors import InvalidRequest, UnknownRequest
 from actorium.actors.messages import Cancel, Delta, Open, Rejected, Stop, Unknown
 
 
-class Ended(NamedTuple):
+class EndedSequence(NamedTuple):
     """A sequence that is over here."""
 
     key: Key
@@ -18,25 +18,25 @@ class Ended(NamedTuple):
     """Tokens after which a stop string matched; None = the scheduler ended it."""
 
 
-class Verdict(NamedTuple):
+class KnownEnd(NamedTuple):
     """A sequence is over."""
 
     news: Stop | Cancel | None
     """For the scheduler, who does not seem to know."""
 
 
-class Departed:
+class EndedSequences:
     """Sequences that have ended, and requests that were given up with their clients."""
 
     def __init__(self) -> None:
-        self._ended: dict[int, Ended] = {}
+        self._ended: dict[int, EndedSequence] = {}
         self._lost: dict[bytes, list[str]] = {}
         self._lost_requests = 0
 
-    def ended(self, seq: Sequence) -> None:
+    def ended(self, seq: OutputSequence) -> None:
         """A sequence is over: a stop string matched, or the scheduler has ended it."""
         stopped = seq.seen if isinstance(seq.stop_reason, str) else None
-        self._ended[seq.sid] = Ended(seq.key, stopped)
+        self._ended[seq.sid] = EndedSequence(seq.key, stopped)
         if len(self._ended) > ENDED_SEQUENCES:
             del self._ended[next(iter(self._ended))]
 
@@ -58,15 +58,15 @@ class Departed:
         self._lost_requests -= len(rids)
         return rids
 
-    def verdict(self, message: Open) -> Verdict | None:
+    def verdict(self, message: Open) -> KnownEnd | None:
         """What is known of a sequence that the scheduler tells of; None: it is not over."""
         told = message.end is not None
         if message.rid in self._lost.get(message.client, ()):
-            return Verdict(None if told else Cancel(message.rid, message.client))
+            return KnownEnd(None if told else Cancel(message.rid, message.client))
         ended = self._ended.get(message.sid)
         if ended is None or ended.key != (message.client, message.rid, message.index):
             return None
-        return Verdict(None if told or ended.stopped is None else Stop(message.sid, ended.stopped))
+        return KnownEnd(None if told or ended.stopped is None else Stop(message.sid, ended.stopped))
 
 
 def error_delta(rid: str, code: str, why: str) -> Delta:

@@ -28,7 +28,7 @@ LENGTH = 4
 """Bytes before each frame that say how long it is."""
 
 
-class Child:
+class BoundedProcess:
     """The process, as its parent sees it. For one thread at a time."""
 
     def __init__(self, module: str, *args: str, hello: bytes = b"") -> None:

@@ -21,21 +21,20 @@ from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
 from actorium.actors.runtime.inflight_journal import ENDS, InflightJournal
-from actorium.actors.scheduler.books import Books
-from actorium.actors.scheduler.limits import Objection
-from actorium.actors.scheduler.plans import PlanRecord
-from actorium.actors.scheduler.recovery.recovery import emitted_of
-from actorium.actors.scheduler.request_state import Request
-from actorium.actors.scheduler.request_state import Sequence as Choice
+from actorium.actors.scheduler.admission_checks import Rejection
+from actorium.actors.scheduler.planner import PlanRecord
+from actorium.actors.scheduler.recovery.recovery_log import emitted_of
+from actorium.actors.scheduler.request_state import RequestState, SequenceState
+from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.step_results import BadResult
-from actorium.actors.structured.guides import Guide, filter_of
+from actorium.actors.structured.guides import SequenceGuide, filter_of
 
 NO_DRAFTS: tuple[int, ...] = ()
 MOST_WHY = 500
 """Characters of a guide's error that are told."""
 
 
-class Words(Protocol):
+class GrammarBackend(Protocol):
     """A vocabulary (`grammar.Vocabulary`)."""
 
     def knows(self, grammar: str) -> bool: ...
@@ -49,22 +48,22 @@ class Words(Protocol):
     def masks(self, wanted: Sequence[tuple[Any, Sequence[int]]]) -> list[list[Any]]: ...
 
 
-Load = Callable[[], Words]
+Load = Callable[[], GrammarBackend]
 
 
-class Prepared(NamedTuple):
-    """What `Masking.prepare` has found."""
+class PreparedGrammar(NamedTuple):
+    """What `StructuredOutputManager.prepare` has found."""
 
-    words: Words
+    words: GrammarBackend
     compiled: Any
 
 
-class Loading:
+class VocabularyLoader:
     """A vocabulary that is loaded on a thread of its own; calling it waits for that."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._found: Words | ActoriumError | None = None
+        self._found: GrammarBackend | ActoriumError | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -80,7 +79,7 @@ class Loading:
         except Exception as error:  # a structured request tells it; all others have no need of it
             self._found = InvalidRequest(f"structured: no vocabulary: {error}", "structured")
 
-    def __call__(self) -> Words:
+    def __call__(self) -> GrammarBackend:
         """Raises what loading has raised."""
         if self._thread is not None:
             self._thread.join()
@@ -92,7 +91,7 @@ class Loading:
         return self._found
 
 
-class Masking:
+class StructuredOutputManager:
     """The guides of all live sequences that have a grammar or token rules."""
 
     def __init__(self, load: Load) -> None:
@@ -102,22 +101,22 @@ class Masking:
         self.told: list[int] = []
         """The sequences that the last call of `stuck` was about."""
         self._load = load
-        self._words: Words | None = None
-        self._guides: dict[int, Guide] = {}
+        self._words: GrammarBackend | None = None
+        self._guides: dict[int, SequenceGuide] = {}
         self._drafts: dict[int, list[int]] = {}
         """Made for each sequence in the last plan that sampled it."""
         self._planned: dict[int, list[int]] = {}
         """Step -> the sequences with guides among its rows, in order."""
         self._due: set[int] = set()
         """Steps whose masks follow."""
-        self._stuck: dict[int, tuple[Request, Objection]] = {}
+        self._stuck: dict[int, tuple[RequestState, Rejection]] = {}
         """By sid."""
 
     def __bool__(self) -> bool:
         """Whether there is any sequence with a guide, or a plan that waits for its masks."""
         return bool(self._guides or self._due)
 
-    def enlist(self, request: Request) -> Objection | None:
+    def enlist(self, request: RequestState) -> Rejection | None:
         """Its living sequences; what there is against it, if its grammar does not compile."""
         submit = request.submit
         if not submit.grammar and submit.rules is None:
@@ -130,9 +129,9 @@ class Masking:
                 matcher = None
                 if submit.grammar and self._words is not None:
                     matcher = self._words.matcher(submit.grammar)
-                self._guides[sid] = Guide(matcher, rules)
+                self._guides[sid] = SequenceGuide(matcher, rules)
         except ActoriumError as error:
-            return Objection(error.code, error.message)
+            return Rejection(error.code, error.message)
         return None
 
     # --- grammars that are compiled before they are needed ---
@@ -141,13 +140,13 @@ class Masking:
         """A request with this grammar makes nobody wait."""
         return self._words is not None and self._words.knows(grammar)
 
-    def prepare(self, grammar: str) -> Prepared:
+    def prepare(self, grammar: str) -> PreparedGrammar:
         """Compile it, and load the vocabulary if that is still to be done. On any thread. Raises
         `ActoriumError` if there is no vocabulary."""
         words = self._words or self._load()
-        return Prepared(words, words.compile(grammar))
+        return PreparedGrammar(words, words.compile(grammar))
 
-    def learned(self, grammar: str, found: Prepared) -> None:
+    def learned(self, grammar: str, found: PreparedGrammar) -> None:
         """Take what was prepared."""
         self._words = self._words or found.words
         self._words.keep(grammar, found.compiled)
@@ -159,7 +158,7 @@ class Masking:
 
     # --- plans -----------------------------------------------------------------------------------
 
-    def plan(self, books: Books, plan: StepPlan, record: PlanRecord,
+    def plan(self, state: SchedulerState, plan: StepPlan, record: PlanRecord,
              unresolved: Iterable[PlanRecord]) -> StepPlan:
         """A plan that was made as if there were no masks, with them, or with the promise that they
         follow. unresolved: the plans before it that have no result yet."""
@@ -170,16 +169,16 @@ class Masking:
         if any(not set(masked).isdisjoint(before.sids.tolist()) for before in unresolved):
             self._due.add(record.step)
             return msgspec.structs.replace(plan, masks_follow=True)
-        return msgspec.structs.replace(plan, masks=self._masks(books, record))
+        return msgspec.structs.replace(plan, masks=self._masks(state, record))
 
-    def follow(self, books: Books, record: PlanRecord, epoch: int) -> list[Masks]:
+    def follow(self, state: SchedulerState, record: PlanRecord, epoch: int) -> list[Masks]:
         """The masks of the plan that is answered next, if it was sent without."""
         if record.step not in self._due:
             return []
         self._due.remove(record.step)
-        return [Masks(epoch, record.step, self._masks(books, record))]
+        return [Masks(epoch, record.step, self._masks(state, record))]
 
-    def stuck(self) -> list[tuple[Request, Objection]]:
+    def stuck(self) -> list[tuple[RequestState, Rejection]]:
         """Requests that cannot go on, as was found since the last call, and why."""
         self.told = list(self._stuck)
         if not self._stuck:
@@ -187,20 +186,20 @@ class Masking:
         found, self._stuck = list(self._stuck.values()), {}
         return found
 
-    def stick(self, books: Books, sids: Iterable[int], why: str) -> None:
+    def stick(self, state: SchedulerState, sids: Iterable[int], why: str) -> None:
         """They cannot go on: what they sample from here on is nothing."""
         for sid in sids:
-            if (sequence := books.sequences.get(sid)) is not None:
-                self._stuck[sid] = sequence.request, Objection(InvalidRequest.code, why)
+            if (sequence := state.sequences.get(sid)) is not None:
+                self._stuck[sid] = sequence.request, Rejection(InvalidRequest.code, why)
 
-    def learn(self, books: Books, record: PlanRecord, result: StepResult) -> None:
+    def learn(self, state: SchedulerState, record: PlanRecord, result: StepResult) -> None:
         """Take the drafts that a step has made for sequences with guides; forget those that it
         has ended."""
         masked = self._planned.pop(record.step, None)
         if masked is None:
             return
         for sid in masked:
-            if sid not in books.sequences:
+            if sid not in state.sequences:
                 self.forget(sid)
         if not record.drafts:
             return
@@ -218,24 +217,24 @@ class Masking:
         self._planned.clear()
         self._due.clear()
 
-    def _masks(self, books: Books, record: PlanRecord) -> list[RowMask]:
+    def _masks(self, state: SchedulerState, record: PlanRecord) -> list[RowMask]:
         """Of the plan's rows, all plans before it being answered."""
-        journal = books.faults.journal
-        wanted: list[tuple[Guide, Sequence[int]]] = []
-        whose: list[tuple[Choice, int]] = []
+        journal = state.faults.journal
+        wanted: list[tuple[SequenceGuide, Sequence[int]]] = []
+        whose: list[tuple[SequenceState, int]] = []
         sids, slots = record.sids.tolist(), record.slots.tolist()
         for row, (sid, slot) in enumerate(zip(sids, slots, strict=True)):
-            guide, sequence = self._guides.get(sid), books.sequences.get(sid)
+            guide, sequence = self._guides.get(sid), state.sequences.get(sid)
             if guide is None or sequence is None:
                 continue
             journal.put(sequence.request.name)
             try:
-                allowed = guide.take(emitted_of(sequence, books.table, guide.consumed).tolist())
+                allowed = guide.take(emitted_of(sequence, state.table, guide.consumed).tolist())
             except BaseException as error:
                 self._fail(sequence, journal, error)
                 continue
             if not allowed:
-                self.stick(books, [sid], _why(guide))
+                self.stick(state, [sid], _why(guide))
                 continue
             window = record.window if row >= record.firsts else 1
             drafts = self._drafts.get(sid, [])[:window - 1] if window > 1 else NO_DRAFTS
@@ -248,14 +247,14 @@ class Masking:
             if rows is None:
                 continue
             if guide.error:
-                self.stick(books, [sequence.sid], _why(guide))
+                self.stick(state, [sequence.sid], _why(guide))
             else:
                 masks += [RowMask(slot, place, bits.tobytes()) for place, bits in enumerate(rows)]
         self.made += len(masks)
         return masks
 
-    def _rows_apart(self, wanted: Sequence[tuple[Guide, Sequence[int]]],
-                    whose: Sequence[Choice],
+    def _rows_apart(self, wanted: Sequence[tuple[SequenceGuide, Sequence[int]]],
+                    whose: Sequence[SequenceState],
                     journal: InflightJournal) -> Sequence[list[Any] | None]:
         """The masks of each guide's rows; None of one that fails. All together, unless that fails,
         or one of them is suspected of a death: then each by itself."""
@@ -280,12 +279,13 @@ class Masking:
                 found.append(None)
         return found
 
-    def _fail(self, sequence: Choice, journal: InflightJournal, error: BaseException) -> None:
+    def _fail(self, sequence: SequenceState, journal: InflightJournal,
+              error: BaseException) -> None:
         """Its request is to be ended."""
         told = journal.failed(error, sequence.request.submit.rid)
-        self._stuck[sequence.sid] = sequence.request, Objection(told.code, told.message)
+        self._stuck[sequence.sid] = sequence.request, Rejection(told.code, told.message)
 
-    def _rows(self, wanted: Sequence[tuple[Guide, Sequence[int]]]) -> list[list[Any]]:
+    def _rows(self, wanted: Sequence[tuple[SequenceGuide, Sequence[int]]]) -> list[list[Any]]:
         """The masks of each guide's rows: of all grammars side by side, then narrowed."""
         asked = [(guide.matcher, drafts) for guide, drafts in wanted if guide.matcher is not None]
         made = iter(self._words.masks(asked) if self._words is not None and asked else ())
@@ -293,7 +293,7 @@ class Masking:
                 for guide, drafts in wanted]
 
 
-def _why(guide: Guide) -> str:
+def _why(guide: SequenceGuide) -> str:
     lines = guide.error.splitlines() or [""]
     return lines[0][:MOST_WHY]
 
@@ -305,13 +305,13 @@ def vocabulary(context: Context) -> Load:
         return no_vocabulary
     from actorium.actors.tokenizer.text_model import vocabulary_of
 
-    loading = Loading(partial(vocabulary_of, context.config))
+    loading = VocabularyLoader(partial(vocabulary_of, context.config))
     if context.epoch <= 1:
         loading.start()
     return loading
 
 
-def no_vocabulary() -> Words:
+def no_vocabulary() -> GrammarBackend:
     """For engines that have no tokenizer."""
     raise InvalidRequest("structured: the engine runs without a tokenizer (skip_tokenizer)",
                          "structured")
