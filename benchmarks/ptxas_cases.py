@@ -25,7 +25,8 @@ from actorium.kernels.scaled_linear import FP8, Form, Scaled
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import quantise, scaled_mm
-from actorium.kernels.triton.skinny import CONFIGS, MOST_GATED, SkinnyConfig, skinny
+from actorium.kernels.triton.skinny import CONFIGS, SkinnyConfig, skinny
+from actorium.kernels.triton.skinny_linear import FEW
 from actorium.kernels.triton.triton_ops import TritonOps
 
 BF16, F32, I32, I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
@@ -356,18 +357,20 @@ def commit_likeliest(vocab: int, q_len: int) -> None:
 
 
 def skinny_products(config: SkinnyConfig) -> None:
-    """Of a few rows: normed, gated where a program makes few columns, and added."""
-    x, inner = empty(16, 4096), empty(16, 14336)
+    """Of a few rows: normed, gated, and added."""
+    x, inner = empty(config.rows, 4096), empty(config.rows, 14336)
     skinny(x, empty(6144, 4096), config, None, x[0], 1e-5)
-    if config.outs < MOST_GATED:
+    if config.gated:
         skinny(x, empty(28672, 4096), config, None, x[0], 1e-5, "silu")
-    skinny(inner, empty(4096, 14336), config, residual=x)
+    if config.rows <= FEW:
+        skinny(inner, empty(4096, 14336), config, residual=x)
 
 
 def few_rows() -> Iterator[Case]:
     """Llama-3.1-8B's products."""
     for config in CONFIGS:
-        yield Case(f"skinny {config.outs} x {config.columns}", partial(skinny_products, config))
+        yield Case(f"skinny {config.outs} x {config.columns}, {config.rows} rows",
+                   partial(skinny_products, config))
 
 
 def sampler() -> Iterator[Case]:

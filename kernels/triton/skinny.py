@@ -1,14 +1,21 @@
-"""Products of a few rows, which take as long as their weight takes to be read: an RMS norm of the
-input in front of them, and what follows on them, cost no launch and no pass of their own.
+"""Products of up to some hundred rows, which take as long as their weight takes to be read: an RMS
+norm of the input in front of them, and what follows on them, cost no launch and no pass of their
+own.
 
 A program reads some rows of the weight once, with several loads under way. The norm's factor of
 each row of x is known when all of it has been read, and commutes with the product, so that x is
 read once too: (x * norm) @ w.T / rms(x). All sums are f32; x * norm is rounded to x's dtype, as a
 normed x would be, and the result is rounded once.
+
+Every program norms all of x on its way. For 64 rows and 64 columns of the result that is some 150
+instructions a warp for each 8 KiB of the weight, 200 of the 560 cycles in which an SM of an H100
+receives these; it doubles with the rows, and so does what the products themselves take. So from
+some 128 rows on they are bound by the tensor cores, and libraries do that better.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,9 +27,6 @@ from actorium.kernels.triton.activation import gelu, silu
 from actorium.kernels.triton.limits import limits
 from actorium.kernels.triton.product import operand, wide
 
-ROWS = 16
-"""The most rows of a product: those that tensor cores take at once."""
-
 
 class SkinnyConfig(NamedTuple):
     """Launch of a product."""
@@ -33,15 +37,28 @@ class SkinnyConfig(NamedTuple):
     """Of the weight, read at a time."""
     warps: int
     stages: int
+    rows: int = 16
+    """Of x that a program takes; more are taken by others, which read the same weights meanwhile.
+    """
+    gated: bool = True
+    """Whether it serves gated products too, which read two weights: they need the more room."""
 
 
 CONFIGS = (SkinnyConfig(16, 256, 2, 4), SkinnyConfig(16, 64, 2, 5), SkinnyConfig(32, 128, 2, 4),
-           SkinnyConfig(64, 128, 4, 4))
+           SkinnyConfig(64, 128, 4, 4, gated=False),
+           SkinnyConfig(64, 64, 4, 4, 32), SkinnyConfig(32, 128, 4, 3, 32),
+           SkinnyConfig(64, 64, 4, 3, 64), SkinnyConfig(128, 64, 8, 3, 64),
+           SkinnyConfig(64, 64, 8, 3, 128))
 """To choose from by measuring: many small programs, so that 132 SMs have the same load whatever N
-is, or fewer larger ones, which read x less often."""
+is, or fewer larger ones, which read x less often. 16 rows are what one warp's tensor cores take at
+once; with 64 columns or more Hopper's take any number of rows from shared memory."""
 
-MOST_GATED = 64
-"""Columns from which on a gated program, which reads two weights, leaves no room for others."""
+
+def configs_of(rows: int, configs: Sequence[SkinnyConfig] = CONFIGS) -> list[SkinnyConfig]:
+    """Those that pad so many rows the least."""
+    sizes = sorted({config.rows for config in configs})
+    size = next((size for size in sizes if rows <= size), sizes[-1])
+    return [config for config in configs if config.rows == size]
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -52,8 +69,11 @@ def _skinny(x: tl.tensor, norm: tl.tensor, w: tl.tensor, bias: tl.tensor, residu
             COLUMNS: tl.constexpr) -> None:
     """GATE: 0, or 1 for SiLU, 2 for GELU of the first half of the weight's rows, times the rest.
     EVEN: `outs` is a multiple of OUTS."""
-    column = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    column = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     own = column if EVEN else tl.minimum(column, outs - 1)  # beyond the edge: not stored
+    first = tl.program_id(0) * ROWS
+    x, rows = x + first.to(tl.int64) * WIDTH, rows - first
+    out, residual = out + first.to(tl.int64) * outs, residual + first.to(tl.int64) * outs
     row, k = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     live = row < rows
     w_at = w + own.to(tl.int64)[:, None] * WIDTH + k[None, :]
@@ -101,11 +121,11 @@ def skinny(
     x: Tensor, weight: Tensor, config: SkinnyConfig, bias: Tensor | None = None,
     norm: Tensor | None = None, eps: float = 0.0, gate: str = "", residual: Tensor | None = None,
 ) -> Tensor:
-    """x @ weight.T + bias, of few rows. norm: [K], x is normed first (`reference.norm.rms_norm`);
+    """x @ weight.T + bias. norm: [K], x is normed first (`reference.norm.rms_norm`);
     gate: silu or gelu of the first half of the results, times the second; residual: [T, N], is
     added, and holds the sum.
 
-    x: [T, K], contiguous, T <= `ROWS`; weight: [N, K], for which it `fits`, of x's dtype; bias:
+    x: [T, K], contiguous; weight: [N, K], for which it `fits`, of x's dtype; bias:
     [N]. Returns [T, N], or [T, N / 2] where it is gated.
     """
     rows, width = x.shape
@@ -114,11 +134,11 @@ def skinny(
     if not rows:
         return out
     columns = min(config.columns, width & -width)
-    _skinny[(triton.cdiv(outs, config.outs),)](
+    _skinny[(triton.cdiv(rows, config.rows), triton.cdiv(outs, config.outs))](
         x, x if norm is None else norm, weight, x if bias is None else bias, out, out, rows, outs,
         eps, WIDTH=width, NORM=norm is not None, GATE=("", "silu", "gelu").index(gate),
         BIAS=bias is not None, ADD=residual is not None, WIDE=wide(x.dtype),
-        EVEN=outs % config.outs == 0, ROWS=ROWS, OUTS=config.outs, COLUMNS=columns,
+        EVEN=outs % config.outs == 0, ROWS=config.rows, OUTS=config.outs, COLUMNS=columns,
         num_warps=config.warps, num_stages=config.stages,
         # The compiler would rather spill some, but for wide ones, which it gives as many by itself.
         maxnreg=255 if limits(x.device).capability > 90 and columns <= 128 else None)

@@ -17,11 +17,14 @@ from actorium.kernels.inputs import Form, Input, Unnormed, plain
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.triton.activation import gelu_mul, silu_mul
 from actorium.kernels.triton.norm import rms_norm
-from actorium.kernels.triton.skinny import CONFIGS, MOST_GATED, ROWS, SkinnyConfig, skinny
+from actorium.kernels.triton.skinny import CONFIGS, SkinnyConfig, configs_of, skinny
 
 LOG = logging.getLogger(__name__)
-BUCKETS = (1, 4, ROWS)
-"""Rows that are measured; those between are as good as the next one."""
+BUCKETS = (1, 4, 16, 32, 64, 128, 256)
+"""Rows that are measured; those between are as good as the next one. Decodes of more, and prompts,
+are bound by their products, not by what is read for them."""
+FEW = 16
+"""Rows up to which a product that adds is measured too: it saves no launch, only time."""
 AT_ONCE = 32
 """Weights of one kind that a measurement reads in turn, as a step does: a single one would stay in
 the cache."""
@@ -49,29 +52,31 @@ class Products:
     def __init__(self) -> None:
         self._met: dict[Kind, dict[int, SkinnyLinear]] = {}
         self._chosen: dict[Kind, list[tuple[int, SkinnyConfig | None]]] = {}
-        self._assumed: SkinnyConfig | None = None
+        self._assumed: Sequence[SkinnyConfig] = ()
 
     def config(self, kind: Kind, rows: int, product: SkinnyLinear) -> SkinnyConfig | None:
         """How so many rows of this product are run; None: apart. What is asked for is what `tune`
         measures: most products are run in one way only."""
-        if not 0 < rows <= ROWS:
+        if not 0 < rows <= (FEW if kind.what == "added" else BUCKETS[-1]):
             return None
         chosen = self._chosen.get(kind)
         if chosen is None:
             self._met.setdefault(kind, {})[id(product)] = product
-            return self._assumed
+            return configs_of(rows, self._assumed)[0] if self._assumed else None
         return next(config for most, config in chosen if rows <= most)
 
-    def assume(self, config: SkinnyConfig | None) -> None:
-        """All kinds are run so, without measuring; None: apart."""
-        self._chosen, self._assumed = {}, config
+    def assume(self, configs: Sequence[SkinnyConfig]) -> None:
+        """All kinds are run by the first of these that suits their rows, without measuring; none:
+        apart."""
+        self._chosen, self._assumed = {}, configs
 
     def tune(self, seconds: Timer, configs: Sequence[SkinnyConfig] = CONFIGS) -> None:
         """Measure every kind that steps so far have asked for, at a few numbers of rows, and keep
         what is fastest and right."""
         for kind, met in self._met.items():
             products = list(met.values())[:AT_ONCE]
-            best = [(rows, _fastest(kind, products, rows, seconds, configs)) for rows in BUCKETS]
+            best = [(rows, _fastest(kind, products, rows, seconds, configs_of(rows, configs)))
+                    for rows in BUCKETS if rows <= FEW or kind.what != "added"]
             self._chosen[kind] = best
             LOG.info("%s %d x %d: %s", kind.what, kind.outs, kind.width,
                      ", ".join(f"{rows} rows {config or 'apart'}" for rows, config in best))
@@ -171,7 +176,7 @@ def _fastest(kind: Kind, products: Sequence[SkinnyLinear], rows: int, seconds: T
     least = GAIN * seconds(lambda: [own.apart(kind, x, sums) for own in products])
     gated = kind.what in ("silu", "gelu")
     for config in configs:
-        if gated and config.outs >= MOST_GATED:
+        if gated and not config.gated:
             continue
         try:
             got = products[0].fused(kind, x, config, residual.clone()).float()

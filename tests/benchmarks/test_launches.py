@@ -28,18 +28,27 @@ def test_the_step_of_one_sequence() -> None:
     assert sum(found.launches.values()) <= 200
 
 
+def test_a_step_of_many_sequences() -> None:
+    """Norms and gates are in the products of these as well, where that is chosen."""
+    many = next(case for case in launches.CASES if case.batch == 64)
+    fused, apart = launches.count(many), launches.count(many, fused=False)
+    assert sum(fused.launches.values()) <= 200 and not {"_norm", "_gate"} & set(fused.launches)
+    assert fused.launches["_skinny"] == 65 and fused.launches["aten::addmm_"] == 64
+    assert sum(apart.launches.values()) <= 296 and apart.launches["_norm"] == 65
+
+
 def test_a_step_in_fp8() -> None:
     """What attention gives is quantised by a launch of its own in each layer; all else on the way
     of what was launched anyway."""
     found = launches.count(replace(launches.CASES[0], quantization="fp8"))
     assert found.launches["_quantise_rows"] == 32 and found.launches["_norm_fp8"] == 64
-    assert found.launches["_gate_rows"] == 32 and sum(found.launches.values()) <= 359
+    assert found.launches["_gate_rows"] == 32 and sum(found.launches.values()) <= 328
 
 
 def test_the_file_promises_no_less_than_there_is() -> None:
     told, case = json.loads(FILE.read_text()), launches.CASES[0]
     assert launches.count(case).figures()["launches"] <= told["now"][case.name]["launches"]
-    assert set(told["now"]) == set(told["before"]) == {own.name for own in launches.CASES}
+    assert set(told["now"]) == {own.name for own in launches.CASES} >= set(told["before"])
 
 
 def test_what_counts_and_what_does_not() -> None:
