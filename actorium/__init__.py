@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from actorium.actors.client.client import AsyncClient as AsyncClient
+    from actorium.actors.client.async_client import AsyncClient as AsyncClient
     from actorium.actors.client.client import Client as Client
     from actorium.actors.client.client import Completion as Completion
     from actorium.actors.errors import ActoriumError as ActoriumError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Client": "actorium.actors.client.client",
-    "AsyncClient": "actorium.actors.client.client",
+    "AsyncClient": "actorium.actors.client.async_client",
     "Completion": "actorium.actors.client.client",
     "Engine": "actorium.actors.launcher.engine",
     "SamplingParams": "actorium.actors.params",

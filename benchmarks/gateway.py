@@ -26,10 +26,10 @@ from typing import Any
 import uvloop
 
 from actorium.actors.client.async_client import AsyncClient
-from actorium.actors.client.connection import locate
 from actorium.actors.gateway.actor import where
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.bench.http import Http
 
 STREAMS, AT_ONCE = 64, 32
@@ -131,7 +131,7 @@ async def requests(client: AsyncClient, http: Http, pid: int, number: int) -> di
 
 async def measure(engine: Engine, given: argparse.Namespace, paced: bool) -> dict[str, float]:
     """All of it; paced: the first figure alone."""
-    place = locate(engine.name, None, None)
+    place = engine_dir(engine.name)
     assert isinstance(place, Path)
     found = where(place)
     assert found is not None

@@ -30,10 +30,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actorium.actors.client.connection import locate
 from actorium.actors.gateway import actor
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.rundir import engine_dir
 
 TENANTS, RATE, ALLOWED = 40, 40.0, 0.1
 """Keys; requests a second, and MB a minute, that slopes are told for and may be."""
@@ -276,7 +276,7 @@ def run(model: str, requests: int, at_once: int, seed: int) -> dict[str, Any]:
         with Engine(model, port=0, api_keys_file=str(keys), max_num_seqs=16,
                     access_log=False, max_total_tokens=POOL, silence=10.0,
                     responses_max=STORED) as engine:
-            path = locate(engine.name, None, None)
+            path = engine_dir(engine.name)
             assert not isinstance(path, str)
             where = actor.where(path)  # type: ignore[arg-type]
             assert where is not None

@@ -1,34 +1,38 @@
-"""The parts of a client's calls that need no socket: prompts told apart, answers unpacked. Pure,
-but for the looks at the run directory and the pauses of `wait_ready`.
-"""
+"""Every call of a client, written once: `AsyncClient` inherits them, `Client` runs them to their
+end (client.py)."""
 
 from __future__ import annotations
 
-import os
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from time import monotonic
 from typing import Any, TypeAlias
 
 import msgspec
 
-from actorium.actors.client.remote import Remote
+from actorium.actors.client.core import WINDOW, Batch
+from actorium.actors.client.pending import TOKENIZER, WATCHDOG, Pending, Progress
 from actorium.actors.client.requests import (
     Completion,
     Request,
+    StreamDelta,
     chat_messages,
     check_template,
     check_timeout,
     column,
     packed,
 )
+from actorium.actors.client.session import POLL, ClientSession
 from actorium.actors.errors import (
+    ActoriumError,
     DeadlineExceeded,
     EngineFailed,
     EngineUnavailable,
     InvalidRequest,
 )
+from actorium.actors.health import memory_of, speculation_of
 from actorium.actors.messages import (
+    Abort,
     Detokenize,
     FlushCache,
     GetStatus,
@@ -37,284 +41,313 @@ from actorium.actors.messages import (
     Tokenize,
 )
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime import rundir
 
 Prompt: TypeAlias = str | list[int]
 Prompts: TypeAlias = str | list[int] | list[str] | list[list[int]] | list[str | list[int]]
 
-WORKER = "worker-0"
-LIVENESS = 0.25
-"""Seconds of silence after which the engine's lock is looked at."""
-REATTACH = 5.0
-"""Seconds of silence after which the detokenizer is asked whether it still knows this client."""
 READY_TIMEOUT = 600.0
 STATUS_TIMEOUT = 10.0
-MEMORY_GAUGES = (
-    "free_pages", "used_pages", "held_pages", "cached_pages", "quarantined_pages",
-    "cache_hit_tokens", "cache_lookup_tokens", "evicted_pages",
-    "preemptions_memory", "preemptions_priority", "preemptions_forced")
-"""What the scheduler's heartbeat tells of pages, prefix cache and preemptions. Pages are those of
-the moment; tokens, evictions and preemptions are counted since the start."""
-BYTES, PLANNED = "_bytes", "_bytes_planned"
-"""How the worker's heartbeat calls bytes of something: measured, and as the plan has them."""
-SPECULATION = "spec_decode_"
-"""What the scheduler's heartbeat tells of drafts begins so."""
-POLL = 0.02
+ACCEPTED_LATE = 1.0
+"""Seconds that the tokenizer's answer may come after the first delta."""
 
 
-class Quiet:
-    """How long nothing has come."""
+class AsyncDeltaStream(AsyncIterator[StreamDelta]):
+    """Deltas of one request, which is sent at the first `anext`."""
 
-    def __init__(self, now: float) -> None:
-        self._since = now
+    def __init__(self, client: ClientCalls, request: Request) -> None:
+        self._session = client._session
+        self._request = request
+        self._pending: Pending | None = None
+        self._news = self._session.signal()
 
-    def heard(self, now: float) -> None:
-        self._since = now
+    @property
+    def rid(self) -> str:
+        """Names the request (`abort`); "" until it was sent."""
+        return "" if self._pending is None else self._pending.rid
 
-    def ask(self, now: float) -> bool:
-        """True once every `REATTACH` seconds of silence."""
-        if now - self._since < REATTACH:
-            return False
-        self._since = now
-        return True
+    @property
+    def progress(self) -> Progress | None:
+        """None until the request was sent."""
+        return None if self._pending is None else self._pending.progress
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """None until the request was accepted, as a rule before its first delta."""
+        return None if self._pending is None else self._pending.prompt_tokens
+
+    async def accepted(self) -> int:
+        """Send the request, if it was not, and wait for `prompt_tokens`. 0 if it ends before, the
+        reason of which the next `anext` gives, or if an actor died with the answer."""
+        pending = await self.start()
+        await self._wait(lambda: pending.prompt_tokens is not None or pending.done or pending.told)
+        await self._news.wait(lambda: pending.prompt_tokens is not None or pending.done,
+                              ACCEPTED_LATE)
+        return pending.prompt_tokens or 0
+
+    def more(self) -> list[StreamDelta]:
+        """Deltas that have come already, without waiting."""
+        if self._pending is None:
+            return []
+        found = list(self._pending.deltas)
+        self._pending.deltas.clear()
+        return found
+
+    async def start(self) -> Pending:
+        """Send the request, if it was not. Raises `InvalidRequest` or `EngineUnavailable`."""
+        if self._pending is None:
+            session = self._session
+            await session.ready()
+            if self._pending is None:  # else another task that waits for the stream has sent it
+                pending, frame = session.core.submit(self._request, monotonic(), streaming=True)
+                pending.notify = self._news.set
+                self._pending = pending
+                session.send(TOKENIZER, frame)
+        return self._pending
+
+    async def _wait(self, until: Callable[[], bool]) -> None:
+        try:
+            await self._news.wait(until)
+        except self._session.cancelled:
+            await self.aclose()
+            raise
+
+    async def __anext__(self) -> StreamDelta:
+        pending = self._pending or await self.start()
+        if not pending.deltas:
+            await self._wait(lambda: bool(pending.deltas) or pending.done)
+        if pending.deltas:
+            return pending.deltas.popleft()
+        if pending.error is not None:
+            error, pending.error = pending.error, None
+            raise error
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended."""
+        pending = self._pending
+        if pending is not None and not pending.done and self._session.core.forget(pending.rid):
+            pending.done = True
+            self._session.abort([Abort(pending.rid)])
+
+    async def __aenter__(self) -> AsyncDeltaStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
-def fresh_prefix() -> str:
-    """First part of a client's rids."""
-    return os.urandom(6).hex()
+class ClientCalls:
+    """What a client can ask of one engine. All errors are those of `actors/errors.py`."""
 
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
 
-def one(choices: list[Completion]) -> Any:
-    """A single completion for n == 1, else the list."""
-    return choices[0] if len(choices) == 1 else choices
+    # --- completions --------------------------------------------------------------------------
 
+    async def generate(self, prompt: Prompts,
+                       params: SamplingParams | Sequence[SamplingParams] | None = None,
+                       timeout: float | None = None, return_errors: bool = False,
+                       priority: int = 0, truncate_prompt_tokens: int | None = None,
+                       cache_salt: str | None = None) -> Any:
+        """Complete one prompt or many, and wait for all of them.
 
-def requests(prompt: Any, params: Any, timeout: float | None, priority: int = 0,
-             truncate_prompt_tokens: int | None = None, cache_salt: str | None = None
-             ) -> tuple[list[Request], Callable[[list[Any]], Any]]:
-    """The requests of a `generate` call, and what makes its result of theirs.
-
-    Raises `InvalidRequest` naming `prompt` or `params`.
-    """
-    single = isinstance(prompt, str) or not _is_list_of_prompts(prompt)
-    prompts = [prompt] if single else list(prompt)
-    if isinstance(params, list | tuple):
-        if len(params) != len(prompts):
-            raise InvalidRequest(f"params: {len(params)} for {len(prompts)} prompts", "params")
-        each: Sequence[Any] = params
-    else:
-        each = [params] * len(prompts)
-    made = [Request(prompt=p, params=q, timeout=timeout, priority=priority,
+        `prompt` is text, a list of token ids, or a list of either. What comes back:
+        one prompt: a `Completion`; with n > 1 a list of n. Several prompts: a list in their order
+        of `Completion` (n == 1) or of lists of n. `params` may be a list, one for each prompt.
+        `timeout` (seconds) counts for each request from when it is sent. A higher `priority` goes
+        first where the engine schedules by priority. `truncate_prompt_tokens` and `cache_salt` are
+        those of `Request`. The first error is raised and the rest
+        aborted, unless `return_errors`: then errors stand in the list of results.
+        """
+        single, prompts = _prompts(prompt)
+        each = params if isinstance(params, list | tuple) else [params] * len(prompts)
+        if len(each) != len(prompts):
+            raise InvalidRequest(f"params: {len(each)} for {len(prompts)} prompts", "params")
+        found: list[Any] = [None] * len(prompts)
+        results = self.run([
+            Request(prompt=one, params=how, timeout=timeout, priority=priority,
                     truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt)
-            for p, q in zip(prompts, each, strict=True)]
-    flat = all(not isinstance(q, SamplingParams) or q.n == 1 for q in each)
+            for one, how in zip(prompts, each, strict=True)])
+        try:
+            async for index, result in results:
+                if isinstance(result, ActoriumError) and not return_errors:
+                    raise result
+                found[index] = result
+        finally:
+            await results.aclose()
+        if all(not isinstance(one, SamplingParams) or one.n == 1 for one in each):
+            found = [one[0] if isinstance(one, list) else one for one in found]
+        return found[0] if single else found
 
-    def shape(found: list[Any]) -> Any:
-        out = [r[0] if flat and isinstance(r, list) else r for r in found]
-        return out[0] if single else out
+    async def run(self, requests: Iterable[Request], window: int = WINDOW
+                  ) -> AsyncGenerator[tuple[int, list[Completion] | ActoriumError], None]:
+        """Run any number of requests, at most `window` at once.
 
-    return made, shape
+        Yields (number of the request, its choices or its error) as they finish. Closing the
+        iterator aborts what is left.
+        """
+        session = self._session
+        batch, news = Batch(session.core, requests, window), session.signal()
+        batch.notify = news.set
+        await session.ready()
+        try:
+            while not batch.done:
+                for frame in batch.submit(monotonic()):
+                    session.send(TOKENIZER, frame)
+                await news.wait(batch.settled)
+                while batch.ready:
+                    yield batch.ready.popleft()
+        finally:
+            session.abort(batch.cancel())
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None,
+               timeout: float | None = None, priority: int = 0,
+               truncate_prompt_tokens: int | None = None,
+               cache_salt: str | None = None) -> AsyncDeltaStream:
+        """Iterate over what is new, delta by delta, of one prompt (all its n choices).
+
+        `aclose` the iterator when leaving early: unlike a `for` loop, `async for` does not close an
+        abandoned one at once.
+        """
+        return AsyncDeltaStream(self, Request(
+            prompt=prompt, params=params, timeout=timeout, priority=priority,
+            truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt))
+
+    async def chat(self, messages: list[Any], params: SamplingParams | None = None,
+                   stream: bool = False, timeout: float | None = None,
+                   template_args: dict[str, Any] | None = None, priority: int = 0,
+                   chat_template: str | None = None, add_generation_prompt: bool = True,
+                   continue_final_message: bool = False,
+                   truncate_prompt_tokens: int | None = None,
+                   cache_salt: str | None = None) -> Any:
+        """Answer a conversation: `generate` of the model's chat template over `messages`.
+
+        `messages` are `{"role": ..., "content": ...}`; what follows `priority` is as in `Request`.
+        Returns a `Completion` (a list for n > 1), or with `stream` what `stream` returns.
+        """
+        request = Request(messages=messages, params=params, timeout=timeout,
+                          template_args=template_args or {}, priority=priority,
+                          chat_template=chat_template, cache_salt=cache_salt,
+                          add_generation_prompt=add_generation_prompt,
+                          continue_final_message=continue_final_message,
+                          truncate_prompt_tokens=truncate_prompt_tokens)
+        if stream:
+            return AsyncDeltaStream(self, request)
+        results = self.run([request])
+        try:
+            _, result = await anext(results)
+        finally:
+            await results.aclose()
+        if isinstance(result, ActoriumError):
+            raise result
+        return result[0] if len(result) == 1 else result
+
+    async def abort(self, rid: str) -> None:
+        """End a request of this client (its stream's `rid`) now."""
+        self._session.abort([Abort(rid)])
+
+    # --- questions ----------------------------------------------------------------------------
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True,
+                       timeout: float | None = None) -> list[int]:
+        """Token ids of `text`."""
+        if not isinstance(text, str):
+            raise InvalidRequest(f"text: must be a string, got {type(text).__name__}", "text")
+        answer = await self._session.call(
+            TOKENIZER, lambda rid: Tokenize(rid, text, add_special_tokens), timeout)
+        return array("i", answer.tokens).tolist()
+
+    async def tokenize_chat(self, messages: list[Any], template_args: dict[str, Any] | None = None,
+                            tools: list[dict[str, Any]] | None = None,
+                            timeout: float | None = None, chat_template: str | None = None,
+                            add_generation_prompt: bool = True,
+                            continue_final_message: bool = False) -> list[int]:
+        """Token ids of the prompt that the chat template makes of `messages`, as `chat` does."""
+        turns, template = chat_messages(messages), check_template(chat_template)
+        args = packed(template_args or {}, dict, "template_args")
+        shown = packed(tools or [], list, "tools")
+        answer = await self._session.call(TOKENIZER, lambda rid: Tokenize(
+            rid, "", False, turns, args, shown, chat_template=template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message), timeout)
+        return array("i", answer.tokens).tolist()
+
+    async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False,
+                         timeout: float | None = None) -> str:
+        """Text of token ids."""
+        tokens = column(token_ids, "token_ids") if len(token_ids) else b""
+        answer = await self._session.call(
+            TOKENIZER, lambda rid: Detokenize(rid, tokens, skip_special_tokens), timeout)
+        return str(answer.text)
+
+    async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
+        """Model, limits, defaults and configuration of the engine; `memory`: its pages, prefix
+        cache and preemptions as of its last heartbeat, and as `bytes` what the worker holds,
+        measured beside planned (`health.memory_of`); `speculation`: drafts and how many were
+        accepted (`health.speculation_of`)."""
+        answer = await self._session.call(TOKENIZER, ServerInfo, timeout)
+        info = msgspec.json.decode(answer.json, type=dict[str, Any])
+        status = await self.status(timeout or STATUS_TIMEOUT)
+        return info | {"memory": memory_of(status), "speculation": speculation_of(status)}
+
+    async def flush_cache(self, timeout: float | None = 30.0) -> dict[str, int]:
+        """Make the engine forget every cached prefix that no running sequence holds.
+
+        Returns {"pages": number of pages freed, "kept": cached pages still held}.
+        """
+        await self._session.ready()
+        answer = await self._session.call(TOKENIZER, FlushCache, timeout)
+        return msgspec.json.decode(answer.json, type=dict[str, int])
+
+    async def status(self, timeout: float | None = STATUS_TIMEOUT) -> Status:
+        """What each actor is doing, at once."""
+        return await self._status(False, timeout)
+
+    async def _status(self, wait: bool, timeout: float | None) -> Status:
+        answer: Status = await self._session.call(
+            WATCHDOG, lambda rid: GetStatus(rid, wait), timeout)
+        return answer
+
+    async def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until the engine can serve; it need not have been started yet.
+
+        Raises `EngineFailed` with the reason if it never will, `DeadlineExceeded` (it is not ready
+        in time) or `EngineUnavailable` (it is not even there in time, or it went away).
+        """
+        check_timeout(timeout)
+        seconds = READY_TIMEOUT if timeout is None else timeout
+        deadline, session = monotonic() + seconds, self._session
+        while not session.target.may_run():
+            if monotonic() >= deadline:
+                session.target.check_running()
+            await session.pause(POLL)
+        while (left := deadline - monotonic()) > 0:
+            try:
+                status = await self._status(True, left)
+            except DeadlineExceeded:
+                break
+            if status.error is not None:
+                raise EngineFailed(status.error)
+            if status.ready:
+                return
+            await session.pause(POLL)
+        raise DeadlineExceeded(f"the engine is not ready after {seconds:g} s")
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Abort what is under way and disconnect. The client may be used again."""
+        self._session.abort(self._session.core.live_requests())
+        self._session.drop(EngineUnavailable("the client was closed"))
 
 
-def _is_list_of_prompts(prompt: Any) -> bool:
+def _prompts(prompt: Any) -> tuple[bool, list[Any]]:
+    """(whether it is a single prompt, all prompts). Raises `InvalidRequest` naming `prompt`."""
     if not hasattr(prompt, "__len__") or isinstance(prompt, bytes | dict | set):
         raise InvalidRequest("prompt: must be text, a list of token ids, or a list of either, "
                              f"got {type(prompt).__name__}", "prompt")
     if not len(prompt):
         raise InvalidRequest("prompt: must not be empty", "prompt")
-    return isinstance(prompt[0], str) or hasattr(prompt[0], "__len__")
-
-
-# --- questions and answers ------------------------------------------------------------------------
-
-def tokenize(text: str, add_special_tokens: bool) -> Callable[[str], Tokenize]:
-    if not isinstance(text, str):
-        raise InvalidRequest(f"text: must be a string, got {type(text).__name__}", "text")
-    return lambda rid: Tokenize(rid, text, add_special_tokens)
-
-
-def tokenize_chat(messages: Any, template_args: dict[str, Any] | None = None,
-                  tools: list[dict[str, Any]] | None = None, chat_template: str | None = None,
-                  add_generation_prompt: bool = True, continue_final_message: bool = False
-                  ) -> Callable[[str], Tokenize]:
-    turns, template = chat_messages(messages), check_template(chat_template)
-    args = packed(template_args or {}, dict, "template_args")
-    shown = packed(tools or [], list, "tools")
-    return lambda rid: Tokenize(
-        rid, "", False, turns, args, shown, chat_template=template,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message)
-
-
-def detokenize(ids: Sequence[int], skip_special_tokens: bool) -> Callable[[str], Detokenize]:
-    packed = column(ids, "token_ids") if len(ids) else b""
-    return lambda rid: Detokenize(rid, packed, skip_special_tokens)
-
-
-def server_info(rid: str) -> ServerInfo:
-    return ServerInfo(rid)
-
-
-def flush_cache(rid: str) -> FlushCache:
-    return FlushCache(rid)
-
-
-def get_status(wait: bool) -> Callable[[str], GetStatus]:
-    return lambda rid: GetStatus(rid, wait)
-
-
-def ids_of(answer: Any) -> list[int]:
-    return array("i", answer.tokens).tolist()
-
-
-def info_of(answer: Any) -> dict[str, Any]:
-    return msgspec.json.decode(answer.json, type=dict[str, Any])
-
-
-def flushed_of(answer: Any) -> dict[str, int]:
-    return msgspec.json.decode(answer.json, type=dict[str, int])
-
-
-def gauges_of(status: Status) -> dict[str, Any]:
-    """The blocks of `server_info` that come from heartbeats: `memory` and `speculation`."""
-    return {"memory": memory_of(status), "speculation": speculation_of(status)}
-
-
-def speculation_of(status: Status) -> dict[str, float]:
-    """Drafts made and accepted since the start, the present number of drafts (`k`), and what its
-    choice rests on; empty where nothing is drafted."""
-    return {name.removeprefix(SPECULATION): value for actor in status.actors
-            if actor.role == "scheduler" for name, value in actor.gauges.items()
-            if name.startswith(SPECULATION)}
-
-
-def memory_of(status: Status) -> dict[str, Any]:
-    """The scheduler's `MEMORY_GAUGES`, those that it tells, and as `bytes` the worker's."""
-    told: dict[str, Any] = {}
-    for actor in status.actors:
-        if actor.role == "scheduler":
-            told |= {name: int(actor.gauges[name]) for name in MEMORY_GAUGES
-                     if name in actor.gauges}
-        elif actor.role == WORKER and (found := bytes_of(actor.gauges)):
-            told["bytes"] = found
-    return told
-
-
-def bytes_of(gauges: Mapping[str, float]) -> dict[str, dict[str, int]]:
-    """What a worker's heartbeat tells of bytes: name -> {"planned", "measured"}. The workspace also
-    has "tokens" and "rows" of the largest step it was measured at, 0 while there was none."""
-    names = [key.removesuffix(PLANNED) for key in gauges if key.endswith(PLANNED)]
-    found = {name: {"planned": int(gauges[name + PLANNED]), "measured": int(gauges[name + BYTES])}
-             for name in names if name + BYTES in gauges}
-    if "workspace" in found:
-        found["workspace"] |= {part: int(gauges.get(f"workspace_{part}", 0))
-                               for part in ("tokens", "rows")}
-    return found
-
-
-# --- readiness ------------------------------------------------------------------------------------
-
-def ready_deadline(timeout: float | None, now: float) -> float:
-    return now + (READY_TIMEOUT if timeout is None else timeout)
-
-
-def may_exist(directory: Path | Remote) -> bool:
-    """True if an engine runs there (looks at the lock only where there is a configuration), or
-    might, on another machine."""
-    if isinstance(directory, Remote):
-        return True
-    return (directory / "config.json").exists() and rundir.is_running(directory)
-
-
-def check_late(directory: Path | Remote, deadline: float, now: float) -> None:
-    """Raise `EngineUnavailable` past the deadline."""
-    if now >= deadline and isinstance(directory, Path):
-        raise EngineUnavailable(f"no engine {directory.name!r} is running "
-                                f"(looked in {directory.parent})", "name")
-
-
-def is_ready(status: Status) -> bool:
-    """Raises `EngineFailed` if it will never be."""
-    if status.error is not None:
-        raise EngineFailed(status.error)
-    return status.ready
-
-
-def not_ready(timeout: float | None) -> DeadlineExceeded:
-    """The error of a `wait_ready` that took too long."""
-    seconds = READY_TIMEOUT if timeout is None else timeout
-    return DeadlineExceeded(f"the engine is not ready after {seconds:g} s")
-
-
-def gone_away(directory: Path | Remote) -> EngineUnavailable:
-    """The error of everything that was under way when the engine died."""
-    if isinstance(directory, Remote):
-        return directory.why()
-    return EngineUnavailable(f"the engine {directory.name!r} went away", "name")
-
-
-class Resumption:
-    """How a client's requests outlive an engine: who it was there, and until when it waits."""
-
-    def __init__(self, timeout: float) -> None:
-        """Raises `InvalidRequest` unless `timeout` is a number of seconds, 0 = do not wait."""
-        if timeout != 0:
-            check_timeout(timeout, "resume_timeout")
-        self._timeout = timeout
-        self._until = 0.0
-        self.identity = b""
-        """Under which the client is known to the engine that is gone; empty = it need not be."""
-        self.waiting = False
-        """For another engine, to take up what was under way."""
-
-    def begin(self, identity: bytes, now: float) -> bool:
-        """The engine has gone; True = wait for another one."""
-        if self._timeout > 0 and not self.waiting:
-            self.identity, self._until, self.waiting = identity, now + self._timeout, True
-        return self.waiting
-
-    def late(self, now: float) -> bool:
-        """It was waited for long enough, or need not be."""
-        return not self.waiting or now >= self._until
-
-    def end(self) -> bool:
-        """It is there, or given up; True if it was waited for."""
-        waiting, self.waiting = self.waiting, False
-        return waiting
-
-
-class Incarnation:
-    """Tells the engine that a client is connected to from a later one in the same run directory."""
-
-    def __init__(self, directory: Path | Remote) -> None:
-        self._directory = directory
-        self._known: tuple[int, ...] = ()
-
-    def remember(self) -> None:
-        """A connection is being made to the engine of now."""
-        self._known = self._look()
-
-    def gone(self) -> bool:
-        """True if that engine does not run any more, whether or not another one does."""
-        if isinstance(self._directory, Remote):
-            return self._directory.lost()
-        now = self._look()
-        if 0 in self._known:  # it was only just starting when it was looked at
-            self._known = now
-        return now != self._known or not rundir.is_running(self._directory)
-
-    def replaced(self) -> bool:
-        """True if another engine has the directory: cheaper than `gone`, for each call."""
-        return 0 not in self._known and self._look() != self._known
-
-    def _look(self) -> tuple[int, ...]:
-        found: list[int] = []
-        if isinstance(self._directory, Remote):
-            return ()  # nothing there can be looked at
-        for name in ("lock", "config.json"):  # one made, the other written by each launcher
-            try:
-                info = os.stat(self._directory / name)
-                found += (info.st_ino, info.st_mtime_ns)
-            except OSError:
-                found += (0, 0)
-        return tuple(found)
+    single = isinstance(prompt, str) or not (isinstance(prompt[0], str)
+                                             or hasattr(prompt[0], "__len__"))
+    return single, [prompt] if single else list(prompt)

@@ -1,4 +1,4 @@
-"""A client's sockets: finding an engine's run directory, connecting, sending, draining."""
+"""A client's sockets: connecting, sending, draining."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import zmq
 
 from actorium.actors.client.pending import DETOKENIZER, TOKENIZER, WATCHDOG
-from actorium.actors.client.remote import WATCHED, Remote
+from actorium.actors.client.target import CONNECTED, EngineTarget
 from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.messages import (
     MAX_MESSAGE_BYTES,
@@ -21,14 +20,11 @@ from actorium.actors.messages import (
     FromTokenizerFront,
     FromWatchdogFront,
 )
-from actorium.actors.runtime import rundir
-from actorium.actors.runtime.security import private_paths as private
-from actorium.actors.runtime.security.endpoints import SCHEME
 
 LINGER_MS = 200
 """How long closing may take to get the last aborts out."""
 HWM = 10_000
-CONNECTED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+"""Messages that wait in a socket, in either direction."""
 EVENT = struct.Struct("=H")
 """How a monitor's message begins."""
 ANSWERS: dict[str, Any] = {
@@ -38,47 +34,17 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-Place: TypeAlias = Path | Remote
-"""Where an engine is: its run directory, or its address on another machine."""
-
-
-def locate(target: str | os.PathLike[str], run_dir: str | None,
-           key: str | os.PathLike[str] | None = None) -> Place:
-    """Where an engine is: by name, by its run directory's path (or `ipc://` address), or by a
-    `tcp://` address, for which a key is needed."""
-    name = os.fspath(target)
-    if name.startswith(SCHEME):
-        return Remote(name, key)
-    name = name.removeprefix("ipc://")
-    return Path(name).absolute() if "/" in name else rundir.engine_dir(name, run_dir).absolute()
-
-
-def check_alive(directory: Place) -> None:
-    """Raise `EngineUnavailable` unless a launcher of this user (or root's) holds the run
-    directory."""
-    if isinstance(directory, Path):
-        try:
-            private.check_directory(directory, keep_links=rundir.OWN_LEVELS)
-        except private.UnsafePath as error:
-            raise EngineUnavailable(f"the run directory is not safe: {error}", "name") from None
-        except OSError:
-            pass  # there is none
-    if isinstance(directory, Path) and not rundir.is_running(directory):
-        raise EngineUnavailable(f"no engine {directory.name!r} is running "
-                                f"(looked in {directory.parent})", "name")
-
-
 class Link:
-    """One DEALER for each front, all under one identity, fresh unless given. Not connected until
-    used. ZMQ reconnects by itself and keeps what could not be sent; `reconnected` tells of it,
-    since what the other side had taken may be lost.
+    """One DEALER for each front, all under one identity, fresh unless given. Fronts are connected
+    when they are first used. ZMQ reconnects by itself and keeps what could not be sent; what the
+    other side had received may be lost, so `reconnected` reports it.
 
     ZMQ's fd is edge-triggered: after `receive` has been exhausted nothing waits, but a later `send`
     may take the edge of what arrived meanwhile, so `receive` again after sending.
     """
 
-    def __init__(self, directory: Place, identity: bytes = b"") -> None:
-        self.directory = directory
+    def __init__(self, target: EngineTarget, identity: bytes = b"") -> None:
+        self._target = target
         self.identity = identity or b"c" + os.urandom(12)
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self._sockets: dict[str, zmq.Socket[Any]] = {}
@@ -88,7 +54,8 @@ class Link:
         self._poller = zmq.Poller()
 
     def connect(self, *fronts: str) -> list[int]:
-        """Connect to fronts that are not connected yet; returns the new sockets' fds."""
+        """Connect to fronts that are not connected yet; returns the new sockets' file descriptors.
+        Raises `EngineUnavailable`."""
         made = []
         for front in fronts:
             if front not in self._sockets:
@@ -96,11 +63,6 @@ class Link:
         return made
 
     def _connect(self, front: str) -> list[int]:
-        if isinstance(self.directory, Path):
-            try:
-                private.check_socket(self.directory / front)
-            except private.UnsafePath as error:
-                raise EngineUnavailable(f"the engine is not this user's: {error}") from None
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, self.identity)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
@@ -109,15 +71,16 @@ class Link:
         socket.setsockopt(zmq.RECONNECT_IVL, 10)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        place = self.directory
-        monitor = socket.get_monitor_socket(WATCHED if isinstance(place, Remote) else CONNECTED)
+        monitor = socket.get_monitor_socket(self._target.events)
         try:
-            socket.connect(place.open(socket, front) if isinstance(place, Remote)
-                           else rundir.address(place, front))
-        except zmq.ZMQError as error:
+            socket.connect(self._target.address(socket, front))
+        except (zmq.ZMQError, EngineUnavailable) as error:
             socket.disable_monitor()
+            monitor.close(0)
             socket.close(0)
-            raise EngineUnavailable(f"cannot connect to {place.name}/{front}: {error}") from None
+            if isinstance(error, EngineUnavailable):
+                raise
+            raise EngineUnavailable(f"cannot connect to {self._target}/{front}: {error}") from None
         self._sockets[front], self._monitors[front] = socket, monitor
         self._connections[front] = 0
         for readable in (socket, monitor):
@@ -147,21 +110,15 @@ class Link:
                     raise ActoriumError(f"unreadable answer from {front} "
                                         f"(another version of actorium?): {error}") from None
 
-    @property
-    def refused(self) -> bool:
-        """An engine on another machine does not take this client's key."""
-        return isinstance(self.directory, Remote) and self.directory.refused
-
     def reconnected(self) -> list[str]:
-        """Fronts whose connection was made anew since the last call, not for the first time."""
+        """Fronts that were connected again since the last call, not for the first time."""
         fronts = []
         for front, monitor in self._monitors.items():
             again = False
             with contextlib.suppress(zmq.Again):
                 while True:
                     (event,) = EVENT.unpack_from(monitor.recv_multipart(zmq.NOBLOCK)[0])
-                    if isinstance(self.directory, Remote):
-                        self.directory.hear(front, event)
+                    self._target.on_event(front, event)
                     if event != CONNECTED:
                         continue
                     again = again or self._connections[front] > 0
@@ -176,8 +133,7 @@ class Link:
 
     def close(self) -> None:
         """Close the sockets; what was sent gets `LINGER_MS` to leave."""
-        if isinstance(self.directory, Remote):
-            self.directory.close()
+        self._target.on_close()
         for socket in self._sockets.values():
             with contextlib.suppress(zmq.ZMQError):
                 socket.disable_monitor()

@@ -164,6 +164,11 @@ class ClientCore:
             self._aborted[delta.rid] = self.due = now
             self._again.append(Abort(delta.rid))
 
+    @property
+    def next_due(self) -> float:
+        """Nothing expires and nothing has to be sent again before this."""
+        return min(self.soonest, self.due)
+
     # --- what was lost ---
 
     def _on_attached(self, epoch: int, now: float) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actorium.actors.client.async_client import AsyncClient, AsyncDeltaStream
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.calls import AsyncDeltaStream
 from actorium.actors.client.requests import Completion, Request
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError

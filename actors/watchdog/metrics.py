@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from actorium.actors.client.calls import bytes_of
 from actorium.actors.config.tree import Config
-from actorium.actors.health import READY_PHASES
+from actorium.actors.health import READY_PHASES, bytes_of
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.process import ProcessUsage
 from actorium.actors.watchdog.supervised import Ward

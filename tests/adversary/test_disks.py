@@ -14,7 +14,7 @@ from time import monotonic
 
 import pytest
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError

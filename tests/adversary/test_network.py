@@ -42,13 +42,13 @@ from helpers_network import (
 )
 from helpers_served import Served, serving
 
-from actorium.actors.client.connection import locate
 from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http import routes
 from actorium.actors.gateway.page import documents
 from actorium.actors.runtime.http import allowed_hosts as hosts
+from actorium.actors.runtime.rundir import engine_dir
 from actorium.actors.watchdog import probe_server as probes
 
 RECEIVE, SEND, BYTES, MOST = 1.0, 1.0, 1 << 20, 2200
@@ -73,7 +73,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def probe_port(served: Served) -> int:
-    run_dir = locate(served.engine.name, None, None)
+    run_dir = engine_dir(served.engine.name)
     assert isinstance(run_dir, Path)
     where = probes.where(run_dir)
     assert where is not None

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from actorium.actors.client.connection import locate
 from actorium.actors.gateway import actor
 from actorium.actors.gateway.page.openapi import document
 from actorium.actors.launcher.engine import Engine
+from actorium.actors.runtime.rundir import engine_dir
 
 schemathesis = pytest.importorskip("schemathesis")
 pytestmark = pytest.mark.conformance
@@ -43,7 +43,7 @@ def operations() -> list[tuple[str, str, str]]:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with Engine("", port=0, max_num_seqs=8) as engine:
-        where = actor.where(locate(engine.name, None, None))  # type: ignore[arg-type]
+        where = actor.where(engine_dir(engine.name))  # type: ignore[arg-type]
         assert where is not None
         yield where.url
 

@@ -16,7 +16,8 @@ from helpers_runtime import short_dir
 from helpers_text import write_model
 
 from actorium.actors.client import connection as client_link
-from actorium.actors.client.client import AsyncClient, Client
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.client import Client
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus
 from actorium.actors.params import SamplingParams
@@ -123,7 +124,8 @@ def test_requests_of_a_client_that_vanished_are_aborted_soon(engine: Engine) -> 
             next(stream)
         while gauge(other, "running") < 8:
             time.sleep(0.01)
-        link, gone._link = gone._link, None  # as when its process is killed: nothing is said
+        session = gone._session  # as when its process is killed: nothing is sent
+        link, session.link = session.link, None
         assert link is not None
         link.close()
         begin, tokens = time.monotonic(), gauge(other, "tokens")
@@ -150,7 +152,8 @@ def test_requests_that_only_wait_are_aborted_with_their_client(model: Path, wire
             waiting = [gone.stream("x", long) for _ in range(8)]
             while gauge(engine.client, "waiting") < len(waiting):
                 time.sleep(0.01)
-            link, gone._link = gone._link, None  # as when its process is killed: nothing is said
+            session = gone._session  # as when its process is killed: nothing is sent
+            link, session.link = session.link, None
             assert link is not None
             link.close()
             begin = time.monotonic()

@@ -24,7 +24,8 @@ from helpers_runtime import (
 )
 from msgspec.structs import replace
 
-from actorium.actors.client.client import AsyncClient, Client
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.client import Client
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, RecoveryConfig
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 from helpers_scheduler import column
 
-from actorium.actors.client.calls import speculation_of
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.core import Context
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.incremental import NoTextStream
+from actorium.actors.health import speculation_of
 from actorium.actors.messages import (
     ActorStatus,
     Attach,

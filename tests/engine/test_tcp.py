@@ -17,8 +17,9 @@ import zmq
 from helpers_keys import free_ports, key_dir
 from helpers_runtime import short_dir
 
-from actorium.actors.client import remote as client_remote
-from actorium.actors.client.client import AsyncClient, Client, SamplingParams
+from actorium.actors.client import target as client_target
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.errors import BadConfig, EngineFailed, EngineUnavailable
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import (
@@ -227,7 +228,7 @@ def test_a_stream_over_tcp_outlives_an_actor(revived: Tcp, role: str) -> None:
 
 
 def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_remote, "PATIENCE", 0.3)
+    monkeypatch.setattr(client_target, "PATIENCE", 0.3)
     key_dir(tmp_path, "ann")
     target = f"tcp://127.0.0.1:{free_ports()}"
     with (Client(target, key=tmp_path / "ann.key") as client,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from actorium.actors.client.connection import locate
 from actorium.actors.gateway import actor
 from actorium.actors.launcher.engine import Engine
+from actorium.actors.runtime.rundir import engine_dir
 
 
 class Served(NamedTuple):
@@ -34,7 +34,7 @@ class Event(NamedTuple):
 def serving(port: int = 0, **config: Any) -> Iterator[Served]:
     """port: 0 for one that is free."""
     with Engine("", port=port, **config) as engine:
-        path = locate(engine.name, None, None)
+        path = engine_dir(engine.name)
         assert not isinstance(path, str)
         where = actor.where(path)  # type: ignore[arg-type]
         assert where is not None

@@ -13,8 +13,8 @@ from time import monotonic
 
 import numpy as np
 
-from actorium.actors.client.async_client import AsyncDeltaStream
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.calls import AsyncDeltaStream
 from actorium.actors.client.requests import StreamDelta
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.messages import Attach, Generate
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.rundir import address

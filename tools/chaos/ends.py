@@ -19,7 +19,7 @@ from itertools import combinations
 from pathlib import Path
 from time import monotonic, sleep
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime import roles

@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from actorium.actors import messages as m
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.params import Resolved, SamplingParams, TextParams
 from actorium.actors.runtime.rundir import address
 from actorium.tools.chaos.checked_streams import Maker, Traffic

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.tools.chaos.checked_streams import Maker, Traffic
 from actorium.tools.chaos.fault_injection import (
     FULL,

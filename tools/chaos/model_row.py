@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import ROLES

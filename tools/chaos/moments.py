@@ -21,7 +21,7 @@ from time import monotonic
 
 from msgspec import Struct
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.gateway.actor import where
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime import roles

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.tools.chaos.checked_streams import Maker, Traffic
 from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig

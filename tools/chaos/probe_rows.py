@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from time import monotonic, perf_counter
 from typing import Any
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.watchdog.probe_server import where
 from actorium.tools.chaos.checked_streams import Maker, Traffic
 from actorium.tools.chaos.fault_injection import Fault, actors, strike

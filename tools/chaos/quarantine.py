@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.actor import where
 from actorium.tools.bench.http import Http

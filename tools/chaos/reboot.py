@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.tools.chaos.checked_streams import Maker, Traffic
 from actorium.tools.chaos.fault_injection import actors, wait_gone
 from actorium.tools.chaos.gaps import Gaps

@@ -9,7 +9,7 @@ import signal
 from time import monotonic
 from typing import Any
 
-from actorium.actors.client.client import AsyncClient
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.launcher.engine import Engine
 from actorium.tools.chaos.checked_streams import Maker, Traffic

@@ -20,7 +20,7 @@ from actorium.tools.cli.flags import Parsed, parse
 from actorium.tools.cli.sampling_flags import SamplingOptions, sampling_of
 
 if TYPE_CHECKING:
-    from actorium.actors.client.client import AsyncClient
+    from actorium.actors.client.async_client import AsyncClient
     from actorium.actors.launcher.engine import Engine
 
 ABOUT = """Run a batch of prompts and stop. With --input, one JSON object a line is read (prompt,
@@ -99,7 +99,7 @@ def _sink(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO:
 async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
                  items: Iterable[jsonl.BatchJob | jsonl.BadLine], sink: BinaryIO) -> int:
     """Run everything; returns how many failed."""
-    from actorium.actors.client.client import AsyncClient
+    from actorium.actors.client.async_client import AsyncClient
 
     options = parsed.options
     plain = options.input is None and options.output is None

@@ -68,6 +68,10 @@ def test_shapes_of_generate(client: Client) -> None:
             client.generate(["ab", "cd"], [params(max_tokens=2, n=2)] * 2)] == [["ab"] * 2,
                                                                              ["cd"] * 2]
     assert client.generate(["ab"], params(max_tokens=2))[0].text == "ab"
+    mixed = client.generate(["ab", IDS], [params(max_tokens=2, n=2), params(max_tokens=1)])
+    assert [[c.text for c in choices] for choices in mixed] == [["ab", "ab"], ["th"]]
+    with pytest.raises(InvalidRequest, match="params: 1 for 2 prompts"):
+        client.generate(["a", "b"], [params(n=2)])
 
 
 def test_a_wide_batch_keeps_its_order(client: Client) -> None:
@@ -294,7 +298,7 @@ def test_skip_tokenizer(model: Path) -> None:
 
 def test_a_client_that_was_given_up_learns_of_it(client: Client, engine: FakeEngine,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actorium.actors.client.calls.REATTACH", 0.01)
+    monkeypatch.setattr("actorium.actors.client.session.REATTACH", 0.01)
     engine.allow = 0
     stream = client.stream("abc", params(max_tokens=200))
     client.tokenize("x")
@@ -306,7 +310,7 @@ def test_a_client_that_was_given_up_learns_of_it(client: Client, engine: FakeEng
 
 def test_the_client_imports_nothing_heavy() -> None:
     code = ("import sys, actorium.actors.client.client as c; "
-            "bad = {'torch','numpy','tokenizers','jinja2','uvloop','transformers','rich'}; "
+            "bad = {'asyncio', 'torch', 'numpy', 'tokenizers', 'jinja2', 'uvloop', 'rich'}; "
             "print(sorted(bad & set(sys.modules)))")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
@@ -318,14 +322,15 @@ def test_a_second_thread_is_told_and_harms_nothing(client: Client) -> None:
     want = client.generate("hello", SamplingParams(max_tokens=40)).text
     other = threading.Thread(target=lambda: texts.append(
         client.generate("hello", SamplingParams(max_tokens=40)).text))
-    usual, waiting, go_on = client._pump, threading.Event(), threading.Event()
+    session = client._session
+    usual, waiting, go_on = session.step, threading.Event(), threading.Event()
 
-    def slowly() -> None:
+    def slowly(now: float, quiet: bool) -> None:
         waiting.set()
         go_on.wait(20)
-        usual()
+        usual(now, quiet)
 
-    client._pump = slowly  # type: ignore[method-assign]
+    session.step = slowly  # type: ignore[method-assign]
     other.start()
     assert waiting.wait(20)
     calls: list[Callable[[], Any]] = [

@@ -12,10 +12,11 @@ import pytest
 import uvloop
 from helpers_text import FakeEngine, byte_level, write_model
 
-from actorium.actors.client.async_client import AsyncDeltaStream
-from actorium.actors.client.client import AsyncClient, Request
-from actorium.actors.client.core import ClientCore
+from actorium.actors.client.async_client import AsyncClient, AsyncioSession
+from actorium.actors.client.calls import AsyncDeltaStream, ClientCalls
+from actorium.actors.client.client import Request
 from actorium.actors.client.requests import Stay
+from actorium.actors.client.target import LocalTarget
 from actorium.actors.errors import EngineUnavailable, InvalidRequest, UnknownRequest
 from actorium.actors.params import SamplingParams
 
@@ -57,7 +58,7 @@ def test_many_tasks_share_a_client(engine: FakeEngine, loop: Any) -> None:
             assert got[0] == texts
             assert [c.text for c in got[1]] == [f"b{i:04d}" for i in range(200)]
             assert got[2] == IDS
-            assert not client._core.waiting
+            assert not client._session.core.waiting
 
     run(loop, main())
 
@@ -167,24 +168,19 @@ def test_two_who_wait_for_a_stream_send_it_once() -> None:
     """A shared stream is read by a task, while its caller asks for the tokens of the prompt."""
     sent: list[bytes] = []
 
-    class Slow:
-        """A client that is not connected yet."""
+    class Slow(AsyncioSession):
+        """One that is not connected yet."""
 
-        def __init__(self) -> None:
-            self._core = ClientCore("c")
-
-        async def _ready(self) -> None:
+        async def ready(self) -> None:
             await asyncio.sleep(0)
 
-        def _send(self, front: str, frame: bytes) -> None:
+        def send(self, front: str, frame: bytes) -> None:
             sent.append(frame)
-
-        def _abort(self, aborts: list[Any]) -> None:
-            """Nobody is there."""
 
     async def run() -> None:
         stay = Stay(rid="k.1", seconds=1.0)
-        stream = AsyncDeltaStream(Slow(), Request(prompt=[1], stay=stay))  # type: ignore[arg-type]
+        client = ClientCalls(Slow(LocalTarget(Path("nowhere"))))
+        stream = AsyncDeltaStream(client, Request(prompt=[1], stay=stay))
         waiting = [asyncio.ensure_future(stream.accepted()), asyncio.ensure_future(anext(stream))]
         await asyncio.sleep(0.01)
         assert len(sent) == 1 and not any(one.done() for one in waiting)

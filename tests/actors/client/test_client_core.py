@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from helpers_text import i4
 
-from actorium.actors.client.calls import requests
 from actorium.actors.client.core import GRACE, SETTLE, ClientCore, Pending
 from actorium.actors.client.requests import Request, encode
 from actorium.actors.errors import (
@@ -16,7 +15,6 @@ from actorium.actors.errors import (
     ActoriumError,
     DeadlineExceeded,
     EngineUnavailable,
-    InvalidRequest,
     UnknownRequest,
 )
 from actorium.actors.messages import (
@@ -132,19 +130,6 @@ def test_deadlines_and_the_end_of_everything() -> None:
     core.fail_all(EngineUnavailable("gone"))
     assert isinstance(patient.error, EngineUnavailable) and notified == [1]
     assert not core.attached and not core.waiting
-
-
-def test_shapes_and_lists_of_parameters() -> None:
-    made, shape = requests([1, 2], None, None)
-    assert len(made) == 1 and shape([["c"]]) == "c" and shape([["a", "b"]]) == "a"
-    two = SamplingParams(n=2)
-    made, shape = requests(["a", [1]], [two, None], 3.0)
-    assert [r.prompt for r in made] == ["a", [1]] and made[0].params is two
-    assert shape([["a", "b"], ["c"]]) == [["a", "b"], ["c"]]
-    error = EngineUnavailable("x")
-    assert requests(["a", "b"], None, None)[1]([["a"], error]) == ["a", error]
-    with pytest.raises(InvalidRequest, match="1 for 2"):
-        requests(["a", "b"], [two], None)
 
 
 # --- what is sent again, and when ---------------------------------------------------------------

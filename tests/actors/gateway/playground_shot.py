@@ -18,8 +18,8 @@ from helpers_served import serving
 from PIL import Image
 
 from actorium.actors.client.async_client import AsyncClient
-from actorium.actors.client.connection import locate
 from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.rundir import engine_dir
 
 SECONDS = 75
 MOST = 14
@@ -72,7 +72,7 @@ def main(path: Path) -> None:
     if browser is None:
         sys.exit(NOT_THERE)
     with serving(max_num_seqs=8) as served:
-        run_dir = Path(str(locate(served.engine.name, None, None)))
+        run_dir = engine_dir(served.engine.name)
         with Browser(browser) as chrome, others(run_dir):
             tab = chrome.open(served.url, 1360, 1020)
             tab.wait(f"seen.length >= {SECONDS}", SECONDS * 1.5)

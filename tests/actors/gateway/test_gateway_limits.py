@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import pytest
 from helpers_served import Served, serving
 
-from actorium.actors.client.connection import locate
 from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http import api_keys as keys
 from actorium.actors.gateway.http.guard import Cors
+from actorium.actors.runtime.rundir import engine_dir
 
 LONG = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True,
         "stream_options": {"resumable": True}}
@@ -113,7 +113,7 @@ def test_no_key_is_told(served: Served) -> None:
     assert "root-key" not in json.dumps(served.engine.client.server_info())
     tree = configs.public(Config(gateway=GatewayConfig(api_key="k1", admin_key="k2")))
     assert (tree["gateway"]["api_key"], tree["gateway"]["admin_key"]) == ("***", "***")
-    directory = locate(served.engine.name, None, None)
+    directory = engine_dir(served.engine.name)
     assert isinstance(directory, Path)
     for file in directory.glob("*.log"):
         assert b"root-key" not in file.read_bytes() and b"ann-key" not in file.read_bytes()

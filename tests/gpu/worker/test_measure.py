@@ -14,7 +14,6 @@ import pytest
 import torch
 from helpers_cli import Cli, cli, eventually
 
-from actorium.actors.client.calls import bytes_of, memory_of
 from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.config.tree import (
     Config,
@@ -23,6 +22,7 @@ from actorium.actors.config.tree import (
     ModelConfig,
     SchedulerConfig,
 )
+from actorium.actors.health import bytes_of, memory_of
 from actorium.actors.messages import ActorStatus, Status, StepPlan
 from actorium.gpu.plan.beside import Step
 from actorium.gpu.step.pools import zeros
