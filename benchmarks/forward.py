@@ -26,7 +26,7 @@ import torch
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
-from actorium.gpu.step.pools import PagePool
+from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.worker.device import keep_freed_memory
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ class Ours:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.pool = PagePool(model.shape, 400, PAGE, torch.bfloat16, CPU)
+        self.pool = KVPagePool(model.shape, 400, PAGE, torch.bfloat16, CPU)
 
     def prefill(self, tables: list[list[int]], prompt: int) -> float:
         """Seconds to extend every prompt, in steps of at most BUDGET tokens."""

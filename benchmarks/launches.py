@@ -47,12 +47,12 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.graphs.step_graphs import DecodeGraphs
+from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.plan.graph_memory import GraphShape
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.worker.device import open_device
-from actorium.kernels.triton.limits import HOPPER
+from actorium.kernels.triton.device_limits import HOPPER
 from actorium.kernels.triton.skinny import CONFIGS
 
 T = TypeVar("T")
@@ -165,32 +165,32 @@ class CountingCapturer:
 @contextmanager
 def counted() -> Iterator[Counting]:
     """Everything inside is counted, nothing computed."""
-    counting, send, fetch = Counting(), Device.send, Device.fetch
+    counting, send, fetch = Counting(), DeviceArrays.send, DeviceArrays.fetch
 
     def launch(kernel: InterpretedFunction, *args: Any, grid: Any, **options: Any) -> None:
         counting.tally.launches[kernel.fn.__name__] += 1
 
-    def send_counted(self: Device, parts: Any) -> Tensor:
+    def send_counted(self: DeviceArrays, parts: Any) -> Tensor:
         counting.tally.uploads += 1
         with _disable_current_modes():
             return send(self, parts)
 
-    def fetch_counted(self: Device, *arrays: Tensor) -> Any:
+    def fetch_counted(self: DeviceArrays, *arrays: Tensor) -> Any:
         counting.tally.fetches += len(arrays)
         with _disable_current_modes():
             return fetch(self, *arrays)
 
     with ExitStack() as stack:
         for owner, name, other in ((InterpretedFunction, "run", launch),
-                                   (Device, "send", send_counted),
-                                   (Device, "fetch", fetch_counted)):
+                                   (DeviceArrays, "send", send_counted),
+                                   (DeviceArrays, "fetch", fetch_counted)):
             stack.enter_context(patch.object(owner, name, other))
         # As on a CUDA device: its products, and its multiprocessors.
         stack.enter_context(patch("actorium.kernels.triton.triton_ops.can_pack", lambda _: False))
         for name, module in list(sys.modules.items()):
-            if name.startswith("actorium.kernels.triton") and hasattr(module, "limits"):
-                stack.enter_context(patch.object(module, "limits", lambda device: HOPPER._replace(
-                    processors=SMS)))
+            if name.startswith("actorium.kernels.triton") and hasattr(module, "device_limits"):
+                stack.enter_context(patch.object(
+                    module, "device_limits", lambda device: HOPPER._replace(processors=SMS)))
         yield stack.enter_context(counting)
 
 
@@ -240,14 +240,14 @@ def count(case: Case, fused: bool = True) -> Tally:
             runner = open_device(settings(Path(scratch), case), 1, lambda *_: None, {}).runner
             runner.model.ops.products.assume(  # type: ignore[attr-defined]
                 CONFIGS if fused else ())
-            graphs = DecodeGraphs(runner, CountingCapturer(counting),
-                                  [GraphShape(case.batch, case.drafts + 1)])
+            graphs = DecodeGraphRunner(runner, CountingCapturer(counting),
+                                       [GraphShape(case.batch, case.drafts + 1)])
             graphs.capture(lambda *_: None)
             runner.graphs = graphs
             return _step(runner, case, counting)
 
 
-def _step(runner: Runner, case: Case, counting: Counting) -> Tally:
+def _step(runner: ModelRunner, case: Case, counting: Counting) -> Tally:
     slots, pages = np.arange(1, case.batch + 1, dtype=np.int32), -(-CONTEXT // PAGE) + 1
     tokens = np.zeros(CONTEXT, np.int32).tobytes()
     own = np.zeros(runner.tables.groups * pages, np.int32).tobytes()

@@ -15,13 +15,20 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.step.batch import ExtendRow
-from actorium.kernels.ragged import Run, plan_ragged
-from actorium.kernels.record import WIDTH, Layout, Lengths, Progress, Resident, Windows
+from actorium.kernels.ragged import ExtendRun, plan_ragged
+from actorium.kernels.record import (
+    WIDTH,
+    DecodeRows,
+    DecodeState,
+    RowLayout,
+    SamplingTables,
+    WindowSizes,
+)
 from actorium.kernels.reference.apply_plan import table_addresses
-from actorium.kernels.reference.delta_window import Delta
-from actorium.kernels.reference.gated_delta import Heads
-from actorium.kernels.reference.mamba2 import Sizes, split_inputs
-from actorium.kernels.scaled_linear import FP8, Form, Scaled
+from actorium.kernels.reference.delta_rule import Heads
+from actorium.kernels.reference.delta_window import DeltaLayer
+from actorium.kernels.reference.ssd import SSDSizes, split_inputs
+from actorium.kernels.scaled_linear import FP8, InputForm, Scaled
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import quantise, scaled_mm
@@ -60,7 +67,7 @@ def norms(width: int) -> None:
 
 def norms_fp8(width: int, columns: int) -> None:
     """What quantises its result for the next product, in one launch."""
-    x, form = empty(64, width), Form(columns, plain=False)
+    x, form = empty(64, width), InputForm(columns, plain=False)
     OPS.rms_norm_fp8(x, x[0], 1e-5, form)
     OPS.add_rms_norm_fp8(x, x, x[0], 1e-5, form)
 
@@ -210,8 +217,8 @@ GDN = Heads(16, 48, 128, 128)
 
 def delta(new: int, states: torch.dtype) -> None:
     """A step, or a window of drafts."""
-    layer = Delta(GDN, empty(4, GDN.channels, dtype=F32), empty(48, dtype=F32),
-                  empty(48, dtype=F32))
+    layer = DeltaLayer(GDN, empty(4, GDN.channels, dtype=F32), empty(48, dtype=F32),
+                       empty(48, dtype=F32))
     p, columns = empty(64 * new, GDN.channels + 48 * 130), empty(99, 3, GDN.channels)
     kept, at = empty(99, 48, 128, 128, dtype=states), torch.zeros(64, dtype=I64)
     if new == 1:
@@ -223,10 +230,10 @@ def delta(new: int, states: torch.dtype) -> None:
 
 def delta_chunks(states: torch.dtype) -> None:
     """A prompt."""
-    layer = Delta(GDN, empty(4, GDN.channels, dtype=F32), empty(48, dtype=F32),
-                  empty(48, dtype=F32))
+    layer = DeltaLayer(GDN, empty(4, GDN.channels, dtype=F32), empty(48, dtype=F32),
+                       empty(48, dtype=F32))
     OPS.delta_extend(empty(200, GDN.channels + 48 * 130), empty(3, 48, 128, 128, dtype=states),
-                     empty(99, 3, GDN.channels), plan_ragged([Run(1, 200)], 4, CPU), layer)
+                     empty(99, 3, GDN.channels), plan_ragged([ExtendRun(1, 200)], 4, CPU), layer)
 
 
 CPU = torch.device("cpu")
@@ -234,14 +241,14 @@ CPU = torch.device("cpu")
 
 def convolution(channels: int, biased: bool) -> None:
     """Of a prompt."""
-    x, plan = empty(200, channels), plan_ragged([Run(1, 200)], 4, CPU)
+    x, plan = empty(200, channels), plan_ragged([ExtendRun(1, 200)], 4, CPU)
     OPS.conv_extend(x, empty(9, 3, channels), empty(4, channels, dtype=F32), plan,
                     empty(channels, dtype=F32) if biased else None)
 
 
 def mamba(states: torch.dtype) -> None:
     """Granite 4's."""
-    sizes, at = Sizes(48, 1, 64, 128), torch.zeros(64, dtype=I64)
+    sizes, at = SSDSizes(48, 1, 64, 128), torch.zeros(64, dtype=I64)
     inputs = split_inputs(empty(64, sizes.channels, dtype=F32), empty(64, 48, dtype=F32), sizes)
     OPS.ssd_step(inputs, empty(99, 48, 64, 128, dtype=states), at, empty(48, dtype=F32),
                  empty(48, dtype=F32))
@@ -318,16 +325,18 @@ def sample(vocab: int, samples: bool, truncates: bool) -> None:
                         truncates)
 
 
-def resident(vocab: int) -> Resident:
+def resident(vocab: int) -> SamplingTables:
     """Everything that can be asked for."""
-    return Resident(empty(99, WIDTH, dtype=I32), empty(99, 64, dtype=I32), empty(99, 2, dtype=I64),
-                    empty(99, vocab, dtype=I32), empty(99, 4, dtype=I32), empty(99, 4, dtype=I32))
+    return SamplingTables(empty(99, WIDTH, dtype=I32), empty(99, 64, dtype=I32),
+                          empty(99, 2, dtype=I64),
+                          empty(99, vocab, dtype=I32), empty(99, 4, dtype=I32),
+                          empty(99, 4, dtype=I32))
 
 
 def change(vocab: int) -> None:
     """What changes logits, and reads their probabilities."""
     logits, slots = empty(64, vocab, dtype=F32), torch.zeros(64, dtype=I32)
-    OPS.sampling.adjust(logits, slots, slots, resident(vocab), Layout(64), True, True, True)
+    OPS.sampling.adjust(logits, slots, slots, resident(vocab), RowLayout(64), True, True, True)
     OPS.sampling.mask(logits, slots, empty(64, -(-vocab // 32), dtype=I32))
     OPS.sampling.logprobs(torch.zeros(2, vocab), slots[:2].long(), 3)
 
@@ -336,24 +345,25 @@ def fill(q_len: int) -> None:
     """The rows of decodes, from the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
     i32, rows = partial(empty, dtype=I32), empty(64 * q_len, dtype=I64)
-    windows = Windows(rows, rows, empty(1, 64 * q_len, dtype=I64), i32(1, 64, 512), i32(64),
-                      i32(64 * q_len), i32(64 * q_len))
-    OPS.sampling.fill(slots, Progress(own, slots, slots.bool(), own), empty(99, 2, dtype=I64),
-                      i32(99, WIDTH), i32(1, 99, 512), Lengths(q_len, PAGE, 512, 8192), windows)
+    windows = DecodeRows(rows, rows, empty(1, 64 * q_len, dtype=I64), i32(1, 64, 512), i32(64),
+                         i32(64 * q_len), i32(64 * q_len))
+    OPS.sampling.fill(slots, DecodeState(own, slots, slots.bool(), own), empty(99, 2, dtype=I64),
+                      i32(99, WIDTH), i32(1, 99, 512), WindowSizes(q_len, PAGE, 512, 8192), windows)
 
 
 def commit(q_len: int, counts: bool) -> None:
     """Tokens go to the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
-    progress = Progress(own, slots, slots.bool(), own)
-    OPS.sampling.commit(slots, slots, own, resident(4096), progress, Layout(1, q_len), counts)
+    progress = DecodeState(own, slots, slots.bool(), own)
+    OPS.sampling.commit(slots, slots, own, resident(4096), progress, RowLayout(1, q_len), counts)
 
 
 def commit_likeliest(vocab: int, q_len: int) -> None:
     """A greedy step chooses, and goes to the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
     OPS.sampling.commit_likeliest(empty(64, vocab), slots, slots, resident(vocab),
-                                  Progress(own, slots, slots.bool(), own), Layout(1, q_len), False)
+                                  DecodeState(own, slots, slots.bool(), own), RowLayout(1, q_len),
+                                  False)
 
 
 def skinny_products(config: SkinnyConfig) -> None:

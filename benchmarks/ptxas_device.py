@@ -74,10 +74,10 @@ class Standin:
 
     def become(self, capability: int) -> None:
         """Another device."""
-        from actorium.kernels.triton.limits import limits
+        from actorium.kernels.triton.device_limits import device_limits
 
         self.capability = capability
-        limits.cache_clear()
+        device_limits.cache_clear()
 
     def install(self) -> Standin:
         """From now on a launch compiles, and does nothing."""

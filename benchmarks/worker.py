@@ -22,10 +22,10 @@ from torch import Tensor
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.pools import PagePool
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Host
-from actorium.gpu.step.tables import Tables
+from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import HostArrays
+from actorium.gpu.step.tables import SlotTables
 from actorium.kernels.cpu import sampling_cpu
 from actorium.kernels.reference.philox import uniform
 
@@ -55,7 +55,7 @@ class ReadyModel:
     def __init__(self, rows: int) -> None:
         self.hidden, self.ready = torch.zeros(rows, 8), torch.randn(rows, VOCAB)
 
-    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
                 recurrent: None = None) -> Tensor:
         return self.hidden[:len(batches[0].logit_rows)]
 
@@ -79,9 +79,10 @@ def step_us(rows: int, params: dict[str, Any], times: int, drafts: int = 0) -> f
     host = torch.device("cpu")
     shape: Any = SimpleNamespace(kv_row=(2, 8), layers=1)
     width = MAX_LEN // 16
-    tables = Tables(Host(host), rows + 1, width, 16, VOCAB, MAX_LEN, drafts=drafts)
-    runner = Runner(ReadyModel(rows * (drafts + 1)), [PagePool(shape, 1, 16, torch.float32, host)],
-                    tables, propose=lambda slots, at, k: np.zeros((len(slots), k), np.int32))
+    tables = SlotTables(HostArrays(host), rows + 1, width, 16, VOCAB, MAX_LEN, drafts=drafts)
+    runner = ModelRunner(ReadyModel(rows * (drafts + 1)),
+                         [KVPagePool(shape, 1, 16, torch.float32, host)],
+                         tables, propose=lambda slots, at, k: np.zeros((len(slots), k), np.int32))
     slots = np.arange(1, rows + 1, dtype=np.int32)
     tokens, pages = np.arange(CONTEXT, dtype=np.int32), np.zeros(width, np.int32)
     admits = [Admit(slot, tokens.tobytes(), CONTEXT, 0, pages.tobytes(),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Form(NamedTuple):
+class InputForm(NamedTuple):
     """In which form a product takes its input."""
 
     columns: int = 0
@@ -22,12 +22,12 @@ class Form(NamedTuple):
     """Whether so many rows are better normed by the product itself: it takes them `Unnormed` then.
     None: it never does."""
 
-    def also(self, other: Form) -> Form:
+    def also(self, other: InputForm) -> InputForm:
         """The form that serves both products: as it is, where they want it in FP8 differently, and
         each quantises it then. Normed in any case."""
         if self.columns and other.columns and self.columns != other.columns:
-            return Form()
-        return Form(self.columns or other.columns, self.plain or other.plain)
+            return InputForm()
+        return InputForm(self.columns or other.columns, self.plain or other.plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Quantised:
 
 @dataclass(frozen=True, slots=True)
 class Unnormed:
-    """An input that the only product to take it norms on its way: see `Form.norms`."""
+    """An input that the only product to take it norms on its way: see `InputForm.norms`."""
 
     x: Tensor
     """[T, K]"""
@@ -117,7 +117,7 @@ def plain(x: Input) -> Tensor:
     return x.plain
 
 
-class Pending(NamedTuple):
+class PendingSum(NamedTuple):
     """A sum that the next norm makes on its way."""
 
     more: Tensor
@@ -125,10 +125,10 @@ class Pending(NamedTuple):
     """Like `more`."""
 
 
-Stream = Tensor | Pending
+HiddenStream = Tensor | PendingSum
 """Hidden states between two norms: [T, hidden]."""
 
 
-def settled(stream: Stream) -> Tensor:
+def settled(stream: HiddenStream) -> Tensor:
     """The hidden states, the sum made."""
-    return stream.more + stream.hidden if isinstance(stream, Pending) else stream
+    return stream.more + stream.hidden if isinstance(stream, PendingSum) else stream

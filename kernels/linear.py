@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.inputs import Form, Input, Quantised, Stream, plain
+from actorium.kernels.inputs import HiddenStream, Input, InputForm, Quantised, plain
 
 PACKED_FOR = 2048
 """Rows the packed layout is chosen for: 20 % faster there than a layout chosen for one row, and as
@@ -31,8 +31,8 @@ FEW_ROWS = 4
 class Linear:
     """y = x @ weight.T + bias. weight: [N, K]; bias: [N] or None; x: [T, K] -> [T, N]."""
 
-    form = Form()
-    """In which form the input is best given; all serve that have what `Form` says."""
+    form = InputForm()
+    """In which form the input is best given; all serve that have what `InputForm` says."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
@@ -44,7 +44,7 @@ class Linear:
         """residual + y, perhaps in the residual's memory."""
         return residual + F.linear(plain(x), self.weight, self.bias)
 
-    def onto(self, x: Input, residual: Tensor) -> Stream:
+    def onto(self, x: Input, residual: Tensor) -> HiddenStream:
         """The same, or both parts of it where the product cannot sum and the next norm can."""
         return self.add(x, residual)
 
@@ -187,11 +187,11 @@ class Gated:
         self.linear, self.gate, self.gate_fp8 = linear, gate, gate_fp8
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """See `Linear`."""
         return self.linear.form
 
-    def __call__(self, x: Input, form: Form = Form()) -> Input:
+    def __call__(self, x: Input, form: InputForm = InputForm()) -> Input:
         """x: [T, K] -> [T, N / 2], in the form in which it is taken next, or as it is."""
         y = self.linear(x)
         return self.gate(y) if form.plain else self.gate_fp8(y, form.columns)
@@ -207,11 +207,11 @@ class TileGated(Gated):
         self.tiles = TileLinear(weight, bias, lib, threads, scratch, weight.shape[0] // 2)
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """See `Linear`."""
-        return Form()
+        return InputForm()
 
-    def __call__(self, x: Input, form: Form = Form()) -> Tensor:
+    def __call__(self, x: Input, form: InputForm = InputForm()) -> Tensor:
         """x: bf16[T, K] -> bf16[T, N / 2], whatever the form."""
         x = plain(x)
         y = x.new_empty((x.shape[0], self.tiles.half))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.cpu.attention_native import NativeDecode, NativeExtend, chunk_rows
-from actorium.kernels.cpu.native import library
-from actorium.kernels.inputs import Form, Input, Pending, Quantised, Stream, Unnormed
+from actorium.kernels.cpu.native_library import library
+from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum, Quantised, Unnormed
 from actorium.kernels.linear import (
     Gated,
     Linear,
@@ -27,23 +27,23 @@ from actorium.kernels.linear import (
 from actorium.kernels.ragged import Ragged
 from actorium.kernels.reference.activation import gelu_mul, silu_mul
 from actorium.kernels.reference.apply_plan import apply_plan
-from actorium.kernels.reference.attention import (
+from actorium.kernels.reference.causal_conv import conv_extend
+from actorium.kernels.reference.delta_rule import delta_extend
+from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
+from actorium.kernels.reference.experts import Experts
+from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
+from actorium.kernels.reference.kv import write_kv
+from actorium.kernels.reference.latent import Latent
+from actorium.kernels.reference.norm import rms_norm
+from actorium.kernels.reference.paged_attention import (
     Attend,
     AttentionOps,
-    Chunk,
+    ExtendChunk,
     torch_decode,
     torch_extend,
 )
-from actorium.kernels.reference.causal_conv import conv_extend
-from actorium.kernels.reference.delta_window import Delta, delta_window
-from actorium.kernels.reference.experts import Experts
-from actorium.kernels.reference.gated_delta import delta_extend
-from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
-from actorium.kernels.reference.kv import write_kv
-from actorium.kernels.reference.mamba2 import Inputs, ssd_step
-from actorium.kernels.reference.mla import Latent
-from actorium.kernels.reference.norm import rms_norm
 from actorium.kernels.reference.rope import apply_rope
+from actorium.kernels.reference.ssd import SSDInputs, ssd_step
 from actorium.kernels.sampling_ops import TorchSampling
 from actorium.kernels.scaled_linear import ScaledLinear, is_packed, to_fp8
 
@@ -91,13 +91,13 @@ class TorchOps:
         """See `norm.rms_norm_add`."""
         return residual + self.rms_norm(x, weight, eps)
 
-    def norm(self, x: Stream, weight: Tensor, eps: float,
-             form: Form = Form()) -> tuple[Input, Tensor]:
+    def norm(self, x: HiddenStream, weight: Tensor, eps: float,
+             form: InputForm = InputForm()) -> tuple[Input, Tensor]:
         """(`norm.rms_norm` of x in this form, x): of hidden states, which may still be summed.
         In FP8 the same bits as the norm, rounded to its dtype, and `scaled_mm.quantise`."""
         if form.norms is not None and isinstance(x, Tensor) and form.norms(len(x)):
             return Unnormed(x, weight, eps), x
-        if isinstance(x, Pending):
+        if isinstance(x, PendingSum):
             if form.columns:
                 return self.add_rms_norm_fp8(*x, weight, eps, form)
             return self.add_rms_norm(*x, weight, eps)
@@ -111,12 +111,12 @@ class TorchOps:
         total = x + residual
         return self.rms_norm(total, weight, eps), total
 
-    def rms_norm_fp8(self, x: Tensor, weight: Tensor, eps: float, form: Form) -> Quantised:
+    def rms_norm_fp8(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
         """See `norm`; x: [T, K]."""
         return to_fp8(self.rms_norm(x, weight, eps), form)
 
     def add_rms_norm_fp8(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float,
-                         form: Form) -> tuple[Quantised, Tensor]:
+                         form: InputForm) -> tuple[Quantised, Tensor]:
         """See `norm`; x, residual: [T, K]."""
         normed, total = self.add_rms_norm(x, residual, weight, eps)
         return to_fp8(normed, form), total
@@ -141,11 +141,11 @@ class TorchOps:
     def silu_mul_fp8(self, gate_up: Tensor, columns: int) -> Quantised:
         """`silu_mul`, rounded to its dtype, and then `scaled_mm.quantise`: so many columns of the
         result share a scale. gate_up: [T, 2 * I] -> [T, I]."""
-        return to_fp8(self.silu_mul(gate_up), Form(columns, plain=False))
+        return to_fp8(self.silu_mul(gate_up), InputForm(columns, plain=False))
 
     def gelu_mul_fp8(self, gate_up: Tensor, columns: int) -> Quantised:
         """The same of `gelu_mul`."""
-        return to_fp8(self.gelu_mul(gate_up), Form(columns, plain=False))
+        return to_fp8(self.gelu_mul(gate_up), InputForm(columns, plain=False))
 
     def rotate_write(
         self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor,
@@ -173,7 +173,7 @@ class TorchOps:
         return torch_decode(pages, lens, span, q_len, page_size, window, scale)
 
     def extend(
-        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
     ) -> Attend:
         """Attention of a step's chunks of prompts, for every layer with this window."""
         return torch_extend(rows, page_size, window, scale)
@@ -184,7 +184,7 @@ class TorchOps:
         return conv_extend(x, columns, weight, plan, bias)
 
     def delta_extend(self, p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
-                     layer: Delta) -> Tensor:
+                     layer: DeltaLayer) -> Tensor:
         """GatedDeltaNet between its projections, the tokens of an extend step; states and columns
         go on, and are kept where the plan says. p: [T, ...], as of `delta_step`. Returns
         [T, HV, V], in fp32 or p's dtype."""
@@ -192,20 +192,20 @@ class TorchOps:
         return delta_extend(qkv, *layer.gates(p), states, plan, layer.heads)
 
     def delta_step(self, p: Tensor, states: Tensor, columns: Tensor, rows: Tensor,
-                   layer: Delta) -> Tensor:
+                   layer: DeltaLayer) -> Tensor:
         """GatedDeltaNet between its projections, one more token for each row; see
         `delta_window.Delta`. p: [B, ...], queries, keys and values first, b and a last; returns
         f32[B, HV, V]."""
         return layer.advance(layer.inputs(p), (states, columns), rows)
 
     def delta_window(self, p: Tensor, states: Tensor, columns: Tensor, pending: Tensor,
-                     rows: Tensor, accepted: Tensor, layer: Delta) -> Tensor:
+                     rows: Tensor, accepted: Tensor, layer: DeltaLayer) -> Tensor:
         """Windows of tokens; p: [B * q, ...], as of `delta_step`, the rest as of
         `delta_window.delta_window`. Returns f32[B * q, HV, V]."""
         x = layer.inputs(p).view(len(rows), len(p) // len(rows), -1)
         return delta_window(x, states, columns, pending, rows, accepted, layer)
 
-    def ssd_step(self, inputs: Inputs, states: Tensor, rows: Tensor, a: Tensor,
+    def ssd_step(self, inputs: SSDInputs, states: Tensor, rows: Tensor, a: Tensor,
                  skip: Tensor) -> Tensor:
         """See `mamba2.ssd_step`."""
         return ssd_step(inputs, states, rows, a, skip)
@@ -301,7 +301,7 @@ class NativeOps(TorchOps):
                             scale)
 
     def extend(
-        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
     ) -> Attend:
         """See `TorchOps.extend`."""
         plain = functools.cache(functools.partial(torch_extend, rows, page_size, window, scale))

@@ -20,7 +20,7 @@ from torch import Tensor
 CHUNK = 64
 
 
-class Run(NamedTuple):
+class ExtendRun(NamedTuple):
     """A sequence's tokens in an extend step."""
 
     row: int
@@ -70,7 +70,7 @@ class Ragged:
 
     size: int
     """L"""
-    runs: Sequence[Run]
+    runs: Sequence[ExtendRun]
     """In the step's order."""
     counts: list[int]
     """Tokens of each sequence, in the step's order."""
@@ -99,7 +99,7 @@ class Ragged:
     """`segments_of` this, once it was asked for."""
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """A host's tensor on the device, without waiting: from pinned memory, since a copy of more than
     64 KiB of other memory holds up the host until the device has come to it."""
     if device.type != "cuda":
@@ -120,7 +120,7 @@ def spans_of(plan: Ragged, size: int) -> Spans:
         inside = np.arange(len(owner), dtype=np.int32) - np.repeat(np.cumsum(each) - each, each)
         blocks = np.stack((owner, inside * size), 1).astype(np.int32)
         both = torch.from_numpy(np.concatenate((sequences.reshape(-1), blocks.reshape(-1))))
-        own = sent(both, plan.rows.device)
+        own = to_device(both, plan.rows.device)
         plan.spans = Spans(own[:sequences.size].view(-1, 3), own[sequences.size:].view(-1, 2))
     return plan.spans
 
@@ -142,7 +142,7 @@ def segments_of(plan: Ragged, size: int) -> Segments:
                 chunks += [(start + i, min(size, tokens - i)) for i in range(at, tokens, size)]
                 at = tokens
         parts = [torch.tensor(part, dtype=torch.int32) for part in (sequences, pieces, chunks)]
-        own = sent(torch.cat([part.view(-1) for part in parts]), plan.rows.device)
+        own = to_device(torch.cat([part.view(-1) for part in parts]), plan.rows.device)
         views = own.split([part.numel() for part in parts])
         plan.segments = Segments(*(view.view_as(part)
                                    for view, part in zip(views, parts, strict=True)))
@@ -150,7 +150,7 @@ def segments_of(plan: Ragged, size: int) -> Segments:
 
 
 def plan_ragged(
-    runs: Sequence[Run], width: int, device: torch.device, chunk: int = CHUNK
+    runs: Sequence[ExtendRun], width: int, device: torch.device, chunk: int = CHUNK
 ) -> Ragged:
     """The layout of these sequences. width: of the convolution."""
     pieces = [_pieces(run) for run in runs]
@@ -174,7 +174,7 @@ def plan_ragged(
     tails, tail_rows = _tails(runs, starts, width)
 
     def there(x: Tensor) -> Tensor:
-        return sent(x, device)
+        return to_device(x, device)
 
     return Ragged(
         size, runs, [run.length for run in runs], there(torch.tensor([run.row for run in runs])),
@@ -186,7 +186,7 @@ def plan_ragged(
         [1 + len(run.saves) for run in runs])
 
 
-def _pieces(run: Run) -> list[int]:
+def _pieces(run: ExtendRun) -> list[int]:
     """Lengths between the places where the state is kept."""
     cuts = sorted({tokens for tokens, _ in run.saves} | {run.length})
     return [b - a for a, b in zip([0, *cuts], cuts, strict=False)]
@@ -209,7 +209,7 @@ def _starts(counts: list[int]) -> list[int]:
 
 
 def _waves(
-    runs: Sequence[Run], cut: list[list[tuple[int, int]]], order: list[int]
+    runs: Sequence[ExtendRun], cut: list[list[tuple[int, int]]], order: list[int]
 ) -> tuple[list[Wave], list[int], list[int], list[int]]:
     """The waves; first token within its sequence, tokens, and sequence of every chunk."""
     waves: list[Wave] = []
@@ -230,7 +230,7 @@ def _waves(
     return waves, firsts, sizes, owners
 
 
-def _tails(runs: Sequence[Run], starts: list[int], width: int) -> tuple[Tensor, Tensor]:
+def _tails(runs: Sequence[ExtendRun], starts: list[int], width: int) -> tuple[Tensor, Tensor]:
     ends, rows = [], []
     for i, run in enumerate(runs):
         for tokens, row in [*run.saves, (run.length, run.row)]:

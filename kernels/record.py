@@ -12,7 +12,7 @@ from torch import Tensor
 WIDTH = 12
 
 
-class Resident(NamedTuple):
+class SamplingTables(NamedTuple):
     """Tables of all slots. Slot 0 is that of padding: zeros, which ask for nothing."""
 
     record: Tensor
@@ -30,14 +30,14 @@ class Resident(NamedTuple):
     """i32[slots, B]: float32 bits, 0 = none."""
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """How the sampled rows of a step lie: `single` rows of their own, then windows of `q_len`."""
 
     single: int = 0
     q_len: int = 1
 
 
-class Progress(NamedTuple):
+class DecodeState(NamedTuple):
     """What each step changes of the tables of all slots."""
 
     last_token: Tensor
@@ -50,7 +50,7 @@ class Progress(NamedTuple):
     """i64[slots]: of the drafts of its last window."""
 
 
-class Lengths(NamedTuple):
+class WindowSizes(NamedTuple):
     """What the rows of decodes depend on, and the host knows."""
 
     q_len: int
@@ -63,7 +63,7 @@ class Lengths(NamedTuple):
     """Of any sequence."""
 
 
-class Windows(NamedTuple):
+class DecodeRows(NamedTuple):
     """The rows of B decodes, q_len each: T = B * q_len, sequence by sequence."""
 
     tokens: Tensor

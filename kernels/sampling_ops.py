@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from actorium.kernels.record import Layout, Lengths, Progress, Resident, Windows
+from actorium.kernels.record import DecodeRows, DecodeState, RowLayout, SamplingTables, WindowSizes
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.logprobs import Logprobs, logprobs
 
@@ -25,13 +25,13 @@ class TorchSampling:
     """Whether there is one that reads the rows of decodes from the tables: see
     `triton.fill.fill`."""
 
-    def fill(self, slots: Tensor, progress: Progress, drafts: Tensor, record: Tensor,
-             tables: Tensor, lengths: Lengths, out: Windows) -> None:
+    def fill(self, slots: Tensor, progress: DecodeState, drafts: Tensor, record: Tensor,
+             tables: Tensor, lengths: WindowSizes, out: DecodeRows) -> None:
         """Only where `fills`."""
         raise TypeError(f"{self.name}: the tables' arithmetic is the steps' own")
 
-    def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
-               layout: Layout, penalises: bool, biases: bool, holds: bool) -> Tensor:
+    def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
+               layout: RowLayout, penalises: bool, biases: bool, holds: bool) -> Tensor:
         """See `sampling.adjust`; logits of another dtype than f32 are copied first. Returns what
         was changed."""
         logits = logits.float()
@@ -42,23 +42,23 @@ class TorchSampling:
         """See `sampling.mask`."""
         sampling.mask(logits, rows, words)
 
-    def choose(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
+    def choose(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
                samples: bool, truncates: bool, out: Tensor | None = None) -> Tensor:
         """See `sampling.choose`; logits of any float dtype. out: where the tokens are to lie."""
         tokens = sampling.choose(logits.float(), slots, positions, tables, samples, truncates)
         return tokens if out is None else out.copy_(tokens)
 
     def commit_likeliest(
-        self, logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident,
-        progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = (),
+        self, logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
+        progress: DecodeState, layout: RowLayout, counts: bool, force: tuple[float, ...] = (),
         tokens: Tensor | None = None, told: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Only where `commits`."""
         raise TypeError(f"{self.name}: the tables' arithmetic is the sampler's")
 
-    def commit(self, slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
-               progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = (),
-               told: Tensor | None = None) -> Tensor:
+    def commit(self, slots: Tensor, positions: Tensor, tokens: Tensor, tables: SamplingTables,
+               progress: DecodeState, layout: RowLayout, counts: bool,
+               force: tuple[float, ...] = (), told: Tensor | None = None) -> Tensor:
         """Only where `commits`."""
         raise TypeError(f"{self.name}: the tables' arithmetic is the sampler's")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actorium.kernels.inputs import Form, Input, Pending, Quantised, Stream, plain
+from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum, Quantised, plain
 from actorium.kernels.linear import Linear
 
 FP8 = torch.float8_e4m3fn
@@ -175,7 +175,7 @@ class ScaledLinear(Linear):
         self.by_row = self.scaled.scales.shape[1] == 1
         self.columns = self.weight.shape[1] if self.by_row else COLUMNS
         """Of the input that share a scale."""
-        self.form = Form(self.columns, plain=False)
+        self.form = InputForm(self.columns, plain=False)
 
     def __call__(self, x: Input) -> Tensor:
         return self.run(x, x.dtype)
@@ -184,9 +184,9 @@ class ScaledLinear(Linear):
         """residual + y."""
         return self.run(x, residual.dtype, residual)
 
-    def onto(self, x: Input, residual: Tensor) -> Stream:
+    def onto(self, x: Input, residual: Tensor) -> HiddenStream:
         """See `Linear`."""
-        return Pending(self(x), residual) if self.by_row else self.add(x, residual)
+        return PendingSum(self(x), residual) if self.by_row else self.add(x, residual)
 
     def wide(self, x: Tensor) -> Tensor:
         """y as f32, not rounded in between."""
@@ -214,9 +214,9 @@ class DequantisedLinear(ScaledLinear):
     def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
         """See `ScaledLinear`."""
         super().__init__(rows, bias)
-        self.form = Form()
+        self.form = InputForm()
 
-    def onto(self, x: Input, residual: Tensor) -> Stream:
+    def onto(self, x: Input, residual: Tensor) -> HiddenStream:
         """See `Linear`."""
         return self.add(x, residual)
 
@@ -234,7 +234,7 @@ class SideBySide(Linear):
 
     def __init__(self, parts: list[Linear]) -> None:
         self.parts = parts
-        self.form = reduce(Form.also, (part.form for part in parts))
+        self.form = reduce(InputForm.also, (part.form for part in parts))
 
     def __call__(self, x: Input) -> Tensor:
         """x: [T, K] -> [T, N], N of all parts together."""
@@ -245,6 +245,6 @@ class SideBySide(Linear):
         return residual + self(x)
 
 
-def to_fp8(x: Tensor, form: Form) -> Quantised:
+def to_fp8(x: Tensor, form: InputForm) -> Quantised:
     """What products take that want their input in this form; form.columns > 0."""
     return Quantised(*quantise(x, form.columns), x.dtype, x if form.plain else None)

@@ -60,5 +60,5 @@ if ! "${pip[@]}" -c constraints.txt torch || ! "${pip[@]}" -c constraints.txt -e
 fi
 # The C kernels of the CPU path: built now, so that the first engine does not wait for them.
 "$venv/bin/python" -c 'import torch
-from actorium.kernels.cpu.native import library
+from actorium.kernels.cpu.native_library import library
 print("set-up: C kernels", "built" if library() else "not available: torch kernels serve")' >&2

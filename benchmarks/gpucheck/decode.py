@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from actorium.gpu.worker.device import Opened
+from actorium.gpu.worker.device import OpenedDevice
 
 from . import models, shapes
 from .ceilings import Ceilings, of_this_run
@@ -38,7 +38,7 @@ def run(bench: Bench, model: Mapping[str, Any] = models.NONE,
         _mixed(bench, device)
 
 
-def told(bench: Bench, device: Opened, seconds: dict[str, float]) -> None:
+def told(bench: Bench, device: OpenedDevice, seconds: dict[str, float]) -> None:
     """How it went to open the model; of capture a row, where the group has one."""
     runner = device.runner
     bench.record.facts(seconds=seconds, bytes=device.footprint.measured,
@@ -53,7 +53,8 @@ def told(bench: Bench, device: Opened, seconds: dict[str, float]) -> None:
                                  segments=runner.segments.shapes if runner.segments else [])
 
 
-def _decoded(bench: Bench, device: Opened, name: str, own: shapes.Batch, limits: Ceilings) -> None:
+def _decoded(bench: Bench, device: OpenedDevice, name: str, own: shapes.Batch,
+             limits: Ceilings) -> None:
     with bench.row(name) as go:
         if go:
             batch, context = own.small() if bench.toy else own
@@ -65,7 +66,7 @@ def _decoded(bench: Bench, device: Opened, name: str, own: shapes.Batch, limits:
                              floor_us=floor, share=floor / found["step_us"])
 
 
-def _mixed(bench: Bench, device: Opened) -> None:
+def _mixed(bench: Bench, device: OpenedDevice) -> None:
     """Steps of a piece of a prompt and some decodes: in segments, and operation by operation."""
     runner, (batch, context) = device.runner, shapes.DECODED[1]
     if bench.toy:

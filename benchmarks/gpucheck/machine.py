@@ -177,11 +177,12 @@ class Double(Cuda):
         """Steps are captured as on a device: with tables as a device has them, and by running
         again what was captured."""
         from actorium.gpu.plan.graph_memory import Refusals
-        from actorium.gpu.step.staging import Device
+        from actorium.gpu.step.staging import DeviceArrays
         from actorium.gpu.worker import device as opening
 
         # No memory is there to be measured, so the plan counts none for graphs; but they are made.
-        with (patch.object(opening, "transport", lambda device, apply, _: Device(device, apply)),
+        with (patch.object(opening, "device_arrays", lambda device, apply,
+                           _: DeviceArrays(device, apply)),
               patch.object(opening, "why_eager", lambda *_: Refusals("", "")),
               patch.object(opening, "_graph_bytes", lambda *_: 0),
               patch.object(opening, "_free_bytes", lambda _: 0),

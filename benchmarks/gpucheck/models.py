@@ -32,9 +32,9 @@ from actorium.actors.config.tree import (
 from actorium.actors.messages import Admit, StepPlan, StepResult
 from actorium.actors.params import Resolved
 from actorium.gpu.step.pools import page_bytes
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.worker.device import Opened, open_device
-from actorium.gpu.worker.timing import clock
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.worker.device import OpenedDevice, open_device
+from actorium.gpu.worker.timing import make_timer
 
 from . import shapes
 from .child import Bench
@@ -77,7 +77,7 @@ def budget(toy: bool) -> int:
 @contextmanager
 def opened(bench: Bench, kind: dict[str, Any], batch: int, speculative: str = "off",
            model: Mapping[str, Any] = NONE, memory: Mapping[str, Any] = NONE
-           ) -> Iterator[tuple[Opened, dict[str, float]]]:
+           ) -> Iterator[tuple[OpenedDevice, dict[str, float]]]:
     """A device with a model of this shape, and the seconds that each phase took. model, memory: see
     `settings`."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -103,13 +103,13 @@ def _fill(layer: Tensor) -> None:
 class Driver:
     """Sequences of one length that decode. Two plans are under way, as with overlap."""
 
-    def __init__(self, runner: Runner, batch: int, context: int, steps: int, drafts: int = 0,
+    def __init__(self, runner: ModelRunner, batch: int, context: int, steps: int, drafts: int = 0,
                  most: int = 2048) -> None:
         """steps: how many there will be. Raises `ValueError` if the pages do not suffice."""
         self.runner, self._drafts = runner, drafts
         self.results: list[StepResult] = []
         """Of the last `steps`."""
-        self._clock = clock(runner.moves.device)
+        self._clock = make_timer(runner.arrays.device)
         self._slots = np.arange(1, batch + 1, dtype=np.int32)
         most = runner.tables.max_len
         self._width = -(-min(context + (steps + 4) * (drafts + 1), most) // PAGE)
@@ -188,7 +188,8 @@ class Driver:
         self._run(StepPlan(1, 0, release=taken.tobytes()))
 
 
-def measured(runner: Runner, batch: int, context: int, drafts: int, toy: bool) -> dict[str, float]:
+def measured(runner: ModelRunner, batch: int, context: int, drafts: int,
+             toy: bool) -> dict[str, float]:
     """A batch from its admission to its end."""
     warm, steps = (1, 3) if toy else (WARM, STEPS)
     driver = Driver(runner, batch, context, warm + steps, drafts, budget(toy))
@@ -199,7 +200,7 @@ def measured(runner: Runner, batch: int, context: int, drafts: int, toy: bool) -
         driver.close()
 
 
-def floor_us(opened_: Opened, batch: int, context: float, copy_gbs: float) -> float:
+def floor_us(opened_: OpenedDevice, batch: int, context: float, copy_gbs: float) -> float:
     """Of a decode step; see above. Embeddings are looked up, not read."""
     runner, shape = opened_.runner, opened_.runner.model.shape
     weights = opened_.footprint.measured["weights"]

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.ops import TorchOps
-from actorium.kernels.ragged import Run as RaggedRun
+from actorium.kernels.ragged import ExtendRun as RaggedRun
 from actorium.kernels.ragged import plan_ragged
-from actorium.kernels.reference.delta_window import Delta
-from actorium.kernels.reference.gated_delta import Heads
-from actorium.kernels.reference.mamba2 import Sizes, split_inputs
+from actorium.kernels.reference.delta_rule import Heads
+from actorium.kernels.reference.delta_window import DeltaLayer
+from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 
 from . import shapes
 from .case import BF16, Case, Named, Run, Setting, ready
@@ -41,9 +41,9 @@ def deltas(s: Setting) -> Named:
         yield f"convolution, {shapes.DELTA_TOKENS} x {named}", partial(_conv, s, heads, tokens)
 
 
-def _layer(s: Setting, heads: Heads) -> Delta:
-    return Delta(heads, s.randn(4, heads.channels, dtype=FP32),
-                 s.randn(heads.values, dtype=FP32).abs(), s.randn(heads.values, dtype=FP32))
+def _layer(s: Setting, heads: Heads) -> DeltaLayer:
+    return DeltaLayer(heads, s.randn(4, heads.channels, dtype=FP32),
+                      s.randn(heads.values, dtype=FP32).abs(), s.randn(heads.values, dtype=FP32))
 
 
 def _states(s: Setting, heads: Heads, batch: int) -> Tensor:
@@ -118,7 +118,7 @@ def mambas(s: Setting) -> Named:
 
 
 def _mamba(s: Setting, batch: int) -> Case:
-    sizes = Sizes(s.size(128, 4), 1, s.size(64, 8), s.size(128, 16))
+    sizes = SSDSizes(s.size(128, 4), 1, s.size(64, 8), s.size(128, 16))
     states = s.randn(batch + 1, sizes.heads, sizes.head_dim, sizes.state_dim, dtype=FP32)
     rows, dt = s.arange(batch, torch.int64) + 1, s.randn(batch, sizes.heads, dtype=FP32).abs()
     inputs = split_inputs(s.randn(batch, sizes.channels, dtype=FP32), dt, sizes)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actorium.kernels import record as columns
-from actorium.kernels.record import Resident
+from actorium.kernels.record import SamplingTables
 from actorium.kernels.sampling_ops import select_sampling
 
 from . import shapes
@@ -34,9 +34,9 @@ def _draw(s: Setting, top_k: int, top_p: float, flat: bool) -> Case:
     record[:, columns.TOP_K], record[:, columns.SEED_LOW] = top_k, torch.arange(rows + 1)
     real[:, columns.TEMPERATURE] = 1.0 if top_p else 0.0
     real[:, columns.TOP_P], real[:, columns.REPETITION] = top_p or 1.0, 1.0
-    tables = Resident(record.to(s.device),
-                      torch.full((rows + 1, 1), -1, dtype=torch.int32, device=s.device),
-                      torch.zeros(rows + 1, 0, dtype=torch.int64, device=s.device))
+    tables = SamplingTables(record.to(s.device),
+                            torch.full((rows + 1, 1), -1, dtype=torch.int32, device=s.device),
+                            torch.zeros(rows + 1, 0, dtype=torch.int64, device=s.device))
     logits = s.randn(rows, vocab, dtype=torch.float32) * (FLAT if flat else 4)
     slots = s.arange(rows) + 1
     chosen = partial(ops.choose, logits, slots, slots, tables, top_p > 0,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-Say = Callable[[str, str], None]
+ReportPhase = Callable[[str, str], None]
 """Told of each phase: (phase, detail)."""
 
 

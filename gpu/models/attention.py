@@ -13,7 +13,7 @@ from actorium.gpu.models.plan import Step
 from actorium.gpu.models.rotary import frequencies
 from actorium.gpu.models.weights import Normed, Weights, linear_wants
 from actorium.gpu.weights.loader import Want
-from actorium.kernels.inputs import Form, Input, Stream
+from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.reference.rope import rope_table
@@ -91,7 +91,7 @@ class Attention:
         return self.shape.q_size
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """See `Mixer`."""
         return self.qkv.form if self.gate is None else self.qkv.form.also(self.gate.form)
 
@@ -119,7 +119,7 @@ class Attention:
             y = plan.attend(q, pages, out if out is None else out.view(q.shape), self.kv_scales)
         return y.reshape(-1, s.q_size)
 
-    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> Stream:
+    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> HiddenStream:
         """See `Mixer`."""
         if self.gate is not None and x is not None:
             y = y * self.gate(x).sigmoid_()

@@ -22,12 +22,12 @@ from actorium.gpu.models.mtp import (
 from actorium.gpu.models.plan import GroupStep, StatePlan, Step, plan_attention
 from actorium.gpu.models.weights import Weights
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.pools import PagePool
-from actorium.gpu.step.states import Recurrent
+from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.states import RecurrentBatch
 from actorium.gpu.weights.loader import Fused, Want
-from actorium.kernels.inputs import Form, Input, Stream, Unnormed, settled
+from actorium.kernels.inputs import HiddenStream, Input, InputForm, Unnormed, settled
 from actorium.kernels.ops import select_ops
-from actorium.kernels.reference.attention import AttentionOps
+from actorium.kernels.reference.paged_attention import AttentionOps
 from actorium.kernels.reference.rope import rope_rows
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -47,7 +47,7 @@ class Mixer(Protocol):
         """Width of what `between` gives."""
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """In which form `before` is best given x; see `Linear`."""
 
     @property
@@ -63,7 +63,7 @@ class Mixer(Protocol):
         """[T, inner], or those `rows` of it; p: what `before` gave. States go on by the step's
         tokens. out: [T, inner], contiguous, to be written to; not with `rows`."""
 
-    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> Stream:
+    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> HiddenStream:
         """hidden + the layer's output: [R, hidden], perhaps in the memory of `hidden`. y: what
         `between` gave; x, hidden: its rows of what the layer was given, x where `rereads`."""
 
@@ -76,10 +76,10 @@ class Mlp(Protocol):
         """Whether the host must be told how experts share out the rows, before it can go on."""
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """In which form x is best given; see `Linear`."""
 
-    def add(self, x: Input, residual: Tensor) -> Stream:
+    def add(self, x: Input, residual: Tensor) -> HiddenStream:
         """residual + the MLP of x, both [T, hidden]."""
 
 
@@ -175,8 +175,8 @@ class Decoder(ABC):
         return drafts or any(layer.mlp.waits for layer in self.layers)
 
     @torch.inference_mode()
-    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
-                recurrent: Recurrent | None = None) -> Tensor:
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
+                recurrent: RecurrentBatch | None = None) -> Tensor:
         """Run a step. batches and pools: of each group of attention layers; recurrent: None where
         no layer is.
 
@@ -184,7 +184,7 @@ class Decoder(ABC):
         `all_rows`, all T of them.
         """
         batch = batches[0]
-        hidden: Stream = self.embedded(batch.tokens)
+        hidden: HiddenStream = self.embedded(batch.tokens)
         step = self.step_of(batches, pools, recurrent, self.ropes_at(batch.positions))
         for i, layer in enumerate(self.layers):
             last = i == len(self.layers) - 1 and not batch.all_rows
@@ -202,7 +202,8 @@ class Decoder(ABC):
         """Those of a step: [T, 2, 1, head_dim] each. positions: i64[T]."""
         return [rope_rows(table, positions) for table in self.ropes]
 
-    def mix(self, layer: Layer, hidden: Stream, step: Step, rows: Tensor | None = None) -> Stream:
+    def mix(self, layer: Layer, hidden: HiddenStream, step: Step,
+            rows: Tensor | None = None) -> HiddenStream:
         """hidden + what a layer's mixer gives, [T, hidden]; or those `rows` of it."""
         x, p, total = self.enter(layer, hidden, step)
         del hidden  # its parts are of no more use
@@ -212,12 +213,12 @@ class Decoder(ABC):
             total = total.index_select(0, rows)
         return layer.mixer.after(y, x, total)
 
-    def feed(self, layer: Layer, hidden: Stream) -> Stream:
+    def feed(self, layer: Layer, hidden: HiddenStream) -> HiddenStream:
         """hidden + what its MLP gives."""
         x, total = self.ops.norm(hidden, layer.mlp_norm, self.shape.norm_eps, layer.mlp.form)
         return layer.mlp.add(x, total)
 
-    def enter(self, layer: Layer, hidden: Stream,
+    def enter(self, layer: Layer, hidden: HiddenStream,
               step: Step) -> tuple[Input | None, Tensor, Tensor]:
         """Up to the middle of a layer: its normed input, if the mixer takes it again; what
         `Mixer.before` gives; and the layer's input, summed."""
@@ -225,12 +226,12 @@ class Decoder(ABC):
         x, total = self.ops.norm(hidden, layer.mixer_norm, self.shape.norm_eps, mixer.form)
         return x if mixer.rereads else None, mixer.before(x, step), total
 
-    def leave(self, layer: Layer, y: Tensor, x: Input | None, hidden: Tensor) -> Stream:
+    def leave(self, layer: Layer, y: Tensor, x: Input | None, hidden: Tensor) -> HiddenStream:
         """On from there to the layer's end; see `Mixer.after`."""
         return self.feed(layer, layer.mixer.after(y, x, hidden))
 
-    def step_of(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
-                recurrent: Recurrent | None, ropes: list[Tensor]) -> Step:
+    def step_of(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
+                recurrent: RecurrentBatch | None, ropes: list[Tensor]) -> Step:
         """A step as the layers see it. ropes: see `ropes_at`."""
         s = self.shape
         groups = [GroupStep(own.kv_index, pool.layers, plan_attention(

@@ -17,8 +17,8 @@ from actorium.gpu.step.states import LayerStates
 from actorium.gpu.weights.loader import Fused, Want
 from actorium.kernels.cpu.delta_native import NativeDelta, can_run
 from actorium.kernels.ops import NativeOps
-from actorium.kernels.reference.delta_window import Delta
-from actorium.kernels.reference.gated_delta import Heads
+from actorium.kernels.reference.delta_rule import Heads
+from actorium.kernels.reference.delta_window import DeltaLayer
 
 
 def delta_wants(at: str, s: DeltaShape, hidden: int) -> list[Want]:
@@ -63,7 +63,7 @@ class GatedDelta(RecurrentLayer):
     """Weights of one layer; the first projection gives queries, keys and values (the convolution's
     channels), z, b and a."""
 
-    rule: Delta
+    rule: DeltaLayer
     eps: float
     norm: Tensor
     """f32[V]"""
@@ -119,4 +119,4 @@ def gated_delta(w: Weights, s: DeltaShape, eps: float, place: int) -> GatedDelta
         native = NativeDelta(w.ops.lib, w.ops.threads, heads, conv, decay, bias, norm, eps)
     project = w.linear(False, *(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))
     return GatedDelta(place, project, w.linear(False, "out_proj"), w.ops,
-                      Delta(heads, conv, decay, bias), eps, norm, native)
+                      DeltaLayer(heads, conv, decay, bias), eps, norm, native)

@@ -17,7 +17,7 @@ from actorium.gpu.models.mamba2 import mamba2, mamba_wants
 from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture, mixture_wants
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.weights.loader import Fused, Want
-from actorium.kernels.inputs import Form, Input, Stream, settled
+from actorium.kernels.inputs import HiddenStream, Input, InputForm, settled
 
 
 class GraniteLM(Decoder):
@@ -70,11 +70,11 @@ class Beside:
         return self.experts.waits
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """See `Mlp`."""
         return self.experts.form.also(self.shared.form)
 
-    def add(self, x: Input, residual: Tensor) -> Stream:
+    def add(self, x: Input, residual: Tensor) -> HiddenStream:
         """residual + what both give for x."""
         return self.shared.add(x, settled(self.experts.add(x, residual)))
 

@@ -12,7 +12,7 @@ from actorium.gpu.families.mla_shape import Routing
 from actorium.gpu.models.mlp import Dense, dense, dense_wants, experts
 from actorium.gpu.models.weights import Weights
 from actorium.gpu.weights.loader import Want
-from actorium.kernels.inputs import Form, Input, Pending, Stream, plain
+from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum, plain
 from actorium.kernels.reference.experts import Experts, route_groups
 
 SMALLEST = 1e-20
@@ -47,15 +47,15 @@ class GroupedMixture:
         return self.experts.waits
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """See `Mlp`: the router takes it as it is."""
-        return Form().also(self.experts.form).also(self.shared.form)
+        return InputForm().also(self.experts.form).also(self.shared.form)
 
-    def add(self, x: Input, residual: Tensor) -> Stream:
+    def add(self, x: Input, residual: Tensor) -> HiddenStream:
         """residual + the mixture's output for x."""
         weights, chosen = self.choose(plain(x))
         out = self.experts(x, weights.to(x.dtype), chosen)
-        return Pending(out.add_(self.shared(x)), residual)
+        return PendingSum(out.add_(self.shared(x)), residual)
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""

@@ -14,7 +14,7 @@ from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.step.states import LayerStates
 from actorium.gpu.weights.loader import Want
 from actorium.kernels.reference.causal_conv import conv_step
-from actorium.kernels.reference.mamba2 import Sizes, split_inputs, ssd_extend, time_steps
+from actorium.kernels.reference.ssd import SSDSizes, split_inputs, ssd_extend, time_steps
 
 
 def mamba_wants(at: str, s: MambaShape, hidden: int) -> list[Want]:
@@ -33,7 +33,7 @@ def mamba_wants(at: str, s: MambaShape, hidden: int) -> list[Want]:
 class Mamba2(RecurrentLayer):
     """Weights of one layer; the first projection gives z, the convolution's channels, and dt."""
 
-    sizes: Sizes
+    sizes: SSDSizes
     eps: float
     time_limit: tuple[float, float]
     conv: Tensor
@@ -87,7 +87,7 @@ def mamba2(w: Weights, s: MambaShape, place: int) -> Mamba2:
     """The layer of these weights; place: among the recurrent ones."""
     return Mamba2(
         place, w.linear(s.proj_bias, "in_proj"), w.linear(s.proj_bias, "out_proj"), w.ops,
-        Sizes(s.heads, s.groups, s.head_dim, s.state_dim), s.norm_eps, s.time_limit,
+        SSDSizes(s.heads, s.groups, s.head_dim, s.state_dim), s.norm_eps, s.time_limit,
         w.take("conv1d.weight")[:, 0].t().float().contiguous(),
         w.take("conv1d.bias").float() if s.conv_bias else None,
         -w.take("A_log").float().exp(), w.take("dt_bias").float(), w.take("D").float(),

@@ -13,10 +13,10 @@ from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.plan import Step
 from actorium.gpu.models.weights import Weights, linear_wants
 from actorium.gpu.weights.loader import Want
-from actorium.kernels.inputs import Form, Input, Stream
+from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import TorchOps
-from actorium.kernels.reference.mla import absorb, expand, write_latent
+from actorium.kernels.reference.latent import absorb, expand, write_latent
 from actorium.kernels.reference.rope import apply_rope
 
 LATENT_EPS = 1e-6
@@ -74,7 +74,7 @@ class LatentAttention:
         return self.shape.heads * shape_of(self.shape).row
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """See `Mixer`."""
         return self.down.form
 
@@ -107,7 +107,7 @@ class LatentAttention:
         y = plan.attend(self._queries(q, rope), pages, room, self.kv_scale).flatten(1)
         return y if rows is None else y.index_select(0, rows)
 
-    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> Stream:
+    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> HiddenStream:
         """See `Mixer`."""
         m, heads = shape_of(self.shape), self.shape.heads
         values = expand(y.view(-1, heads, m.row)[..., :m.rank], self.to_values)

@@ -12,7 +12,7 @@ from torch import Tensor
 from actorium.gpu.families.hybrid_shape import ExpertShape
 from actorium.gpu.models.weights import Normed, Weights, linear_wants
 from actorium.gpu.weights.loader import Fused, Want
-from actorium.kernels.inputs import Form, Input, Pending, Stream
+from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.reference.experts import EachExpert, Experts, route
 from actorium.kernels.scaled_linear import has_products
@@ -66,14 +66,14 @@ class Dense:
         return False
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """See `Mlp`."""
         return self.gate_up.form
 
     def __call__(self, x: Input) -> Tensor:
         return self.down(self.gate_up(x, self.down.form))
 
-    def add(self, x: Input, residual: Tensor) -> Stream:
+    def add(self, x: Input, residual: Tensor) -> HiddenStream:
         """residual + the MLP of x."""
         return self.down.onto(self.gate_up(x, self.down.form), residual)
 
@@ -99,19 +99,19 @@ class Mixture:
         return self.experts.waits
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """See `Mlp`."""
         form = self.router.form.also(self.experts.form)
         return form if self.shared is None else form.also(self.shared.form)
 
-    def add(self, x: Input, residual: Tensor) -> Stream:
+    def add(self, x: Input, residual: Tensor) -> HiddenStream:
         """residual + the mixture's output for x."""
         s, logits = self.shape, self.router(x)
         weights, chosen = route(logits[:, :s.number], s.chosen, s.normalised)
         out = self.experts(x, weights, chosen)
         if self.shared is not None:
             out.addcmul_(logits[:, s.number:].sigmoid(), self.shared(x))
-        return Pending(out, residual)
+        return PendingSum(out, residual)
 
 
 def experts(w: Weights, number: int) -> Experts:

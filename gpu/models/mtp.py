@@ -13,7 +13,7 @@ from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.plan import GroupStep, Step, plan_attention
 from actorium.gpu.models.weights import Weights
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.pools import PagePool
+from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.weights.loader import Fused, Want
 from actorium.kernels.inputs import settled
 from actorium.kernels.linear import Linear
@@ -31,7 +31,7 @@ class Drafter(Protocol):
         """See `Mlp`."""
 
     def forward(
-        self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: PagePool,
+        self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: KVPagePool,
         rows: Tensor | None = None,
     ) -> Tensor:
         """[R, hidden], after the layer's norm, of `rows` (i64[R] of the T rows; None = all); keys
@@ -107,7 +107,7 @@ class MtpDrafter:
         return self.layer.mlp.waits
 
     def forward(
-        self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: PagePool,
+        self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: KVPagePool,
         rows: Tensor | None = None,
     ) -> Tensor:
         """See `Drafter`."""
@@ -123,7 +123,7 @@ class MtpDrafter:
         """See `Drafter`."""
         return self.model.head_logits(hidden)
 
-    def _step(self, batch: ForwardBatch, pool: PagePool, rows: Tensor | None) -> Step:
+    def _step(self, batch: ForwardBatch, pool: KVPagePool, rows: Tensor | None) -> Step:
         m = self.model
         if batch.extends and rows is not None:  # only then does the plan look at them
             batch = replace(batch, all_rows=False, logit_rows=rows)

@@ -14,7 +14,7 @@ from actorium.gpu.step.batch import ForwardBatch, StateRows
 from actorium.gpu.step.states import LayerStates
 from actorium.kernels.cpu.delta_native import Runs, plan_runs
 from actorium.kernels.ragged import Ragged, plan_ragged
-from actorium.kernels.reference.attention import Attend, AttentionOps
+from actorium.kernels.reference.paged_attention import Attend, AttentionOps
 
 
 class GroupStep(NamedTuple):

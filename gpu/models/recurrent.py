@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actorium.gpu.models.plan import StatePlan, Step
 from actorium.gpu.step.states import LayerStates
-from actorium.kernels.inputs import Form, Input, Stream
+from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.reference.window import run_window
@@ -33,7 +33,7 @@ class RecurrentLayer(ABC):
         """See `Mixer`."""
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """See `Mixer`."""
         return self.project.form
 
@@ -62,7 +62,7 @@ class RecurrentLayer(ABC):
         y = parts[0] if len(parts) == 1 else torch.cat(parts)
         return y if rows is None else y.index_select(0, rows)
 
-    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> Stream:
+    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> HiddenStream:
         """See `Mixer`."""
         return self.out.onto(y, hidden)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.weights.loader import Want
-from actorium.kernels.inputs import Form, Input
+from actorium.kernels.inputs import Input, InputForm
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.scaled_linear import SideBySide, is_packed
@@ -28,7 +28,7 @@ class Normed:
         self.linear, self.norm, self.eps, self.ops = linear, norm, eps, ops
 
     @property
-    def form(self) -> Form:
+    def form(self) -> InputForm:
         """See `Linear`."""
         return self.linear.form
 

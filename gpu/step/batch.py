@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from actorium.kernels.ragged import Run
+from actorium.kernels.ragged import ExtendRun
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class ForwardBatch:
 class StateRows:
     """Where the recurrent states of a step's sequences lie: rows of the state pool."""
 
-    extends: list[Run]
+    extends: list[ExtendRun]
     """Of the extend rows, in their order."""
     decodes: Tensor
     """i64[decode_rows]: of the decode rows. A sequence that has ended still writes its own."""

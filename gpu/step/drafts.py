@@ -8,20 +8,20 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.gpu.step.staging import Device, Host, Upload
+from actorium.gpu.step.staging import DeviceArrays, HostArrays, Upload
 
 I32 = NDArray[np.int32]
 
 
-class Drafts:
-    """Arrays are device arrays of `moves` unless named host."""
+class DraftTables:
+    """Arrays are device arrays of `arrays` unless named host."""
 
-    def __init__(self, moves: Host | Device, slots: int, most: int) -> None:
+    def __init__(self, arrays: HostArrays | DeviceArrays, slots: int, most: int) -> None:
         """most: drafts that a sequence can have in a step; 0 = nothing is ever drafted."""
         self.most = most
-        self.tokens = moves.full((slots, most), 0, "int64")
+        self.tokens = arrays.full((slots, most), 0, "int64")
         """i64[slots, most]: the first `held` are guesses of what follows on the last token."""
-        self.accepted = moves.full((slots,), 0, "int64")
+        self.accepted = arrays.full((slots,), 0, "int64")
         """Of the drafts that the last step verified; 0 after an admission, and where a sequence had
         ended before."""
         self.held = np.zeros(slots, np.int32)

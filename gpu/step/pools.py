@@ -20,7 +20,7 @@ def page_bytes(shape: ModelShape, page_size: int, dtype: torch.dtype,
     return math.prod(shape.kv_row) * count * page_size * dtype.itemsize
 
 
-class PagePool:
+class KVPagePool:
     """`pages` pages of `page_size` tokens for each of `layers` layers, those of one group (None:
     all of the model's); page 0 is the padding sink.
 
@@ -46,20 +46,20 @@ class PagePool:
 def make_pools(
     shape: ModelShape, pages: Sequence[int], page_size: int, dtype: torch.dtype,
     device: torch.device,
-) -> list[PagePool]:
+) -> list[KVPagePool]:
     """The pool of every group of the model's layers; pages: of each."""
-    return [PagePool(shape, count, page_size, dtype, device, len(group.layers))
+    return [KVPagePool(shape, count, page_size, dtype, device, len(group.layers))
             for count, group in zip(pages, shape.groups, strict=True)]
 
 
 def make_draft_pool(
     shape: ModelShape, pages: int, page_size: int, dtype: torch.dtype, device: torch.device,
-) -> PagePool | None:
+) -> KVPagePool | None:
     """The pool of the model's layer that drafts: as many pages as full attention has, whose page
     tables name both. None where the model has no such layer."""
     if not shape.mtp_layers:
         return None
-    return PagePool(shape, pages, page_size, dtype, device, shape.mtp_layers)
+    return KVPagePool(shape, pages, page_size, dtype, device, shape.mtp_layers)
 
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

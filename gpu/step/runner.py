@@ -15,17 +15,23 @@ from torch import Tensor
 from actorium.actors.messages import RowLogprobs, RowMask, StepPlan, StepResult
 from actorium.actors.params import Resolved
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.graphs.prompt_segments import SegmentGraphs
-from actorium.gpu.graphs.step_graphs import Captured, DecodeGraphs
+from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, GraphReplay
+from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.mtp import Drafter
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.pools import PagePool
-from actorium.gpu.step.sampler import Emitted, emit
-from actorium.gpu.step.speculation import Drafting, Propose, propose_by
-from actorium.gpu.step.staging import Fetched, Upload
-from actorium.gpu.step.states import Recurrent, StatePool
-from actorium.gpu.step.steps import PromptRows, Step, fill, gather, lay_out
-from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, Tables
+from actorium.gpu.step.input_batch import (
+    InputBatch,
+    PromptLogprobRows,
+    fill_batch,
+    prepare_batch,
+    stage_rows,
+)
+from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.sampler import SamplerOutput, sample_and_commit
+from actorium.gpu.step.speculation import MTPProposer, ProposeHook, propose_with_hook
+from actorium.gpu.step.staging import Download, Upload
+from actorium.gpu.step.states import RecurrentBatch, StatePool
+from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, SlotTables
 from actorium.kernels.reference.logprobs import Logprobs, join
 
 LOGITS_BYTES = 256 << 20
@@ -33,10 +39,10 @@ LOGITS_BYTES = 256 << 20
 
 
 ToLogits = Callable[[Tensor], Tensor]
-Begin = Callable[[], None]
-Wait = Callable[[StepPlan], Sequence[RowMask]]
+OnQueue = Callable[[], None]
+WaitForMasks = Callable[[StepPlan], Sequence[RowMask]]
 """Gives the masks that follow a plan, when they are there; may give the step up by an exception,
-after which `Runner.reset` is all that may be done."""
+after which `ModelRunner.reset` is all that may be done."""
 
 
 def _nothing() -> None:
@@ -47,14 +53,14 @@ def _no_masks(plan: StepPlan) -> Sequence[RowMask]:
     raise ValueError(f"masks: those of step {plan.step} should follow, nobody waits for them")
 
 
-class Model(Protocol):
+class RunnableModel(Protocol):
     """What the runner needs of a model."""
 
     shape: ModelShape
     drafter: Drafter | None
 
-    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
-                recurrent: Recurrent | None = None) -> Tensor: ...
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
+                recurrent: RecurrentBatch | None = None) -> Tensor: ...
 
     def logits(self, rows: Tensor) -> Tensor: ...
 
@@ -64,21 +70,21 @@ class Model(Protocol):
 
 
 @dataclass(slots=True)
-class Launched:
+class LaunchedStep:
     """A step under way on the device."""
 
     plan: StepPlan
     slots: I32
     """Of the sampled sequences."""
-    rows: Fetched | None = None
+    rows: Download | None = None
     """count, finish, then q_len times a token: [sequences] each; None when nothing was sampled."""
     ranked: list[tuple[int, int, int]] = field(default_factory=list)
     """(sampled sequence, its rows, alternatives) of those that want log-probabilities."""
-    ranked_values: Fetched | None = None
+    ranked_values: Download | None = None
     """Of all their rows."""
-    prompts: Sequence[PromptRows] = ()
-    prompt_values: Fetched | None = None
-    drafts: Fetched | None = None
+    prompts: Sequence[PromptLogprobRows] = ()
+    prompt_values: Download | None = None
+    drafts: Download | None = None
     """What was drafted for sequences with masks."""
     learn: Callable[[I32], None] | None = None
     """Told how many tokens each sequence has emitted, where the host cannot know."""
@@ -107,45 +113,45 @@ class Launched:
             _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us)
 
 
-class Runner:
+class ModelRunner:
     """Runs plans, in order, on one device."""
 
-    def __init__(self, model: Model, pools: list[PagePool], tables: Tables,
-                 states: StatePool | None = None, draft_pool: PagePool | None = None,
-                 propose: Propose | None = None, force: tuple[float, ...] = ()) -> None:
+    def __init__(self, model: RunnableModel, pools: list[KVPagePool], tables: SlotTables,
+                 states: StatePool | None = None, draft_pool: KVPagePool | None = None,
+                 propose: ProposeHook | None = None, force: tuple[float, ...] = ()) -> None:
         """pools: of each group of the model's layers; states: of its recurrent layers; draft_pool:
         of its MTP layer, which is not run without. propose: makes the drafts instead; force: accept
         drafts with these probabilities, by place in the window, whatever was sampled."""
         self.model, self.pools, self.tables, self.states = model, pools, tables, states
-        self.moves = tables.moves
+        self.arrays = tables.arrays
         self._propose, self.force = propose, force
-        self.graphs: DecodeGraphs | None = None
-        self.segments: SegmentGraphs | None = None
+        self.graphs: DecodeGraphRunner | None = None
+        self.segments: PiecewiseGraphRunner | None = None
         self.served = {"full_graph": 0, "piecewise_graph": 0, "eager": 0}
         """Steps so far, by how they were run: one graph, graphs with attention between them, or
         operation by operation."""
-        self.wait: Wait = _no_masks
+        self.wait: WaitForMasks = _no_masks
         self.window = 1
         """Rows of each decode of the last step."""
         self.draft_with(draft_pool)
 
-    def draft_with(self, pool: PagePool | None) -> None:
+    def draft_with(self, pool: KVPagePool | None) -> None:
         """Draft with the model's MTP layer, whose pages are these; None: do not run it."""
         self.draft_pool, model = pool, self.model
-        self._drafting: Drafting | None = None
+        self._drafting: MTPProposer | None = None
         if pool is None:
             return
         assert model.drafter is not None
         full = [group.window for group in model.shape.groups].index(0)
-        self._drafting = Drafting(model.drafter, pool, self.tables, full)
+        self._drafting = MTPProposer(model.drafter, pool, self.tables, full)
 
     @property
-    def drafting(self) -> Drafting | None:
+    def drafting(self) -> MTPProposer | None:
         """What drafts with the model's layer."""
         return self._drafting
 
     @property
-    def all_pools(self) -> list[PagePool]:
+    def all_pools(self) -> list[KVPagePool]:
         """That of the MTP layer as well."""
         return [*self.pools, self.draft_pool] if self.draft_pool else self.pools
 
@@ -163,20 +169,20 @@ class Runner:
         return len(self.tables.sequences)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, begin: Begin = _nothing) -> Launched:
+    def launch(self, plan: StepPlan, begin: OnQueue = _nothing) -> LaunchedStep:
         """Queue one step on the device without waiting for it (on a CPU: run it). begin: called
         when the host knows all of it, and the device's part is about to be queued. Masks that
         follow the plan are waited for (`wait`) when the forward pass is queued.
 
         Raises `ValueError` on a plan that does not fit the tables.
         """
-        up = self.moves.upload()
-        step = lay_out(self.tables, plan, up)
+        up = self.arrays.upload()
+        step = prepare_batch(self.tables, plan, up)
         self.window = step.q_len
-        out = Launched(plan, step.slots, prompts=step.prompts)
+        out = LaunchedStep(plan, step.slots, prompts=step.prompts)
         captured = None if self.graphs is None else self.graphs.serve(step, plan.drafts, up)
         if captured is None:
-            gather(step, up)
+            stage_rows(step, up)
         self._pick(plan, step, up)
         begin()
         up.send()
@@ -185,24 +191,24 @@ class Runner:
         if not step.tokens:
             return out
         if captured is None:
-            fill(self.tables, step, up)
+            fill_batch(self.tables, step, up)
             self._run(plan, step, up, out)
         else:
             self._replay(captured, step, up, out)
         if plan.drafts and self._propose is not None and self._drafting is None \
                 and len(step.slots):
-            propose_by(self._propose, self.tables, step, plan.drafts)
+            propose_with_hook(self._propose, self.tables, step, plan.drafts)
         if "masked" in step.sent:
-            slots = self.moves.long(up[step.sent["masked"]])
-            out.drafts = self.moves.fetch(self.tables.drafts.tokens[slots, :plan.drafts])
+            slots = self.arrays.long(up[step.sent["masked"]])
+            out.drafts = self.arrays.fetch(self.tables.drafts.tokens[slots, :plan.drafts])
         return out
 
-    def _pick(self, plan: StepPlan, step: Step, up: Upload) -> None:
+    def _pick(self, plan: StepPlan, step: InputBatch, up: Upload) -> None:
         """What the results need on the device goes to the upload."""
         if step.needs & LOGPROBS:
             rows = np.flatnonzero(step.flags & LOGPROBS).astype(np.int32)
             step.sent["ranked"] = up.add(rows)
-            named = _named(self.tables, step.row_slots[rows])
+            named = _named_tokens(self.tables, step.row_slots[rows])
             if named is not None:
                 step.sent["named"] = up.add(named.reshape(-1))
         if plan.drafts and step.needs & MASKED:
@@ -211,7 +217,7 @@ class Runner:
         if step.prompts:
             step.sent["prompts"] = up.add(np.concatenate([p.tokens for p in step.prompts]))
 
-    def _run(self, plan: StepPlan, step: Step, up: Upload, out: Launched) -> None:
+    def _run(self, plan: StepPlan, step: InputBatch, up: Upload, out: LaunchedStep) -> None:
         """The step, operation by operation; segments of it perhaps as they were captured."""
         recurrent, drafting = self.recurrent(plan, step), self._drafting
         if drafting is not None and drafting.wants(step, plan.drafts):
@@ -223,101 +229,104 @@ class Runner:
         else:
             self._tell(step, self._forward(step, recurrent), self.model.logits, up, out)
 
-    def _replay(self, captured: Captured, step: Step, up: Upload, out: Launched) -> None:
+    def _replay(self, captured: GraphReplay, step: InputBatch, up: Upload,
+                out: LaunchedStep) -> None:
         """The step, as it was captured; perhaps but for sampling."""
         self.served["full_graph"] += 1
         captured.lend(step)
         captured.forward()
-        told = captured.told
+        told = captured.packed
         if told is None:
-            self.moves.settle()  # what was told of the step before may be on its way still
+            self.arrays.settle()  # what was told of the step before may be on its way still
             captured.follow(self._sample(step, captured.logits[:len(step.row_slots)], up, out))
             return
-        self.moves.settle()
+        self.arrays.settle()
         captured.finish()
-        out.rows = self.moves.fetch(told).unstack(len(step.slots))
+        out.rows = self.arrays.fetch(told).unstack(len(step.slots))
         if step.q_len > 1:
             out.learn = self._learn(step)
 
-    def forward_all(self, step: Step, recurrent: Recurrent | None) -> Tensor:
+    def forward_all(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """[T, hidden]: of every row, after the final norm."""
         return self.model.norm_rows(self.forward_rows(step, recurrent))
 
-    def forward_rows(self, step: Step, recurrent: Recurrent | None) -> Tensor:
+    def forward_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """[T, hidden]: of every row, before it."""
         for batch in step.batches:
             batch.all_rows = True
         return self._forward(step, recurrent)
 
-    def _forward(self, step: Step, recurrent: Recurrent | None) -> Tensor:
+    def _forward(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """See `Decoder.forward`."""
-        own: Model | SegmentGraphs = self.model
+        own: RunnableModel | PiecewiseGraphRunner = self.model
         if self.segments is not None and self.segments.serves(step):
             own = self.segments
         self.served["eager" if own is self.model else "piecewise_graph"] += 1
         return own.forward(step.batches, self.pools, recurrent)
 
-    def _tell(self, step: Step, wanted: Tensor, to_logits: ToLogits, up: Upload, out: Launched
-              ) -> Emitted | None:
+    def _tell(self, step: InputBatch, wanted: Tensor, to_logits: ToLogits, up: Upload,
+              out: LaunchedStep
+              ) -> SamplerOutput | None:
         """Sample, and what else the result tells. wanted: [R, hidden], the rows `logit_rows`."""
         rows, emitted = len(step.row_slots), None
         if rows:
             emitted = self._sample(step, to_logits(wanted[:rows]), up, out)
         if step.prompts:
-            tokens = self.moves.long(up[step.sent["prompts"]])
-            out.prompt_values = self._prompts(step.prompts, self.moves.tensor(tokens),
+            tokens = self.arrays.long(up[step.sent["prompts"]])
+            out.prompt_values = self._prompts(step.prompts, self.arrays.tensor(tokens),
                                               wanted[rows:], to_logits)
         return emitted
 
-    def recurrent(self, plan: StepPlan, step: Step) -> Recurrent | None:
+    def recurrent(self, plan: StepPlan, step: InputBatch) -> RecurrentBatch | None:
         """The step's rows of the states."""
         if self.states is None:
             return None
-        slots, drafts, tensor = step.slots_d[step.ending:], self.tables.drafts, self.moves.tensor
-        decodes, extends = tensor(self.moves.long(slots)), step.batches[0].extends
+        slots, drafts, tensor = step.slots_d[step.ending:], self.tables.drafts, self.arrays.tensor
+        decodes, extends = tensor(self.arrays.long(slots)), step.batches[0].extends
         if not drafts.most:
-            return Recurrent(self.states, self.states.rows(plan, extends, decodes))
-        return Recurrent(self.states, self.states.rows(plan, extends, decodes, step.q_len,
-                                                       tensor(drafts.accepted[slots])))
+            return RecurrentBatch(self.states, self.states.rows(plan, extends, decodes))
+        return RecurrentBatch(self.states, self.states.rows(plan, extends, decodes, step.q_len,
+                                                            tensor(drafts.accepted[slots])))
 
-    def _sample(self, step: Step, logits: Tensor, up: Upload, out: Launched) -> Emitted:
+    def _sample(self, step: InputBatch, logits: Tensor, up: Upload,
+                out: LaunchedStep) -> SamplerOutput:
         raw, index = None, None
         if "ranked" in step.sent:
-            index = self.moves.long(up[step.sent["ranked"]])
-            raw = logits[self.moves.tensor(index)]
+            index = self.arrays.long(up[step.sent["ranked"]])
+            raw = logits[self.arrays.tensor(index)]
         masks = self.wait(out.plan) if out.plan.masks_follow else out.plan.masks
-        emitted = emit(self.tables, step, logits, masks, self.force)
+        emitted = sample_and_commit(self.tables, step, logits, masks, self.force)
         tokens = emitted.rows
         if raw is not None:
             out.ranked = self._ranked(step, raw.shape[1])
             most = max(k for _, _, k in out.ranked)
-            chosen, named = self.moves.tensor(tokens[index]), None
+            chosen, named = self.arrays.tensor(tokens[index]), None
             if "named" in step.sent:
-                flat = self.moves.long(up[step.sent["named"]])
-                named = self.moves.tensor(flat.reshape(-1, most))
-            out.ranked_values = self.moves.fetch(
+                flat = self.arrays.long(up[step.sent["named"]])
+                named = self.arrays.tensor(flat.reshape(-1, most))
+            out.ranked_values = self.arrays.fetch(
                 *self.tables.sampling.logprobs(raw, chosen, most, named))
-        if emitted.told is None:
-            out.rows = self.moves.fetch_rows(emitted.counts, emitted.finish, *emitted.columns)
+        if emitted.packed is None:
+            out.rows = self.arrays.fetch_rows(emitted.counts, emitted.finish, *emitted.columns)
         else:
-            out.rows = self.moves.fetch(emitted.told).unstack()
+            out.rows = self.arrays.fetch(emitted.packed).unstack()
         if step.q_len > 1:
             out.learn = self._learn(step)
         return emitted
 
-    def _ranked(self, step: Step, vocab: int) -> list[tuple[int, int, int]]:
+    def _ranked(self, step: InputBatch, vocab: int) -> list[tuple[int, int, int]]:
         t = self.tables
         return [(i, 1 if i < step.ending else step.q_len,
-                 _shown(t.sequences[int(step.slots[i])].params, vocab))
+                 _logprobs_count(t.sequences[int(step.slots[i])].params, vocab))
                 for i in np.flatnonzero(t.flags[step.slots] & LOGPROBS).tolist()]
 
-    def _learn(self, step: Step) -> Callable[[I32], None]:
+    def _learn(self, step: InputBatch) -> Callable[[I32], None]:
         drafts, raised = self.tables.drafts, np.full(len(step.slots), step.q_len, np.int32)
         raised[:step.ending] = 1
         return partial(drafts.learn, step.slots, drafts.serials(step.slots), raised)
 
-    def _prompts(self, prompts: Sequence[PromptRows], targets: Tensor, hidden: Tensor,
-                 to_logits: ToLogits) -> Fetched:
+    def _prompts(self, prompts: Sequence[PromptLogprobRows], targets: Tensor, hidden: Tensor,
+                 to_logits: ToLogits) -> Download:
         vocab = self.tables.vocab
         k = min(max(p.k for p in prompts), vocab)
         step = max(1, LOGITS_BYTES // (4 * vocab))
@@ -325,27 +334,28 @@ class Runner:
         for at in range(0, len(hidden), step):
             logits = to_logits(hidden[at:at + step])
             parts.append(self.tables.sampling.logprobs(logits, targets[at:at + step], k))
-        return self.moves.fetch(*join(parts))
+        return self.arrays.fetch(*join(parts))
 
 
-def _shown(params: Resolved, vocab: int) -> int:
+def _logprobs_count(params: Resolved, vocab: int) -> int:
     """Tokens whose logprobs are told beside the sampled one's."""
     return min(len(params.logprob_ids) or params.logprobs, vocab)
 
 
-def _named(tables: Tables, slots: I32) -> I32 | None:
+def _named_tokens(tables: SlotTables, slots: I32) -> I32 | None:
     """i32[rows, most]: the tokens whose logprobs the rows' requests name, -1 = the likeliest; most:
     what any of them shows. None where nobody names any."""
     params = [tables.sequences[slot].params for slot in slots.tolist()]
     if not any(own.logprob_ids for own in params):
         return None
-    named = np.full((len(slots), max(_shown(own, tables.vocab) for own in params)), -1, np.int32)
+    named = np.full((len(slots), max(_logprobs_count(own, tables.vocab) for own in params)), -1,
+                    np.int32)
     for row, own in zip(named, params, strict=True):
         row[:len(own.logprob_ids)] = own.logprob_ids
     return named
 
 
-def _row_logprobs(ranked: list[tuple[int, int, int]], values: Fetched | None,
+def _row_logprobs(ranked: list[tuple[int, int, int]], values: Download | None,
                   counts: NDArray[np.uint8]) -> list[RowLogprobs]:
     if values is None:
         return []
@@ -365,7 +375,8 @@ def _row_logprobs(ranked: list[tuple[int, int, int]], values: Fetched | None,
     return out
 
 
-def _prompt_logprobs(prompts: Sequence[PromptRows], values: Fetched | None) -> list[RowLogprobs]:
+def _prompt_logprobs(prompts: Sequence[PromptLogprobRows],
+                     values: Download | None) -> list[RowLogprobs]:
     if values is None:
         return []
     arrays, out, at = values.wait(), [], 0

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import RowMask
-from actorium.gpu.step.staging import Array, Host
-from actorium.gpu.step.steps import Step
+from actorium.gpu.step.input_batch import InputBatch
+from actorium.gpu.step.staging import Array, HostArrays
 from actorium.gpu.step.tables import (
     BIASES,
     COUNT_ROW,
@@ -30,16 +30,16 @@ from actorium.gpu.step.tables import (
     TOP_K,
     TOP_P,
     TRUNCATES,
-    Tables,
+    SlotTables,
 )
 from actorium.gpu.step.token_masks import apply_masks
 from actorium.kernels.cpu import sampling_cpu
-from actorium.kernels.record import Layout, Resident
+from actorium.kernels.record import RowLayout, SamplingTables
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.philox import FORCED, uniform
 
 
-def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = (),
+def sample(t: SlotTables, step: InputBatch, logits: Tensor, masks: Sequence[RowMask] = (),
            out: Array = None) -> Array:
     """One token for each sampled row: i64[rows], in `out` if given. logits [rows, V], of any float
     dtype, may be changed in place.
@@ -47,36 +47,37 @@ def sample(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = (),
     Every row is sampled as if the drafts before it were the sequence's tokens. Raises `ValueError`
     on masks that do not fit.
     """
-    if isinstance(t.moves, Host):
+    if isinstance(t.arrays, HostArrays):
         return _sample_host(t, step, logits.float(), masks)
     ops = t.sampling
     # Of the host's nothing is read but `needs`: what a row wants, its slot's tables tell.
     needs, slots, positions = step.needs, step.row_slots_d, step.positions
-    logits, tables = _shaped(t, step, logits, masks), _resident(t)
+    logits, tables = _adjusted(t, step, logits, masks), _resident(t)
     return ops.choose(logits, slots, positions, tables, bool(needs & SAMPLES),
                       bool(needs & TRUNCATES), out)
 
 
-def _shaped(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask]) -> Tensor:
+def _adjusted(t: SlotTables, step: InputBatch, logits: Tensor, masks: Sequence[RowMask]) -> Tensor:
     """What tokens are chosen from, on a device."""
     needs = step.needs
     if needs & (PENALISES | BIASES | HOLDS):
         logits = t.sampling.adjust(
             logits, step.row_slots_d, step.positions, _resident(t),
-            Layout(step.ending, step.q_len), bool(needs & PENALISES), bool(needs & BIASES),
+            RowLayout(step.ending, step.q_len), bool(needs & PENALISES), bool(needs & BIASES),
             bool(needs & HOLDS))
     if masks:
         apply_masks(t, step, masks, logits)
     return logits
 
 
-def _resident(t: Tables) -> Resident:
-    return Resident(t.record, t.eos, t.drafts.tokens, t.counts, t.bias_ids, t.bias_values)
+def _resident(t: SlotTables) -> SamplingTables:
+    return SamplingTables(t.record, t.eos, t.drafts.tokens, t.counts, t.bias_ids, t.bias_values)
 
 
 # --- on the host, with numpy ----------------------------------------------------------------------
 
-def _sample_host(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask]) -> Array:
+def _sample_host(t: SlotTables, step: InputBatch, logits: Tensor,
+                 masks: Sequence[RowMask]) -> Array:
     needs = step.needs
     if needs & (PENALISES | BIASES | HOLDS):
         _adjust(t, step, logits)
@@ -101,7 +102,7 @@ def _pick(rows: Any, of: int) -> Any:
     return slice(None) if len(rows) == of else rows
 
 
-def _adjust(t: Tables, step: Step, logits: Tensor) -> None:
+def _adjust(t: SlotTables, step: InputBatch, logits: Tensor) -> None:
     """Penalties, bias, held-back end tokens: on the rows that ask for them."""
     for bit in (PENALISES, BIASES, HOLDS):
         if not step.needs & bit:
@@ -131,7 +132,7 @@ def _adjust(t: Tables, step: Step, logits: Tensor) -> None:
             logits[pick] = block
 
 
-def _count_drafts(t: Tables, step: Step, counts: Array, slots: Array) -> None:
+def _count_drafts(t: SlotTables, step: InputBatch, counts: Array, slots: Array) -> None:
     """Count the drafts before each row as if they were output.
 
     counts: i32[R, V], in place; slots: [R]; both of the rows that count, windows as a whole.
@@ -151,7 +152,7 @@ def _count_drafts(t: Tables, step: Step, counts: Array, slots: Array) -> None:
 
 # --- the tables after a step ----------------------------------------------------------------------
 
-class Emitted(NamedTuple):
+class SamplerOutput(NamedTuple):
     """What a step's sequences emitted; device arrays."""
 
     rows: Array
@@ -163,36 +164,38 @@ class Emitted(NamedTuple):
     before."""
     finish: Array
     """i64[sequences]: 0 goes on, 1 end token, 2 length."""
-    told: Array = None
+    packed: Array = None
     """i64[2 + q_len, sequences]: counts, finish and the columns, where they lie together."""
 
 
-class Kept(NamedTuple):
+class SamplerBuffers(NamedTuple):
     """Where a graph keeps what a step emitted."""
 
     rows: Array
-    """As those of `Emitted`."""
-    told: Array
+    """As those of `SamplerOutput`."""
+    packed: Array
 
 
-def emit(t: Tables, step: Step, logits: Tensor, masks: Sequence[RowMask] = (),
-         force: tuple[float, ...] = (), kept: Kept | None = None) -> Emitted:
+def sample_and_commit(t: SlotTables, step: InputBatch, logits: Tensor,
+                      masks: Sequence[RowMask] = (),
+                      force: tuple[float, ...] = (),
+                      kept: SamplerBuffers | None = None) -> SamplerOutput:
     """`sample`, then `commit` what was sampled; for a step without parameters in two launches.
     kept: where the results go, on a device."""
     rows, told = kept or (None, None)
-    if step.needs & SAMPLES or isinstance(t.moves, Host) or not t.sampling.commits:
+    if step.needs & SAMPLES or isinstance(t.arrays, HostArrays) or not t.sampling.commits:
         emitted = commit(t, step, sample(t, step, logits, masks, rows), force, told)
-        if told is not None and emitted.told is None:
-            t.moves.xp.stack((emitted.counts, emitted.finish, *emitted.columns), out=told)
+        if told is not None and emitted.packed is None:
+            t.arrays.xp.stack((emitted.counts, emitted.finish, *emitted.columns), out=told)
         return emitted
     tokens, told = t.sampling.commit_likeliest(
-        _shaped(t, step, logits, masks), step.slots_d, step.positions, _resident(t), t.progress,
-        Layout(step.ending, step.q_len), bool(step.needs & PENALISES), force, rows, told)
-    return Emitted(tokens, tuple(told[2:]), told[0], told[1], told)
+        _adjusted(t, step, logits, masks), step.slots_d, step.positions, _resident(t), t.progress,
+        RowLayout(step.ending, step.q_len), bool(step.needs & PENALISES), force, rows, told)
+    return SamplerOutput(tokens, tuple(told[2:]), told[0], told[1], told)
 
 
-def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = (),
-           told: Array = None) -> Emitted:
+def commit(t: SlotTables, step: InputBatch, tokens: Array, force: tuple[float, ...] = (),
+           told: Array = None) -> SamplerOutput:
     """Write the tokens sampled for each row to the tables, as far as drafts before them were
     accepted; decide which sequences end.
 
@@ -200,11 +203,11 @@ def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = (),
     with those probabilities by place, the last one for all further places. told: where a kernel is
     to put what was emitted.
     """
-    if not isinstance(t.moves, Host) and t.sampling.commits:
-        return _commit_at_once(t, step, tokens, force, told)
+    if not isinstance(t.arrays, HostArrays) and t.sampling.commits:
+        return _commit_by_kernel(t, step, tokens, force, told)
     if step.q_len > 1:
         return _commit_windows(t, step, tokens, force)
-    xp, slots, positions = t.moves.xp, step.slots_d, step.positions
+    xp, slots, positions = t.arrays.xp, step.slots_d, step.positions
     record, ended, length = t.record[slots], t.ended[slots], t.seq_len[slots]
     stop = (t.eos[slots] == tokens[:, None]).any(1) & (positions >= record[:, MIN_LEN])
     full = positions + 1 >= record[:, LIMIT]
@@ -217,19 +220,20 @@ def commit(t: Tables, step: Step, tokens: Array, force: tuple[float, ...] = (),
         t.drafts.accepted[slots] = 0
     if step.needs & PENALISES:
         _count(t, record[:, COUNT_ROW], tokens, emitted)
-    return Emitted(tokens, (tokens,), t.moves.long(emitted), finish)
+    return SamplerOutput(tokens, (tokens,), t.arrays.long(emitted), finish)
 
 
-def _commit_at_once(t: Tables, step: Step, tokens: Array, force: tuple[float, ...],
-                    told: Array) -> Emitted:
+def _commit_by_kernel(t: SlotTables, step: InputBatch, tokens: Array, force: tuple[float, ...],
+                      told: Array) -> SamplerOutput:
     told = t.sampling.commit(step.slots_d, step.positions, tokens, _resident(t), t.progress,
-                             Layout(step.ending, step.q_len), bool(step.needs & PENALISES), force,
-                             told)
-    return Emitted(tokens, tuple(told[2:]), told[0], told[1], told)
+                             RowLayout(step.ending, step.q_len), bool(step.needs & PENALISES),
+                             force, told)
+    return SamplerOutput(tokens, tuple(told[2:]), told[0], told[1], told)
 
 
-def _commit_windows(t: Tables, step: Step, tokens: Array, force: tuple[float, ...]) -> Emitted:
-    xp, long, slots, q_len = t.moves.xp, t.moves.long, step.slots_d, step.q_len
+def _commit_windows(t: SlotTables, step: InputBatch, tokens: Array,
+                    force: tuple[float, ...]) -> SamplerOutput:
+    xp, long, slots, q_len = t.arrays.xp, t.arrays.long, step.slots_d, step.q_len
     grid = _grid(t, step, tokens)
     record, ended, length = t.record[slots], t.ended[slots], t.seq_len[slots]
     positions = _grid(t, step, step.positions)
@@ -237,46 +241,46 @@ def _commit_windows(t: Tables, step: Step, tokens: Array, force: tuple[float, ..
         positions >= record[:, MIN_LEN][:, None])
     full = positions + 1 >= record[:, LIMIT][:, None]
     ends = xp.where(stop, 1, xp.where(full, 2, 0))
-    taken = _taken(t, step, grid, positions, force) & (ends[:, :-1] == 0)
+    taken = _accepted_drafts(t, step, grid, positions, force) & (ends[:, :-1] == 0)
     taken[:step.ending] = False  # these have one row: what lies behind it in the grid is nothing
     more = long(taken).cumprod(1).sum(1)
-    index = t.moves.arange(0, len(step.slots))
+    index = t.arrays.arange(0, len(step.slots))
     finish = xp.where(ended, 0, ends[index, more])
     counts = xp.where(ended, 0, more + 1)
     t.last_token[slots] = grid[index, more]
-    t.seq_len[slots] = xp.where(ended, length, positions[:, 0] + t.moves.narrow(more) + 1)
+    t.seq_len[slots] = xp.where(ended, length, positions[:, 0] + t.arrays.narrow(more) + 1)
     t.ended[slots] = ended | (finish > 0)
     t.drafts.accepted[slots] = xp.where(ended, 0, more)
     if step.needs & PENALISES:
         for i in range(q_len):
             _count(t, record[:, COUNT_ROW], grid[:, i], counts > i)
-    return Emitted(tokens, tuple(grid.T), counts, finish)
+    return SamplerOutput(tokens, tuple(grid.T), counts, finish)
 
 
-def _count(t: Tables, rows: Array, tokens: Array, emitted: Array) -> None:
+def _count(t: SlotTables, rows: Array, tokens: Array, emitted: Array) -> None:
     """Count the tokens that were emitted; rows: of the counts, 0 = none, which stays as it is."""
     t.counts[rows, tokens] = t.counts[rows, tokens] + (emitted & (rows > 0))
 
 
-def _grid(t: Tables, step: Step, rows: Array) -> Array:
+def _grid(t: SlotTables, step: InputBatch, rows: Array) -> Array:
     """Of the sampled rows: by sequence and place in its window; 0 where it has but one."""
     if not step.ending:
         windows: Array = rows.reshape(-1, step.q_len)
         return windows
-    grid = t.moves.full((len(step.slots), step.q_len), 0, str(rows.dtype).removeprefix("torch."))
+    grid = t.arrays.full((len(step.slots), step.q_len), 0, str(rows.dtype).removeprefix("torch."))
     grid[:step.ending, 0] = rows[:step.ending]
     grid[step.ending:] = rows[step.ending:].reshape(-1, step.q_len)
     return grid
 
 
-def _taken(t: Tables, step: Step, grid: Array, positions: Array,
-           force: tuple[float, ...]) -> Array:
+def _accepted_drafts(t: SlotTables, step: InputBatch, grid: Array, positions: Array,
+                     force: tuple[float, ...]) -> Array:
     """bool[sequences, q_len - 1]: drafts that are accepted, if those before them are."""
     drafts = step.q_len - 1
     if not force:
         taken: Array = t.drafts.tokens[step.slots_d, :drafts] == grid[:, :-1]
         return taken
-    long, record = t.moves.long, t.record[step.slots_d]
+    long, record = t.arrays.long, t.record[step.slots_d]
     u = uniform(long(record[:, SEED_LOW])[:, None], long(record[:, SEED_HIGH])[:, None],
                 long(positions[:, :-1]) + FORCED)
-    return t.moves.xp.stack([u[:, i] < force[min(i, len(force) - 1)] for i in range(drafts)], 1)
+    return t.arrays.xp.stack([u[:, i] < force[min(i, len(force) - 1)] for i in range(drafts)], 1)

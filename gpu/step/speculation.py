@@ -15,28 +15,28 @@ from torch import Tensor
 
 from actorium.gpu.models.mtp import Drafter
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.pools import PagePool
-from actorium.gpu.step.staging import Array, Host
-from actorium.gpu.step.steps import Step
-from actorium.gpu.step.tables import I32, LIMIT, Tables
+from actorium.gpu.step.input_batch import InputBatch
+from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.staging import Array, HostArrays
+from actorium.gpu.step.tables import I32, LIMIT, SlotTables
 
-Propose = Callable[[I32, I32, int], I32]
+ProposeHook = Callable[[I32, I32, int], I32]
 """(slots, positions, k) -> i32[n, k]: drafts of the tokens at each slot's position and after it."""
 
 
-class Drafting:
+class MTPProposer:
     """Makes drafts with a model's MTP layer."""
 
-    def __init__(self, drafter: Drafter, pool: PagePool, tables: Tables, group: int) -> None:
+    def __init__(self, drafter: Drafter, pool: KVPagePool, tables: SlotTables, group: int) -> None:
         """pool: of the layer; group: of the model's layers with full attention."""
         self._drafter, self._pool, self._tables, self._group = drafter, pool, tables, group
 
-    def wants(self, step: Step, drafts: int) -> bool:
+    def wants(self, step: InputBatch, drafts: int) -> bool:
         """Whether the step's hidden states are needed: for drafts, or to keep a prompt's keys and
         values whole."""
         return drafts > 0 or step.extends is not None
 
-    def follow(self, step: Step, drafts: int, sampled: Array, counts: Array,
+    def follow(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
                hidden: Tensor) -> None:
         """Take the step in, and write so many drafts for every sampled sequence to the tables.
 
@@ -44,7 +44,7 @@ class Drafting:
         i64[sequences], how many of its rows each emitted; hidden: [T, hidden], of every row after
         the model's final norm.
         """
-        batch, tensor = step.batches[self._group], self._tables.moves.tensor
+        batch, tensor = step.batches[self._group], self._tables.arrays.tensor
         tokens = tensor(self._following(step, sampled))
         if not drafts or sampled is None:
             batch, n = _extends_alone(batch), batch.extend_tokens
@@ -54,70 +54,70 @@ class Drafting:
         out = self._drafter.forward(tokens, hidden, batch, self._pool, wanted)
         self._chain(step, drafts, out)
 
-    def _following(self, step: Step, sampled: Array) -> Array:
+    def _following(self, step: InputBatch, sampled: Array) -> Array:
         """i64[T]: the token after each row's."""
-        moves, single, following = self._tables.moves, step.ending, step.following
+        arrays, single, following = self._tables.arrays, step.ending, step.following
         if following is None:
             assert sampled is not None
             return sampled
         if sampled is None:
             return following
         following[self._ends(step)] = sampled[:single]
-        joined: Array = moves.xp.concatenate((following, sampled[single:]))
+        joined: Array = arrays.xp.concatenate((following, sampled[single:]))
         return joined
 
-    def _ends(self, step: Step) -> Array:
+    def _ends(self, step: InputBatch) -> Array:
         """i64[ending]: the rows of T that are the last of the extends that end."""
-        return self._tables.moves.array(step.batches[0].logit_rows)[:step.ending]
+        return self._tables.arrays.array(step.batches[0].logit_rows)[:step.ending]
 
-    def _last_rows(self, step: Step, extend_tokens: int, counts: Array) -> Array:
+    def _last_rows(self, step: InputBatch, extend_tokens: int, counts: Array) -> Array:
         """i64[sequences]: the row whose next token is the last that was emitted."""
-        moves, single = self._tables.moves, step.ending
-        windows = moves.arange(0, len(step.slots) - single)
+        arrays, single = self._tables.arrays, step.ending
+        windows = arrays.arange(0, len(step.slots) - single)
         taken = counts[single:] - 1
-        rows = extend_tokens + windows * step.q_len + moves.xp.where(taken > 0, taken, 0)
-        joined: Array = moves.xp.concatenate((self._ends(step), moves.long(rows)))
+        rows = extend_tokens + windows * step.q_len + arrays.xp.where(taken > 0, taken, 0)
+        joined: Array = arrays.xp.concatenate((self._ends(step), arrays.long(rows)))
         return joined
 
-    def _chain(self, step: Step, drafts: int, out: Tensor) -> None:
+    def _chain(self, step: InputBatch, drafts: int, out: Tensor) -> None:
         """The first draft from the layer's output `out`, the others each from the one before."""
-        t, moves = self._tables, self._tables.moves
-        slots, long = step.slots_d, moves.long
+        t, arrays = self._tables, self._tables.arrays
+        slots, long = step.slots_d, arrays.long
         token = self._likeliest(out)
         t.drafts.tokens[slots, 0] = token
         if drafts == 1:
             return
-        table, rows = t.pages[self._group], moves.tensor(t.row_numbers[:len(step.slots)])
+        table, rows = t.pages[self._group], arrays.tensor(t.row_numbers[:len(step.slots)])
         length, ended = t.seq_len[slots], t.ended[slots]
         limit = t.record[slots, LIMIT]
         bound = min(int(t.host_len[step.slots].max()), t.max_len) if step.bounded else t.max_len
-        pages = moves.tensor(table[slots, :-(-(bound + drafts) // t.page_size)])
+        pages = arrays.tensor(table[slots, :-(-(bound + drafts) // t.page_size)])
         for i in range(1, drafts):
             at = length - 2 + i
             index = table[slots, at // t.page_size] * t.page_size + at % t.page_size
-            where = moves.xp.where
+            where = arrays.xp.where
             batch = ForwardBatch(
-                moves.tensor(token), moves.tensor(long(where(at < t.max_len, at, t.max_len - 1))),
-                moves.tensor(long(where(ended | (at >= limit), 0, index))), [], 0, len(rows), pages,
-                moves.tensor(where(ended, 1, at + 1)), bound - 1 + i, rows)
-            out = self._drafter.forward(moves.tensor(token), out, batch, self._pool, None)
+                arrays.tensor(token), arrays.tensor(long(where(at < t.max_len, at, t.max_len - 1))),
+                arrays.tensor(long(where(ended | (at >= limit), 0, index))), [], 0, len(rows),
+                pages, arrays.tensor(where(ended, 1, at + 1)), bound - 1 + i, rows)
+            out = self._drafter.forward(arrays.tensor(token), out, batch, self._pool, None)
             token = self._likeliest(out)
             t.drafts.tokens[slots, i] = token
 
     def _likeliest(self, out: Tensor) -> Array:
         """i64[R]: the token drafted from each row of the layer's output."""
         logits = self._drafter.logits(out)
-        if isinstance(self._tables.moves, Host):
+        if isinstance(self._tables.arrays, HostArrays):
             return logits.float().numpy().argmax(axis=1)
         return logits.argmax(1)
 
 
-def propose_by(hook: Propose, t: Tables, step: Step, drafts: int) -> None:
+def propose_with_hook(hook: ProposeHook, t: SlotTables, step: InputBatch, drafts: int) -> None:
     """Write the drafts that `hook` gives to the tables. Waits for the device."""
-    (length,) = t.moves.fetch_rows(t.seq_len[step.slots_d]).wait()
+    (length,) = t.arrays.fetch_rows(t.seq_len[step.slots_d]).wait()
     given = hook(step.slots, length, drafts)
-    (given_d,) = t.moves.stage(given)
-    t.drafts.tokens[step.slots_d, :drafts] = t.moves.long(given_d)
+    (given_d,) = t.arrays.stage(given)
+    t.drafts.tokens[step.slots_d, :drafts] = t.arrays.long(given_d)
 
 
 def _extends_alone(batch: ForwardBatch) -> ForwardBatch:

@@ -65,7 +65,7 @@ class Upload:
         return self._arrays[number]
 
 
-class Host:
+class HostArrays:
     """Device arrays are numpy arrays."""
 
     xp: ModuleType = np
@@ -107,27 +107,27 @@ class Host:
         """i32[end - start], on the device."""
         return np.arange(start, end, dtype=np.int32)
 
-    def fetch(self, *arrays: Array) -> Fetched:
+    def fetch(self, *arrays: Array) -> Download:
         """Begin to bring device arrays to the host."""
-        return Fetched([self.array(a) if isinstance(a, Tensor) else a for a in arrays])
+        return Download([self.array(a) if isinstance(a, Tensor) else a for a in arrays])
 
-    def fetch_rows(self, *arrays: Array) -> Fetched:
+    def fetch_rows(self, *arrays: Array) -> Download:
         """The same, for integer arrays of one shape."""
-        return Fetched(list(arrays))
+        return Download(list(arrays))
 
     def settle(self) -> None:
         """What is queued from here on runs after everything fetched so far has been copied."""
 
 
-class Fetched:
+class Download:
     """Arrays on their way to the host."""
 
-    def __init__(self, arrays: list[Any], landing: Landing | None = None) -> None:
+    def __init__(self, arrays: list[Any], landing: PinnedBuffer | None = None) -> None:
         self._arrays, self._landing = arrays, landing
         self._stacked = False
         self._width: int | None = None
 
-    def unstack(self, width: int | None = None) -> Fetched:
+    def unstack(self, width: int | None = None) -> Download:
         """The one array's rows, instead of the array; of each the first `width` numbers."""
         self._stacked, self._width = True, width
         return self
@@ -143,13 +143,13 @@ class Fetched:
         return list(arrays[0][:, :self._width]) if self._stacked else arrays
 
 
-class Landing:
+class PinnedBuffer:
     """A pinned buffer that results land in, and the event of their arrival; used over and over.
 
     Pinning memory and making events takes the driver longer than the copy itself.
     """
 
-    def __init__(self, free: deque[Landing]) -> None:
+    def __init__(self, free: deque[PinnedBuffer]) -> None:
         """free: where it waits for its next use; taken from by one thread, given back to by
         another."""
         self._free = free
@@ -172,7 +172,7 @@ class Landing:
         self._free.append(self)
 
 
-class Device:
+class DeviceArrays:
     """Device arrays are torch tensors. Works on a CPU device as well, which the tests use."""
 
     xp: ModuleType = torch
@@ -185,7 +185,7 @@ class Device:
         self._turn = 0
         self._tables: list[Tensor] = []
         self._addresses = torch.zeros(0, dtype=torch.int64)
-        self._landings: deque[Landing] = deque()
+        self._landings: deque[PinnedBuffer] = deque()
         self._side = torch.cuda.Stream(device) if self._cuda else None
         self.uploads = 0
         """Copies to the device so far."""
@@ -215,7 +215,7 @@ class Device:
         return tensor
 
     def upload(self) -> Upload:
-        return Packed(self)
+        return PackedUpload(self)
 
     def stage(self, *arrays: I32) -> tuple[Array, ...]:
         up = self.upload()
@@ -261,22 +261,22 @@ class Device:
     def arange(self, start: int, end: int) -> Array:
         return torch.arange(start, end, dtype=torch.int32, device=self.device)
 
-    def fetch_rows(self, *arrays: Array) -> Fetched:
+    def fetch_rows(self, *arrays: Array) -> Download:
         return self.fetch(torch.stack(arrays)).unstack()
 
-    def fetch(self, *arrays: Array) -> Fetched:
+    def fetch(self, *arrays: Array) -> Download:
         if not self._cuda:
-            return Fetched([a.clone() for a in arrays])
+            return Download([a.clone() for a in arrays])
         assert self._side is not None
         self._side.wait_stream(torch.cuda.current_stream(self.device))
-        landing = self._landings.popleft() if self._landings else Landing(self._landings)
+        landing = self._landings.popleft() if self._landings else PinnedBuffer(self._landings)
         places = landing.places(arrays)
         with torch.cuda.stream(self._side):
             for place, a in zip(places, arrays, strict=True):
                 a.record_stream(self._side)
                 place.copy_(a, non_blocking=True)
             landing.event.record()
-        return Fetched(places, landing)
+        return Download(places, landing)
 
     def settle(self) -> None:
         """The device waits, not the host: for the side stream, long done when a step comes to what
@@ -285,15 +285,15 @@ class Device:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
 
 
-class Packed(Upload):
-    """An upload in one copy, and one launch that writes to the tables of `Device.resident`. Other
-    tables are rare, and take a launch each."""
+class PackedUpload(Upload):
+    """An upload in one copy, and one launch that writes to the tables of `DeviceArrays.resident`.
+    Other tables are rare, and take a launch each."""
 
     __slots__ = ("_cells", "_moves", "_others")
 
-    def __init__(self, moves: Device) -> None:
+    def __init__(self, arrays: DeviceArrays) -> None:
         super().__init__()
-        self._moves = moves
+        self._moves = arrays
         self._cells: list[tuple[int, I32, I32]] = []
         """(table, places, values)"""
         self._others: list[tuple[Tensor, int, int]] = []
@@ -333,8 +333,8 @@ class Packed(Upload):
         self._cells, self._others = [], []
 
 
-def transport(device: torch.device, apply: ApplyPlan = apply_plan, tensors: bool = False
-              ) -> Host | Device:
+def device_arrays(device: torch.device, apply: ApplyPlan = apply_plan, tensors: bool = False
+                  ) -> HostArrays | DeviceArrays:
     """How arrays move for this device; apply: the kernel that writes to resident tables; tensors:
     for kernels that take no numpy arrays, on a CPU either."""
-    return Device(device, apply) if tensors or device.type != "cpu" else Host(device)
+    return DeviceArrays(device, apply) if tensors or device.type != "cpu" else HostArrays(device)

@@ -14,7 +14,7 @@ from actorium.actors.messages import Admit, StepPlan
 from actorium.gpu.families.hybrid_shape import StateShape
 from actorium.gpu.step.batch import ExtendRow, StateRows
 from actorium.gpu.step.pools import zeros
-from actorium.kernels.ragged import Run
+from actorium.kernels.ragged import ExtendRun
 
 
 class LayerStates(NamedTuple):
@@ -122,7 +122,8 @@ class StatePool:
                 raise ValueError(f"checkpoints: slot {slot} extends by {counts.get(slot, 0)} "
                                  f"tokens, not to {tokens}")
             saves[slot].append((tokens, self._row(slot, checkpoint)))
-        return StateRows([Run(row.slot, row.count, tuple(saves[row.slot])) for row in extends],
+        return StateRows([ExtendRun(row.slot, row.count,
+                                    tuple(saves[row.slot])) for row in extends],
                          decodes, q_len, accepted)
 
     def _row(self, slot: int, checkpoint: int) -> int:
@@ -138,7 +139,7 @@ def _there(rows: Sequence[object], device: torch.device) -> Tensor:
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
 
 
-class Recurrent(NamedTuple):
+class RecurrentBatch(NamedTuple):
     """What recurrent layers need of a step."""
 
     pool: StatePool

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from actorium.actors.messages import Admit
 from actorium.actors.params import Resolved
-from actorium.gpu.step.drafts import Drafts
-from actorium.gpu.step.staging import Array, Device, Host, Upload
-from actorium.kernels.record import Progress
+from actorium.gpu.step.drafts import DraftTables
+from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
+from actorium.kernels.record import DecodeState
 from actorium.kernels.reference.philox import uniform
 from actorium.kernels.reference.sampling import PROMPT_BIT
 from actorium.kernels.sampling_ops import TorchSampling, select_sampling
@@ -41,7 +41,7 @@ SAMPLES, TRUNCATES, PENALISES, BIASES, HOLDS, LOGPROBS, PROMPT_LOGPROBS, MASKED 
 
 
 @dataclass(slots=True)
-class Sequence:
+class SlotRequest:
     """What the host keeps of a slot."""
 
     tokens: I32
@@ -53,33 +53,33 @@ class Sequence:
     params: Resolved
 
 
-class Tables:
-    """All slots. Arrays are device arrays of `moves` (numpy on a CPU) unless named host."""
+class SlotTables:
+    """All slots. Arrays are device arrays of `arrays` (numpy on a CPU) unless named host."""
 
-    def __init__(self, moves: Host | Device, slots: int, pages_per_seq: int, page_size: int,
-                 vocab: int, max_len: int, groups: int = 1, drafts: int = 0,
+    def __init__(self, arrays: HostArrays | DeviceArrays, slots: int, pages_per_seq: int,
+                 page_size: int, vocab: int, max_len: int, groups: int = 1, drafts: int = 0,
                  sampling: TorchSampling | None = None) -> None:
         """drafts: the most that a sequence has in a step; sampling: the kernels, if not those that
         are the device's own. The host samples with numpy."""
-        self.sampling = sampling or select_sampling(moves.device)
-        self.moves, self.slots, self.page_size = moves, slots, page_size
+        self.sampling = sampling or select_sampling(arrays.device)
+        self.arrays, self.slots, self.page_size = arrays, slots, page_size
         self.vocab, self.max_len, self.groups = vocab, max_len, groups
         self.pages_per_seq = pages_per_seq = pages_per_seq + -(-drafts // page_size)
         """Drafts are looked up behind the end of the longest sequence."""
-        self.drafts = Drafts(moves, slots, drafts)
-        self.last_token = moves.full((slots,), 0, "int64")
-        self.seq_len = moves.full((slots,), 1, "int32")
+        self.drafts = DraftTables(arrays, slots, drafts)
+        self.last_token = arrays.full((slots,), 0, "int64")
+        self.seq_len = arrays.full((slots,), 1, "int32")
         """Tokens of the sequence, the last one (not yet in the pages) included; >= 1."""
-        self.ended = moves.full((slots,), 1, "bool")
-        self.record, self.eos, self.chosen, self.page_tables = moves.resident(
-            (slots, WIDTH), (slots, MOST_EOS if isinstance(moves, Device) else 1), (slots,),
+        self.ended = arrays.full((slots,), 1, "bool")
+        self.record, self.eos, self.chosen, self.page_tables = arrays.resident(
+            (slots, WIDTH), (slots, MOST_EOS if isinstance(arrays, DeviceArrays) else 1), (slots,),
             (groups, slots, pages_per_seq))
         """`page_tables`: of each group; entries behind a window stay as they were. `eos`: as wide
         as it may have to be where graphs keep its address. `chosen`: the slots that a graph's rows
         are of."""
         self.pages = list(self.page_tables)
         """Those of each group."""
-        self.row_numbers = moves.long(moves.arange(0, slots * (1 + drafts)))
+        self.row_numbers = arrays.long(arrays.arange(0, slots * (1 + drafts)))
         """i64[rows]: 0, 1, 2, ... for as many rows as a step can sample."""
         self.eos[:] = -1
         self.bias_ids: Array = None
@@ -88,7 +88,7 @@ class Tables:
         has no bias."""
         self.counts: Array = None
         """i32[rows, vocab]: how often each token occurs, for slots with penalties."""
-        self.draws = Draws(moves, slots, drafts)
+        self.draws = UniformCache(arrays, slots, drafts)
         self.host_len = np.zeros(slots, np.int32)
         """Upper bound of `seq_len`. Without drafts: what it is for a sequence that goes on."""
         self.host_low = np.zeros(slots, np.int32) if drafts else self.host_len
@@ -96,19 +96,19 @@ class Tables:
         self.host_min = np.zeros(slots, np.int32)
         """No end token before this length."""
         self.flags = np.zeros(slots, np.uint8)
-        self.sequences: dict[int, Sequence] = {}
+        self.sequences: dict[int, SlotRequest] = {}
         self._count_rows: dict[int, int] = {}
         self._free_count_rows: list[int] = []
 
     @property
     def fills(self) -> bool:
         """Whether a kernel reads the rows of decodes from the tables."""
-        return self.sampling.fills and isinstance(self.moves, Device)
+        return self.sampling.fills and isinstance(self.arrays, DeviceArrays)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> DecodeState:
         """What each step changes of the tables."""
-        return Progress(self.last_token, self.seq_len, self.ended, self.drafts.accepted)
+        return DecodeState(self.last_token, self.seq_len, self.ended, self.drafts.accepted)
 
     def reset(self) -> None:
         """Forget every slot."""
@@ -152,8 +152,8 @@ class Tables:
             tokens = np.frombuffer(a.tokens, np.int32)
             self._check(a, tokens)
             self._forget(a.slot)
-            self.sequences[a.slot] = Sequence(tokens, len(tokens), a.cached_len, a.prompt_len,
-                                              a.params)
+            self.sequences[a.slot] = SlotRequest(tokens, len(tokens), a.cached_len, a.prompt_len,
+                                                 a.params)
             self.host_len[a.slot] = self.host_low[a.slot] = len(tokens)
             self.host_min[a.slot] = min(a.prompt_len + a.params.min_tokens, self.max_len)
             self.flags[a.slot] = _flags(a.params)
@@ -242,7 +242,7 @@ class Tables:
         width = table.shape[1]
         if longest > width:
             width = 1 << (longest - 1).bit_length()
-            wider = self.moves.full((self.slots, width), pad, "int32")
+            wider = self.arrays.full((self.slots, width), pad, "int32")
             wider[:, :table.shape[1]] = table
             setattr(self, name, wider)
         out = np.full((len(ids), width), pad, np.int32)
@@ -254,8 +254,8 @@ class Tables:
         if self.bias_ids is None:
             if not any(a.params.logit_bias for a in admits):
                 return
-            self.bias_ids = self.moves.full((self.slots, 1), 0, "int32")
-            self.bias_values = self.moves.full((self.slots, 1), 0, "int32")
+            self.bias_ids = self.arrays.full((self.slots, 1), 0, "int32")
+            self.bias_values = self.arrays.full((self.slots, 1), 0, "int32")
         known = [{t: v for t, v in a.params.logit_bias.items() if t < self.vocab} for a in admits]
         ids = self._lists([list(own) for own in known], "bias_ids", 0)
         values = self._lists([np.array(list(own.values()), np.float32).view(np.int32).tolist()
@@ -283,14 +283,14 @@ class Tables:
         """Twice as many rows; row 0 is the sink of sequences without penalties."""
         old = 1 if self.counts is None else self.counts.shape[0]
         new = min(max(4, 2 * old), self.slots)
-        wider = self.moves.full((new, self.vocab), 0, "int32")
+        wider = self.arrays.full((new, self.vocab), 0, "int32")
         if self.counts is not None:
             wider[:old] = self.counts
         self.counts = wider
         self._free_count_rows = list(range(new - 1, old - 1, -1))
 
 
-class Draws:
+class UniformCache:
     """Uniform numbers by (seed, position), made `AHEAD` positions at once.
 
     Sixteen positions take numpy hardly longer than one, and a sequence needs them all in turn. On
@@ -299,11 +299,11 @@ class Draws:
 
     AHEAD = 16
 
-    def __init__(self, moves: Host | Device, slots: int, drafts: int) -> None:
+    def __init__(self, arrays: HostArrays | DeviceArrays, slots: int, drafts: int) -> None:
         """drafts: most that a step verifies: a sequence's rows are at most so many positions
         apart."""
-        self._kept = isinstance(moves, Host)
-        self._long = moves.long
+        self._kept = isinstance(arrays, HostArrays)
+        self._long = arrays.long
         self._apart = drafts
         self._first = np.full(slots, FORGOTTEN, np.int32)
         self._numbers = np.zeros((slots, self.AHEAD + 2 * drafts))

@@ -16,17 +16,17 @@ import numpy as np
 from torch import Tensor
 
 from actorium.actors.messages import RowMask
-from actorium.gpu.step.staging import Host
-from actorium.gpu.step.steps import Step
-from actorium.gpu.step.tables import I32, Tables
+from actorium.gpu.step.input_batch import InputBatch
+from actorium.gpu.step.staging import HostArrays
+from actorium.gpu.step.tables import I32, SlotTables
 
-BARS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1,
-                              bitorder="little"), np.float32(0), np.float32(-np.inf))
+MASK_BIAS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1,
+                                   bitorder="little"), np.float32(0), np.float32(-np.inf))
 """f32[256, 8]: what is added to 8 logits for each byte of a mask. (Where tokens are allowed as good
 as at random, choosing between values takes ten times as long.)"""
 
 
-def apply_masks(t: Tables, step: Step, masks: Sequence[RowMask], logits: Tensor) -> None:
+def apply_masks(t: SlotTables, step: InputBatch, masks: Sequence[RowMask], logits: Tensor) -> None:
     """Make all tokens impossible that a row's mask does not allow. logits: f32[rows, V], in place.
     numpy does it on the host.
 
@@ -34,13 +34,13 @@ def apply_masks(t: Tables, step: Step, masks: Sequence[RowMask], logits: Tensor)
     or that allows nothing.
     """
     words, rows = _words(masks, t.vocab), _rows(step, masks)
-    if isinstance(t.moves, Host):
-        bars = BARS[words.view(np.uint8)].reshape(len(words), -1)[:, :t.vocab]
+    if isinstance(t.arrays, HostArrays):
+        bars = MASK_BIAS[words.view(np.uint8)].reshape(len(words), -1)[:, :t.vocab]
         block = logits.numpy()
         for row, bar in zip(rows.tolist(), bars, strict=True):
             block[row] += bar
         return
-    rows_d, words_d = t.moves.stage(rows, words)
+    rows_d, words_d = t.arrays.stage(rows, words)
     t.sampling.mask(logits, rows_d, words_d)
 
 
@@ -61,7 +61,7 @@ def _words(masks: Sequence[RowMask], vocab: int) -> I32:
     return words
 
 
-def _rows(step: Step, masks: Sequence[RowMask]) -> I32:
+def _rows(step: InputBatch, masks: Sequence[RowMask]) -> I32:
     """The sampled row of each mask."""
     place = {slot: i for i, slot in enumerate(step.slots.tolist())}
     rows = np.empty(len(masks), np.int32)

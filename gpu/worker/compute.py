@@ -21,10 +21,10 @@ from actorium.actors.messages import Masks, Ready, Reset, RowMask, StepPlan, Ste
 from actorium.gpu.worker.compilations import Compilations
 
 if TYPE_CHECKING:
-    from actorium.gpu.step.runner import Runner
-    from actorium.gpu.worker.measure import Meter
-    from actorium.gpu.worker.prefault import Prefault
-    from actorium.gpu.worker.timing import Timed
+    from actorium.gpu.step.runner import ModelRunner
+    from actorium.gpu.worker.measure import WorkspaceMeter
+    from actorium.gpu.worker.prefault import PagePrefault
+    from actorium.gpu.worker.timing import TimedStep
     from actorium.gpu.worker.tracing import StepTrace
 
 SPIN = "500"
@@ -33,22 +33,22 @@ default of several ms lets one waiting thread keep the other off a core that pro
 two threads on two busy cores, tiny models ran 30 times slower."""
 STEPS_AHEAD = 4
 """Steps, as large as they come, for whose tokens memory is there before they are computed."""
-Post = Callable[[], None]
+WakeUp = Callable[[], None]
 
 
-class Abandoned(Exception):
+class StepAbandoned(Exception):
     """A step whose masks will not come."""
 
 
-class Compute:
+class ComputeThread:
     """Runs what it is given, in order, on its own thread; `results` is read by the actor's."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._work: SimpleQueue[StepPlan | Masks | Reset | None] = SimpleQueue()
-        self._harvest: SimpleQueue[Timed] = SimpleQueue()
+        self._harvest: SimpleQueue[TimedStep] = SimpleQueue()
         self._ready: Ready
-        self._post: Post = _nothing
+        self._post: WakeUp = _nothing
         self._epoch = 0
         """The scheduler's."""
         self._taken = False
@@ -61,13 +61,13 @@ class Compute:
         self.steps = 0
         """Steps finished."""
         self.served: Mapping[str, int] = {}
-        """Steps launched, by how (`Runner.served`)."""
+        """Steps launched, by how (`ModelRunner.served`)."""
         self.compilations = Compilations()
         """Kernels compiled since the worker was ready."""
         self.given = 0
         """Plans taken."""
 
-    def start(self, post: Post) -> None:
+    def start(self, post: WakeUp) -> None:
         """Start loading; `post` is called, from any thread, when there is something new."""
         self._post = post
         threading.Thread(target=self._guarded, args=(self._compute,), name="compute",
@@ -91,9 +91,9 @@ class Compute:
     def _compute(self) -> None:
         runner, meter, ahead = self._open()
         self.served = runner.served
-        from actorium.gpu.worker.timing import clock
+        from actorium.gpu.worker.timing import make_timer
 
-        timer = clock(runner.moves.device, self._trace())
+        timer = make_timer(runner.arrays.device, self._trace())
         if timer.waits:
             threading.Thread(target=self._guarded, args=(self._collect,), name="harvest",
                              daemon=True).start()
@@ -109,7 +109,7 @@ class Compute:
             else:
                 try:
                     timed = timer.launch(runner, message)
-                except Abandoned:
+                except StepAbandoned:
                     self.given -= 1
                     runner.reset()
                     timer.reset()
@@ -124,7 +124,7 @@ class Compute:
 
     def _masks(self, plan: StepPlan) -> list[RowMask]:
         """Those that follow the plan. Nothing comes between, unless the scheduler is another one,
-        or there is none any more: raises `Abandoned`."""
+        or there is none any more: raises `StepAbandoned`."""
         while True:
             message = self._work.get()
             if isinstance(message, Masks):
@@ -135,7 +135,7 @@ class Compute:
                     raise ValueError(f"masks: a plan came instead of those of step {plan.step}")
                 self.given -= 1
             elif message is None or self._takes(message):
-                raise Abandoned
+                raise StepAbandoned
 
     def _trace(self) -> StepTrace | None:
         if self._ctx.config.runtime.trace_dir is None:
@@ -156,7 +156,7 @@ class Compute:
             self._post()
         return True
 
-    def _next(self, ahead: Prefault) -> StepPlan | Reset:
+    def _next(self, ahead: PagePrefault) -> StepPlan | Reset:
         """What comes next; memory for pages is taken until it does."""
         while True:
             try:
@@ -170,19 +170,19 @@ class Compute:
             if isinstance(message, StepPlan | Reset):
                 return message
 
-    def _open(self) -> tuple[Runner, Meter | None, Prefault]:
+    def _open(self) -> tuple[ModelRunner, WorkspaceMeter | None, PagePrefault]:
         start = perf_counter()
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
         from actorium.actors.runtime.worker_info import write_info
         from actorium.gpu.worker.device import open_device
-        from actorium.gpu.worker.prefault import Prefault
+        from actorium.gpu.worker.prefault import PagePrefault
 
         opened = open_device(self._ctx.config, self._ctx.epoch, self._say,
                              {"import": perf_counter() - start})
         start = perf_counter()
-        ahead = Prefault(opened.runner.pools,
-                         STEPS_AHEAD * self._ctx.config.scheduler.max_num_batched_tokens,
-                         opened.runner.draft_pool)
+        ahead = PagePrefault(opened.runner.pools,
+                             STEPS_AHEAD * self._ctx.config.scheduler.max_num_batched_tokens,
+                             opened.runner.draft_pool)
         ahead.all()
         opened.ready.load_seconds["allocate"] += perf_counter() - start
         gc.freeze()  # torch's objects live to the end: not worth a collector's look

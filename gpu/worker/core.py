@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.messages import ToWorker
-from actorium.gpu.worker.compute import Compute
+from actorium.gpu.worker.compute import ComputeThread
 
 SCHEDULER = "scheduler"
 STEP_BUDGET = 60.0
@@ -24,7 +24,7 @@ class WorkerCore(Core):
     front = None
 
     def __init__(self, ctx: Context) -> None:
-        self._compute = Compute(ctx)
+        self._compute = ComputeThread(ctx)
         self._start_budget = ctx.config.runtime.start_timeout
         self._draining = False
 

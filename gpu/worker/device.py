@@ -22,8 +22,8 @@ from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.families.cache_dtype import check_kv_dtype, kv_dtype
 from actorium.gpu.families.model_shape import DTYPES, ModelShape
 from actorium.gpu.graphs.capture import Capturer, CudaCapturer
-from actorium.gpu.graphs.prompt_segments import SegmentGraphs
-from actorium.gpu.graphs.step_graphs import DecodeGraphs, why_eager
+from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, why_eager
+from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import Model, load_model, read_shape
 from actorium.gpu.plan.beside import Step, planned_bytes
 from actorium.gpu.plan.graph_memory import GRAPH_BYTES, Graphs, planned_graphs
@@ -31,14 +31,27 @@ from actorium.gpu.plan.memory_plan import MemoryPlan, demand_of, make_plan
 from actorium.gpu.plan.shape import read_plan_shape
 from actorium.gpu.plan.sizes import device_budget, page_table_width
 from actorium.gpu.step.pools import make_draft_pool, make_pools
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import transport
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
-from actorium.gpu.step.tables import Tables
+from actorium.gpu.step.tables import SlotTables
 from actorium.gpu.weights.quantized import keeps
-from actorium.gpu.worker.measure import Footprint, Meter, caches, held_bytes, profile, taken
+from actorium.gpu.worker.measure import (
+    Footprint,
+    WorkspaceMeter,
+    cache_tensors,
+    held_bytes,
+    profile,
+    taken,
+)
 from actorium.gpu.worker.summary import summarize
-from actorium.gpu.worker.warmup import Played, check_numbers, play, rehearse, walk
+from actorium.gpu.worker.warmup import (
+    WarmupCase,
+    check_numbers,
+    dummy_run,
+    run_case,
+    warm_up_kernels,
+)
 
 LOG = logging.getLogger(__name__)
 MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
@@ -54,22 +67,23 @@ is taken when it is first written."""
 
 DRIVER_BYTES = 8 * GRAPH_BYTES
 """Most that the driver is believed to keep of one graph."""
-Say = Callable[[str, str], None]
+ReportPhase = Callable[[str, str], None]
 """Told of each phase: (phase, detail)."""
 
 
-class Opened(NamedTuple):
+class OpenedDevice(NamedTuple):
     """A device with a model on it."""
 
-    runner: Runner
+    runner: ModelRunner
     ready: Ready
     footprint: Footprint
-    meter: Meter | None
+    meter: WorkspaceMeter | None
     """Of a CPU: it goes on with the steps of requests."""
     info: WorkerInfo
 
 
-def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float]) -> Opened:
+def open_device(config: Config, epoch: int, say: ReportPhase,
+                seconds: dict[str, float]) -> OpenedDevice:
     """Load the model, allocate, warm up. `seconds` (by phase) is completed and goes into `ready`.
 
     Raises `BadModel` or `BadConfig` with one line.
@@ -80,7 +94,7 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
     before = taken(device)
     path = resolve(config.model.model)
     shape = read_shape(path, config)  # says what cannot be before it loads
-    most_drafts(config, shape)
+    max_drafts(config, shape)
     check_kv_dtype(config.memory.kv_cache_dtype, device, config.device.kernels)
     check_positions(config, shape, physical_bytes())
     model = load_model(path, config, device,
@@ -110,7 +124,7 @@ def open_device(config: Config, epoch: int, say: Say, seconds: dict[str, float])
         recurrent=runner.states is not None, load_seconds=seconds,
         drafts=runner.tables.drafts.most)
     info = summarize(config, model, runner, plan, footprint, graphs, ready.device)
-    return Opened(runner, ready, footprint, meter, info)
+    return OpenedDevice(runner, ready, footprint, meter, info)
 
 
 def pick_device(config: DeviceConfig) -> torch.device:
@@ -156,7 +170,7 @@ def physical_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def most_drafts(config: Config, shape: ModelShape) -> int:
+def max_drafts(config: Config, shape: ModelShape) -> int:
     """Drafts that a sequence can have in a step. Raises `BadConfig` where they are asked for and
     the model has no layer to make them."""
     asked = parse_speculative(config.speculation.speculative)
@@ -175,41 +189,42 @@ def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
         return None
     return StatePool(shape.state, len(shape.recurrent), slots, checkpoints,
                      DTYPES[config.memory.state_dtype], shape.dtype, device,
-                     most_drafts(config, shape))
+                     max_drafts(config, shape))
 
 
-def _warm_up(config: Config, runner: Runner, footprint: Footprint, say: Say) -> Meter | None:
+def _warm_up(config: Config, runner: ModelRunner, footprint: Footprint,
+             say: ReportPhase) -> WorkspaceMeter | None:
     """The first steps: on CUDA of every form; on a CPU ever larger ones, of which the temporaries
     are measured."""
     most = config.scheduler.max_num_batched_tokens
     check_numbers(runner, resolve(config.model.model), most)
-    if runner.moves.device.type != "cpu":
-        walk(runner, most, say)
+    if runner.arrays.device.type != "cpu":
+        warm_up_kernels(runner, most, say)
         return None
-    rehearse(runner, min(2, most))
-    meter = Meter(footprint, caches(runner))
+    dummy_run(runner, min(2, most))
+    meter = WorkspaceMeter(footprint, cache_tensors(runner))
     rows = runner.tables.slots
     if runner.states is not None:
         rows = max(1, STATE_BYTES * (rows + runner.states.checkpoints) // runner.states.bytes)
-    profile(meter, most, lambda tokens: rehearse(runner, tokens, rows))
+    profile(meter, most, lambda tokens: dummy_run(runner, tokens, rows))
     return meter
 
 
 def _allocate(config: Config, model: Model, device: torch.device
-              ) -> tuple[Runner, Footprint, MemoryPlan]:
+              ) -> tuple[ModelRunner, Footprint, MemoryPlan]:
     """A runner with what the memory plan gives it, what the plan and CUDA say of its bytes, and the
     plan."""
     shape = model.shape
     size, dtype = config.memory.page_size, kv_dtype(config.memory.kv_cache_dtype, shape.dtype)
     slots = config.scheduler.max_num_seqs + 1
-    moves = transport(device, model.ops.apply_plan, config.device.kernels == "triton")
-    tables = Tables(moves, slots, page_table_width(shape.max_model_len, size), size,
-                    shape.vocab_size, shape.max_model_len, len(shape.groups),
-                    most_drafts(config, shape), model.ops.sampling)
+    arrays = device_arrays(device, model.ops.apply_plan, config.device.kernels == "triton")
+    tables = SlotTables(arrays, slots, page_table_width(shape.max_model_len, size), size,
+                        shape.vocab_size, shape.max_model_len, len(shape.groups),
+                        max_drafts(config, shape), model.ops.sampling)
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
-    runner = Runner(model, sinks, tables, make_states(config, shape, slots, 0, device),
-                    make_draft_pool(shape, 1, size, dtype, device),
-                    force=parse_acceptance(config.speculation.force_acceptance))
+    runner = ModelRunner(model, sinks, tables, make_states(config, shape, slots, 0, device),
+                         make_draft_pool(shape, 1, size, dtype, device),
+                         force=parse_acceptance(config.speculation.force_acceptance))
     workspace, step = 0, Step(0, 0)
     graphs = _graphs(config, runner)
     fp8 = keeps(device, config.device.kernels, config.model.quantization)
@@ -247,23 +262,23 @@ def plan_caches(config: Config, budget: int, name: str, drafts: bool = True,
     return make_plan(shape, demand if drafts else demand._replace(drafts=0), budget, name)
 
 
-def _cuda_workspace(config: Config, runner: Runner, device: torch.device) -> tuple[int, Step]:
+def _cuda_workspace(config: Config, runner: ModelRunner, device: torch.device) -> tuple[int, Step]:
     """Bytes of the largest step's temporaries, and its size: it is run, over the sink page, as many
     prompts and as a single one."""
     tokens = config.scheduler.max_num_batched_tokens
-    single = Played([(0, max(1, min(tokens, runner.tables.max_len - 1)))])
-    rehearse(runner, tokens)
-    play(runner, single)
+    single = WarmupCase([(0, max(1, min(tokens, runner.tables.max_len - 1)))])
+    dummy_run(runner, tokens)
+    run_case(runner, single)
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    step = rehearse(runner, tokens)
-    play(runner, single)
+    step = dummy_run(runner, tokens)
+    run_case(runner, single)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before, step
 
 
-def _cuda_budget(config: Config, runner: Runner, device: torch.device, workspace: int) -> int:
+def _cuda_budget(config: Config, runner: ModelRunner, device: torch.device, workspace: int) -> int:
     """Bytes for states and pages, beside the largest step's temporaries. The live states are there
     already."""
     torch.cuda.empty_cache()
@@ -274,29 +289,29 @@ def _cuda_budget(config: Config, runner: Runner, device: torch.device, workspace
 
 # --- graphs --------------------------------------------------------------------------------------
 
-def _graphs(config: Config, runner: Runner) -> Graphs:
+def _graphs(config: Config, runner: ModelRunner) -> Graphs:
     """Those to capture."""
-    why = why_eager(runner.model, runner.moves.device)
-    if runner.moves.device.type == "cuda":
+    why = why_eager(runner.model, runner.arrays.device)
+    if runner.arrays.device.type == "cuda":
         for what, reason in (("steps of decodes", why.decodes), ("segments", why.segments)):
             if reason:
                 LOG.info("no graphs of %s: %s", what, reason)
     return planned_graphs(config, runner.tables.drafts.most, why)
 
 
-def _to_capture(runner: Runner, graphs: Graphs, capturer: Capturer
-                ) -> tuple[DecodeGraphs | None, SegmentGraphs | None]:
+def _to_capture(runner: ModelRunner, graphs: Graphs, capturer: Capturer
+                ) -> tuple[DecodeGraphRunner | None, PiecewiseGraphRunner | None]:
     """These graphs, of one memory. Decodes come first: the logits of the largest take most."""
-    return (DecodeGraphs(runner, capturer, graphs.decodes) if graphs.decodes else None,
-            SegmentGraphs(runner, capturer, graphs.tokens) if graphs.tokens else None)
+    return (DecodeGraphRunner(runner, capturer, graphs.decodes) if graphs.decodes else None,
+            PiecewiseGraphRunner(runner, capturer, graphs.tokens) if graphs.tokens else None)
 
 
-def _graph_bytes(runner: Runner, graphs: Graphs) -> int:
+def _graph_bytes(runner: ModelRunner, graphs: Graphs) -> int:
     """Bytes that graphs will take: of each kind the largest one is captured, over the sink page,
     and the next one, as which all others count; they are given up again."""
     if not any(graphs):
         return 0
-    device, total = runner.moves.device, 0
+    device, total = runner.arrays.device, 0
     kinds = []
     seen = [_memory(device)]
     for kind in _to_capture(runner, graphs, CudaCapturer(device)):
@@ -304,41 +319,41 @@ def _graph_bytes(runner: Runner, graphs: Graphs) -> int:
             continue
         kinds.append(kind)  # those before keep their memory
         for most in (1, 2):
-            kind.capture(_unsaid, most)
+            kind.capture(_no_report, most)
             seen.append(_memory(device))
-        first, next_one = (graphs_took(*pair, 1) for pair in pairwise(seen[-3:]))
+        first, next_one = (graph_bytes_between(*pair, 1) for pair in pairwise(seen[-3:]))
         total += first + (len(kind.shapes) - 1) * next_one
     return total
 
 
-def _unsaid(phase: str, detail: str) -> None:
+def _no_report(phase: str, detail: str) -> None:
     pass
 
 
-def _capture(config: Config, runner: Runner, footprint: Footprint, say: Say,
+def _capture(config: Config, runner: ModelRunner, footprint: Footprint, say: ReportPhase,
              seconds: dict[str, float]) -> Graphs:
     """Capture the runner's graphs, now that its pages are there."""
     graphs = _graphs(config, runner)
     if not any(graphs):
         return graphs
-    device, start = runner.moves.device, perf_counter()
+    device, start = runner.arrays.device, perf_counter()
     before = _memory(device)
     decodes, segments = _to_capture(runner, graphs, CudaCapturer(device))
     for kind in (decodes, segments):
         if kind is not None:
             kind.capture(say)
     captured = len(graphs.decodes) + len(graphs.tokens)
-    footprint.measured["graphs"] = graphs_took(before, _memory(device), captured)
+    footprint.measured["graphs"] = graph_bytes_between(before, _memory(device), captured)
     runner.graphs, runner.segments = decodes, segments
     seconds["graphs"] = perf_counter() - start
     if device.type == "cuda":
         start = perf_counter()
-        walk(runner, max(graphs.tokens, default=1), say)  # as these serve them
+        warm_up_kernels(runner, max(graphs.tokens, default=1), say)  # as these serve them
         seconds["warm up"] += perf_counter() - start
     return graphs
 
 
-class Memory(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Of a device; bytes."""
 
     free: int
@@ -347,12 +362,12 @@ class Memory(NamedTuple):
     """By torch in this process, pools of graphs included."""
 
 
-def _memory(device: torch.device) -> Memory:
+def _memory(device: torch.device) -> DeviceMemory:
     free = _free_bytes(device)
-    return Memory(free, torch.cuda.memory_reserved(device) if device.type == "cuda" else 0)
+    return DeviceMemory(free, torch.cuda.memory_reserved(device) if device.type == "cuda" else 0)
 
 
-def graphs_took(before: Memory, after: Memory, captured: int) -> int:
+def graph_bytes_between(before: DeviceMemory, after: DeviceMemory, captured: int) -> int:
     """Bytes that so many graphs took between two readings: torch's share, which is this process's
     own, and the driver's. The driver tells what is free on the whole device alone, and other
     processes allocate as well; so of that no more is believed than graphs can take."""

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from actorium.actors.messages import StepPlan
 from actorium.gpu.plan.beside import Step
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.tables import Tables
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.tables import SlotTables
 
 PROFILE_SECONDS = 0.1
 """What the next step of the profile at start-up may take on a CPU. It comes on top of the time to
@@ -47,7 +47,7 @@ class Footprint:
         return {name: float(count) for name, count in told.items()}
 
 
-class Meter:
+class WorkspaceMeter:
     """Follows the temporaries of steps on a CPU: the most that the process has held beyond what it
     held when the meter was made, less the growth of the caches.
 
@@ -58,7 +58,7 @@ class Meter:
         self.footprint = footprint
         self._caches = list(caches)
         self._peak = "VmHWM" if _reset_peak() else "VmRSS"
-        self._base = _status("VmRSS") - resident(self._caches)
+        self._base = _status("VmRSS") - resident_bytes(self._caches)
 
     def after(self, plan: StepPlan, window: int = 1) -> bool:
         """A step has been run: measure if it was larger than all before; True if so. window: rows
@@ -72,7 +72,7 @@ class Meter:
 
     def take(self, step: Step) -> None:
         """Measure after a step of this size."""
-        held = _status(self._peak) - resident(self._caches) - self._base
+        held = _status(self._peak) - resident_bytes(self._caches) - self._base
         told, seen = self.footprint, self.footprint.step
         told.measured["workspace"] = max(told.measured.get("workspace", 0), held)
         told.step = Step(max(seen.tokens, step.tokens), max(seen.rows, step.rows))
@@ -85,7 +85,7 @@ def size_of(plan: StepPlan, window: int = 1) -> Step:
     return Step(int(extend[:, 1].sum()) + decodes, len(extend) + decodes)
 
 
-def profile(meter: Meter, largest: int, run: Callable[[int], Step]) -> None:
+def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], Step]) -> None:
     """Run ever larger steps up to `largest` tokens, as long as the next one is quick.
 
     run(tokens): runs a step of so many tokens and tells its size.
@@ -102,21 +102,21 @@ def profile(meter: Meter, largest: int, run: Callable[[int], Step]) -> None:
 
 # --- bytes ---------------------------------------------------------------------------------------
 
-def held_bytes(runner: Runner) -> dict[str, int]:
+def held_bytes(runner: ModelRunner) -> dict[str, int]:
     """Bytes that the runner's tables, states and pages were allocated with."""
     return {"tables": tables_bytes(runner.tables),
             "states": runner.states.bytes if runner.states else 0,
             "pages": sum(pool.bytes for pool in runner.all_pools)}
 
 
-def tables_bytes(tables: Tables) -> int:
+def tables_bytes(tables: SlotTables) -> int:
     """Bytes of the resident tables, without what rare parameters add to them."""
     drafts = (tables.drafts.tokens, tables.drafts.accepted) if tables.drafts.most else ()
     return sum(array.nbytes for array in (tables.last_token, tables.seq_len, tables.ended,
                                           tables.record, tables.eos, *tables.pages, *drafts))
 
 
-def caches(runner: Runner) -> list[Tensor]:
+def cache_tensors(runner: ModelRunner) -> list[Tensor]:
     """Every tensor of pages and states."""
     found = [layer for pool in runner.all_pools for layer in pool.layers]
     if runner.states is not None:
@@ -135,7 +135,7 @@ def taken(device: torch.device) -> int:
     return _status("RssAnon")
 
 
-def resident(tensors: Iterable[Tensor]) -> int:
+def resident_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of CPU tensors that lie in memory; those never touched do not."""
     mincore = getattr(ctypes.CDLL(None), "mincore", None)
     if mincore is None:

@@ -16,22 +16,22 @@ import numpy as np
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
-from actorium.gpu.step.pools import PagePool
+from actorium.gpu.step.pools import KVPagePool
 
 POPULATE_WRITE = 23
 """madvise's MADV_POPULATE_WRITE (Linux 5.14)."""
-PIECE = 2 << 20
+POPULATE_BYTES = 2 << 20
 """Bytes taken at once, a huge page: some 0.2 to 1 ms."""
 
 
-class Prefault:
+class PagePrefault:
     """Keeps `ahead` tokens of every layer in memory, beyond the highest page that plans named.
 
     Pages are dealt out from the lowest on, so that what was never written lies above.
     """
 
-    def __init__(self, pools: Sequence[PagePool], ahead: int,
-                 draft_pool: PagePool | None = None) -> None:
+    def __init__(self, pools: Sequence[KVPagePool], ahead: int,
+                 draft_pool: KVPagePool | None = None) -> None:
         """pools: of each group of layers; draft_pool: of the layer that drafts, whose pages have
         the numbers of a group's. Those on other devices are left alone."""
         self._groups, self._ahead, self._used = len(pools), ahead, 0
@@ -69,9 +69,9 @@ class Prefault:
             if self._taken < self._wanted(layer, page_size):
                 self._take(layer)
                 return True
-        if not any(self._taken + PIECE < self._wanted(*row) for row in self._rows):
+        if not any(self._taken + POPULATE_BYTES < self._wanted(*row) for row in self._rows):
             return False
-        self._taken, self._layer = self._taken + PIECE, 0
+        self._taken, self._layer = self._taken + POPULATE_BYTES, 0
         return True
 
     def _wanted(self, layer: Tensor, page_size: int) -> int:
@@ -82,7 +82,7 @@ class Prefault:
 
     def _take(self, layer: Tensor) -> None:
         first = layer.data_ptr() + self._taken
-        end = min(first + PIECE, layer.data_ptr() + layer.numel() * layer.element_size())
+        end = min(first + POPULATE_BYTES, layer.data_ptr() + layer.numel() * layer.element_size())
         first -= first % mmap.PAGESIZE
         if self._madvise(first, end - first, POPULATE_WRITE):
             self._rows.clear()  # a kernel without it: pages come as they are written

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from actorium.actors.config.tree import Config
 from actorium.actors.runtime.worker_info import WorkerInfo
-from actorium.gpu.graphs.step_graphs import why_eager
+from actorium.gpu.graphs.decode_graphs import why_eager
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.plan.graph_memory import Graphs
 from actorium.gpu.plan.memory_plan import MemoryPlan
-from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.worker.measure import Footprint
 
 KERNELS = {"torch": "torch", "native": "C, built for this CPU", "triton": "Triton"}
 
 
-def summarize(config: Config, model: Decoder, runner: Runner, plan: MemoryPlan,
+def summarize(config: Config, model: Decoder, runner: ModelRunner, plan: MemoryPlan,
               footprint: Footprint, graphs: Graphs, device: str) -> WorkerInfo:
     """device: its name. graphs: those that were captured."""
     measured = footprint.measured
@@ -46,12 +46,12 @@ def _span(sizes: Sequence[int]) -> str:
     return f"{sizes[0]} to {sizes[-1]} ({len(sizes)} sizes)"
 
 
-def _why_none(config: Config, runner: Runner) -> str:
-    if runner.moves.device.type != "cuda":
+def _why_none(config: Config, runner: ModelRunner) -> str:
+    if runner.arrays.device.type != "cuda":
         return "a CPU has none"
     if config.device.enforce_eager:
         return "--enforce-eager"
-    return why_eager(runner.model, runner.moves.device).decodes
+    return why_eager(runner.model, runner.arrays.device).decodes
 
 
 def _kernels(ops: object) -> str:

@@ -32,13 +32,13 @@ import numpy as np
 import torch
 
 from actorium.actors.messages import StepPlan, StepResult
-from actorium.gpu.step.runner import Launched, Runner
+from actorium.gpu.step.runner import LaunchedStep, ModelRunner
 
 if TYPE_CHECKING:
     from actorium.gpu.worker.tracing import StepTrace
 
 
-class Live:
+class LiveSlots:
     """Slots whose sequence goes on, as results tell: while there is one, a gap is idle time."""
 
     def __init__(self) -> None:
@@ -58,24 +58,24 @@ class Live:
             self._slots.difference_update(slots[end].tolist())
 
 
-class Timed:
+class TimedStep:
     """A step under way, with its times to come."""
 
-    def __init__(self, clock: Clock | CudaClock, launched: Launched, start: Any, end: Any,
-                 first: bool, late: int) -> None:
+    def __init__(self, timer: StepTimer | CudaStepTimer, launched: LaunchedStep, start: Any,
+                 end: Any, first: bool, late: int) -> None:
         """first: since the slots were forgotten; late: microseconds that the host was still
         queueing when the device had begun, at most."""
-        self._clock, self._launched = clock, launched
+        self._timer, self._launched = timer, launched
         self._start, self._end, self._first, self._late = start, end, first, late
 
     def result(self) -> StepResult:
         """Wait for the step; its result, with its times."""
         if self._first:
-            self._clock.forget()
-        return self._clock.result(self._launched, self._start, self._end, self._late)
+            self._timer.forget()
+        return self._timer.result(self._launched, self._start, self._end, self._late)
 
 
-class Clock:
+class StepTimer:
     """Host clock: on a CPU a launch runs the step."""
 
     waits = False
@@ -84,7 +84,7 @@ class Clock:
         """trace: is told of every step as well."""
         # Of the thread that harvests:
         self._last: Any = None
-        self._live = Live()
+        self._live = LiveSlots()
         self._trace = trace
         # Of the one that launches:
         self._first = True
@@ -96,15 +96,15 @@ class Clock:
 
     def forget(self) -> None:
         """What `reset` means, for the thread that harvests."""
-        self._last, self._live = None, Live()
+        self._last, self._live = None, LiveSlots()
         if self._trace is not None:
             self._trace.reset()
 
-    def _timed(self, launched: Launched, start: Any, end: Any, late: int = 0) -> Timed:
+    def _timed(self, launched: LaunchedStep, start: Any, end: Any, late: int = 0) -> TimedStep:
         first, self._first = self._first, False
-        return Timed(self, launched, start, end, first, late)
+        return TimedStep(self, launched, start, end, first, late)
 
-    def launch(self, runner: Runner, plan: StepPlan) -> Timed:
+    def launch(self, runner: ModelRunner, plan: StepPlan) -> TimedStep:
         """Run the step."""
         start = perf_counter()
         launched = runner.launch(plan)
@@ -113,8 +113,8 @@ class Clock:
             self._trace.ran(plan, start, end)
         return self._timed(launched, start, end)
 
-    def result(self, launched: Launched, start: Any, end: Any, late: int) -> StepResult:
-        """Complete a step, in the order of launching. late: see `Timed`."""
+    def result(self, launched: LaunchedStep, start: Any, end: Any, late: int) -> StepResult:
+        """Complete a step, in the order of launching. late: see `TimedStep`."""
         trace, begun = self._trace, 0 if self._trace is None else monotonic_ns()
         busy = self._between(start, end)
         result = launched.result(busy, self._gap(start), min(busy, late))
@@ -131,7 +131,7 @@ class Clock:
         return max(0, round((second - first) * 1e6))
 
 
-class CudaClock(Clock):
+class CudaStepTimer(StepTimer):
     """Events on the stream, used over and over."""
 
     waits = True
@@ -140,7 +140,7 @@ class CudaClock(Clock):
         super().__init__(trace)
         self._free: deque[Any] = deque()
 
-    def launch(self, runner: Runner, plan: StepPlan) -> Timed:
+    def launch(self, runner: ModelRunner, plan: StepPlan) -> TimedStep:
         """Queue the step."""
         # A step begins when the device's part is queued: what the host prepares before is no
         # work of the device's, and while there is none it idles.
@@ -168,7 +168,7 @@ class CudaClock(Clock):
             self._free.append(self._last)
         super().forget()
 
-    def result(self, launched: Launched, start: Any, end: Any, late: int) -> StepResult:
+    def result(self, launched: LaunchedStep, start: Any, end: Any, late: int) -> StepResult:
         end.synchronize()
         before = self._last
         if self._trace is not None:
@@ -189,6 +189,6 @@ class CudaClock(Clock):
         return max(0, round(first.elapsed_time(second) * 1e3))
 
 
-def clock(device: torch.device, trace: StepTrace | None = None) -> Clock:
+def make_timer(device: torch.device, trace: StepTrace | None = None) -> StepTimer:
     """The clock of a device."""
-    return CudaClock(trace) if device.type == "cuda" else Clock(trace)
+    return CudaStepTimer(trace) if device.type == "cuda" else StepTimer(trace)

@@ -17,11 +17,11 @@ from actorium.actors.runtime.step_events import (
     decodes,
 )
 
-UNDER_WAY = 16
+MAX_IN_FLIGHT = 16
 """More steps than are ever launched and not fetched."""
 
 
-class Line:
+class DeviceTimeline:
     """The steps of a device on the host's clock, though its events tell spans alone.
 
     One step is laid behind the other. No step has begun before it was queued, nor ended after that
@@ -48,7 +48,7 @@ class StepTrace:
     """Takes the times of a clock. One thread launches, perhaps another one harvests."""
 
     def __init__(self, events: StepEventFile) -> None:
-        self._events, self._line = events, Line()
+        self._events, self._line = events, DeviceTimeline()
         self._begun = 0
         self._queued: dict[tuple[int, int], int] = {}
 
@@ -63,7 +63,7 @@ class StepTrace:
     def queue(self, plan: StepPlan, record: Callable[[], None]) -> None:
         """The device's part begins, of which `record` marks the start."""
         self._queued[plan.epoch, plan.step] = monotonic_ns()
-        if len(self._queued) > UNDER_WAY:  # a step that was abandoned is never seen
+        if len(self._queued) > MAX_IN_FLIGHT:  # a step that was abandoned is never seen
             del self._queued[next(iter(self._queued))]
         record()
 

@@ -5,8 +5,8 @@ Triton compiles a kernel anew, for a second or more, for each form of its argume
 follow from a step's shape, the dtypes, and what it assumes of integers and addresses. vLLM's and
 SGLang's users know the stall as that of the first request of a kind. What varies from step to step
 is named in the kernels as nothing to specialise on (see `kernels.triton`), so that the forms are
-few; `walk` meets these. `tests/gpu/step/test_warmup_forms.py` holds them against those that
-requests meet.
+few; `warm_up_kernels` meets these. `tests/gpu/worker/test_warmup_forms.py` holds them
+against those that requests meet.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from actorium.actors.errors import BadModel
 from actorium.actors.messages import Admit, RowMask, StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.plan.beside import Step
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.tables import Tables
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.tables import SlotTables
 
 LONG = 8192
 """Tokens of the longest context that is played. From one or two thousand on keys are shared out
 among programs (`kernels.triton.extend.splits_of`, `kernels.triton.decode.shares`), however many."""
 FEW = 64
 """Tokens of the longest question about it."""
-Say = Callable[[str, str], None]
+ReportPhase = Callable[[str, str], None]
 """Told of each phase: (phase, detail)."""
 
 GREEDY = Resolved(max_tokens=1 << 20, temperature=0.0)
@@ -66,7 +66,7 @@ PENALTIES = (
 """These are counted when a window is committed, and each window is a form."""
 
 
-def check_numbers(runner: Runner, path: Path, most: int) -> None:
+def check_numbers(runner: ModelRunner, path: Path, most: int) -> None:
     """A step over a few tokens, `most` at the most: raise `BadModel` where the model at `path`
     makes no numbers of them, since its weights are nan or infinite. The tables are left empty."""
     t = runner.tables
@@ -81,7 +81,7 @@ def check_numbers(runner: Runner, path: Path, most: int) -> None:
                        "weights are damaged", "model")
 
 
-def rehearse(runner: Runner, tokens: int, rows: int = 1 << 16) -> Step:
+def dummy_run(runner: ModelRunner, tokens: int, rows: int = 1 << 16) -> Step:
     """Run an extend step of `tokens` tokens in all and a decode step, over the sink page; the size
     of the larger one.
 
@@ -106,7 +106,7 @@ def rehearse(runner: Runner, tokens: int, rows: int = 1 << 16) -> Step:
     return Step(max(int(each.sum()), rows), rows)
 
 
-class Played(NamedTuple):
+class WarmupCase(NamedTuple):
     """Sequences that begin together."""
 
     rows: Sequence[tuple[int, int]]
@@ -122,16 +122,16 @@ class Played(NamedTuple):
 
 
 @torch.inference_mode()
-def walk(runner: Runner, budget: int, say: Say) -> None:
+def warm_up_kernels(runner: ModelRunner, budget: int, say: ReportPhase) -> None:
     """Run steps of every form that requests can bring, over the sink page, and leave the tables and
     states as they were made.
 
     budget: tokens of the largest step. With graphs and segments the steps are run by these.
     """
-    plays = list(played(runner.tables, budget))
+    plays = list(warmup_cases(runner.tables, budget))
     for number, each in enumerate(plays):
         say("warming", f"kernels {number}/{len(plays)}")
-        play(runner, each)
+        run_case(runner, each)
     if runner.states is not None:
         _checkpoints(runner)
         runner.states.clear()
@@ -139,32 +139,32 @@ def walk(runner: Runner, budget: int, say: Say) -> None:
     runner.served.update(dict.fromkeys(runner.served, 0))
 
 
-def played(t: Tables, budget: int) -> Iterator[Played]:
-    """What `walk` plays."""
+def warmup_cases(t: SlotTables, budget: int) -> Iterator[WarmupCase]:
+    """What `warm_up_kernels` plays."""
     most, slots, room = t.drafts.most, t.slots - 1, max(1, t.max_len - 1)
     each = [d for window in range(most + 1, 0, -1) for d in (window - 1, most)] if most else [0]
     ends = [0, most] if most else [0]
     # Tiles of products follow from the number of rows, which in the last layer, and in the product
     # with the head, are all only where the prompt's own tokens are weighed.
     for tokens in _powers(budget):
-        yield Played(_shared(tokens, room, slots), params=_params(prompt_logprobs=0))
-    yield Played([(0, 1)] * min(slots, budget))
-    yield Played(_shared(min(budget, max(1, room - 1)), room, slots)[:1], left=1)
+        yield WarmupCase(_shared(tokens, room, slots), params=_params(prompt_logprobs=0))
+    yield WarmupCase([(0, 1)] * min(slots, budget))
+    yield WarmupCase(_shared(min(budget, max(1, room - 1)), room, slots)[:1], left=1)
     for tokens in _powers(min(FEW, budget, room - 1)):
-        yield Played([(min(LONG, room) - tokens, tokens)])
+        yield WarmupCase([(min(LONG, room) - tokens, tokens)])
     for rows in _powers(min(slots, budget)):
-        yield Played([(0, 1)] * rows, each)
+        yield WarmupCase([(0, 1)] * rows, each)
     for context in {1, max(1, min(LONG, room - 1))}:
-        yield Played([(context - 1, 1)], each)
+        yield WarmupCase([(context - 1, 1)], each)
         for tokens in {1, min(5, budget), min(FEW, budget)}:
-            yield Played([(context - 1, 1)], each, min(tokens, room))
+            yield WarmupCase([(context - 1, 1)], each, min(tokens, room))
     # A row alone has other strides than several, and behind an odd one addresses are odd as well.
-    yield Played([(0, 1)] * min(2, slots, budget), each, 1)
+    yield WarmupCase([(0, 1)] * min(2, slots, budget), each, 1)
     few = min(3, budget, room)
     for params in PARAMS:
-        yield Played([(0, few)], ends, 0, params)
+        yield WarmupCase([(0, few)], ends, 0, params)
     for params in PENALTIES:
-        yield Played([(0, few)], each, 0, params)
+        yield WarmupCase([(0, few)], each, 0, params)
 
 
 def _powers(most: int) -> list[int]:
@@ -178,7 +178,7 @@ def _shared(tokens: int, most: int, rows: int) -> list[tuple[int, int]]:
     return [(0, min(most, (tokens + i) // rows)) for i in range(rows)]
 
 
-def play(runner: Runner, what: Played) -> None:
+def run_case(runner: ModelRunner, what: WarmupCase) -> None:
     """Run it, over the sink page, which is all that blank page tables name."""
     t, most = runner.tables, runner.tables.drafts.most
     slots = np.arange(1, len(what.rows) + 1, dtype=np.int32)
@@ -203,7 +203,7 @@ def play(runner: Runner, what: Played) -> None:
     runner.run(StepPlan(0, 0, release=_i4(*t.sequences)))
 
 
-def _checkpoints(runner: Runner) -> None:
+def _checkpoints(runner: ModelRunner) -> None:
     """A state is kept in the middle of a prompt and at its end, and another sequence begins with
     it."""
     states, t = runner.states, runner.tables
@@ -221,7 +221,7 @@ def _admit(slot: int, tokens: int, params: Resolved, cached: int = 0, checkpoint
     return Admit(slot, bytes(4 * tokens), tokens, cached, b"", params, slot, checkpoint)
 
 
-def _masks(t: Tables, params: Resolved, slots: Sequence[int], window: int) -> list[RowMask]:
+def _masks(t: SlotTables, params: Resolved, slots: Sequence[int], window: int) -> list[RowMask]:
     """Masks that allow everything, of every row, where the parameters want masks."""
     bits = b"\xff" * (4 * -(-t.vocab // 32))
     return [RowMask(slot, row, bits) for slot in slots for row in range(window) if params.masked]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from actorium.kernels.reference.attention import Attend, Chunk, seen_pages, torch_decode
 from actorium.kernels.reference.kv import key_and_value_scales, scaled_heads
+from actorium.kernels.reference.paged_attention import Attend, ExtendChunk, seen_pages, torch_decode
 
 TILE_DIM = 32
 """What the head dimension must be a multiple of for `paged_extend`."""
@@ -155,7 +155,7 @@ def widen(lib: ctypes.CDLL, threads: int, layer: Tensor, pages: Tensor, page_siz
     return wide
 
 
-def chunk_rows(rows: Sequence[Chunk]) -> Tensor:
+def chunk_rows(rows: Sequence[ExtendChunk]) -> Tensor:
     """`NativeExtend`'s chunks, the most work first."""
     found: list[tuple[int, int, int, int]] = []
     first = 0

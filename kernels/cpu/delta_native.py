@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actorium.kernels.ragged import Run
-from actorium.kernels.reference.gated_delta import Heads
+from actorium.kernels.ragged import ExtendRun
+from actorium.kernels.reference.delta_rule import Heads
 
 MAX_DIM, MAX_WIDTH = 256, 8
 
@@ -27,7 +27,7 @@ class Runs(NamedTuple):
     """[S + 1]: where they begin"""
 
 
-def plan_runs(runs: Sequence[Run]) -> Runs:
+def plan_runs(runs: Sequence[ExtendRun]) -> Runs:
     """Made once a step and used by every layer."""
     table, saves, starts, at = [], [], [0], 0
     for run in runs:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.reference.causal_conv import conv_step
-from actorium.kernels.reference.gated_delta import Heads, delta_gates, delta_step
+from actorium.kernels.reference.delta_rule import Heads, delta_gates, delta_step
 from actorium.kernels.reference.window import run_window
 
 
-class Delta(NamedTuple):
+class DeltaLayer(NamedTuple):
     """What a layer's convolution, gates and rule need."""
 
     heads: Heads
@@ -44,7 +44,7 @@ class Delta(NamedTuple):
 
 
 def delta_window(x: Tensor, states: Tensor, columns: Tensor, pending: Tensor, rows: Tensor,
-                 accepted: Tensor, layer: Delta) -> Tensor:
+                 accepted: Tensor, layer: DeltaLayer) -> Tensor:
     """Windows of q tokens for B sequences (see `run_window`).
 
     x: [B, q, channels + 2 HV]; states: [rows, HV, V, K]; columns: [rows, W - 1, channels]; pending:

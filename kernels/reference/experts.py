@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.inputs import Form, Input, plain
+from actorium.kernels.inputs import Input, InputForm, plain
 
 
 def route(logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ class Experts(ABC):
     waits = True
     """Whether the host must be told how the rows are shared out, before it can go on."""
 
-    form = Form()
+    form = InputForm()
     """In which form x is best given; see `Linear`."""
 
     @abstractmethod

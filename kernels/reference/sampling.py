@@ -22,8 +22,8 @@ from actorium.kernels.record import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
-    Layout,
-    Resident,
+    RowLayout,
+    SamplingTables,
 )
 from actorium.kernels.reference.philox import uniform
 
@@ -100,8 +100,8 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
 
 # --- rows as they lie in the tables ---------------------------------------------------------------
 
-def adjust(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, layout: Layout,
-           penalises: bool, biases: bool, holds: bool) -> None:
+def adjust(logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
+           layout: RowLayout, penalises: bool, biases: bool, holds: bool) -> None:
     """Penalties, bias and held-back end tokens, in place, on the rows whose slots ask for them.
 
     logits: f32[R, V]; slots: i32[R]; positions: i32[R], index of the token that each row samples.
@@ -124,7 +124,7 @@ def adjust(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, l
         hold_back(logits, tables.eos[slots].long(), positions < record[:, MIN_LEN])
 
 
-def _count_drafts(counts: Tensor, drafts: Tensor, layout: Layout) -> None:
+def _count_drafts(counts: Tensor, drafts: Tensor, layout: RowLayout) -> None:
     """Count the drafts i64[R, most] before each row in counts i32[R, V]."""
     windows = counts[layout.single:].unflatten(0, (-1, layout.q_len))
     own = drafts[layout.single:].unflatten(0, (-1, layout.q_len))
@@ -144,7 +144,7 @@ def mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
     logits[rows] = logits[rows].masked_fill(barred, float("-inf"))
 
 
-def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, samples: bool,
+def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables, samples: bool,
            truncates: bool) -> Tensor:
     """One token a row, i64[R]: drawn with its slot's seed and parameters at its position, or the
     likeliest where temperature is 0.

@@ -17,13 +17,13 @@ from actorium.kernels.record import (
     MIN_LEN,
     SEED_HIGH,
     SEED_LOW,
-    Layout,
-    Progress,
-    Resident,
+    DecodeState,
+    RowLayout,
+    SamplingTables,
 )
 from actorium.kernels.reference.philox import FORCED
-from actorium.kernels.triton.keys import field, tiles
 from actorium.kernels.triton.philox import uniform_of
+from actorium.kernels.triton.sampling_keys import field, tiles
 
 _COUNT_ROW, _LIMIT = tl.constexpr(COUNT_ROW), tl.constexpr(LIMIT)
 _MIN_LEN = tl.constexpr(MIN_LEN)
@@ -132,8 +132,8 @@ def _commit(slots: tensor, positions: tensor, tokens: tensor, tops: tensor, best
         tl.atomic_add(counts + row * vocab + token, 1, mask=(place < emitted) & (row > 0))
 
 
-def commit(slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
-           progress: Progress, layout: Layout, counts: bool, force: tuple[float, ...] = (),
+def commit(slots: Tensor, positions: Tensor, tokens: Tensor, tables: SamplingTables,
+           progress: DecodeState, layout: RowLayout, counts: bool, force: tuple[float, ...] = (),
            told: Tensor | None = None) -> Tensor:
     """Write the tokens sampled to the tables as far as drafts before them were accepted, and decide
     which sequences end. force: accept drafts with these probabilities, by place in the window, the
@@ -148,8 +148,8 @@ def commit(slots: Tensor, positions: Tensor, tokens: Tensor, tables: Resident,
 
 
 def commit_likeliest(
-    logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, progress: Progress,
-    layout: Layout, counts: bool, force: tuple[float, ...] = (), tokens: Tensor | None = None,
+    logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables, progress: DecodeState,
+    layout: RowLayout, counts: bool, force: tuple[float, ...] = (), tokens: Tensor | None = None,
     told: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same for the likeliest token of each row, in two launches; of ties the first.
@@ -171,7 +171,7 @@ def commit_likeliest(
 
 
 def _launch(slots: Tensor, positions: Tensor, tokens: Tensor, parts: tuple[Tensor, Tensor] | None,
-            tables: Resident, progress: Progress, layout: Layout, counts: bool,
+            tables: SamplingTables, progress: DecodeState, layout: RowLayout, counts: bool,
             force: tuple[float, ...], told: Tensor | None, room: int = 0) -> Tensor:
     """room: for the parts of a row."""
     if told is None:

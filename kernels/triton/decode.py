@@ -16,15 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actorium.kernels.reference.attention import Attend
-from actorium.kernels.triton.limits import HOPPER, limits
+from actorium.kernels.reference.paged_attention import Attend
+from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.paged import attend_block, load_rows, padded, query_for
 from actorium.kernels.triton.product import LANES, wide
 from actorium.kernels.triton.softmax import nothing
 from actorium.kernels.triton.work import (
     ITEM,
     MOST,
-    Work,
+    WorkList,
     again,
     item_of,
     join,
@@ -45,7 +45,7 @@ MOST_REGISTERS = 255
 """Said to the compiler, which else spills some to make room for programs."""
 
 
-class Shape(NamedTuple):
+class DecodeLaunch(NamedTuple):
     """How a decode is launched."""
 
     rows: int
@@ -61,7 +61,7 @@ class Shape(NamedTuple):
 
 
 def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = False,
-           capability: int = HOPPER.capability, window: int = 0) -> Shape:
+           capability: int = HOPPER.capability, window: int = 0) -> DecodeLaunch:
     """packed: rows that share keys; dim: of a head, padded; itemsize: of the pages' dtype; q_len:
     tokens of a window of drafts; fp32: whether products are of fp32; capability: of the device;
     window: tokens that a row sees, 0 = all.
@@ -84,18 +84,18 @@ def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = Fa
     most = 32 if itemsize == 1 and dim > 128 or capability > 90 and not fp32 else MOST_ROWS
     rows = min(most, max(LANES, triton.next_power_of_2(packed)))
     if fp32:
-        return Shape(min(rows, max(LANES, 2048 // dim)), min(64, max(LANES, 1024 // dim)),
-                     4 if dim <= 128 else 8, 5 if dim <= 128 else 3, 2 if dim <= 128 else 1,
-                     MOST_REGISTERS)
+        return DecodeLaunch(min(rows, max(LANES, 2048 // dim)), min(64, max(LANES, 1024 // dim)),
+                            4 if dim <= 128 else 8, 5 if dim <= 128 else 3, 2 if dim <= 128 else 1,
+                            MOST_REGISTERS)
     half = capability != 90 or rows * dim >= 32 * 128
     size = 4096 if itemsize == 1 else 8192 if half else 16384
     full = (64 if capability < 90 else 128) * 128
     warps = 8 if rows * dim >= full else 4
     few = (capability >= 90 and q_len == 1 and itemsize == 2 and not window
            and rows * dim <= LANES * 128)
-    return Shape(rows, max(LANES, min(64, size // (dim * itemsize))), warps,
-                 7 if itemsize == 1 else 5, 3 if few else 2 if warps == 4 else 1,
-                 168 if few else MOST_REGISTERS)
+    return DecodeLaunch(rows, max(LANES, min(64, size // (dim * itemsize))), warps,
+                        7 if itemsize == 1 else 5, 3 if few else 2 if warps == 4 else 1,
+                        168 if few else MOST_REGISTERS)
 
 
 def joins(rows: int, dim: int, warps: int) -> tuple[int, int]:
@@ -204,7 +204,7 @@ class Decode:
         self.pages, self.lens, self.span, self.q_len = pages, lens.contiguous(), span, q_len
         self.page_size, self.window, self.scale = page_size, window, scale
         self.soft_cap, self.splits = soft_cap, splits
-        self.work: Work | None = None
+        self.work: WorkList | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
@@ -217,7 +217,7 @@ class Decode:
         packed = self.q_len * heads // kv_heads
         width = padded(dim)
         shape = config(packed, width, layer.element_size(), self.q_len, q.dtype is torch.float32,
-                       limits(q.device).capability, self.window)
+                       device_limits(q.device).capability, self.window)
         tiles = kv_heads * triton.cdiv(packed, shape.rows)
         each = min(packed, shape.rows)
         if self.work is None:
@@ -236,10 +236,10 @@ class Decode:
         return out
 
     def _list(self, sequences: int, tiles: int, packed: int, each: int, dim: int,
-              shape: Shape) -> Work:
+              shape: DecodeLaunch) -> WorkList:
         seen = min(self.span, self.window + self.q_len - 1) if self.window else self.span
         device = self.lens.device
-        rule = rule_of(tiles, packed, shape.block, limits(device).processors, self.splits)
+        rule = rule_of(tiles, packed, shape.block, device_limits(device).processors, self.splits)
         # A window begins anywhere in a block.
         blocks = triton.cdiv(max(seen, 1), shape.block) + (self.window > 0)
         room = room_of(rule, sequences, blocks, tiles, 4 * each * (dim + 1),

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actorium.kernels.reference.delta_window import Delta
-from actorium.kernels.reference.gated_delta import NORM_EPS
+from actorium.kernels.reference.delta_rule import NORM_EPS
+from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.triton.activation import silu
 
 CHANNELS = 256
@@ -154,19 +154,20 @@ def _rule(qkv: tl.tensor, gates: tl.tensor, states: tl.tensor, rows: tl.tensor, 
         state = kept.to(tl.float32)  # what is certain goes on as it will be read again
 
 
-def delta_step(p: Tensor, states: Tensor, columns: Tensor, rows: Tensor, layer: Delta) -> Tensor:
+def delta_step(p: Tensor, states: Tensor, columns: Tensor, rows: Tensor,
+               layer: DeltaLayer) -> Tensor:
     """See `TorchOps.delta_step`."""
     return _launch(p, states, columns, columns, 0, rows, rows, layer)
 
 
 def delta_window(p: Tensor, states: Tensor, columns: Tensor, pending: Tensor, rows: Tensor,
-                 accepted: Tensor, layer: Delta) -> Tensor:
+                 accepted: Tensor, layer: DeltaLayer) -> Tensor:
     """See `TorchOps.delta_window`."""
     return _launch(p, states, columns, pending, pending.shape[1], rows, accepted, layer)
 
 
 def _launch(p: Tensor, states: Tensor, columns: Tensor, pending: Tensor, most: int, rows: Tensor,
-            accepted: Tensor, layer: Delta) -> Tensor:
+            accepted: Tensor, layer: DeltaLayer) -> Tensor:
     h, batch = layer.heads, len(rows)
     new = len(p) // max(1, batch)
     out = torch.empty((batch * new, h.values, h.value_dim), device=p.device)

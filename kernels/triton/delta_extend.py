@@ -24,10 +24,10 @@ import triton.language as tl
 from torch import Tensor
 
 from actorium.kernels.ragged import CHUNK, Ragged, segments_of
-from actorium.kernels.reference.delta_window import Delta
-from actorium.kernels.reference.gated_delta import NORM_EPS
+from actorium.kernels.reference.delta_rule import NORM_EPS
+from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.triton.causal_conv import conv_tokens
-from actorium.kernels.triton.limits import limits
+from actorium.kernels.triton.device_limits import device_limits
 from actorium.kernels.triton.product import rounded
 
 ROOM = 116 * 1024
@@ -222,7 +222,7 @@ def _walk(qkv: tl.tensor, solved: tl.tensor, attend: tl.tensor, factors: tl.tens
 
 
 def delta_extend(p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
-                 layer: Delta) -> Tensor:
+                 layer: DeltaLayer) -> Tensor:
     """See `TorchOps.delta_extend`; returns [T, HV, V] of p's dtype.
 
     Where p is bf16, what the convolution gives is rounded to it. Where the pool of states is fp32,
@@ -233,7 +233,7 @@ def delta_extend(p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
     return rule(qkv, p, states, plan, layer)
 
 
-def rule(qkv: Tensor, p: Tensor, states: Tensor, plan: Ragged, layer: Delta) -> Tensor:
+def rule(qkv: Tensor, p: Tensor, states: Tensor, plan: Ragged, layer: DeltaLayer) -> Tensor:
     """`delta_extend` behind the convolution. qkv: [T, channels], bf16 or f32."""
     heads, tokens = layer.heads, len(qkv)
     segments = segments_of(plan, CHUNK)
@@ -245,9 +245,10 @@ def rule(qkv: Tensor, p: Tensor, states: Tensor, plan: Ragged, layer: Delta) -> 
     factors = torch.empty((chunks, heads.values, FACTORS.value, CHUNK), device=device)
     out = torch.empty((tokens, heads.values, heads.value_dim), dtype=p.dtype, device=device)
     k_block = max(16, triton.next_power_of_2(heads.key_dim))
-    capability = limits(device).capability
+    limits = device_limits(device)
+    capability = limits.capability
     # sm_100 has no registers left to load ahead: its tensor cores' sums pass through them.
-    ahead = not fp32 and k_block <= 128 and limits(device).shared >= ROOM and capability <= 90
+    ahead = not fp32 and k_block <= 128 and limits.shared >= ROOM and capability <= 90
     values = VALUES // 2 if capability < 90 else VALUES
     sizes = {"HK": heads.keys, "HV": heads.values, "K": heads.key_dim, "V": heads.value_dim,
              "L": CHUNK, "K_BLOCK": k_block, "FP32": fp32, "SPLIT": split}

@@ -17,11 +17,28 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from actorium.kernels.record import MIN_P, SEED_HIGH, SEED_LOW, TEMPERATURE, TOP_K, TOP_P, Resident
+from actorium.kernels.record import (
+    MIN_P,
+    SEED_HIGH,
+    SEED_LOW,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    SamplingTables,
+)
+from actorium.kernels.triton.device_limits import device_limits
 from actorium.kernels.triton.invert import draw_tiles, least_of, target_of, top_of
-from actorium.kernels.triton.keys import LOWEST, Tiles, field, key_of, real, scale, tiles, weight_of
-from actorium.kernels.triton.limits import limits
 from actorium.kernels.triton.philox import uniform_of
+from actorium.kernels.triton.sampling_keys import (
+    LOWEST,
+    Tiles,
+    field,
+    key_of,
+    real,
+    scale,
+    tiles,
+    weight_of,
+)
 from actorium.kernels.triton.search import (
     PIVOTS,
     first_pivots,
@@ -249,7 +266,7 @@ def _choose(logits: tensor, slots: tensor, positions: tensor, record: tensor, to
                   count, BLOCK, TILES, SCALE)
 
 
-def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, samples: bool,
+def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables, samples: bool,
            truncates: bool, candidates: int = CANDIDATES, out: Tensor | None = None) -> Tensor:
     """See `reference.sampling.choose`. candidates: held in registers; a power of two; out: i64[R],
     where the tokens are to lie.
@@ -306,4 +323,4 @@ def _scratch(logits: Tensor, cut: Tiles, samples: bool, truncates: bool,
 def helpers(device: torch.device) -> int:
     """Programs that read wide rows: one for each SM, which is what the registers of `_choose` leave
     room for; some in the interpreter as well, whose programs run one by one."""
-    return max(3, limits(device).processors)
+    return max(3, device_limits(device).processors)

@@ -18,7 +18,7 @@ from torch import Tensor
 from actorium.kernels.inputs import Input, plain
 from actorium.kernels.reference.experts import Experts, combine, grouped
 from actorium.kernels.triton.activation import silu
-from actorium.kernels.triton.limits import HOPPER, limits
+from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.product import operand, tile_at, wide
 
 Weight = TypeVar("Weight")
@@ -28,7 +28,7 @@ ROOM = 108 * 1024
 """Bytes of shared memory that four loads of three tiles take."""
 
 
-class Tile(NamedTuple):
+class ExpertTile(NamedTuple):
     """Launch of a product."""
 
     rows: int
@@ -39,19 +39,20 @@ class Tile(NamedTuple):
 
 
 def tile(rows: int, experts: int, gated: bool, fp32: bool = False,
-         shared: int = HOPPER.shared) -> Tile:
+         shared: int = HOPPER.shared) -> ExpertTile:
     """By the rows that an expert has on average. Few: the weights' bytes are what counts, so long
     reads, four of them under way. Many: as large a tile as keeps its sums in registers; gate and up
     are two sums. fp32 has no tensor cores, and a product there holds rows of both operands.
     shared: bytes that a program may have: an SM of sm_89 has 99 KiB, where three are under way."""
     each = rows / experts
     if fp32:
-        return Tile(16, 64, 32, 4, 3) if each <= 48 else Tile(64, 32 if gated else 64, 32, 8, 3)
+        return (ExpertTile(16, 64, 32, 4, 3) if each <= 48
+                else ExpertTile(64, 32 if gated else 64, 32, 8, 3))
     if each <= 16:
-        return Tile(16, 64, 128, 4, 4 if shared >= ROOM else 3)
+        return ExpertTile(16, 64, 128, 4, 4 if shared >= ROOM else 3)
     if each <= 48:
-        return Tile(32, 64 if gated else 128, 64, 4, 4)
-    return Tile(64 if each <= 96 else 128, 64 if gated else 128, 64, 8, 4)
+        return ExpertTile(32, 64 if gated else 128, 64, 4, 4)
+    return ExpertTile(64 if each <= 96 else 128, 64 if gated else 128, 64, 8, 4)
 
 
 @triton.jit
@@ -167,7 +168,7 @@ class GroupedExperts(SortedExperts[Tensor]):
         x = x if x.stride(1) == 1 else x.contiguous()
         (rows, outs), experts, width = out.shape, len(w), x.shape[1]
         t = tile(rows, experts, chosen > 0, x.dtype is torch.float32,
-                 limits(x.device).shared)
+                 device_limits(x.device).shared)
         _product[(rows // t.rows + min(experts, rows), triton.cdiv(outs, t.outs))](
             x, x.stride(0), order, ends, w, out, rows, width, outs, CHOSEN=max(1, chosen),
             GATED=chosen > 0, EVEN=width % t.columns == 0, WIDE=wide(x.dtype), EXPERTS=experts,

@@ -18,8 +18,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actorium.kernels.reference.attention import Attend, Chunk
-from actorium.kernels.triton.limits import HOPPER, limits
+from actorium.kernels.reference.paged_attention import Attend, ExtendChunk
+from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.merge import merge, parts_of
 from actorium.kernels.triton.paged import attend_block, load_rows, padded, query_for
 from actorium.kernels.triton.product import LANES, wide
@@ -30,7 +30,7 @@ WORK = 6
 """Numbers that name a block: see `plan_blocks`."""
 
 
-class Shape(NamedTuple):
+class ExtendLaunch(NamedTuple):
     """How an extend is launched."""
 
     rows: int
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 
 def config(group: int, dim: int, itemsize: int, longest: int, fp8: bool = False,
-           capability: int = HOPPER.capability) -> Shape:
+           capability: int = HOPPER.capability) -> ExtendLaunch:
     """group: query heads of a key head; dim: of a head, padded; itemsize: of q's or the pages'
     dtype, the wider; longest: tokens of the longest chunk; fp8: whether pages are, which is widened
     in registers; capability: of the device.
@@ -63,13 +63,14 @@ def config(group: int, dim: int, itemsize: int, longest: int, fp8: bool = False,
     most = max(LANES, min(32, 4096 // dim)) if fp32 else 128 if dim <= 128 else 64
     rows = max(LANES if group * longest <= LANES else most, triton.next_power_of_2(group))
     if fp32:
-        return Shape(rows, max(LANES, min(32, 2048 // dim)), 8 if rows >= 32 else 4, 3, registers)
+        return ExtendLaunch(rows, max(LANES, min(32, 2048 // dim)), 8 if rows >= 32 else 4, 3,
+                            registers)
     block = (64 if capability >= 90 else 32) // (2 if fp8 and dim > 128 else 1)
-    return Shape(rows, block, 8 if rows >= 64 else 4, 5 if dim <= 128 else 3, registers)
+    return ExtendLaunch(rows, block, 8 if rows >= 64 else 4, 5 if dim <= 128 else 3, registers)
 
 
 def plan_blocks(
-    rows: Sequence[Chunk], tokens: int, window: int
+    rows: Sequence[ExtendChunk], tokens: int, window: int
 ) -> NDArray[np.int32]:
     """i32[blocks, WORK]: blocks of at most so many tokens, those that see most keys first, so that
     the last programs to start are the shortest.
@@ -96,7 +97,7 @@ def upload(values: NDArray[np.int32], device: torch.device) -> Tensor:
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
-def splits_of(programs: int, keys: int, shape: Shape, sms: int) -> int:
+def splits_of(programs: int, keys: int, shape: ExtendLaunch, sms: int) -> int:
     """Among how many programs the keys of a block are shared out: as many as there is room for
     where blocks are few, as with a question about a long text that is in the pages already.
 
@@ -180,8 +181,8 @@ class Extend:
     """The chunks of one step, for every layer with this window."""
 
     def __init__(
-        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float, soft_cap: float,
-        splits: int,
+        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
+        soft_cap: float, splits: int,
     ) -> None:
         """See `extend`."""
         self.rows, self.page_size, self.window = rows, page_size, window
@@ -199,10 +200,11 @@ class Extend:
         kv_heads = layer.shape[1] // 2
         group, width = heads // kv_heads, padded(dim)
         shape = config(group, width, max(q.element_size(), layer.element_size()),
-                       self.longest, layer.element_size() == 1, limits(q.device).capability)
+                       self.longest, layer.element_size() == 1, device_limits(q.device).capability)
         self._plan(shape.rows // group, q.device)
         programs = kv_heads * len(self.work)
-        splits = self.splits or splits_of(programs, self.keys, shape, limits(q.device).processors)
+        splits = self.splits or splits_of(programs, self.keys, shape,
+                                          device_limits(q.device).processors)
         parts, found = parts_of(splits, q, out)
         _extend[(kv_heads, len(self.work), splits)](
             q, layer, self.work, out, parts, found, splits, q.stride(0), q.stride(1),
@@ -222,7 +224,7 @@ class Extend:
 
 
 def extend(
-    rows: Sequence[Chunk], page_size: int, window: int, scale: float, soft_cap: float = 0.0,
+    rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float, soft_cap: float = 0.0,
     splits: int = 0,
 ) -> Attend:
     """Chunks of several sequences: q's rows are theirs, one after the other, and each sees its

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from actorium.kernels.record import LIMIT, Lengths, Progress, Windows
-from actorium.kernels.triton.keys import field
+from actorium.kernels.record import LIMIT, DecodeRows, DecodeState, WindowSizes
+from actorium.kernels.triton.sampling_keys import field
 
 _LIMIT = tl.constexpr(LIMIT)
 BLOCK = 512
@@ -55,8 +55,8 @@ def _fill(slots: tensor, last_token: tensor, seq_len: tensor, ended: tensor, dra
         tl.store(lens + sequence, tl.where(gone, q_len, length + q_len - 1))
 
 
-def fill(slots: Tensor, progress: Progress, drafts: Tensor, record: Tensor, tables: Tensor,
-         lengths: Lengths, out: Windows) -> None:
+def fill(slots: Tensor, progress: DecodeState, drafts: Tensor, record: Tensor, tables: Tensor,
+         lengths: WindowSizes, out: DecodeRows) -> None:
     """The rows of these slots, to `out`: see `kernels.record.Windows`.
 
     slots: i32[B]; drafts: i64[slots, most]; record: i32[slots, WIDTH]; tables: i32[groups, slots,

@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.language import tensor
 
 from actorium.kernels.record import MIN_P
-from actorium.kernels.triton.keys import key_of, real, weight_of
+from actorium.kernels.triton.sampling_keys import key_of, real, weight_of
 from actorium.kernels.triton.search import scaled_tile
 
 _MIN_P = tl.constexpr(MIN_P)

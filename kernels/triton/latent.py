@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actorium.kernels.reference.attention import Attend
-from actorium.kernels.reference.mla import Latent
-from actorium.kernels.triton.limits import HOPPER, limits
+from actorium.kernels.reference.latent import Latent
+from actorium.kernels.reference.paged_attention import Attend
+from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.merge import merge, parts_of
 from actorium.kernels.triton.paged import load_rows, padded, query_for
 from actorium.kernels.triton.product import LANES, operand, wide
@@ -24,7 +24,7 @@ from actorium.kernels.triton.softmax import LOG2E, nothing, put, take
 from actorium.kernels.triton.work import blocks_of
 
 
-class Shape(NamedTuple):
+class LatentLaunch(NamedTuple):
     """How a decode over latents is launched."""
 
     rows: int
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
 
 def config(packed: int, windows: bool, itemsize: int, fp32: bool = False,
-           capability: int = HOPPER.capability) -> Shape:
+           capability: int = HOPPER.capability) -> LatentLaunch:
     """packed: rows that share latents; windows: of drafts, whose newest tokens not every row sees;
     itemsize: of the pages' dtype; fp32: whether products are of fp32; capability: of the device.
 
@@ -46,11 +46,11 @@ def config(packed: int, windows: bool, itemsize: int, fp32: bool = False,
     latents twice, not four times. fp32 has no tensor cores: see `decode.config`.
     """
     if fp32:
-        return Shape(LANES, 16, 8, 3)
+        return LatentLaunch(LANES, 16, 8, 3)
     if capability == 90 and packed >= 64 and not windows:
-        return Shape(64, 32, 8, 3)
+        return LatentLaunch(64, 32, 8, 3)
     rows = min(32, max(LANES, triton.next_power_of_2(packed)))
-    return Shape(rows, 16 if windows or itemsize == 1 else 32, 8 if rows == 32 else 4, 3)
+    return LatentLaunch(rows, 16 if windows or itemsize == 1 else 32, 8 if rows == 32 else 4, 3)
 
 
 MOST_SPLITS = 128
@@ -206,10 +206,10 @@ class LatentDecode:
         if not sequences:
             return out
         shape = config(packed, self.q_len > 1, layer.element_size(),
-                       q.dtype is torch.float32, limits(q.device).capability)
+                       q.dtype is torch.float32, device_limits(q.device).capability)
         tiles = triton.cdiv(packed, shape.rows)
         splits, slots, least = shares(sequences, tiles, self.span, packed, shape.block,
-                                      limits(q.device).processors, self.splits)
+                                      device_limits(q.device).processors, self.splits)
         named = out[..., :self.rank]
         parts, found = parts_of(splits, q[..., :self.rank], named)
         _latent[(tiles, splits, sequences)](

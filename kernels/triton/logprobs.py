@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language import tensor
 
 from actorium.kernels.reference.logprobs import Logprobs, others
-from actorium.kernels.triton.keys import tiles
+from actorium.kernels.triton.sampling_keys import tiles
 
 
 @triton.jit(do_not_specialize=["tokens", "each"])

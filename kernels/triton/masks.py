@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from actorium.kernels.triton.keys import tiles
+from actorium.kernels.triton.sampling_keys import tiles
 
 
 @triton.jit(do_not_specialize=["rows", "words", "width", "each"])

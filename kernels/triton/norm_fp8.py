@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actorium.kernels.inputs import Form, Quantised
+from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.scaled_linear import FP8
 from actorium.kernels.triton.norm import norm_config
 from actorium.kernels.triton.scaled_mm import scale_of, to_fp8
@@ -50,19 +50,19 @@ def _norm_fp8(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_s
     tl.store(out + row * WIDTH + column, q, mask=live)
 
 
-def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, form: Form) -> Quantised:
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
     """See `kernels.ops.TorchOps.norm`. Rows may lie apart; their numbers may not."""
     return _launch(x, x, weight, eps, form, x, before=False)
 
 
 def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float,
-                     form: Form) -> tuple[Quantised, Tensor]:
+                     form: InputForm) -> tuple[Quantised, Tensor]:
     """See `kernels.ops.TorchOps.norm`."""
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return _launch(x, residual, weight, eps, form, total, before=True), total
 
 
-def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, form: Form, total: Tensor,
+def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, form: InputForm, total: Tensor,
             before: bool) -> Quantised:
     (rows, width), dtype = x.shape, torch.promote_types(x.dtype, weight.dtype)
     c = norm_config(width)

@@ -14,11 +14,11 @@ from actorium.kernels.record import (
     MIN_LEN,
     PRESENCE,
     REPETITION,
-    Layout,
-    Resident,
+    RowLayout,
+    SamplingTables,
 )
 from actorium.kernels.reference.sampling import PROMPT_BIT
-from actorium.kernels.triton.keys import field, real, tiles
+from actorium.kernels.triton.sampling_keys import field, real, tiles
 
 _COUNT_ROW, _MIN_LEN = tl.constexpr(COUNT_ROW), tl.constexpr(MIN_LEN)
 _REPETITION, _PRESENCE = tl.constexpr(REPETITION), tl.constexpr(PRESENCE)
@@ -102,8 +102,8 @@ def _scatter(logits: tensor, slots: tensor, positions: tensor, record: tensor, i
         tl.store(logits + token, float("-inf"), mask=token >= 0)
 
 
-def adjust(logits: Tensor, slots: Tensor, positions: Tensor, tables: Resident, layout: Layout,
-           penalises: bool, biases: bool, holds: bool) -> Tensor:
+def adjust(logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
+           layout: RowLayout, penalises: bool, biases: bool, holds: bool) -> Tensor:
     """See `reference.sampling.adjust`, with its results; of logits that are not f32 a copy is
     changed, unless ends are held back alone. Returns what was changed."""
     rows, vocab = logits.shape

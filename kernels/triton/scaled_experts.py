@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actorium.kernels.inputs import Form, Input, Quantised, plain
+from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.scaled_linear import COLUMNS, Scaled, open_rows
+from actorium.kernels.triton.device_limits import device_limits
 from actorium.kernels.triton.experts import SortedExperts, put_rows, rows_of, ways
-from actorium.kernels.triton.limits import limits
 from actorium.kernels.triton.product import tile_at
 from actorium.kernels.triton.scaled_mm import quantise
 
@@ -72,7 +72,7 @@ class ScaledExperts(SortedExperts[Scaled]):
         first, second = (open_rows(own.flatten(0, 1)) for own in (gate_up, down))
         super().__init__(first, second, torch.arange(len(down), device=down.device),
                          second.weight.shape[1])
-        self.form = Form(_columns(first), plain=False)
+        self.form = InputForm(_columns(first), plain=False)
 
     def launch(self, x: Input, order: Tensor, ends: Tensor, w: Scaled, out: Tensor,
                chosen: int) -> None:
@@ -83,7 +83,7 @@ class ScaledExperts(SortedExperts[Scaled]):
             q, scales = x.q, x.scales
         else:
             q, scales = quantise(plain(x), _columns(w))
-        of_rows, warps, stages = tile(rows, experts, limits(x.device).capability)
+        of_rows, warps, stages = tile(rows, experts, device_limits(x.device).capability)
         _product[(rows // of_rows + min(experts, rows), triton.cdiv(outs, 64))](
             q, scales, order, ends, w.weight, w.scales, out, rows, width, outs, groups,
             CHOSEN=max(1, chosen), GATED=chosen > 0, BLOCKED=groups > 1, SHARE=w.rows,

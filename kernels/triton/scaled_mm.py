@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actorium.kernels.inputs import Input, Stream
+from actorium.kernels.inputs import HiddenStream, Input
 from actorium.kernels.scaled_linear import COLUMNS, FP8, Scaled, ScaledLinear
-from actorium.kernels.triton.limits import HOPPER, limits
+from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.product import tile_at
 
 GROUPS = 8
@@ -26,7 +26,7 @@ MOST = tl.constexpr(448.0)
 """The largest number of e4m3."""
 
 
-class Tile(NamedTuple):
+class ScaledTile(NamedTuple):
     """Launch of a product."""
 
     rows: int
@@ -37,16 +37,16 @@ class Tile(NamedTuple):
     """A thread has at most; None = the compiler may spill some to make room for programs."""
 
 
-def tile(rows: int, outs: int, capability: int = HOPPER.capability) -> Tile:
+def tile(rows: int, outs: int, capability: int = HOPPER.capability) -> ScaledTile:
     """Few rows: the weight's bytes are what counts, so narrow tiles, as many programs as keep 132
     processors reading, with seven loads of each under way. Many: two warp groups share a tile of
     128 x 128, the largest whose sum and partial sum both stay in registers; after sm_90 a thread
     has a row of the partial sum, with all scales of its columns, and there is room for half."""
     if rows <= 16:
-        return Tile(16, 32 if outs <= 64 * 132 else 64, 4, 8)
+        return ScaledTile(16, 32 if outs <= 64 * 132 else 64, 4, 8)
     if rows <= 64:
-        return Tile(64, 64, 4, 5)
-    return Tile(128, 128, 8, 4) if capability <= 90 else Tile(128, 64, 8, 4, 255)
+        return ScaledTile(64, 64, 4, 5)
+    return ScaledTile(128, 128, 8, 4) if capability <= 90 else ScaledTile(128, 64, 8, 4, 255)
 
 
 @triton.jit
@@ -160,7 +160,7 @@ def scaled_mm(
     out = torch.empty((rows, outs), dtype=dtype, device=x.device)
     if not rows:
         return out
-    t, groups = tile(rows, outs, limits(x.device).capability), w.scales.shape[1]
+    t, groups = tile(rows, outs, device_limits(x.device).capability), w.scales.shape[1]
     added = x if residual is None else residual
     _product[(triton.cdiv(rows, t.rows), triton.cdiv(outs, t.outs))](
         x, x_scales, w.weight, w.scales, x if bias is None else bias, added, added.stride(0), out,
@@ -173,7 +173,7 @@ def scaled_mm(
 class TritonScaledLinear(ScaledLinear):
     """The same in these kernels; with a scale a row in torch's (CUTLASS's), where they take it."""
 
-    def onto(self, x: Input, residual: Tensor) -> Stream:
+    def onto(self, x: Input, residual: Tensor) -> HiddenStream:
         """See `Linear`; these kernels sum on their way, torch's do not."""
         return super().onto(x, residual) if self._plain(residual.dtype) else self.add(x, residual)
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from actorium.kernels.triton.keys import key_of, value_of
+from actorium.kernels.triton.sampling_keys import key_of, value_of
 
 PIVOTS = tl.constexpr(16)
 

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from actorium.kernels.triton.activation import gelu, silu
-from actorium.kernels.triton.limits import limits
+from actorium.kernels.triton.device_limits import device_limits
 from actorium.kernels.triton.product import operand, wide
 
 
@@ -141,5 +141,5 @@ def skinny(
         EVEN=outs % config.outs == 0, ROWS=config.rows, OUTS=config.outs, COLUMNS=columns,
         num_warps=config.warps, num_stages=config.stages,
         # The compiler would rather spill some, but for wide ones, which it gives as many by itself.
-        maxnreg=255 if limits(x.device).capability > 90 and columns <= 128 else None)
+        maxnreg=255 if device_limits(x.device).capability > 90 and columns <= 128 else None)
     return out

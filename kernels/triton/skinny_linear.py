@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from actorium.kernels.inputs import Form, Input, Unnormed, plain
+from actorium.kernels.inputs import Input, InputForm, Unnormed, plain
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.triton.activation import gelu_mul, silu_mul
 from actorium.kernels.triton.norm import rms_norm
@@ -94,10 +94,10 @@ class SkinnyLinear(Linear):
         self.products, size = products, (*weight.shape, bias is not None)
         self.normed_kind = Kind(gate or "normed", *size)
         self.added_kind = Kind("added", *size)
-        self.form = Form(norms=self._norms)
+        self.form = InputForm(norms=self._norms)
 
     def _norms(self, rows: int) -> bool:
-        """See `Form.norms`."""
+        """See `InputForm.norms`."""
         return self.products.config(self.normed_kind, rows, self) is not None
 
     def __call__(self, x: Input) -> Tensor:
@@ -149,7 +149,7 @@ class SkinnyGated(Gated):
     """silu(gate) * up in one launch where that is chosen; gate and up are not rounded in between
     then."""
 
-    def __call__(self, x: Input, form: Form = Form()) -> Input:
+    def __call__(self, x: Input, form: InputForm = InputForm()) -> Input:
         """See `Gated`."""
         if not isinstance(x, Unnormed):
             return super().__call__(x, form)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actorium.kernels.inputs import Form, Input, Quantised, plain
+from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Gated, Linear, can_pack
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.ragged import Ragged
-from actorium.kernels.reference.attention import Attend, Chunk
-from actorium.kernels.reference.delta_window import Delta
+from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.experts import Experts
-from actorium.kernels.reference.mamba2 import Inputs
+from actorium.kernels.reference.paged_attention import Attend, ExtendChunk
+from actorium.kernels.reference.ssd import SSDInputs
 from actorium.kernels.scaled_linear import DequantisedLinear, ScaledLinear, has_products, is_packed
 from actorium.kernels.triton.activation import gelu_mul, silu_mul
 from actorium.kernels.triton.activation_fp8 import gelu_mul_fp8, silu_mul_fp8
@@ -29,7 +29,6 @@ from actorium.kernels.triton.experts import GroupedExperts
 from actorium.kernels.triton.extend import extend
 from actorium.kernels.triton.gated_norm import gated_norm, norm_gated
 from actorium.kernels.triton.latent import TritonLatent
-from actorium.kernels.triton.mamba2 import ssd_step
 from actorium.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_add
 from actorium.kernels.triton.norm_fp8 import add_rms_norm_fp8, rms_norm_fp8
 from actorium.kernels.triton.rope import rotate_write
@@ -43,6 +42,7 @@ from actorium.kernels.triton.skinny_linear import (
     SkinnyLinear,
     replayed_seconds,
 )
+from actorium.kernels.triton.ssd import ssd_step
 
 
 class SumLinear(Linear):
@@ -113,12 +113,12 @@ class TritonOps(TorchOps):
         """See `norm.add_rms_norm`."""
         return add_rms_norm(x, residual, weight, eps)
 
-    def rms_norm_fp8(self, x: Tensor, weight: Tensor, eps: float, form: Form) -> Quantised:
+    def rms_norm_fp8(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
         """See `TorchOps.norm`."""
         return rms_norm_fp8(x, weight, eps, form)
 
     def add_rms_norm_fp8(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float,
-                         form: Form) -> tuple[Quantised, Tensor]:
+                         form: InputForm) -> tuple[Quantised, Tensor]:
         """See `TorchOps.norm`."""
         return add_rms_norm_fp8(x, residual, weight, eps, form)
 
@@ -160,21 +160,21 @@ class TritonOps(TorchOps):
         return conv_extend(x, columns, weight, plan, bias)
 
     def delta_extend(self, p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
-                     layer: Delta) -> Tensor:
+                     layer: DeltaLayer) -> Tensor:
         """See `TorchOps.delta_extend`."""
         return delta_extend(p, states, columns, plan, layer)
 
     def delta_step(self, p: Tensor, states: Tensor, columns: Tensor, rows: Tensor,
-                   layer: Delta) -> Tensor:
+                   layer: DeltaLayer) -> Tensor:
         """See `TorchOps.delta_step`."""
         return delta_step(p, states, columns, rows, layer)
 
     def delta_window(self, p: Tensor, states: Tensor, columns: Tensor, pending: Tensor,
-                     rows: Tensor, accepted: Tensor, layer: Delta) -> Tensor:
+                     rows: Tensor, accepted: Tensor, layer: DeltaLayer) -> Tensor:
         """See `TorchOps.delta_window`."""
         return delta_window(p, states, columns, pending, rows, accepted, layer)
 
-    def ssd_step(self, inputs: Inputs, states: Tensor, rows: Tensor, a: Tensor,
+    def ssd_step(self, inputs: SSDInputs, states: Tensor, rows: Tensor, a: Tensor,
                  skip: Tensor) -> Tensor:
         """See `mamba2.ssd_step`."""
         return ssd_step(inputs, states, rows, a, skip)
@@ -200,7 +200,7 @@ class TritonOps(TorchOps):
         return decode(pages, lens, span, q_len, page_size, window, scale)
 
     def extend(
-        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
     ) -> Attend:
         """See `TorchOps.extend`."""
         return extend(rows, page_size, window, scale)

@@ -16,8 +16,8 @@ from triton.language import tensor
 
 from actorium.kernels.record import SEED_HIGH, SEED_LOW, TEMPERATURE, TOP_K, TOP_P
 from actorium.kernels.triton.invert import draw_tiles, kept, least_of, top_of
-from actorium.kernels.triton.keys import field, key_of, real, weight_of
 from actorium.kernels.triton.philox import uniform_of
+from actorium.kernels.triton.sampling_keys import field, key_of, real, weight_of
 from actorium.kernels.triton.search import PIVOTS, narrow, pivots_of, scaled_tile, wanted_mass
 
 _TEMPERATURE, _TOP_K, _TOP_P = tl.constexpr(TEMPERATURE), tl.constexpr(TOP_K), tl.constexpr(TOP_P)

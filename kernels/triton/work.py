@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actorium.kernels.triton.limits import limits
+from actorium.kernels.triton.device_limits import device_limits
 
 ITEM = tl.constexpr(8)
 """Numbers of a chunk: its sequence and that one's length, its first block and the one behind its
@@ -81,7 +81,7 @@ def room_of(rule: Rule, sequences: int, blocks: int, tiles: int, part: int, prog
 def programs_of(device: torch.device, each: int) -> int:
     """Programs that a device holds at once, `each` on an SM. The interpreter runs them one by one;
     there are some all the same."""
-    return each * max(limits(device).processors, 4)
+    return each * max(device_limits(device).processors, 4)
 
 
 @triton.jit
@@ -169,7 +169,7 @@ def _list(
         tl.store(done + own * tiles + tile, own * 0, mask=own < sequences)
 
 
-class Work(NamedTuple):
+class WorkList(NamedTuple):
     """A step's list, and what its chunks leave for the merge."""
 
     items: Tensor
@@ -184,18 +184,18 @@ class Work(NamedTuple):
 
 
 def make(lens: Tensor, room: Room, tiles: int, rows: int, dim: int, q_len: int, window: int,
-         block: int) -> Work:
+         block: int) -> WorkList:
     """The list of sequences of these lengths, i32[B], which only the device reads, once: a graph
     that captured this reads them at each replay. tiles, rows, dim: a chunk gives [tiles, rows,
     dim] numbers for the merge."""
     sequences, device = len(lens), lens.device
     # Sequences of one chunk need no merge.
     parts = room.items if room.items > sequences else 1
-    own = Work(torch.empty((1 + room.items, ITEM.value), dtype=torch.int32, device=device),
-               torch.empty((sequences, tiles), dtype=torch.int32, device=device),
-               torch.empty((parts, tiles, rows, dim), dtype=torch.float32, device=device),
-               torch.empty((parts, tiles, rows), dtype=torch.float32, device=device),
-               room.workers)
+    own = WorkList(torch.empty((1 + room.items, ITEM.value), dtype=torch.int32, device=device),
+                   torch.empty((sequences, tiles), dtype=torch.int32, device=device),
+                   torch.empty((parts, tiles, rows, dim), dtype=torch.float32, device=device),
+                   torch.empty((parts, tiles, rows), dtype=torch.float32, device=device),
+                   room.workers)
     _list[(triton.cdiv(sequences, _AT_ONCE.value),)](
         lens, own.items, own.done, sequences, room.rule.least, room.rule.most, room.items, tiles,
         Q_LEN=q_len, WINDOW=window, BLOCK_N=block, num_warps=4)

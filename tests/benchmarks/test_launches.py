@@ -11,7 +11,7 @@ import torch
 from helpers_benchmarks import BENCHMARKS, benchmark
 from helpers_worker import CPU
 
-from actorium.gpu.step.staging import Device
+from actorium.gpu.step.staging import DeviceArrays
 
 pytest.importorskip("triton")
 launches = benchmark("launches")
@@ -53,7 +53,7 @@ def test_the_file_promises_no_less_than_there_is() -> None:
 
 def test_what_counts_and_what_does_not() -> None:
     x, rows = torch.ones(4, 6), torch.zeros(2, dtype=torch.int64)
-    moves = Device(CPU)
+    moves = DeviceArrays(CPU)
     with launches.counted() as counting:
         y = torch.empty(2, 2)
         y.view(-1)[1:].t()

@@ -39,8 +39,8 @@ from actorium.actors.runtime.step_events import (
     traced,
 )
 from actorium.actors.scheduler import core as scheduler
-from actorium.gpu.worker.timing import CudaClock
-from actorium.gpu.worker.tracing import Line, StepTrace
+from actorium.gpu.worker.timing import CudaStepTimer
+from actorium.gpu.worker.tracing import DeviceTimeline, StepTrace
 from actorium.tools import timeline as trace
 from actorium.tools.cli import main
 from actorium.tools.null.null_worker import NullWorker
@@ -139,7 +139,7 @@ def test_a_core_by_itself_writes_nothing(tmp_path: Path) -> None:
 # --- a device's own clock ------------------------------------------------------------------------
 
 def test_a_line_stays_between_queueing_and_being_seen() -> None:
-    line = Line()
+    line = DeviceTimeline()
     assert line.place(0, 100, queued=1000, seen=5000) == (1000, 1100)
     assert line.place(50, 100, queued=1020, seen=5000) == (1150, 1250), "behind the one before"
     assert line.place(50, 100, queued=2000, seen=5000) == (2000, 2100), "not before it was queued"
@@ -148,7 +148,7 @@ def test_a_line_stays_between_queueing_and_being_seen() -> None:
     assert line.place(10**9, 100, queued=9000, seen=9900) == (9000, 9100)
 
 
-class FakeDevice(CudaClock):
+class FakeDevice(CudaStepTimer):
     """Events are numbers: nanoseconds of a device whose clock is the host's, shifted."""
 
     def __init__(self, own: StepTrace) -> None:

@@ -20,11 +20,11 @@ from actorium.gpu.models.mamba2 import Mamba2
 from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.step.states import LayerStates, StatePool
 from actorium.kernels.cpu.delta_native import NativeDelta
-from actorium.kernels.cpu.native import library
+from actorium.kernels.cpu.native_library import library
 from actorium.kernels.ops import TorchOps
-from actorium.kernels.reference.delta_window import Delta
-from actorium.kernels.reference.gated_delta import Heads
-from actorium.kernels.reference.mamba2 import Sizes
+from actorium.kernels.reference.delta_rule import Heads
+from actorium.kernels.reference.delta_window import DeltaLayer
+from actorium.kernels.reference.ssd import SSDSizes
 
 CPU, EPS, DRAFTS = torch.device("cpu"), 1e-6, 4
 SLOTS = 6
@@ -68,8 +68,8 @@ def delta(heads: Heads, width: int, dtype: torch.dtype, state_dtype: torch.dtype
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=gen)
 
-    rule = Delta(heads, normal(width, heads.channels), normal(heads.values).square(),
-                 normal(heads.values))
+    rule = DeltaLayer(heads, normal(width, heads.channels), normal(heads.values).square(),
+                      normal(heads.values))
     norm, kernel = normal(heads.value_dim), None
     if native:
         lib = library()
@@ -82,7 +82,7 @@ def delta(heads: Heads, width: int, dtype: torch.dtype, state_dtype: torch.dtype
                 shape.state, full, dtype, state_dtype)
 
 
-def mamba(sizes: Sizes, width: int, dtype: torch.dtype, state_dtype: torch.dtype) -> Case:
+def mamba(sizes: SSDSizes, width: int, dtype: torch.dtype, state_dtype: torch.dtype) -> Case:
     """Mamba-2."""
     gen = torch.Generator().manual_seed(0)
 

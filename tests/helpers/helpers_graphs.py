@@ -29,12 +29,12 @@ from torch.utils._pytree import tree_leaves
 
 from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
 from actorium.actors.params import Resolved
-from actorium.gpu.graphs.prompt_segments import SegmentGraphs
-from actorium.gpu.graphs.step_graphs import DecodeGraphs
+from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
+from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graph_memory import GraphShape
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.reference.experts import StackedExperts
 
@@ -181,9 +181,10 @@ def shapes(sizes: list[int], windows: Iterable[int] = (1,)) -> list[GraphShape]:
     return sorted(every, reverse=True)
 
 
-def with_graphs(runner: Runner, sizes: list[int], windows: Iterable[int] = (1,)) -> DecodeGraphs:
+def with_graphs(runner: ModelRunner, sizes: list[int],
+                windows: Iterable[int] = (1,)) -> DecodeGraphRunner:
     """Capture a runner's decode steps, by recording."""
-    graphs = DecodeGraphs(runner, RecordingCapturer(), shapes(sizes, windows))
+    graphs = DecodeGraphRunner(runner, RecordingCapturer(), shapes(sizes, windows))
     graphs.capture(lambda phase, detail: None)
     runner.graphs = graphs
     return graphs
@@ -197,11 +198,11 @@ def experts_on_the_device() -> Iterator[None]:
         yield
 
 
-def with_segments(runner: Runner, sizes: list[int]) -> SegmentGraphs:
+def with_segments(runner: ModelRunner, sizes: list[int]) -> PiecewiseGraphRunner:
     """Capture segments of a runner's steps, by recording, in one memory with its graphs."""
     graphs = runner.graphs
     capturer = graphs._capturer if graphs is not None else RecordingCapturer()
-    segments = SegmentGraphs(runner, capturer, sorted(sizes, reverse=True))
+    segments = PiecewiseGraphRunner(runner, capturer, sorted(sizes, reverse=True))
     segments.capture(lambda phase, detail: None)
     runner.segments = segments
     return segments
@@ -235,7 +236,7 @@ def model_of_kind(path: Path, kind: str) -> Any:
         return load_model(path, config, CPU, lambda *_: None)
 
 
-def played(runner: Runner, prompts: list[list[int]], params: list[Resolved], number: int,
+def played(runner: ModelRunner, prompts: list[list[int]], params: list[Resolved], number: int,
            cancel: tuple[int, ...] = (), **ring: Any) -> tuple[Ring, list[Output]]:
     """So many requests, of which the later ones come while the first ones run."""
     run = Ring(runner, **ring)
@@ -254,12 +255,12 @@ def told(outputs: list[Output]) -> list[tuple[Any, ...]]:
 
 
 def check_padding(model: Any, prompts: list[list[int]], new: int,
-                  capture: Callable[[Runner], T]) -> T:
+                  capture: Callable[[ModelRunner], T]) -> T:
     """Whatever is not a sequence's own is NaN, and stays so but for the sink, with what `capture`
     gives (which is returned) as without."""
     outputs = []
     for captures in (False, True):
-        runner = make_runner(model, 120, 8, slots=8, moves=Device(CPU))
+        runner = make_runner(model, 120, 8, slots=8, arrays=DeviceArrays(CPU))
         if captures:
             captured = capture(runner)
         driver = Driver(runner, 60)

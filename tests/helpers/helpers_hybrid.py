@@ -22,10 +22,10 @@ from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import Model
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Host
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import HostArrays
 from actorium.gpu.step.states import StatePool
-from actorium.gpu.step.tables import Tables
+from actorium.gpu.step.tables import SlotTables
 
 NEXT, DENSE, SPARSE, MOE = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
                             "Qwen3MoeForCausalLM")
@@ -91,11 +91,11 @@ def write_hybrid(path: Path, architecture: str, seed: int = 0,
 
 
 def hybrid_runner(model: Model, slots: int = 9, checkpoints: int = 4, pages: int = 400,
-                  page_size: int = 16, state_dtype: torch.dtype = torch.float32) -> Runner:
+                  page_size: int = 16, state_dtype: torch.dtype = torch.float32) -> ModelRunner:
     """A runner over a loaded model; pages and states are full of NaN."""
     shape = model.shape
-    tables = Tables(Host(CPU), slots, page_table_width(shape.max_model_len, page_size), page_size,
-                    shape.vocab_size, shape.max_model_len)
+    tables = SlotTables(HostArrays(CPU), slots, page_table_width(shape.max_model_len, page_size),
+                        page_size, shape.vocab_size, shape.max_model_len)
     pools, states = make_pools(shape, [pages], page_size, shape.dtype, CPU), None
     for layer in pools[0].layers:
         layer.fill_(math.nan)
@@ -105,7 +105,7 @@ def hybrid_runner(model: Model, slots: int = 9, checkpoints: int = 4, pages: int
         for own in states.layers:
             own.state.fill_(math.nan)
             own.columns.fill_(math.nan)
-    return Runner(model, pools, tables, states)
+    return ModelRunner(model, pools, tables, states)
 
 
 @dataclass
@@ -133,7 +133,7 @@ class HybridDriver:
     """Plans of its own over a runner: chunks of `chunk` tokens, decodes beside them, and over-run
     decodes of sequences that have ended."""
 
-    def __init__(self, runner: Runner, chunk: int) -> None:
+    def __init__(self, runner: ModelRunner, chunk: int) -> None:
         self.runner, self.chunk, self.step = runner, chunk, 0
         self.size = runner.tables.page_size
         self.free_pages = list(range(1, runner.pools[0].pages))

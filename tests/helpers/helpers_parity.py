@@ -24,7 +24,7 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
 )
 from actorium.gpu.step.states import row_bytes
-from actorium.gpu.worker.device import Opened, open_device
+from actorium.gpu.worker.device import OpenedDevice, open_device
 
 NEW, ATOL = 64, 1e-4
 SAVES = {48: 1, 160: 2, 192: 4}
@@ -128,7 +128,7 @@ class Case:
         error = max(float((logits - want[n - 1]).abs().max()) for n, logits in s.logits.items())
         assert 0 < error < 0.05 * float(want.abs().max())
 
-    def opened(self, **memory: Any) -> Opened:
+    def opened(self, **memory: Any) -> OpenedDevice:
         """As a worker opens the checkpoint, for 4 sequences."""
         config = Config(model=ModelConfig(model=str(self.path)),
                         memory=MemoryConfig(page_size=16, **memory),

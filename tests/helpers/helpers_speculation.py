@@ -15,26 +15,27 @@ from actorium.actors.messages import Admit, RowMask, StepPlan, StepResult
 from actorium.actors.params import Resolved
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_draft_pool, make_pools
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.speculation import Propose
-from actorium.gpu.step.staging import Device, Host
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.speculation import ProposeHook
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.states import StatePool
-from actorium.gpu.step.tables import SEED_LOW, Tables
+from actorium.gpu.step.tables import SEED_LOW, SlotTables
 
 I32 = NDArray[np.int32]
 RUBBISH = 50.0
 """What pages hold before they are written."""
 
 
-def make_runner(model: Any, drafts: int, propose: Propose | None = None, slots: int = 9,
+def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slots: int = 9,
                 pages: int = 400, page_size: int = 8, checkpoints: int = 0,
-                moves: type[Host] | type[Device] | Device = Host, mtp: bool = False,
-                force: tuple[float, ...] = (), kv_dtype: torch.dtype | None = None) -> Runner:
+                arrays: type[HostArrays] | type[DeviceArrays] | DeviceArrays = HostArrays,
+                mtp: bool = False,
+                force: tuple[float, ...] = (), kv_dtype: torch.dtype | None = None) -> ModelRunner:
     """A runner over a loaded model that verifies up to `drafts` drafts. mtp: of its own layer."""
-    shape, transport = model.shape, moves(CPU) if isinstance(moves, type) else moves
+    shape, transport = model.shape, arrays(CPU) if isinstance(arrays, type) else arrays
     device = transport.device
-    tables = Tables(transport, slots, page_table_width(shape.max_model_len, page_size), page_size,
-                    shape.vocab_size, shape.max_model_len, len(shape.groups), drafts)
+    tables = SlotTables(transport, slots, page_table_width(shape.max_model_len, page_size),
+                        page_size, shape.vocab_size, shape.max_model_len, len(shape.groups), drafts)
     dtype = kv_dtype or shape.dtype
     pools = make_pools(shape, [pages] * len(shape.groups), page_size, dtype, device)
     states = None
@@ -48,7 +49,7 @@ def make_runner(model: Any, drafts: int, propose: Propose | None = None, slots: 
     for pool in (*pools, *([own] if own else [])):
         for pages_of in pool.layers:
             pages_of.fill_(RUBBISH)
-    return Runner(model, pools, tables, states, own, propose, force)
+    return ModelRunner(model, pools, tables, states, own, propose, force)
 
 
 class Guess:
@@ -59,7 +60,7 @@ class Guess:
         self.right = right
         self.wholes: dict[int, list[int]] = {}
         """Seed -> prompt and completion."""
-        self.tables: Tables | None = None
+        self.tables: SlotTables | None = None
 
     def __call__(self, slots: I32, positions: I32, k: int) -> I32:
         assert self.tables is not None
@@ -80,7 +81,7 @@ class Work:
     prompts: list[list[int]]
     params: list[Resolved]
 
-    def ring(self, runner: Runner, **ring: Any) -> Ring:
+    def ring(self, runner: ModelRunner, **ring: Any) -> Ring:
         """A ring to which all of them are submitted."""
         out = Ring(runner, **ring)
         for i, (prompt, params) in enumerate(zip(self.prompts, self.params, strict=True)):
@@ -135,7 +136,7 @@ class Seq:
 class Hand:
     """A scheduler by hand, a plan at a time: every sequence has its pages from the start."""
 
-    def __init__(self, runner: Runner,
+    def __init__(self, runner: ModelRunner,
                  allowed: Callable[[list[int]], list[int]] | None = None) -> None:
         """allowed: tokens that may follow on a completion, for sequences that are masked."""
         self.runner, self.allowed, self.step, self.window = runner, allowed, 0, 1

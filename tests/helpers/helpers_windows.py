@@ -15,7 +15,7 @@ import numpy as np
 
 from actorium.actors.messages import Admit, RowLogprobs, StepPlan, StepResult
 from actorium.actors.params import Resolved
-from actorium.gpu.step.runner import Runner
+from actorium.gpu.step.runner import ModelRunner
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Driven:
 class Driver:
     """Sequences run together, one step after the other; the last ones admitted extend last."""
 
-    def __init__(self, runner: Runner, chunk: int, poison: float = math.nan,
+    def __init__(self, runner: ModelRunner, chunk: int, poison: float = math.nan,
                  keep: bool = False) -> None:
         """chunk: tokens extended in one step; poison: what unheld pages are filled with; keep: give
         no page back."""

@@ -33,22 +33,23 @@ from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler.core import build
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device, Host
-from actorium.gpu.step.tables import Tables
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
+from actorium.gpu.step.tables import SlotTables
 
 CPU = torch.device("cpu")
 
 
 def make_runner(model: Any, pages: int | list[int] = 512, page_size: int = 16, slots: int = 33,
-                device: torch.device = CPU, moves: Host | Device | None = None) -> Runner:
+                device: torch.device = CPU,
+                arrays: HostArrays | DeviceArrays | None = None) -> ModelRunner:
     """A runner over a loaded model with its own pages (of every group, or of each) and tables."""
     shape = model.shape
-    moves = moves or (Host(device) if device.type == "cpu" else Device(device))
-    tables = Tables(moves, slots, page_table_width(shape.max_model_len, page_size), page_size,
-                    shape.vocab_size, shape.max_model_len, len(shape.groups))
+    arrays = arrays or (HostArrays(device) if device.type == "cpu" else DeviceArrays(device))
+    tables = SlotTables(arrays, slots, page_table_width(shape.max_model_len, page_size), page_size,
+                        shape.vocab_size, shape.max_model_len, len(shape.groups))
     each = [pages] * len(shape.groups) if isinstance(pages, int) else pages
-    return Runner(model, make_pools(shape, each, page_size, shape.dtype, device), tables)
+    return ModelRunner(model, make_pools(shape, each, page_size, shape.dtype, device), tables)
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Output:
 class Ring:
     """Submit requests, then `run` until all are finished."""
 
-    def __init__(self, runner: Runner, budget: int = 2048, overlap: bool = True,
+    def __init__(self, runner: ModelRunner, budget: int = 2048, overlap: bool = True,
                  force_preempt_every: int = 0, speculative: str = "auto") -> None:
         """speculative: who decides how many drafts are made, if the runner has room for any."""
         scheduler = SchedulerConfig(
@@ -152,7 +153,7 @@ class Ring:
                 out.prompt_logprobs.append(event.prompt_logprobs)
 
 
-def complete(runner: Runner, prompts: list[list[int]], params: Resolved | list[Resolved],
+def complete(runner: ModelRunner, prompts: list[list[int]], params: Resolved | list[Resolved],
              seeds: list[int] | None = None, **ring: Any) -> list[list[int]]:
     """Tokens of every prompt, batched."""
     run = Ring(runner, **ring)

@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actorium.kernels.ragged import Ragged, Run, plan_ragged
+from actorium.kernels.ragged import ExtendRun, Ragged, plan_ragged
 
 CPU = torch.device("cpu")
 ROWS = 24
-RAGGED = [Run(3, 130), Run(1, 7), Run(9, 64), Run(2, 1)]
-KEPT = [Run(1, 130, ((64, 11), (100, 12), (130, 13))), Run(2, 5, ((1, 14),)), Run(3, 200)]
+RAGGED = [ExtendRun(3, 130), ExtendRun(1, 7), ExtendRun(9, 64), ExtendRun(2, 1)]
+KEPT = [ExtendRun(1, 130, ((64, 11), (100, 12), (130, 13))), ExtendRun(2, 5,
+                                                                       ((1, 14),)), ExtendRun(3,
+                                                                                              200)]
 
 
 class Layer(ABC):
@@ -87,7 +89,7 @@ class Layer(ABC):
         assert torch.equal(columns[others], self.columns[others])
 
 
-def check_extend(kind: type[Layer], sizes: Any, runs: list[Run], width: int,
+def check_extend(kind: type[Layer], sizes: Any, runs: list[ExtendRun], width: int,
                  chunk: int = 64) -> None:
     """Outputs, states and columns of the runs, those kept on the way too."""
     layer = kind(sum(run.length for run in runs), sizes, width)
@@ -114,7 +116,7 @@ def check_steps(layer: Layer) -> None:
 class Layout(NamedTuple):
     """Of a step, and how it is computed."""
 
-    runs: list[Run]
+    runs: list[ExtendRun]
     width: int
     chunk: int
 
@@ -126,5 +128,5 @@ def layouts(draw: st.DrawFn) -> Layout:
     runs = []
     for length in draw(st.lists(st.integers(1, 40), min_size=1, max_size=5)):
         cuts = draw(st.lists(st.integers(1, length), max_size=2))
-        runs.append(Run(rows.pop(), length, tuple((cut, rows.pop()) for cut in cuts)))
+        runs.append(ExtendRun(rows.pop(), length, tuple((cut, rows.pop()) for cut in cuts)))
     return Layout(runs, draw(st.integers(2, 4)), draw(st.sampled_from([4, 16, 64])))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actorium.kernels import record as columns
-from actorium.kernels.record import Resident
+from actorium.kernels.record import SamplingTables
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.philox import uniform
 
@@ -23,7 +23,7 @@ MIXTURES: list[dict[str, Any]] = [
 
 
 def resident(rows: list[dict[str, Any]], vocab: int, device: str = "cpu", most: int = 0,
-             **tables: Tensor) -> Resident:
+             **tables: Tensor) -> SamplingTables:
     """Slot i + 1 has the parameters rows[i]; slot 0 is that of padding."""
     record = torch.zeros(len(rows) + 1, columns.WIDTH, dtype=torch.int32)
     real = record.view(torch.float32)
@@ -43,7 +43,7 @@ def resident(rows: list[dict[str, Any]], vocab: int, device: str = "cpu", most: 
     slots = len(rows) + 1
     given = {"eos": torch.full((slots, 1), -1, dtype=torch.int32),
              "drafts": torch.zeros(slots, most, dtype=torch.int64)} | tables
-    return Resident(record.to(device), **{k: v.to(device) for k, v in given.items()})
+    return SamplingTables(record.to(device), **{k: v.to(device) for k, v in given.items()})
 
 
 def slots_of(rows: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
@@ -52,7 +52,7 @@ def slots_of(rows: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
     return slots, slots * 3 + 2
 
 
-def possible(logits: Tensor, slot: int, position: int, tables: Resident,
+def possible(logits: Tensor, slot: int, position: int, tables: SamplingTables,
              error: float = 1e-6) -> set[int]:
     """What the reference draws from the row f32[V], were its uniform number, top_p and min_p off
     by a relative error. Of a greedy row: its likeliest token."""
@@ -73,7 +73,7 @@ def possible(logits: Tensor, slot: int, position: int, tables: Resident,
     return out
 
 
-def drawn_as_reference(got: Tensor, logits: Tensor, tables: Resident) -> None:
+def drawn_as_reference(got: Tensor, logits: Tensor, tables: SamplingTables) -> None:
     """Assert what was chosen for rows in slots 1, 2, ... at the positions of `slots_of`."""
     slots, positions = slots_of(len(logits))
     want = sampling.choose(logits.clone(), slots, positions, tables, True, True)

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.cpu.delta_native import NativeDelta, plan_runs
-from actorium.kernels.cpu.native import library
-from actorium.kernels.ragged import Run, plan_ragged
+from actorium.kernels.cpu.native_library import library
+from actorium.kernels.ragged import ExtendRun, plan_ragged
 from actorium.kernels.reference.causal_conv import conv_extend, conv_step
-from actorium.kernels.reference.gated_delta import Heads, delta_extend, delta_gates, delta_step
+from actorium.kernels.reference.delta_rule import Heads, delta_extend, delta_gates, delta_step
 from actorium.kernels.reference.gated_norm import gated_norm
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 CPU, EPS, ROWS = torch.device("cpu"), 1e-6, 20
-RUNS = [Run(3, 130, ((64, 10), (100, 11), (130, 12))), Run(1, 2, ((1, 13),)), Run(2, 33),
-        Run(5, 1), Run(6, 16)]
+RUNS = [ExtendRun(3, 130, ((64, 10), (100, 11), (130, 12))), ExtendRun(1, 2, ((1, 13),)),
+        ExtendRun(2, 33), ExtendRun(5, 1), ExtendRun(6, 16)]
 
 
 class Layer:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from actorium.kernels.cpu import attention_native
 from actorium.kernels.ops import NativeOps, TorchOps, select_ops
-from actorium.kernels.reference.attention import torch_decode, torch_extend
 from actorium.kernels.reference.kv import key_and_value_scales, largest, write_kv
-from actorium.kernels.reference.mla import Latent, write_latent
+from actorium.kernels.reference.latent import Latent, write_latent
+from actorium.kernels.reference.paged_attention import torch_decode, torch_extend
 from actorium.kernels.reference.rope import rope_table
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -19,10 +19,10 @@ from helpers_recurrence import (
 from hypothesis import given, settings
 from torch import Tensor
 
-from actorium.kernels.ragged import Ragged, Run, plan_ragged
+from actorium.kernels.ragged import ExtendRun, Ragged, plan_ragged
 from actorium.kernels.reference.causal_conv import conv_extend, conv_step
+from actorium.kernels.reference.delta_rule import Heads, delta_extend, delta_gates, delta_step
 from actorium.kernels.reference.experts import mix_experts, route
-from actorium.kernels.reference.gated_delta import Heads, delta_extend, delta_gates, delta_step
 from actorium.kernels.reference.gated_norm import gated_norm
 
 HEADS = (Heads(2, 6, 16, 8), Heads(1, 1, 8, 24), Heads(4, 4, 12, 12))
@@ -84,7 +84,7 @@ def test_keys_all_alike() -> None:
     layer.g.zero_()
     layer.beta.fill_(1.0)
     want, _, _ = layer.one_by_one(0, tokens, 1)
-    got = layer.extend(layer.states, layer.columns, plan_ragged([Run(1, tokens)], 2, CPU))
+    got = layer.extend(layer.states, layer.columns, plan_ragged([ExtendRun(1, tokens)], 2, CPU))
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
@@ -97,7 +97,7 @@ def test_states_in_bf16() -> None:
     layer = Delta(100, HEADS[0], 4)
     states = layer.states.bfloat16()
     layer.states = states.float()
-    plan = plan_ragged([Run(1, 100, ((50, 5),))], 4, CPU)
+    plan = plan_ragged([ExtendRun(1, 100, ((50, 5),))], 4, CPU)
     want, state, _ = layer.one_by_one(0, 100, 1)
     out = layer.extend(states, layer.columns.clone(), plan)
     torch.testing.assert_close(out, want, atol=2e-5, rtol=1e-4)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actorium.kernels.cpu.attention_native import NativeDecode
 from actorium.kernels.ops import NativeOps, TorchOps, select_ops
-from actorium.kernels.reference.attention import torch_extend
+from actorium.kernels.reference.paged_attention import torch_extend
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.cpu.native import library
+from actorium.kernels.cpu.native_library import library
 from actorium.kernels.linear import Linear, TileGated, TileLinear, can_tile
 from actorium.kernels.ops import NativeOps
 

@@ -11,8 +11,13 @@ from torch import Tensor
 from actorium.kernels.linear import FEW_ROWS, Linear, NativeLinear, PackedLinear, can_pack
 from actorium.kernels.ops import NativeOps, TorchOps, select_ops
 from actorium.kernels.reference.activation import gelu_mul, silu_mul
-from actorium.kernels.reference.attention import decode_mask, extend_mask, paged_decode, token_index
 from actorium.kernels.reference.norm import rms_norm
+from actorium.kernels.reference.paged_attention import (
+    decode_mask,
+    extend_mask,
+    paged_decode,
+    token_index,
+)
 from actorium.kernels.reference.rope import apply_rope, rope_rows, rope_table
 
 pytestmark = pytest.mark.usefixtures("all_threads")

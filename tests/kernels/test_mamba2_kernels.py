@@ -20,19 +20,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actorium.kernels.ragged import Ragged, Run, plan_ragged
+from actorium.kernels.ragged import ExtendRun, Ragged, plan_ragged
 from actorium.kernels.reference.causal_conv import conv_extend, conv_step
 from actorium.kernels.reference.gated_norm import norm_gated
-from actorium.kernels.reference.mamba2 import Sizes, split_inputs, ssd_extend, ssd_step, time_steps
+from actorium.kernels.reference.ssd import SSDSizes, split_inputs, ssd_extend, ssd_step, time_steps
 
-SIZES = (Sizes(6, 2, 8, 12), Sizes(4, 1, 16, 8), Sizes(3, 3, 5, 7))
+SIZES = (SSDSizes(6, 2, 8, 12), SSDSizes(4, 1, 16, 8), SSDSizes(3, 3, 5, 7))
 
 
 class Mamba(Layer):
     bias: Tensor
     atol = 1e-4
 
-    def draw(self, tokens: int, sizes: Sizes, width: int) -> None:
+    def draw(self, tokens: int, sizes: SSDSizes, width: int) -> None:
         self.sizes, heads = sizes, sizes.heads
         self.x = self.normal(tokens, sizes.channels)
         self.dt = time_steps(self.normal(tokens, heads), self.normal(heads), (0.0, torch.inf))
@@ -63,7 +63,7 @@ class Mamba(Layer):
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("width", [2, 4])
-def test_ragged_sequences(sizes: Sizes, width: int) -> None:
+def test_ragged_sequences(sizes: SSDSizes, width: int) -> None:
     check_extend(Mamba, sizes, RAGGED, width)
 
 
@@ -73,12 +73,12 @@ def test_states_kept_on_the_way() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(layouts(), st.sampled_from(SIZES))
-def test_any_layout(layout: Layout, sizes: Sizes) -> None:
+def test_any_layout(layout: Layout, sizes: SSDSizes) -> None:
     check_extend(Mamba, sizes, *layout)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_steps_equal_the_definition(sizes: Sizes) -> None:
+def test_steps_equal_the_definition(sizes: SSDSizes) -> None:
     check_steps(Mamba(20, sizes, 4))
 
 
@@ -99,7 +99,7 @@ def test_steps_large_and_small() -> None:
     layer = Mamba(96, SIZES[0], 2)
     layer.dt[:32], layer.dt[32:64] = 1e3, 0.0
     states = layer.states.clone()
-    plan = plan_ragged([Run(4, 96)], 2, CPU)
+    plan = plan_ragged([ExtendRun(4, 96)], 2, CPU)
     out = layer.extend(states, layer.columns.clone(), plan)
     want, state, _ = layer.one_by_one(0, 96, 4)
     torch.testing.assert_close(out, want, atol=1e-3, rtol=1e-4)

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorium.kernels.reference.mla import FEW, Latent, absorb, expand, latent_masked, write_latent
+from actorium.kernels.reference.latent import (
+    FEW,
+    Latent,
+    absorb,
+    expand,
+    latent_masked,
+    write_latent,
+)
 
 HEADS, PLAIN, ROPE, RANK, VALUE = 3, 10, 4, 14, 6
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actorium.kernels.cpu import native
+from actorium.kernels.cpu import native_library as native
 from actorium.kernels.ops import NativeOps, select_ops
 
 

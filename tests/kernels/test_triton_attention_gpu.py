@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from helpers_attention import Paged, error
 
-from actorium.kernels.reference.attention import Attend, torch_decode, torch_extend
+from actorium.kernels.reference.paged_attention import Attend, torch_decode, torch_extend
 
 pytestmark = [
     pytest.mark.gpu,

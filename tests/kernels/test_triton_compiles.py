@@ -34,7 +34,7 @@ ops.apply_plan([table], table_addresses([table]), torch.zeros(3, 40, dtype=torch
 DELTA = """
 import torch
 from actorium.kernels.reference.delta_window import Delta
-from actorium.kernels.reference.gated_delta import Heads
+from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.triton.triton_ops import TritonOps
 from actorium.kernels.ragged import Run, plan_ragged
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from actorium.kernels.ops import TorchOps, triton_fault
-from actorium.kernels.ragged import Run, plan_ragged
+from actorium.kernels.ragged import ExtendRun, plan_ragged
 from actorium.kernels.triton.triton_ops import TritonOps
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
 
 
-def check(runs: list[Run], channels: int, taps: int, biased: bool, dtype: torch.dtype,
+def check(runs: list[ExtendRun], channels: int, taps: int, biased: bool, dtype: torch.dtype,
           device: torch.device = CPU, most: float = 2e-6) -> None:
     """Outputs of the tokens, and columns, of both; what is nobody's is NaN, and stays so."""
     gen = torch.Generator().manual_seed(len(runs) + channels)
@@ -53,13 +53,13 @@ def check(runs: list[Run], channels: int, taps: int, biased: bool, dtype: torch.
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> list[Run]:
+def steps(draw: st.DrawFn) -> list[ExtendRun]:
     """Sequences as short as one token, and as long as some blocks; states kept on the way."""
     runs, free = [], iter(range(20, 40))
     for row in draw(st.lists(st.integers(1, 19), min_size=1, max_size=5, unique=True)):
         length = draw(st.one_of(st.integers(1, 5), st.integers(1, 50)))
         at = draw(st.lists(st.integers(1, length), max_size=2))
-        runs.append(Run(row, length, tuple((tokens, next(free)) for tokens in sorted(at))))
+        runs.append(ExtendRun(row, length, tuple((tokens, next(free)) for tokens in sorted(at))))
     return runs
 
 
@@ -67,7 +67,7 @@ def steps(draw: st.DrawFn) -> list[Run]:
 @settings(max_examples=25, deadline=None)
 @given(runs=steps(), channels=st.sampled_from([1, 40, 130, 300]), taps=st.integers(2, 5),
        biased=st.booleans(), wide=st.booleans())
-def test_as_the_reference(runs: list[Run], channels: int, taps: int, biased: bool,
+def test_as_the_reference(runs: list[ExtendRun], channels: int, taps: int, biased: bool,
                           wide: bool) -> None:
     check(runs, channels, taps, biased, torch.float32 if wide else torch.bfloat16)
 
@@ -94,8 +94,8 @@ def test_compiles_for_hopper(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_on_the_device(dtype: torch.dtype) -> None:
-    runs = [Run(3, 700, ((64, 21), (64, 22), (512, 23))), Run(1, 2, ((1, 24),)), Run(9, 1),
-            Run(2, 1300)]
+    runs = [ExtendRun(3, 700, ((64, 21), (64, 22), (512, 23))), ExtendRun(1, 2, ((1, 24),)),
+            ExtendRun(9, 1), ExtendRun(2, 1300)]
     for channels, biased in ((8192, False), (3000, True)):
         for _ in range(3):  # an error that moves is a race
             check(runs, channels, 4, biased, dtype, CUDA, 1e-5)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from actorium.gpu.plan import graph_memory as plan
 from actorium.gpu.plan.graph_memory import parts_estimate
-from actorium.kernels.reference.attention import torch_decode
 from actorium.kernels.reference.merge import merge as torch_merge
+from actorium.kernels.reference.paged_attention import torch_decode
 from actorium.kernels.triton import decode as module
 from actorium.kernels.triton.decode import config, decode
 from actorium.kernels.triton.merge import merge

@@ -13,8 +13,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from actorium.kernels.ops import TorchOps, triton_fault
-from actorium.kernels.reference.delta_window import Delta
-from actorium.kernels.reference.gated_delta import Heads
+from actorium.kernels.reference.delta_rule import Heads
+from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.triton.triton_ops import TritonOps
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -37,8 +37,8 @@ class Window:
 
         inputs = heads.channels + 2 * heads.values
         self.batch, self.new = batch, new
-        self.layer = Delta(heads, normal(taps, heads.channels), normal(heads.values).square(),
-                           normal(heads.values))
+        self.layer = DeltaLayer(heads, normal(taps, heads.channels), normal(heads.values).square(),
+                                normal(heads.values))
         self.rows = (torch.randperm(batch + 3, generator=gen)[:batch] + 1).to(device)
         self.accepted = torch.randint(most + 1, (batch,), generator=gen).to(device)
         slots = batch + 5

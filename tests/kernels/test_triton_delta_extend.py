@@ -34,19 +34,19 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from actorium.kernels.ops import TorchOps, triton_fault
-from actorium.kernels.ragged import Run, plan_ragged, segments_of
-from actorium.kernels.reference.delta_window import Delta
-from actorium.kernels.reference.gated_delta import Heads
-from actorium.kernels.reference.gated_delta import delta_extend as reference
+from actorium.kernels.ragged import ExtendRun, plan_ragged, segments_of
+from actorium.kernels.reference.delta_rule import Heads
+from actorium.kernels.reference.delta_rule import delta_extend as reference
+from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.triton.delta_extend import rule
-from actorium.kernels.triton.limits import HOPPER
+from actorium.kernels.triton.device_limits import HOPPER
 from actorium.kernels.triton.triton_ops import TritonOps
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FLOAT, HALF = torch.float32, torch.bfloat16
 interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
-RUNS = [Run(3, 70, ((64, 11), (66, 12), (66, 15))), Run(1, 7), Run(9, 33, ((1, 13), (33, 14))),
-        Run(2, 1)]
+RUNS = [ExtendRun(3, 70, ((64, 11), (66, 12), (66, 15))), ExtendRun(1, 7),
+        ExtendRun(9, 33, ((1, 13), (33, 14))), ExtendRun(2, 1)]
 DTYPES = {"fp32": (FLOAT, FLOAT, 2e-5, 2e-5), "bf16": (HALF, FLOAT, 5e-3, 2e-5),
           "bf16 states": (HALF, HALF, 1e-2, 1e-2)}
 """Of the model, of its states, and the errors of outputs and states."""
@@ -72,7 +72,7 @@ def exact_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 class Case:
     """Random inputs of a layer, and its states: NaN but for the rows of the runs."""
 
-    def __init__(self, runs: list[Run], heads: Heads, dtype: torch.dtype,
+    def __init__(self, runs: list[ExtendRun], heads: Heads, dtype: torch.dtype,
                  state_dtype: torch.dtype, device: torch.device = CPU) -> None:
         gen = torch.Generator().manual_seed(len(runs))
 
@@ -81,7 +81,7 @@ class Case:
 
         n, tokens = heads.values, sum(run.length for run in runs)
         self.runs, self.heads, self.device = runs, heads, device
-        self.layer = Delta(heads, normal(4, heads.channels), normal(n).square(), normal(n))
+        self.layer = DeltaLayer(heads, normal(4, heads.channels), normal(n).square(), normal(n))
         self.p = torch.full((tokens, heads.channels + 2 * n + 3), torch.nan, device=device)
         self.p[:, :heads.channels] = normal(tokens, heads.channels)
         self.p[:, -2 * n:] = normal(tokens, 2 * n)
@@ -147,7 +147,8 @@ def test_tiles_of_other_devices(capability: int, monkeypatch: pytest.MonkeyPatch
 
 @interpreted
 def test_a_state_that_is_kept_twice() -> None:
-    case = Case([Run(3, 70, ((64, 11), (64, 12), (70, 13)))], Heads(1, 1, 16, 16), HALF, FLOAT)
+    case = Case([ExtendRun(3, 70, ((64, 11), (64, 12), (70, 13)))], Heads(1, 1, 16, 16), HALF,
+                FLOAT)
     case.check(5e-3, 2e-5)
     states = case.got()[1]
     assert torch.equal(states[11], states[12]) and torch.equal(states[3], states[13])
@@ -158,10 +159,11 @@ def test_neither_neighbours_nor_cuts_change_a_bit() -> None:
     """A sequence alone, beside others, and in two steps: a state kept at the end of a chunk is that
     of the whole prompt."""
     heads = Heads(1, 2, 16, 8)
-    case = Case([Run(1, 150, ((64, 4),)), Run(2, 3), Run(3, 70)], heads, HALF, FLOAT)
+    case = Case([ExtendRun(1, 150, ((64, 4),)), ExtendRun(2, 3), ExtendRun(3, 70)], heads, HALF,
+                FLOAT)
     out, states = case.got()
     qkv, p = case.qkv, case.p
-    for run, at in ((Run(1, 64), slice(0, 64)), (Run(1, 86), slice(64, 150))):
+    for run, at in ((ExtendRun(1, 64), slice(0, 64)), (ExtendRun(1, 86), slice(64, 150))):
         case.runs, case.qkv, case.p = [run], qkv[at], p[at]
         mine, case.states = case.got()
         assert torch.equal(mine, out[at])
@@ -203,7 +205,7 @@ def _long_and_short(case: Case) -> None:
                                     _same_keys, _long_and_short])
 def test_at_the_edges(change: Callable[[Case], None], dtypes: str) -> None:
     dtype, state_dtype, of_out, of_states = DTYPES[dtypes]
-    case = Case([Run(1, 100, ((70, 4),))], Heads(1, 1, 16, 16), dtype, state_dtype)
+    case = Case([ExtendRun(1, 100, ((70, 4),))], Heads(1, 1, 16, 16), dtype, state_dtype)
     change(case)
     # The order of sums in bf16 differs with the tile: the worst system came to 5.06e-3.
     case.check(1.5 * of_out, of_states)
@@ -212,7 +214,7 @@ def test_at_the_edges(change: Callable[[Case], None], dtypes: str) -> None:
 @interpreted
 @pytest.mark.parametrize("state_dtype", [FLOAT, HALF], ids=["fp32", "bf16"])
 def test_errors_do_not_grow(state_dtype: torch.dtype) -> None:
-    case = Case([Run(1, 768)], Heads(1, 1, 16, 16), HALF, state_dtype)
+    case = Case([ExtendRun(1, 768)], Heads(1, 1, 16, 16), HALF, state_dtype)
     _forgets_nothing(case)
     out, want = case.got()[0], case.want()[0]
     errors = [error(*part) for part in zip(out.chunk(4), want.chunk(4), strict=True)]
@@ -239,7 +241,7 @@ def test_with_the_convolution(dtype: torch.dtype) -> None:
 
 
 def test_pieces_and_chunks_of_a_step() -> None:
-    plan = plan_ragged([Run(5, 3), Run(9, 130, ((128, 7), (70, 6), (130, 8)))], 4, CPU)
+    plan = plan_ragged([ExtendRun(5, 3), ExtendRun(9, 130, ((128, 7), (70, 6), (130, 8)))], 4, CPU)
     segments = segments_of(plan, 64)
     assert segments.sequences.tolist() == [[0, 4, 9], [4, 5, 5]]
     assert segments.pieces.tolist() == [[3, 70, 0, 6], [73, 58, 2, 7], [131, 2, 3, 8],
@@ -263,7 +265,7 @@ from ptxas_device import Standin, facts
 hopper = Standin().install()
 import torch
 from actorium.kernels.reference.delta_window import Delta
-from actorium.kernels.reference.gated_delta import Heads
+from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.triton.triton_ops import TritonOps
 from actorium.kernels.ragged import Run, plan_ragged
 heads, bf16 = Heads(16, 48, 128, 128), torch.bfloat16
@@ -300,7 +302,7 @@ def test_fits_hopper(tmp_path: Path) -> None:
                                    Heads(3, 6, 96, 80)])
 def test_on_the_device(heads: Heads, dtypes: str) -> None:
     dtype, state_dtype, of_out, of_states = DTYPES[dtypes]
-    for runs in (RUNS, [Run(1, 1024, ((512, 4),)), Run(2, 300)]):
+    for runs in (RUNS, [ExtendRun(1, 1024, ((512, 4),)), ExtendRun(2, 300)]):
         case = Case(runs, heads, dtype, state_dtype, CUDA)
         case.check(of_out, of_states)
         first = case.got()
@@ -313,7 +315,7 @@ def test_on_the_device(heads: Heads, dtypes: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("state_dtype", [FLOAT, HALF], ids=["fp32", "bf16"])
 def test_a_long_prompt_on_the_device(state_dtype: torch.dtype) -> None:
-    case = Case([Run(1, 32768)], Heads(2, 4, 128, 128), HALF, state_dtype, CUDA)
+    case = Case([ExtendRun(1, 32768)], Heads(2, 4, 128, 128), HALF, state_dtype, CUDA)
     case.p[:, -4:] = -60
     out, want = case.got()[0], case.want()[0]
     errors = [error(*part) for part in zip(out.chunk(8), want.chunk(8), strict=True)]

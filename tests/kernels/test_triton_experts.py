@@ -24,8 +24,8 @@ from actorium.kernels.ops import triton_fault
 from actorium.kernels.reference.activation import silu_mul
 from actorium.kernels.reference.experts import EachExpert, Experts, StackedExperts
 from actorium.kernels.scaled_linear import ScaledLinear, groups, pack
+from actorium.kernels.triton.device_limits import HOPPER
 from actorium.kernels.triton.experts import GroupedExperts, tile
-from actorium.kernels.triton.limits import HOPPER
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

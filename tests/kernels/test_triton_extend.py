@@ -10,8 +10,8 @@ from helpers_attention import DTYPES, FEW, INTERPRETED, Paged, Row, check_soft_c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorium.kernels.reference.attention import torch_extend
-from actorium.kernels.triton.extend import Shape, config, extend, plan_blocks, splits_of
+from actorium.kernels.reference.paged_attention import torch_extend
+from actorium.kernels.triton.extend import ExtendLaunch, config, extend, plan_blocks, splits_of
 
 pytestmark = INTERPRETED
 
@@ -72,7 +72,7 @@ def test_windows_at_the_edges_of_blocks(window: int) -> None:
 def test_few_blocks_share_out_their_keys(
     programs: int, keys: int, rows: int, least: int, most: int
 ) -> None:
-    shape = Shape(rows, 64, 8, 5)
+    shape = ExtendLaunch(rows, 64, 8, 5)
     assert least <= splits_of(programs, keys, shape, 132) <= most
 
 

@@ -11,31 +11,32 @@ import torch
 from helpers_compile import compiled
 from helpers_worker import CPU
 
-from actorium.gpu.step.staging import Device
-from actorium.gpu.step.steps import Step, fill_decodes, of_decodes
-from actorium.gpu.step.tables import LIMIT, Tables
+from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
+from actorium.gpu.step.staging import DeviceArrays
+from actorium.gpu.step.tables import LIMIT, SlotTables
 from actorium.kernels.sampling_ops import TorchSampling, select_sampling
 
 pytest.importorskip("triton")
 COMPILED = """
 import torch
-from actorium.kernels.record import Lengths, Progress, Windows
+from actorium.kernels.record import WindowSizes, DecodeState, DecodeRows
 from actorium.kernels.triton.fill import fill
 
 i32, i64 = (lambda *s: torch.zeros(s, dtype=torch.int32)), (lambda *s: torch.zeros(
     s, dtype=torch.int64))
-progress = Progress(i64(9), i32(9), torch.zeros(9, dtype=torch.bool), i64(9))
+progress = DecodeState(i64(9), i32(9), torch.zeros(9, dtype=torch.bool), i64(9))
 for most, q_len in ((0, 1), (2, 3)):
     fill(i32(4), progress, i64(9, most), i32(9, 12), i32(2, 9, 512),
-         Lengths(q_len, 16, 512, 8192), Windows(
+         WindowSizes(q_len, 16, 512, 8192), DecodeRows(
              i64(4 * q_len), i64(4 * q_len), i64(2, 4 * q_len), i32(2, 4, 512), i32(4),
              i32(4 * q_len), i32(4 * q_len)))
 """
 
 
-def tables(ops: TorchSampling, seed: int, groups: int, most: int, pages: int, size: int) -> Tables:
+def tables(ops: TorchSampling, seed: int, groups: int, most: int, pages: int,
+           size: int) -> SlotTables:
     """Of 11 slots, some of whose sequences have ended, or are at their limit or the model's."""
-    t = Tables(Device(CPU), 11, pages, size, 100, pages * size - 3, groups, most, ops)
+    t = SlotTables(DeviceArrays(CPU), 11, pages, size, 100, pages * size - 3, groups, most, ops)
     rng = np.random.default_rng(seed)
     length = rng.integers(1, t.max_len + 1, 11).astype(np.int32)
     length[3:5] = t.max_len
@@ -49,11 +50,11 @@ def tables(ops: TorchSampling, seed: int, groups: int, most: int, pages: int, si
 
 
 def filled(ops: TorchSampling, seed: int, groups: int, q_len: int, pages: int, size: int,
-           keep: bool = False) -> Step:
+           keep: bool = False) -> InputBatch:
     most = max(q_len - 1, seed % 2 * 3)
     t = tables(ops, seed, groups, most, pages, size)
     slots = np.random.default_rng(seed).permutation(11)[:7].astype(np.int32)
-    step = of_decodes(t, slots, q_len, t.max_len - seed % 2)
+    step = decode_batch(t, slots, q_len, t.max_len - seed % 2)
     kept = tuple(torch.full((7 * q_len,), -7, dtype=torch.int32) for _ in range(2))
     fill_decodes(t, step, torch.from_numpy(slots), kept if keep else ())
     if keep:

@@ -10,7 +10,7 @@ import torch
 from helpers_compile import compiled
 from helpers_fp8 import exact_fp8
 
-from actorium.kernels.inputs import Form, Pending, Quantised, plain
+from actorium.kernels.inputs import InputForm, PendingSum, Quantised, plain
 from actorium.kernels.ops import TorchOps, triton_fault
 
 pytest.importorskip("triton")
@@ -52,12 +52,12 @@ def test_norms_as_their_parts(width: int, columns: int, dtype: torch.dtype) -> N
     ops, x = TritonOps(), numbers(5, width, dtype)
     weight, residual = numbers(5, width, dtype)[0] + 1, numbers(5, width, dtype) * 0.3
     for keep in (False, True):
-        form = Form(columns, keep)
+        form = InputForm(columns, keep)
         want = TorchOps.rms_norm_fp8(ops, x, weight, EPS, form)
         got, total = ops.norm(x, weight, EPS, form)
         assert isinstance(got, Quantised) and total is x
         same(got, want)
-        summed, total = ops.norm(Pending(x, residual), weight, EPS, form)
+        summed, total = ops.norm(PendingSum(x, residual), weight, EPS, form)
         want, sums = TorchOps.add_rms_norm_fp8(ops, x, residual, weight, EPS, form)
         assert isinstance(summed, Quantised) and torch.equal(total, sums)
         same(summed, want)
@@ -66,9 +66,9 @@ def test_norms_as_their_parts(width: int, columns: int, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("columns", [300, 128])
 def test_norms_as_the_reference(columns: int) -> None:
     ops, reference, x = TritonOps(), TorchOps(), numbers(7, 300, torch.float32)
-    for stream in (x, Pending(x, x.flip(0))):
+    for stream in (x, PendingSum(x, x.flip(0))):
         (got, total), (want, sums) = (
-            each.norm(stream, x[0], EPS, Form(columns, True)) for each in (ops, reference))
+            each.norm(stream, x[0], EPS, InputForm(columns, True)) for each in (ops, reference))
         assert isinstance(got, Quantised) and isinstance(want, Quantised)
         assert torch.equal(total, sums)
         assert torch.allclose(plain(got), plain(want), rtol=1e-5)
@@ -93,28 +93,28 @@ def test_activations_as_their_parts(width: int, columns: int, name: str) -> None
 
 def test_no_rows() -> None:
     ops, x = TritonOps(), torch.empty(0, 256, dtype=torch.bfloat16, device=DEVICE)
-    got, _ = ops.norm(x, torch.ones_like(x[:1].sum(0)), EPS, Form(128, True))
+    got, _ = ops.norm(x, torch.ones_like(x[:1].sum(0)), EPS, InputForm(128, True))
     assert isinstance(got, Quantised) and got.scales.shape == (0, 2) and len(plain(got)) == 0
     assert ops.silu_mul_fp8(x, 128).scales.shape == (0, 1)
 
 
 def test_forms_of_several_products() -> None:
-    rows, blocks, as_it_is = Form(512, False), Form(128, False), Form()
-    assert rows.also(rows) == rows and rows.also(as_it_is) == Form(512, True)
+    rows, blocks, as_it_is = InputForm(512, False), InputForm(128, False), InputForm()
+    assert rows.also(rows) == rows and rows.also(as_it_is) == InputForm(512, True)
     assert rows.also(blocks) == as_it_is, "each quantises it then"
     assert as_it_is.also(as_it_is) == as_it_is
 
 
 def test_rows_of_an_input() -> None:
     ops, x = TorchOps(), numbers(6, 256, torch.float32)
-    whole, _ = ops.norm(x, x[1], EPS, Form(128, True))
+    whole, _ = ops.norm(x, x[1], EPS, InputForm(128, True))
     assert isinstance(whole, Quantised)
     picked = whole.index_select(0, torch.tensor([4, 1], device=DEVICE))
     for got, rows in ((whole[1:3], [1, 2]), (picked, [4, 1])):
-        again, _ = ops.norm(x[rows], x[1], EPS, Form(128, True))
+        again, _ = ops.norm(x[rows], x[1], EPS, InputForm(128, True))
         assert isinstance(again, Quantised)
         same(got, again)
-    alone, _ = ops.norm(x, x[1], EPS, Form(128, False))
+    alone, _ = ops.norm(x, x[1], EPS, InputForm(128, False))
     with pytest.raises(ValueError, match="only its FP8 was kept"):
         plain(alone)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from actorium.kernels.reference.mla import Latent
+from actorium.kernels.reference.latent import Latent
 from actorium.kernels.triton.latent import LatentDecode, TritonLatent
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -18,16 +18,17 @@ from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import load_model
 from actorium.kernels.ops import TorchOps, triton_fault
-from actorium.kernels.reference.mamba2 import Sizes, split_inputs
+from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.triton.triton_ops import TritonOps
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FLOAT, HALF = torch.float32, torch.bfloat16
 interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
-SMALL = [Sizes(8, 1, 16, 24), Sizes(6, 3, 40, 10), Sizes(4, 4, 5, 33)]
+SMALL = [SSDSizes(8, 1, 16, 24), SSDSizes(6, 3, 40, 10), SSDSizes(4, 4, 5, 33)]
 
 
-def check(batch: int, sizes: Sizes, state_dtype: torch.dtype, device: torch.device = CPU) -> None:
+def check(batch: int, sizes: SSDSizes, state_dtype: torch.dtype,
+          device: torch.device = CPU) -> None:
     """Outputs and states of both; those of other rows are NaN, and stay so."""
     gen = torch.Generator().manual_seed(batch + sizes.heads)
 
@@ -57,7 +58,7 @@ def check(batch: int, sizes: Sizes, state_dtype: torch.dtype, device: torch.devi
 @pytest.mark.parametrize("state_dtype", [FLOAT, HALF], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("sizes", SMALL)
 @pytest.mark.parametrize("batch", [1, 5])
-def test_as_the_reference(batch: int, sizes: Sizes, state_dtype: torch.dtype) -> None:
+def test_as_the_reference(batch: int, sizes: SSDSizes, state_dtype: torch.dtype) -> None:
     check(batch, sizes, state_dtype)
 
 
@@ -83,7 +84,7 @@ def test_a_model_speaks_as_on_torch_with_drafts_and_without(tmp_path: Path) -> N
 
 CODE = """
 import torch
-from actorium.kernels.reference.mamba2 import Sizes, split_inputs
+from actorium.kernels.reference.ssd import Sizes, split_inputs
 from actorium.kernels.triton.triton_ops import TritonOps
 sizes, rows = Sizes(48, 1, 64, 128), torch.zeros(3, dtype=torch.int64)
 inputs = split_inputs(torch.empty(3, sizes.channels), torch.empty(3, 48), sizes)
@@ -103,5 +104,5 @@ def test_compiles_for_hopper(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch", [1, 64])
 def test_on_the_device(batch: int, state_dtype: torch.dtype) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
-    check(batch, Sizes(48, 1, 64, 128), state_dtype, CUDA)
-    check(batch, Sizes(12, 4, 80, 96), state_dtype, CUDA)
+    check(batch, SSDSizes(48, 1, 64, 128), state_dtype, CUDA)
+    check(batch, SSDSizes(12, 4, 80, 96), state_dtype, CUDA)

@@ -21,7 +21,7 @@ from actorium.actors.config.tree import (
 from actorium.actors.errors import BadConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import Model, load_model
-from actorium.gpu.step.staging import Device, Host
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.worker.device import open_device
 from actorium.kernels.ops import TorchOps, select_ops, triton_fault
 
@@ -70,7 +70,7 @@ def test_one_switch_for_model_and_sampler(tmp_path: Path, kernels: str) -> None:
     runner = open_device(config, 1, lambda *_: None, {}).runner
     name = "triton" if kernels == "triton" else "torch"
     assert runner.model.ops.sampling.name == runner.tables.sampling.name == name
-    assert type(runner.moves) is (Device if kernels == "triton" else Host)
+    assert type(runner.moves) is (DeviceArrays if kernels == "triton" else HostArrays)
 
 
 def test_the_cpus_path_is_free_of_triton() -> None:

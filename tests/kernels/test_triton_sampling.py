@@ -16,7 +16,7 @@ from test_sampling_philox import KNOWN
 
 from actorium.gpu.step import tables as own_tables
 from actorium.kernels import record as columns
-from actorium.kernels.record import Layout, Progress
+from actorium.kernels.record import DecodeState, RowLayout
 from actorium.kernels.reference import philox as philox_reference
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.logprobs import logprobs as torch_logprobs
@@ -268,7 +268,7 @@ def test_adjustments_are_those_of_the_reference(data: st.DataObject) -> None:
         bias_values=torch.from_numpy(values.view(np.int32)))
     slots = torch.from_numpy(np.concatenate((
         rng.integers(0, 5, single), np.repeat(rng.integers(0, 5, windows), q_len)))).int()
-    layout, positions = Layout(single, q_len), slots * 4
+    layout, positions = RowLayout(single, q_len), slots * 4
     dtype = data.draw(st.sampled_from((torch.float32, torch.bfloat16)))
     logits = logits_of("random", len(slots), vocab, 7).to(dtype)
     wants = [data.draw(st.booleans()) for _ in range(3)]
@@ -342,8 +342,8 @@ def test_commit(seed: int, q_len: int, single: int, windows: int, force: tuple[f
     seeds = rng.integers(0, 1 << 32, (7, 2))
     tables.record[1:, columns.SEED_LOW:columns.SEED_LOW + 1] = signed(seeds[:, :1])
     tables.record[1:, columns.SEED_HIGH:columns.SEED_HIGH + 1] = signed(seeds[:, 1:])
-    progress = Progress(torch.full((8,), -7), torch.full((8,), 5).int(),
-                        torch.from_numpy(rng.random(8) < 0.3), torch.full((8,), -7))
+    progress = DecodeState(torch.full((8,), -7), torch.full((8,), 5).int(),
+                           torch.from_numpy(rng.random(8) < 0.3), torch.full((8,), -7))
     count = single + windows * q_len
     tokens = torch.from_numpy(rng.integers(0, vocab, count))
     positions = torch.from_numpy(np.concatenate((
@@ -378,7 +378,7 @@ def test_commit(seed: int, q_len: int, single: int, windows: int, force: tuple[f
             want[3][slot] = 0
         told[2:2 + n, i] = tokens[at:at + n]
     counts[0] = 0
-    got = commit(slots, positions, tokens, tables, progress, Layout(single, q_len), True,
+    got = commit(slots, positions, tokens, tables, progress, RowLayout(single, q_len), True,
                  force)
     assert torch.equal(got, told) and torch.equal(tables.counts, counts)
     for own, other in zip(progress, want, strict=True):
@@ -405,9 +405,9 @@ def test_greedy_steps_choose_and_commit_at_once(
                               drafts=logits.argmax(1)[:1].expand(8, 3).contiguous(),
                               eos=torch.full((8, 2), vocab // 3, dtype=torch.int32))
             tables.record[1:, columns.LIMIT] = torch.arange(7).int() + 2
-            progress = Progress(torch.full((8,), -7), torch.full((8,), 5).int(),
-                                torch.arange(8) == slots[0], torch.full((8,), -7))
-            more = slots, positions, tables, progress, Layout(single, q_len), True
+            progress = DecodeState(torch.full((8,), -7), torch.full((8,), 5).int(),
+                                   torch.arange(8) == slots[0], torch.full((8,), -7))
+            more = slots, positions, tables, progress, RowLayout(single, q_len), True
             tokens = torch.full((rows,), -1)
             told = torch.full((2 + q_len, len(slots)), -1)
             if at_once:
@@ -441,24 +441,24 @@ def test_selection() -> None:
 
 STEP = """
 import torch
-from actorium.kernels.record import Layout, Progress, Resident
+from actorium.kernels.record import RowLayout, DecodeState, SamplingTables
 from actorium.kernels.sampling_ops import select_sampling
 ops, i32 = select_sampling(torch.device("cuda")), torch.int32
 slot = torch.zeros(2, dtype=i32)
 for V in (151936, 4099):
     logits = torch.zeros(2, V, dtype=torch.bfloat16)
-    tables = Resident(torch.zeros(3, 12, dtype=i32), torch.zeros(3, 64, dtype=i32),
+    tables = SamplingTables(torch.zeros(3, 12, dtype=i32), torch.zeros(3, 64, dtype=i32),
                       torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, V, dtype=i32),
                       torch.zeros(3, 4, dtype=i32), torch.zeros(3, 4, dtype=i32))
     for samples, truncates in ((False, False), (True, False), (True, True)):
         ops.choose(logits, slot, slot, tables, samples, truncates)
-    ops.adjust(logits, slot, slot, tables, Layout(), True, True, True)
+    ops.adjust(logits, slot, slot, tables, RowLayout(), True, True, True)
     ops.mask(logits, slot, torch.zeros(2, -(-V // 32), dtype=i32))
     ops.logprobs(logits, slot.long(), 3)
-    progress = Progress(slot.long(), slot, slot.bool(), slot.long())
+    progress = DecodeState(slot.long(), slot, slot.bool(), slot.long())
     for q_len, counts in ((1, False), (3, True)):
-        ops.commit(slot, slot, slot.long(), tables, progress, Layout(1, q_len), counts)
-        ops.commit_likeliest(logits, slot, slot, tables, progress, Layout(1, q_len), counts)
+        ops.commit(slot, slot, slot.long(), tables, progress, RowLayout(1, q_len), counts)
+        ops.commit_likeliest(logits, slot, slot, tables, progress, RowLayout(1, q_len), counts)
 """
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers_sampling import MIXTURES, drawn_as_reference, resident, slots_of
 
-from actorium.kernels.record import Layout, Resident
+from actorium.kernels.record import RowLayout, SamplingTables
 from actorium.kernels.reference import philox as philox_reference
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.sampling import PROMPT_BIT
@@ -57,7 +57,7 @@ def test_choice(ops: TorchSampling, vocab: int, rows: int, spread: float) -> Non
         got = ops.choose(logits, slots, positions, tables, True, True)
         again = ops.choose(logits, slots, positions, tables, True, True)
     assert torch.equal(got, again)
-    drawn_as_reference(got.cpu(), logits.cpu(), Resident(*(
+    drawn_as_reference(got.cpu(), logits.cpu(), SamplingTables(*(
         None if table is None else table.cpu() for table in tables)))
     alone = torch.cat([ops.choose(logits[i:i + 1], slots[i:i + 1], positions[i:i + 1], tables,
                                   True, True) for i in range(min(rows, 16))])
@@ -89,7 +89,7 @@ def test_uniform_numbers() -> None:
     assert torch.equal(uniform(*words.cuda()).cpu(), want)
 
 
-def adjustable(vocab: int, q_len: int) -> tuple[Resident, torch.Tensor, torch.Tensor]:
+def adjustable(vocab: int, q_len: int) -> tuple[SamplingTables, torch.Tensor, torch.Tensor]:
     """Tables of 8 slots that ask for all or nothing, and the rows of 2 ends and 5 windows."""
     rng = np.random.default_rng(1)
     counts = rng.integers(0, 3, (9, vocab)) | (rng.random((9, vocab)) < 0.1) * PROMPT_BIT
@@ -114,8 +114,8 @@ def test_adjustments_bit_for_bit(ops: TorchSampling, vocab: int, q_len: int) -> 
     logits = rows_of(len(slots), vocab, 2, 3.0)
     want = logits.clone()
     with no_waiting():
-        ops.adjust(logits, slots, positions, tables, Layout(2, q_len), True, True, True)
-    sampling.adjust(want, slots, positions, tables, Layout(2, q_len), True, True, True)
+        ops.adjust(logits, slots, positions, tables, RowLayout(2, q_len), True, True, True)
+    sampling.adjust(want, slots, positions, tables, RowLayout(2, q_len), True, True, True)
     assert torch.equal(logits, want)
 
 
@@ -150,7 +150,7 @@ def test_replayed_in_a_graph(ops: TorchSampling) -> None:
 
     def run() -> torch.Tensor:
         work = logits.clone()
-        ops.adjust(work, slots, positions, tables, Layout(2, q_len), True, True, True)
+        ops.adjust(work, slots, positions, tables, RowLayout(2, q_len), True, True, True)
         return ops.choose(work, slots, positions, tables, True, True)
 
     side = torch.cuda.Stream()

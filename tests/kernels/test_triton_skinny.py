@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.gpu.models.registry import load_model
-from actorium.kernels.inputs import Form, Unnormed, plain
+from actorium.kernels.inputs import InputForm, Unnormed, plain
 from actorium.kernels.reference.activation import gelu_mul, silu_mul
 from actorium.kernels.reference.norm import rms_norm
 
@@ -183,7 +183,7 @@ def test_what_is_fastest_and_right_is_chosen(caplog: pytest.LogCaptureFixture) -
         own[1](Unnormed(x[:1].expand(257, 64), norm, 1e-5))
     with pytest.raises(ValueError, match="takes its input normed"):
         plain(Unnormed(x, norm, 1e-5))
-    assert own[1].form.also(Form()).norms is None, "two products share what is normed"
+    assert own[1].form.also(InputForm()).norms is None, "two products share what is normed"
 
 
 def test_rows_are_padded_as_little_as_can_be() -> None:

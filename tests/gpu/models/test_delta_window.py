@@ -29,9 +29,9 @@ from actorium.gpu.models.plan import StatePlan
 from actorium.gpu.plan.memory_plan import Demand, state_bytes
 from actorium.gpu.step.batch import StateRows
 from actorium.gpu.step.states import StatePool
-from actorium.kernels.ragged import Run
-from actorium.kernels.reference.gated_delta import Heads
-from actorium.kernels.reference.mamba2 import Sizes
+from actorium.kernels.ragged import ExtendRun
+from actorium.kernels.reference.delta_rule import Heads
+from actorium.kernels.reference.ssd import SSDSizes
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 FLOAT, HALF = torch.float32, torch.bfloat16
@@ -87,8 +87,8 @@ def test_c_windows_equal_steps(heads: Heads, width: int, state_dtype: torch.dtyp
 
 @pytest.mark.parametrize("state_dtype", [FLOAT, HALF], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("sizes", "width"), [
-    (Sizes(6, 2, 8, 16), 4), (Sizes(4, 1, 12, 12), 2), (Sizes(2, 2, 16, 64), 3)])
-def test_mamba_windows_equal_steps(sizes: Sizes, width: int, state_dtype: torch.dtype) -> None:
+    (SSDSizes(6, 2, 8, 16), 4), (SSDSizes(4, 1, 12, 12), 2), (SSDSizes(2, 2, 16, 64), 3)])
+def test_mamba_windows_equal_steps(sizes: SSDSizes, width: int, state_dtype: torch.dtype) -> None:
     case = mamba(sizes, width, FLOAT, state_dtype)
 
     @settings(max_examples=10, deadline=None)
@@ -241,7 +241,7 @@ class NeverCommitted(Speculation):
 @pytest.fixture(params=["torch", "c", "mamba"])
 def case(request: pytest.FixtureRequest) -> Case:
     if request.param == "mamba":
-        return mamba(Sizes(6, 2, 8, 16), 4, FLOAT, FLOAT)
+        return mamba(SSDSizes(6, 2, 8, 16), 4, FLOAT, FLOAT)
     if request.param == "c":
         return delta(GROUPED, 4, HALF, FLOAT, native=True)
     return delta(GROUPED, 4, FLOAT, FLOAT)
@@ -286,7 +286,7 @@ def test_a_commit_comes_before_an_extend(case: Case) -> None:
                 case.layer.step(torch.stack([tokens[t] for tokens in one.tokens]), other.states,
                                 one.slots)
         chunk = case.rows(5)
-        rows = StateRows([Run(ROWS[0], 5)], one.slots[:0])
+        rows = StateRows([ExtendRun(ROWS[0], 5)], one.slots[:0])
         plan = StatePlan(rows, case.shape.columns[0] + 1, torch.device("cpu"))
         return (case.layer.extend(chunk, one.states, plan),
                 case.layer.extend(chunk, other.states, plan))

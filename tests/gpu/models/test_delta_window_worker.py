@@ -21,14 +21,14 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.worker.device import Opened, open_device, plan_caches
-from actorium.gpu.worker.warmup import rehearse
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.worker.device import OpenedDevice, open_device, plan_caches
+from actorium.gpu.worker.warmup import dummy_run
 
 BUDGET, SLOT, PROMPT = 300_000, 2, [5, 9, 17, 4, 88, 3, 21]
 
 
-def opened(path: Path, drafts: int) -> tuple[Opened, Config]:
+def opened(path: Path, drafts: int) -> tuple[OpenedDevice, Config]:
     """A hybrid model with an MTP layer, random weights; every draft is accepted."""
     raw = {**SMALL, **DELTA, "architectures": ["Qwen3_5ForCausalLM"], "mtp_num_hidden_layers": 1}
     (path / "config.json").write_text(json.dumps(raw))
@@ -51,7 +51,7 @@ def test_the_worker_allocates_what_is_planned(drafts: int, tmp_path: Path) -> No
     assert sum(pool.bytes for pool in runner.pools) + own.bytes + states.bytes == plan.used
 
 
-def play(runner: Runner, left: int = 0) -> list[Tensor]:
+def play(runner: ModelRunner, left: int = 0) -> list[Tensor]:
     """A sequence of which drafts are accepted, and its states after a step without drafts; then
     drafts are accepted again, and the slot is given up as it is. left: the count that whoever was
     there before leaves to it, where that is wrong."""
@@ -78,6 +78,6 @@ def play(runner: Runner, left: int = 0) -> list[Tensor]:
 def test_rehearsals_and_those_before_leave_nothing_behind(tmp_path: Path) -> None:
     runner = opened(tmp_path, 2)[0].runner
     first = play(runner)
-    rehearse(runner, 8)
+    dummy_run(runner, 8)
     assert all(torch.equal(a, b) for a, b in zip(first, play(runner), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, play(runner, 2), strict=True))

@@ -38,7 +38,7 @@ from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import Model, load_model, shape_from_config, wanted_tensors
-from actorium.gpu.step.staging import Device
+from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.weights.loader import INDEX
 from actorium.gpu.weights.quantized import how_served, keeps
 from actorium.kernels.ops import triton_fault
@@ -216,8 +216,8 @@ def test_steps_are_captured(tmp_path: Path, name: str) -> None:
     """Nothing of them waits for the device, and no shape depends on what is computed."""
     WRITERS[name](tmp_path)
     model = made(tmp_path, max_model_len=96)
-    _, want = played(make_runner(model, 0, slots=9, moves=Device), PROMPTS, GREEDY, 9)
-    runner = make_runner(model, 0, slots=9, moves=Device)
+    _, want = played(make_runner(model, 0, slots=9, arrays=DeviceArrays), PROMPTS, GREEDY, 9)
+    runner = make_runner(model, 0, slots=9, arrays=DeviceArrays)
     graphs, segments = with_graphs(runner, [2, 8]), with_segments(runner, [8, 41])
     _, got = played(runner, PROMPTS, GREEDY, 9)
     assert told(got) == told(want)

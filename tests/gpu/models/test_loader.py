@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.gpu.models.registry import load_model, read_shape
-from actorium.gpu.step.pools import PagePool, page_bytes
+from actorium.gpu.step.pools import KVPagePool, page_bytes
 from actorium.gpu.weights.loader import INDEX, SINGLE, Want, random_tensors
 from actorium.gpu.weights.reading import Courier, mapped
 
@@ -179,7 +179,7 @@ def test_max_model_len(checkpoint: Path) -> None:
 
 def test_page_bytes_are_what_a_pool_takes(checkpoint: Path) -> None:
     shape = read_shape(checkpoint, Config(model=ModelConfig()))
-    pool = PagePool(shape, 7, 16, torch.bfloat16, CPU)
+    pool = KVPagePool(shape, 7, 16, torch.bfloat16, CPU)
     assert pool.bytes == 7 * page_bytes(shape, 16, torch.bfloat16) == 7 * 3 * 16 * 2 * 2 * 16 * 2
 
 

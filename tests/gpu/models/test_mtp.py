@@ -25,10 +25,10 @@ from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.pools import PagePool, make_pools
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Host
-from actorium.gpu.step.tables import Tables
+from actorium.gpu.step.pools import KVPagePool, make_pools
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import HostArrays
+from actorium.gpu.step.tables import SlotTables
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": (DEEPSEEK, {}),
@@ -98,7 +98,7 @@ class Driver(Stepper):
     def __init__(self, model: Any, page_size: int = 16) -> None:
         super().__init__(model, 2048 // page_size, page_size)
         shape = model.shape
-        self.pool = PagePool(shape, self.pages, page_size, shape.dtype, CPU, 1)
+        self.pool = KVPagePool(shape, self.pages, page_size, shape.dtype, CPU, 1)
         for layer in self.pool.layers:
             layer.fill_(math.nan)
 
@@ -263,9 +263,9 @@ def test_in_the_workers_steps(drafts: int, tmp_path: Path) -> None:
     oracle, mtp = write(tmp_path, DEEPSEEK)
     model, ids = load(tmp_path), tokens(21)
     case, shape = Case(model, oracle, mtp, tmp_path), model.shape
-    tables = Tables(Host(CPU), 3, page_table_width(256, 4), 4, 199, 256, drafts=drafts)
-    runner = Runner(model, make_pools(shape, [40], 4, shape.dtype, CPU), tables,
-                    draft_pool=PagePool(shape, 40, 4, shape.dtype, CPU, 1))
+    tables = SlotTables(HostArrays(CPU), 3, page_table_width(256, 4), 4, 199, 256, drafts=drafts)
+    runner = ModelRunner(model, make_pools(shape, [40], 4, shape.dtype, CPU), tables,
+                         draft_pool=KVPagePool(shape, 40, 4, shape.dtype, CPU, 1))
     pages = np.array([[1, i, 5 + i] for i in range(20)], np.int32)
     admit = Admit(1, np.array(ids, np.int32).tobytes(), 21, 0, b"",
                   Resolved(max_tokens=24, temperature=0.0), 1)

@@ -26,7 +26,7 @@ from actorium.actors.config.tree import (
 from actorium.actors.messages import Admit, PageGroup, StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.plan.sizes import GroupSize, Sizes, pool_pages
-from actorium.gpu.step.staging import Device, Host
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.worker.device import open_device
 
 NEW, WINDOW = 64, 32
@@ -70,17 +70,18 @@ def _pages(model: Any, page_size: int, chunk: int, sequences: int = len(LENGTHS)
 
 
 def _driver(model: Any, page_size: int, chunk: int,
-            moves: Host | Device | None = None) -> Driver:
+            arrays: HostArrays | DeviceArrays | None = None) -> Driver:
     pages = _pages(model, page_size, chunk)
-    return Driver(make_runner(model, pages, page_size, moves=moves), chunk)
+    return Driver(make_runner(model, pages, page_size, arrays=arrays), chunk)
 
 
-@pytest.mark.parametrize(("page_size", "chunk", "moves"), [
-    (16, 512, Host), (16, 7, Host), (1, 7, Host), (64, 512, Host), (16, 50, Device)])
+@pytest.mark.parametrize(("page_size", "chunk", "arrays"), [
+    (16, 512, HostArrays), (16, 7, HostArrays), (1, 7, HostArrays), (64, 512, HostArrays),
+    (16, 50, DeviceArrays)])
 def test_greedy_equals_generate_with_pages_given_back(
-    case: Case, page_size: int, chunk: int, moves: type[Host] | type[Device]
+    case: Case, page_size: int, chunk: int, arrays: type[HostArrays] | type[DeviceArrays]
 ) -> None:
-    driver = _driver(case.model, page_size, chunk, moves=moves(CPU))
+    driver = _driver(case.model, page_size, chunk, arrays=arrays(CPU))
     seqs = [driver.admit(prompt, GREEDY) for prompt in case.prompts]
     driver.run()
     assert [s.output for s in seqs] == case.tokens

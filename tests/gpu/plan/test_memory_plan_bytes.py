@@ -31,9 +31,9 @@ from actorium.gpu.plan.shape import READERS, PlanShape, Recurrent, read_plan_sha
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.plan.weight_bytes import parameters, table_bytes, weight_bytes
 from actorium.gpu.step.pools import make_pools
-from actorium.gpu.step.staging import transport
+from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
-from actorium.gpu.step.tables import Tables
+from actorium.gpu.step.tables import SlotTables
 from actorium.gpu.worker.device import open_device
 from actorium.tools.cli import main
 
@@ -107,7 +107,7 @@ def test_a_latent_is_all_that_a_token_leaves() -> None:
 
 
 def test_tables_take_what_they_say() -> None:
-    tables = Tables(transport(CPU), 5, page_table_width(512, 16), 16, 199, 512, 2)
+    tables = SlotTables(device_arrays(CPU), 5, page_table_width(512, 16), 16, 199, 512, 2)
     arrays = [tables.last_token, tables.seq_len, tables.ended, tables.record, tables.eos,
               *tables.pages]
     assert table_bytes(5, 512, 16, 2) == sum(array.nbytes for array in arrays)

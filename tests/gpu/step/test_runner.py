@@ -13,11 +13,11 @@ from helpers_worker import CPU, Ring, complete, make_runner
 
 from actorium.actors.messages import Admit, StepPlan, StepResult
 from actorium.actors.params import Resolved
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device, Host
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.tables import COUNT_ROW
-from actorium.gpu.worker.timing import clock
-from actorium.gpu.worker.warmup import rehearse
+from actorium.gpu.worker.timing import make_timer
+from actorium.gpu.worker.warmup import dummy_run
 from actorium.kernels.reference.sampling import PROMPT_BIT
 
 GREEDY = Resolved(max_tokens=8, temperature=0.0)
@@ -31,10 +31,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load(path)
 
 
-@pytest.fixture(params=[Host, Device], ids=["numpy", "torch"])
-def runner(request: pytest.FixtureRequest, model: Any) -> Iterator[Runner]:
+@pytest.fixture(params=[HostArrays, DeviceArrays], ids=["numpy", "torch"])
+def runner(request: pytest.FixtureRequest, model: Any) -> Iterator[ModelRunner]:
     """Tables as numpy arrays, as on a CPU; and as tensors, as on a GPU."""
-    yield make_runner(model, moves=request.param(CPU))
+    yield make_runner(model, arrays=request.param(CPU))
 
 
 MIXED = [
@@ -56,7 +56,7 @@ def alone(model: Any) -> list[list[int]]:
             for prompt, params, seed in zip(PROMPTS, MIXED, SEEDS, strict=True)]
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(runner: Runner,
+def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(runner: ModelRunner,
                                                            alone: list[list[int]]) -> None:
     n = 5
     out = complete(runner, PROMPTS * n + [[1, 2]] * 2, MIXED * n + [GREEDY] * 2,
@@ -73,19 +73,19 @@ def test_a_seed_gives_the_same_tokens_after_preemptions(model: Any,
     assert ring.preemptions >= 5
 
 
-def test_different_seeds_give_different_tokens(runner: Runner) -> None:
+def test_different_seeds_give_different_tokens(runner: ModelRunner) -> None:
     params = Resolved(max_tokens=16, temperature=1.5)
     out = complete(runner, [[1, 2, 3]] * 8, params, list(range(8)))
     assert len({tuple(tokens) for tokens in out}) == 8
 
 
-def test_min_tokens_beyond_any_length_holds_eos_back_to_the_end(runner: Runner) -> None:
+def test_min_tokens_beyond_any_length_holds_eos_back_to_the_end(runner: ModelRunner) -> None:
     params = Resolved(max_tokens=5, temperature=0.0, min_tokens=2**31 - 1,
                       eos_ids=tuple(range(64)))
     assert [len(tokens) for tokens in complete(runner, [[5, 6, 7]], params)] == [5]
 
 
-def test_eos_ends_a_sequence_and_min_tokens_holds_it_back(runner: Runner) -> None:
+def test_eos_ends_a_sequence_and_min_tokens_holds_it_back(runner: ModelRunner) -> None:
     plain = complete(runner, PROMPTS, GREEDY)
     eos = tuple(tokens[2] for tokens in plain)
     ring = Ring(runner)
@@ -101,7 +101,7 @@ def test_eos_ends_a_sequence_and_min_tokens_holds_it_back(runner: Runner) -> Non
         assert len(held.tokens) == 8
 
 
-def test_greedy_adjustments_equal_transformers(runner: Runner, model: Any,
+def test_greedy_adjustments_equal_transformers(runner: ModelRunner, model: Any,
                                                tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("oracle")
     oracle = write_checkpoint(path, seed=5, max_position_embeddings=256)
@@ -117,7 +117,7 @@ def test_greedy_adjustments_equal_transformers(runner: Runner, model: Any,
         assert got == want
 
 
-def test_logprobs_are_those_of_the_raw_distribution(runner: Runner, model: Any) -> None:
+def test_logprobs_are_those_of_the_raw_distribution(runner: ModelRunner, model: Any) -> None:
     ring = Ring(runner)
     params = Resolved(max_tokens=6, temperature=0.7, top_k=50, logit_bias={4: 5.0}, logprobs=3)
     ring.submit(PROMPTS[0], params, seed=9)
@@ -139,7 +139,8 @@ def test_logprobs_are_those_of_the_raw_distribution(runner: Runner, model: Any) 
     assert ranks.tolist() == [1] * 6
 
 
-def test_prompt_logprobs_in_small_blocks(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_logprobs_in_small_blocks(runner: ModelRunner,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
     params = Resolved(max_tokens=1, prompt_logprobs=2)
     parts = []
     for limit in (256 << 20, 4 * 199 * 3):
@@ -169,7 +170,7 @@ def test_idle_time_counts_while_a_sequence_goes_on(model: Any,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 2.0, 5.0, 7.0, 9.0, 9.5, 20.0, 21.0])
     monkeypatch.setattr("actorium.gpu.worker.timing.perf_counter", lambda: next(times))
-    runner, timer = make_runner(model), clock(CPU)
+    runner, timer = make_runner(model), make_timer(CPU)
     short = Resolved(max_tokens=2, temperature=0.0)
     plans = [StepPlan(1, 1, admit=[_admit(params=short)], extend=_i4((1, 3))),
              StepPlan(1, 2, decode=_i4(1)),  # the last token
@@ -195,7 +196,7 @@ def _tokens(result: StepResult) -> list[int]:
     return np.frombuffer(result.tokens, np.int32).tolist()
 
 
-def test_an_ended_sequence_writes_and_emits_nothing(runner: Runner) -> None:
+def test_an_ended_sequence_writes_and_emits_nothing(runner: ModelRunner) -> None:
     """A decode that was on its way when the sequence ended: count 0, and its pages untouched."""
     short = Resolved(max_tokens=2, temperature=0.0)
     first = runner.run(StepPlan(1, 1, admit=[_admit(params=short), _admit(2, pages=(4,))],
@@ -214,7 +215,7 @@ def test_an_ended_sequence_writes_and_emits_nothing(runner: Runner) -> None:
     assert int(runner.tables.seq_len[1]) == 5
 
 
-def test_penalties_tell_prompt_from_output(runner: Runner) -> None:
+def test_penalties_tell_prompt_from_output(runner: ModelRunner) -> None:
     """A sequence re-admitted after a preemption: 2 tokens of prompt, 3 of output."""
     params = Resolved(max_tokens=9, temperature=0.0, frequency_penalty=0.1)
     admit = Admit(1, _i4(5, 6, 6, 7, 7), 2, 0, _i4(3), params, 1)
@@ -226,14 +227,14 @@ def test_penalties_tell_prompt_from_output(runner: Runner) -> None:
     assert np.array_equal(np.asarray(runner.tables.counts[row]), want)
 
 
-def test_an_extend_that_does_not_end_samples_nothing(runner: Runner) -> None:
+def test_an_extend_that_does_not_end_samples_nothing(runner: ModelRunner) -> None:
     result = runner.run(StepPlan(1, 1, admit=[_admit()], extend=_i4((1, 2))))
     assert (result.counts, result.tokens, result.finish, result.step) == (b"", b"", b"", 1)
     result = runner.run(StepPlan(1, 2, extend=_i4((1, 1))))
     assert result.counts == b"\1"
 
 
-def test_a_slot_serves_the_next_sequence_as_if_it_were_new(runner: Runner) -> None:
+def test_a_slot_serves_the_next_sequence_as_if_it_were_new(runner: ModelRunner) -> None:
     loaded = Resolved(max_tokens=3, temperature=0.5, top_k=4, frequency_penalty=1.0,
                       logit_bias={1: 50.0}, eos_ids=(1, 2, 3), logprobs=1)
     fresh = runner.run(StepPlan(1, 1, admit=[_admit(2)], extend=_i4((2, 3))))
@@ -260,7 +261,7 @@ def test_a_slot_serves_the_next_sequence_as_if_it_were_new(runner: Runner) -> No
     ({"page_appends": _i4((1, 5000, 3))}, "do not fit"),
     ({"page_appends": _i4((99, 0, 3))}, "do not fit"),
 ])
-def test_plans_that_do_not_fit(runner: Runner, plan: dict[str, Any], message: str) -> None:
+def test_plans_that_do_not_fit(runner: ModelRunner, plan: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         runner.run(StepPlan(1, 1, **plan))
 
@@ -268,7 +269,7 @@ def test_plans_that_do_not_fit(runner: Runner, plan: dict[str, Any], message: st
 @pytest.mark.parametrize("tokens", [1, 2, 100, 5000])
 def test_rehearsal_needs_the_sink_page_alone_and_leaves_nothing(model: Any, tokens: int) -> None:
     runner = make_runner(model, pages=1, slots=5)
-    rehearse(runner, tokens)
+    dummy_run(runner, tokens)
     assert runner.running == 0
     assert not runner.tables.flags.any()
     assert runner.pools[0].layers[0].any()

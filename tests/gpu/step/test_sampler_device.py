@@ -13,10 +13,10 @@ from helpers_worker import CPU
 
 from actorium.actors.messages import Admit, RowMask, StepPlan, StepResult
 from actorium.actors.params import Resolved
-from actorium.gpu.step.pools import PagePool
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device, Host
-from actorium.gpu.step.tables import Tables
+from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
+from actorium.gpu.step.tables import SlotTables
 from actorium.kernels.sampling_ops import TorchSampling, select_sampling
 
 VOCAB = 45
@@ -65,18 +65,18 @@ def admit(slot: int, params: dict[str, Any], seed: int) -> Admit:
     return Admit(slot, i4(*prompt), 3, 0, i4(0), Resolved(max_tokens=14, **params), seed)
 
 
-def results(moves: Any, most: int, ops: TorchSampling | None = None,
+def results(arrays: Any, most: int, ops: TorchSampling | None = None,
             dtype: torch.dtype = torch.float32) -> list[StepResult]:
     """Steps with all parameters in one batch, windows of 1 to 4 rows (most: drafts of a model that
     makes any), and slots that are used again by sequences that want other things."""
     slots = list(range(1, len(PARAMS) + 1))
-    tables = Tables(moves(CPU), len(slots) + 2, 2, 16, VOCAB, 32, drafts=most,
-                    sampling=ops)
-    pool = PagePool(SimpleNamespace(kv_row=(1, 1), layers=1),  # type: ignore[arg-type]
-                    1, 16, torch.float32, CPU)
+    tables = SlotTables(arrays(CPU), len(slots) + 2, 2, 16, VOCAB, 32, drafts=most,
+                        sampling=ops)
+    pool = KVPagePool(SimpleNamespace(kv_row=(1, 1), layers=1),  # type: ignore[arg-type]
+                      1, 16, torch.float32, CPU)
     model = Bigrams()
     model.dtype = dtype
-    runner = Runner(model, [pool], tables, propose=likely)  # type: ignore[arg-type]
+    runner = ModelRunner(model, [pool], tables, propose=likely)  # type: ignore[arg-type]
     masked = 1 + next(i for i, params in enumerate(PARAMS) if params.get("masked"))
     out = [runner.run(StepPlan(
         1, 0, admit=[admit(slot, PARAMS[slot - 1], slot) for slot in slots],
@@ -106,7 +106,7 @@ def test_devices_sample_what_the_host_samples(kernels: str, most: int) -> None:
             pytest.skip("the interpreter is for machines without a CUDA device")
     ops = select_sampling(CPU, kernels)
     assert ops.name == kernels
-    want, got = results(Host, most), results(Device, most, ops, torch.bfloat16)
+    want, got = results(HostArrays, most), results(DeviceArrays, most, ops, torch.bfloat16)
     assert sum(sum(result.counts) for result in want) > 60
     for own_step, other in zip(got, want, strict=True):
         assert own_step.counts == other.counts and own_step.finish == other.finish

@@ -20,7 +20,7 @@ from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
 from actorium.actors.messages import Admit, RowMask, StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.step.staging import Device, Host
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
 
 GREEDY = Resolved(max_tokens=14, temperature=0.0)
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50],
@@ -141,14 +141,15 @@ def test_drafts_that_change_from_step_to_step(model: Any, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["attention", "hybrid"])
-@pytest.mark.parametrize(("drafts", "moves"), [(1, Host), (2, Host), (2, Device), (4, Device),
-                                               (16, Host)])
+@pytest.mark.parametrize(("drafts", "arrays"),
+                         [(1, HostArrays), (2, HostArrays), (2, DeviceArrays), (4, DeviceArrays),
+                                               (16, HostArrays)])
 def test_every_parameter_of_sampling(make: Callable[[str], Any], name: str, drafts: int,
-                                     moves: Any) -> None:
+                                     arrays: Any) -> None:
     """With a seed; ends inside of windows; log-probabilities of what is emitted."""
     model = make(name)
     want = SAMPLED.plain(model)
-    _, got = SAMPLED.guessed(model, want, drafts, PATTERNS["some"], runner={"moves": moves},
+    _, got = SAMPLED.guessed(model, want, drafts, PATTERNS["some"], runner={"arrays": arrays},
                              budget=40)
     assert tokens_of(got) == tokens_of(want)
     assert {out.finish for out in want} == {"stop", "length"}
@@ -217,12 +218,12 @@ def test_the_models_length_ends_a_window(model: Any) -> None:
 # --- the model's own drafts ----------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["hybrid", "deepseek"])
-@pytest.mark.parametrize("moves", [Host, Device])
-def test_own_drafts_change_no_token(make: Callable[[str], Any], name: str, moves: Any) -> None:
+@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
+def test_own_drafts_change_no_token(make: Callable[[str], Any], name: str, arrays: Any) -> None:
     model = make(name)
     want = SAMPLED.plain(model)
     for drafts in (1, 3):
-        runner = make_runner(model, drafts, slots=6, mtp=True, moves=moves)
+        runner = make_runner(model, drafts, slots=6, mtp=True, arrays=arrays)
         ring = SAMPLED.ring(runner, budget=40, speculative=f"mtp:{drafts},fixed",
                             force_preempt_every=11)
         assert tokens_of(ring.run()) == tokens_of(want)
@@ -285,12 +286,12 @@ def test_prompts_are_whole_where_nothing_is_drafted(make: Callable[[str], Any], 
 
 # --- forced acceptance ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize("moves", [Host, Device])
-def test_forced_acceptance(plain: Any, moves: Any) -> None:
+@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
+def test_forced_acceptance(plain: Any, arrays: Any) -> None:
     params = Resolved(max_tokens=80, temperature=1.0)
     for force, least, most in (((1.0, 0.0), 2.0, 2.0), ((0.8, 0.5), 1.9, 2.8), ((1.0,), 4, 4)):
         runner = make_runner(plain, 3, lambda slots, at, k: np.zeros((len(slots), k), np.int32),
-                             moves=moves, force=force)
+                             arrays=arrays, force=force)
         hand = Hand(runner)
         seqs = [hand.admit([5, slot], params, 3) for slot in range(8)]
         for _ in range(15):
@@ -309,16 +310,16 @@ def automaton(done: list[int]) -> list[int]:
     return [10 + (done[-1] - 10 + i) % 8 for i in (1, 2, 3)] + [9] * (done[-1] == 10)
 
 
-@pytest.mark.parametrize("moves", [Host, Device])
+@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_a_grammar_by_masks(plain: Any, temperature: float, moves: Any) -> None:
+def test_a_grammar_by_masks(plain: Any, temperature: float, arrays: Any) -> None:
     """Masks of a window's rows follow from the drafts that the last result told."""
     params = Resolved(max_tokens=40, temperature=temperature, masked=True, eos_ids=(9,))
     free = Resolved(max_tokens=40, temperature=temperature)
     runs = []
     for drafts in (0, 1, 3):
         guess = Guess(lambda seed, at: (seed * 31 + at * 17) % 5 < 3)
-        hand = Hand(make_runner(plain, drafts, guess, moves=moves, pages=600), automaton)
+        hand = Hand(make_runner(plain, drafts, guess, arrays=arrays, pages=600), automaton)
         guess.tables = hand.runner.tables
         guess.wholes = {i + 1: tokens for i, tokens in enumerate(runs[0])} if runs else {}
         seqs = [hand.admit(PROMPTS[i], free if i == 1 else params, drafts) for i in range(4)]

@@ -31,11 +31,11 @@ from actorium.actors.config.tree import (
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.step.pools import PagePool
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device, Host
-from actorium.gpu.step.tables import Tables
-from actorium.gpu.worker.device import Opened, open_device, plan_caches
+from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
+from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.worker.device import OpenedDevice, open_device, plan_caches
 
 VOCAB, PROMPT = 6, [4, 0, 4]
 LOGITS = np.array([[1.0, 0.2, -0.5, 0.7, 0.4, -1.0], [0.1, 0.9, 0.5, -0.8, 0.3, 0.6],
@@ -94,17 +94,17 @@ def wanted(p: Resolved, done: tuple[int, ...]) -> NDArray[np.float64]:
     return chances / chances.sum()
 
 
-@pytest.mark.parametrize("moves", [Host, Device])
+@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
 @pytest.mark.parametrize("kind", KINDS)
-def test_distribution_of_what_is_emitted(kind: str, moves: Any) -> None:
+def test_distribution_of_what_is_emitted(kind: str, arrays: Any) -> None:
     """Triples of tokens, by chi-square; the drafts are what is likeliest, and often right."""
     params, number = Resolved(max_tokens=3, **KINDS[kind]), 4000
-    tables = Tables(moves(CPU), number + 1, 2, 16, VOCAB, 32, drafts=2)
-    pool = PagePool(SimpleNamespace(kv_row=(1, 1), layers=1),  # type: ignore[arg-type]
-                    1, 16, torch.float32, CPU)
-    runner = Runner(Bigrams(), [pool], tables,  # type: ignore[arg-type]
-                    propose=lambda slots, at, k: np.tile(np.array([0, 3], np.int32)[:k],
-                                                         (len(slots), 1)))
+    tables = SlotTables(arrays(CPU), number + 1, 2, 16, VOCAB, 32, drafts=2)
+    pool = KVPagePool(SimpleNamespace(kv_row=(1, 1), layers=1),  # type: ignore[arg-type]
+                      1, 16, torch.float32, CPU)
+    runner = ModelRunner(Bigrams(), [pool], tables,  # type: ignore[arg-type]
+                         propose=lambda slots, at, k: np.tile(np.array([0, 3], np.int32)[:k],
+                                                              (len(slots), 1)))
     slots = range(1, number + 1)
     admits = [Admit(slot, i4(*PROMPT), 3, 0, i4(0), params, slot) for slot in slots]
     got: list[list[int]] = [[] for _ in slots]
@@ -148,7 +148,7 @@ def chi_square(seen: list[tuple[int, ...]], expected: dict[tuple[int, ...], floa
 
 # --- an engine's worker --------------------------------------------------------------------------
 
-def opened(path: Path, speculative: str, force: str = "") -> tuple[Config, Opened]:
+def opened(path: Path, speculative: str, force: str = "") -> tuple[Config, OpenedDevice]:
     config = Config(model=ModelConfig(model=str(path), max_model_len=64),
                     memory=MemoryConfig(kv_cache_bytes=4 << 20),
                     scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32),

@@ -11,7 +11,7 @@ from helpers_worker import CPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.gpu.step.staging import Device, Host, Upload
+from actorium.gpu.step.staging import DeviceArrays, HostArrays, Upload
 
 SHAPES = ((6, 4), (6, 1), (6,), (6, 7))
 OTHER = (5, 3)
@@ -23,11 +23,12 @@ writes = st.lists(st.tuples(st.integers(0, len(SHAPES)), st.lists(
     unique_by=lambda write: write[0])
 
 
-def _play(moves: Host | Device, script: list[Write], arrays: list[int]) -> tuple[Any, ...]:
+def _play(arrays: HostArrays | DeviceArrays, script: list[Write],
+          sizes: list[int]) -> tuple[Any, ...]:
     """The tables after these writes, and the arrays as the device has them."""
-    tables = [*moves.resident(*SHAPES), moves.full(OTHER, 9, "int64")]
-    up, number = moves.upload(), 0
-    wanted = [up.add(np.arange(size, dtype=np.int32).reshape(2, -1)) for size in arrays]
+    tables = [*arrays.resident(*SHAPES), arrays.full(OTHER, 9, "int64")]
+    up, number = arrays.upload(), 0
+    wanted = [up.add(np.arange(size, dtype=np.int32).reshape(2, -1)) for size in sizes]
     for table, rows, single in script:
         width = int(np.prod(tables[table].shape[1:]))
         size = len(rows) * width
@@ -47,14 +48,14 @@ def _play(moves: Host | Device, script: list[Write], arrays: list[int]) -> tuple
 
 @settings(max_examples=60, deadline=None)
 @given(writes, st.lists(st.sampled_from([0, 2, 6]), max_size=3))
-def test_both_kinds_of_arrays_end_alike(script: list[Write], arrays: list[int]) -> None:
-    device = Device(CPU)
-    assert _play(Host(CPU), script, arrays) == _play(device, script, arrays)
-    assert device.uploads == (1 if script or arrays else 0)
+def test_both_kinds_of_arrays_end_alike(script: list[Write], sizes: list[int]) -> None:
+    device = DeviceArrays(CPU)
+    assert _play(HostArrays(CPU), script, sizes) == _play(device, script, sizes)
+    assert device.uploads == (1 if script or sizes else 0)
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
-    up: Upload = Host(CPU).upload()
+    up: Upload = HostArrays(CPU).upload()
     array = np.arange(3, dtype=np.int32)
     number = up.add(array)
     up.send()
@@ -62,7 +63,7 @@ def test_on_a_cpu_nothing_is_copied() -> None:
 
 
 def test_tables_are_told_from_their_parts_and_from_others() -> None:
-    device = Device(CPU)
+    device = DeviceArrays(CPU)
     first, second = device.resident((2, 3), (4,)), device.resident((5,))
     assert [device.table_of(t) for t in (*first, first[0][1], *second)] == [0, 0, 0, 1]
     assert device.table_of(torch.zeros(2, dtype=torch.int32)) is None
@@ -75,19 +76,19 @@ def test_tables_are_told_from_their_parts_and_from_others() -> None:
 
 
 def test_rare_arrays_go_apart() -> None:
-    for moves in (Host(CPU), Device(CPU)):
-        a, b = moves.stage(np.array([[1, 2]], np.int32), np.array([], np.int32))
+    for arrays in (HostArrays(CPU), DeviceArrays(CPU)):
+        a, b = arrays.stage(np.array([[1, 2]], np.int32), np.array([], np.int32))
         assert np.asarray(a).tolist() == [[1, 2]] and len(b) == 0
 
 
-@pytest.mark.parametrize("kind", [Host, Device])
-def test_what_is_fetched_is_what_was_there(kind: type[Host] | type[Device]) -> None:
+@pytest.mark.parametrize("kind", [HostArrays, DeviceArrays])
+def test_what_is_fetched_is_what_was_there(kind: type[HostArrays] | type[DeviceArrays]) -> None:
     """Also when the device goes on with the same memory, and cut to the rows that are real."""
-    moves = kind(CPU)
-    rows = moves.full((3, 4), 2, "int64")
-    fetched = [moves.fetch(rows).unstack(3), moves.fetch_rows(rows[0], rows[1])]
-    moves.settle()
-    if kind is Device:
+    arrays = kind(CPU)
+    rows = arrays.full((3, 4), 2, "int64")
+    fetched = [arrays.fetch(rows).unstack(3), arrays.fetch_rows(rows[0], rows[1])]
+    arrays.settle()
+    if kind is DeviceArrays:
         rows[:] = 5
     assert [[row.tolist() for row in each.wait()] for each in fetched] == [
         [[2, 2, 2]] * 3, [[2] * 4] * 2]
@@ -99,7 +100,7 @@ def test_what_is_fetched_is_what_was_there(kind: type[Host] | type[Device]) -> N
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_uploads_and_landings_under_load() -> None:
     """Buffers are used again only when what they held has gone: the device is far behind."""
-    device = Device(torch.device("cuda", 0))
+    device = DeviceArrays(torch.device("cuda", 0))
     (table,) = device.resident((64, 512))
     busy = torch.randn(4096, 4096, device="cuda")
     waiting: list[tuple[int, Any]] = []

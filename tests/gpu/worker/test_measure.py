@@ -26,8 +26,14 @@ from actorium.actors.health import bytes_of, memory_of
 from actorium.actors.messages import ActorStatus, Status, StepPlan
 from actorium.gpu.plan.beside import Step
 from actorium.gpu.step.pools import zeros
-from actorium.gpu.worker.device import DRIVER_BYTES, Memory, Opened, graphs_took, open_device
-from actorium.gpu.worker.measure import Footprint, Meter, profile, resident, size_of
+from actorium.gpu.worker.device import (
+    DRIVER_BYTES,
+    DeviceMemory,
+    OpenedDevice,
+    graph_bytes_between,
+    open_device,
+)
+from actorium.gpu.worker.measure import Footprint, WorkspaceMeter, profile, resident_bytes, size_of
 from actorium.tools.cli.status import device_memory
 
 __all__ = ["cli"]
@@ -50,7 +56,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened(path: Path) -> Opened:
+def opened(path: Path) -> OpenedDevice:
     config = Config(model=ModelConfig(model=str(path), load_format="dummy"),
                     memory=MemoryConfig(kv_cache_bytes=32 * MIB),
                     scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64),
@@ -69,17 +75,17 @@ def _i4(*values: Any) -> bytes:
 
 def test_caches_are_in_memory_once_they_are_written() -> None:
     lazy = zeros((64 * MIB,), torch.uint8, CPU)
-    before = resident([lazy])
+    before = resident_bytes([lazy])
     assert before <= 2 * MIB
     lazy[:40 * MIB] = 1
-    assert 40 * MIB <= resident([lazy]) <= 42 * MIB
+    assert 40 * MIB <= resident_bytes([lazy]) <= 42 * MIB
     lazy[:] = 1
-    assert resident([lazy]) == 64 * MIB
+    assert resident_bytes([lazy]) == 64 * MIB
 
 
 def test_temporaries_are_told_apart_from_caches() -> None:
     cache = zeros((64 * MIB,), torch.uint8, CPU)
-    meter = Meter(Footprint({}, {}), [cache])
+    meter = WorkspaceMeter(Footprint({}, {}), [cache])
     cache[:] = 1
     meter.take(Step(3, 1))
     assert -MIB < meter.footprint.measured["workspace"] < 4 * MIB
@@ -92,7 +98,7 @@ def test_temporaries_are_told_apart_from_caches() -> None:
 
 
 def test_only_larger_steps_are_measured() -> None:
-    meter = Meter(Footprint({}, {}), [])
+    meter = WorkspaceMeter(Footprint({}, {}), [])
     assert meter.after(StepPlan(1, 1, extend=_i4((1, 20), (2, 10)), decode=_i4(3, 4)))
     assert meter.footprint.step == (32, 4)
     assert not meter.after(StepPlan(1, 2, extend=_i4((1, 30))))
@@ -105,7 +111,7 @@ def test_only_larger_steps_are_measured() -> None:
 def test_a_decode_counts_as_its_window() -> None:
     plan = StepPlan(1, 1, extend=_i4((1, 20)), decode=_i4(3, 4))
     assert size_of(plan, 3) == (26, 7)
-    meter = Meter(Footprint({}, {}), [])
+    meter = WorkspaceMeter(Footprint({}, {}), [])
     assert meter.after(StepPlan(1, 1, decode=_i4(1, 2)))
     assert meter.after(StepPlan(1, 2, decode=_i4(1, 2)), 3)
     assert meter.footprint.step == (6, 6)
@@ -123,11 +129,11 @@ def test_the_profile_stops_before_it_is_slow(
         return Step(tokens, 1)
 
     monkeypatch.setattr("actorium.gpu.worker.measure.perf_counter", lambda: now[0])
-    profile(Meter(Footprint({}, {}), []), largest, run)
+    profile(WorkspaceMeter(Footprint({}, {}), []), largest, run)
     assert sizes == ran
 
 
-def test_the_worker_measures_what_the_plan_expects(opened: Opened) -> None:
+def test_the_worker_measures_what_the_plan_expects(opened: OpenedDevice) -> None:
     told = opened.footprint
     assert set(told.planned) == set(told.measured) == NAMES
     for name in ("tables", "states", "pages"):
@@ -138,7 +144,7 @@ def test_the_worker_measures_what_the_plan_expects(opened: Opened) -> None:
     assert told.gauges()["workspace_tokens"] == told.step.tokens
 
 
-def test_real_steps_go_on_measuring(opened: Opened) -> None:
+def test_real_steps_go_on_measuring(opened: OpenedDevice) -> None:
     assert opened.meter is not None
     before, size = opened.footprint.measured["workspace"], opened.footprint.step.tokens
     plan = StepPlan(1, 1, extend=_i4((1, 4 * size)))
@@ -202,7 +208,7 @@ def test_an_engine_shows_them(cli: Cli, path: Path) -> None:
 ])
 def test_graphs_take_what_this_process_took(others: int, want: int) -> None:
     """Whatever other processes take or give back on the device meanwhile."""
-    before = Memory(40_000 * MIB, 1000 * MIB)
-    after = Memory(before.free - 300 * MIB - 5 * MIB - others, before.reserved + 300 * MIB)
-    assert graphs_took(before, after, 2) == want
-    assert graphs_took(after, after, 2) == 0
+    before = DeviceMemory(40_000 * MIB, 1000 * MIB)
+    after = DeviceMemory(before.free - 300 * MIB - 5 * MIB - others, before.reserved + 300 * MIB)
+    assert graph_bytes_between(before, after, 2) == want
+    assert graph_bytes_between(after, after, 2) == 0

@@ -11,12 +11,12 @@ import pytest
 
 from actorium.actors.messages import Admit, StepPlan, StepResult
 from actorium.actors.params import Resolved
-from actorium.gpu.worker.timing import CudaClock
+from actorium.gpu.worker.timing import CudaStepTimer
 
 PARAMS = Resolved(max_tokens=8)
 
 
-class Device(CudaClock):
+class Device(CudaStepTimer):
     """A stream, and a host that takes so long to queue a step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,8 @@ def test_late_is_never_more_than_the_span(monkeypatch: pytest.MonkeyPatch) -> No
     launched = SimpleNamespace(plan=StepPlan(1, 2), slots=np.zeros(0, np.int32), result=lambda *t:
                                StepResult(1, 2, b"", b"", b"", [], [], t[0], t[1], b"", t[2]))
     end = SimpleNamespace(at=event.at + 30, synchronize=lambda: None)
-    assert figures(device.result(launched, event, end, 700)) == (30, 0, 30)  # type: ignore[arg-type]
+    assert figures(device.result(launched, event, end, 700)) == (30, 0,
+                                                                 30)  # type: ignore[arg-type]
 
 
 def test_events_are_used_again_after_a_reset_too(monkeypatch: pytest.MonkeyPatch) -> None:

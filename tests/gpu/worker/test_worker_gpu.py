@@ -28,14 +28,14 @@ from actorium.actors.config.tree import (
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.graphs.capture import CudaCapturer
-from actorium.gpu.graphs.prompt_segments import SegmentGraphs
-from actorium.gpu.graphs.step_graphs import DecodeGraphs
+from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
+from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.worker.compilations import Compilations
 from actorium.gpu.worker.device import open_device
-from actorium.gpu.worker.timing import clock
+from actorium.gpu.worker.timing import make_timer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,19 +66,19 @@ def _model(path: Path, device: str, speculative: str = "off") -> Any:
 
 
 def _runner(model: Any, sizes: Sequence[int] = (), windows: Sequence[int] = (1,), drafts: int = 0,
-            tokens: Sequence[int] = (), **options: Any) -> Runner:
+            tokens: Sequence[int] = (), **options: Any) -> ModelRunner:
     """On the device; sizes: of its graphs, tokens: of its segments, if there are to be any."""
-    moves = Device(DEVICE, model.ops.apply_plan)
+    arrays = DeviceArrays(DEVICE, model.ops.apply_plan)
     if drafts or model.shape.state is not None:
-        runner = speculating_runner(model, drafts, moves=moves, mtp=drafts > 0, **options)
+        runner = speculating_runner(model, drafts, arrays=arrays, mtp=drafts > 0, **options)
     else:
-        runner = make_runner(model, device=DEVICE, moves=moves, **options)
+        runner = make_runner(model, device=DEVICE, arrays=arrays, **options)
     graphs, segments, capturer = None, None, CudaCapturer(DEVICE)
     if sizes:
-        graphs = DecodeGraphs(runner, capturer, shapes(list(sizes), windows))
+        graphs = DecodeGraphRunner(runner, capturer, shapes(list(sizes), windows))
         graphs.capture(lambda phase, detail: None)
     if tokens:
-        segments = SegmentGraphs(runner, capturer, sorted(tokens, reverse=True))
+        segments = PiecewiseGraphRunner(runner, capturer, sorted(tokens, reverse=True))
         segments.capture(lambda phase, detail: None)
     runner.graphs, runner.segments = graphs, segments
     return runner
@@ -153,10 +153,10 @@ def test_windows_from_verifying_to_drafting(drafts: int, tmp_path: Path) -> None
     assert runner.graphs is not None and runner.graphs.replays > 5
 
 
-def _no_waiting(runner: Runner, params: Resolved) -> None:
+def _no_waiting(runner: ModelRunner, params: Resolved) -> None:
     """Steps are queued one behind the other, none is waited for: decodes, with pages appended, and
     beside them a sequence that is admitted, extended, decoded and released."""
-    timer = clock(runner.moves.device)
+    timer = make_timer(runner.arrays.device)
     slots = np.arange(1, 9, dtype=np.int32)
     tokens = np.arange(9, dtype=np.int32).tobytes()
 
@@ -222,7 +222,7 @@ def test_capturing_leaves_live_tables_alone(path: Path) -> None:
         tokens = np.arange(9, dtype=np.int32).tobytes()
         admit = Admit(3, tokens, 9, 0, np.array([5, 6], np.int32).tobytes(), PARAMS[0], 3)
         runner.run(StepPlan(1, 1, admit=[admit], extend=np.array([3, 9], np.int32).tobytes()))
-    graphs = DecodeGraphs(other, CudaCapturer(DEVICE), shapes([1, 4]))
+    graphs = DecodeGraphRunner(other, CudaCapturer(DEVICE), shapes([1, 4]))
     graphs.capture(lambda phase, detail: None)
     other.graphs = graphs
     plan = StepPlan(1, 2, decode=np.array([3], np.int32).tobytes())

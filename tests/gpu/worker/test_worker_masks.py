@@ -9,7 +9,7 @@ import pytest
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import Masks, PageGroup, Ready, Reset, RowMask, StepPlan
-from actorium.gpu.worker.compute import Abandoned, Compute
+from actorium.gpu.worker.compute import ComputeThread, StepAbandoned
 from actorium.gpu.worker.core import WorkerCore
 
 PLAN = StepPlan(epoch=3, step=7, masks_follow=True)
@@ -17,25 +17,25 @@ MASKS = [RowMask(1, 0, b"\1\0\0\0")]
 
 
 @pytest.fixture
-def compute() -> Compute:
+def compute() -> ComputeThread:
     """One that has taken up the scheduler of epoch 3; nothing runs."""
-    made = Compute(Context(Config(), Path("/nowhere"), "worker-0", 2, 0))
+    made = ComputeThread(Context(Config(), Path("/nowhere"), "worker-0", 2, 0))
     made._ready = Ready(epoch=2, groups=[PageGroup(9)], page_size=16, slots=3, max_model_len=64,
                         vocab_size=32, device="none")
     assert made._takes(Reset(3, 2))
     return made
 
 
-def test_masks_of_other_steps_are_passed_over(compute: Compute) -> None:
+def test_masks_of_other_steps_are_passed_over(compute: ComputeThread) -> None:
     for message in (Masks(3, 6, []), Masks(2, 7, []), Masks(3, 7, MASKS)):
         compute.put(message)
     assert compute._masks(PLAN) == MASKS
 
 
-def test_another_scheduler_ends_the_wait(compute: Compute) -> None:
+def test_another_scheduler_ends_the_wait(compute: ComputeThread) -> None:
     compute.put(Reset(2))  # of one that is gone: nobody minds
     compute.put(Reset(4))
-    with pytest.raises(Abandoned):
+    with pytest.raises(StepAbandoned):
         compute._masks(PLAN)
     assert [type(message) for message in compute.results] == [Ready]
     assert compute._epoch == 4 and not compute._taken
@@ -44,11 +44,11 @@ def test_another_scheduler_ends_the_wait(compute: Compute) -> None:
 def test_the_end_ends_the_wait() -> None:
     core = WorkerCore(Context(Config(), Path("/nowhere"), "worker-0", 2, 0))
     core.drain(0.0)
-    with pytest.raises(Abandoned):
+    with pytest.raises(StepAbandoned):
         core._compute._masks(PLAN)
 
 
-def test_a_plan_instead_is_a_fault(compute: Compute) -> None:
+def test_a_plan_instead_is_a_fault(compute: ComputeThread) -> None:
     compute.put(PLAN)
     with pytest.raises(ValueError, match="a plan came instead of those of step 7"):
         compute._masks(PLAN)

@@ -17,7 +17,7 @@ from torch import Tensor
 from actorium.kernels.reference.kv import key_and_value_scales, read_rows, scaled_heads
 
 
-class Chunk(Protocol):
+class ExtendChunk(Protocol):
     """Tokens start..start + count of one sequence, and its page table (i32)."""
 
     start: int
@@ -49,7 +49,7 @@ class AttentionOps(Protocol):
         """See `torch_decode`."""
 
     def extend(
-        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
     ) -> Attend:
         """See `torch_extend`."""
 
@@ -162,7 +162,7 @@ def torch_decode(
 
 
 def torch_extend(
-    rows: Sequence[Chunk], page_size: int, window: int, scale: float,
+    rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
     masked: Masked = paged_decode, causal: Causal = causal_extend,
 ) -> Attend:
     """Chunks of several sequences: whole prompts of one length in one call, others one by one."""
@@ -191,12 +191,12 @@ def torch_extend(
     return run
 
 
-def _whole(row: Chunk, window: int) -> bool:
+def _whole(row: ExtendChunk, window: int) -> bool:
     """A prompt from its start that no window cuts."""
     return row.start == 0 and not 0 < window < row.count
 
 
-def _prompts(rows: Sequence[Chunk], page_size: int, scale: float, causal: Causal) -> Attend:
+def _prompts(rows: Sequence[ExtendChunk], page_size: int, scale: float, causal: Causal) -> Attend:
     count = rows[0].count
     pages = torch.stack([row.pages[:-(-count // page_size)] for row in rows])
     lens = torch.full((len(rows),), count, device=pages.device, dtype=torch.int32)
@@ -206,7 +206,7 @@ def _prompts(rows: Sequence[Chunk], page_size: int, scale: float, causal: Causal
 
 
 def _prefixed(
-    row: Chunk, page_size: int, window: int, scale: float, masked: Masked
+    row: ExtendChunk, page_size: int, window: int, scale: float, masked: Masked
 ) -> Attend:
     behind = max(0, row.start - window + 1) // page_size if window else 0
     start, pages = row.start - behind * page_size, row.pages[behind:]

@@ -2,8 +2,8 @@
 thousands.
 
 A graph serves one number of rows and one window; a batch is padded up to the next one with rows of
-the sink slot. The only thing that changes from replay to replay is `Tables.chosen`, the slots of
-the rows; all else is read from the resident tables by slot, on the device.
+the sink slot. The only thing that changes from replay to replay is `SlotTables.chosen`, the
+slots of the rows; all else is read from the resident tables by slot, on the device.
 
 A step is captured in stages, which are replayed one behind the other: the forward pass up to the
 logits; sampling and commit, once for each set of parameters that many requests have; new drafts. A
@@ -29,24 +29,24 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
-from actorium.gpu.graphs.capture import Capturer, Replayable, Say
+from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase
 from actorium.gpu.plan import graph_memory as plan
 from actorium.gpu.plan.graph_memory import GraphShape, Refusals
-from actorium.gpu.step.sampler import Emitted, Kept, emit
-from actorium.gpu.step.speculation import Drafting
+from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
+from actorium.gpu.step.sampler import SamplerBuffers, SamplerOutput, sample_and_commit
+from actorium.gpu.step.speculation import MTPProposer
 from actorium.gpu.step.staging import Array, Upload
-from actorium.gpu.step.steps import Step, fill_decodes, of_decodes
-from actorium.gpu.step.tables import HOLDS, SAMPLES, TRUNCATES, Tables
+from actorium.gpu.step.tables import HOLDS, SAMPLES, TRUNCATES, SlotTables
 
 if TYPE_CHECKING:
-    from actorium.gpu.step.runner import Runner
+    from actorium.gpu.step.runner import ModelRunner
 
 CLASSES = (0, SAMPLES, SAMPLES | TRUNCATES)
 """What steps need whose sampling is captured: greedy ones, those that draw, those that truncate."""
 
 
 @dataclass(slots=True)
-class Tier:
+class CapturedDecode:
     """The stages of one shape."""
 
     shape: GraphShape
@@ -60,44 +60,44 @@ class Tier:
     operation."""
 
 
-class Statics:
+class StaticBuffers:
     """What graphs leave for others, one memory for all shapes: only one step is under way at a
     time."""
 
-    def __init__(self, tables: Tables, rows: int, q_len: int) -> None:
+    def __init__(self, tables: SlotTables, rows: int, q_len: int) -> None:
         """rows, q_len: the most of any graph."""
-        full = tables.moves.full
+        full = tables.arrays.full
         self._positions = full((rows * q_len,), 0, "int32")
         self._slots = full((rows * q_len,), 0, "int32")
         self._tokens = full((rows * q_len,), 0, "int64")
         self._told = full((rows * (2 + q_len),), 0, "int64")
 
     def positions(self, shape: GraphShape) -> Array:
-        """i32[rows * q_len]: see `Step.positions`."""
+        """i32[rows * q_len]: see `InputBatch.positions`."""
         return self._positions[:shape.rows * shape.q_len]
 
     def row_slots(self, shape: GraphShape) -> Array:
-        """i32[rows * q_len]: see `Step.row_slots_d`."""
+        """i32[rows * q_len]: see `InputBatch.row_slots_d`."""
         return self._slots[:shape.rows * shape.q_len]
 
     def tokens(self, shape: GraphShape) -> Array:
-        """i64[rows * q_len]: `Emitted.rows`."""
+        """i64[rows * q_len]: `SamplerOutput.rows`."""
         return self._tokens[:shape.rows * shape.q_len]
 
     def counts(self, shape: GraphShape) -> Array:
-        """i64[rows]: `Emitted.counts`."""
-        return self.told(shape)[0]
+        """i64[rows]: `SamplerOutput.counts`."""
+        return self.packed(shape)[0]
 
-    def told(self, shape: GraphShape) -> Array:
-        """i64[2 + q_len, rows]: counts, finish, then the columns, of `Emitted`."""
+    def packed(self, shape: GraphShape) -> Array:
+        """i64[2 + q_len, rows]: counts, finish, then the columns, of `SamplerOutput`."""
         return self._told[:shape.rows * (2 + shape.q_len)].view(-1, shape.rows)
 
 
-class Captured:
+class GraphReplay:
     """How one step is replayed."""
 
-    def __init__(self, tables: Tables, statics: Statics, tier: Tier, needs: int | None,
-                 drafts: bool) -> None:
+    def __init__(self, tables: SlotTables, statics: StaticBuffers, tier: CapturedDecode,
+                 needs: int | None, drafts: bool) -> None:
         """needs: its class; None: it is sampled operation by operation."""
         self._tables, self._statics, self._tier = tables, statics, tier
         self._needs, self._drafts = needs, drafts
@@ -108,9 +108,9 @@ class Captured:
         return self._tier.logits
 
     @property
-    def told(self) -> Tensor | None:
-        """See `Statics.told`; None where the step must still be sampled."""
-        told: Tensor = self._statics.told(self._tier.shape)
+    def packed(self) -> Tensor | None:
+        """See `StaticBuffers.packed`; None where the step must still be sampled."""
+        told: Tensor = self._statics.packed(self._tier.shape)
         return None if self._needs is None else told
 
     def forward(self) -> None:
@@ -123,7 +123,7 @@ class Captured:
         self._tier.draws[self._needs].replay()
         self._draft()
 
-    def follow(self, emitted: Emitted) -> None:
+    def follow(self, emitted: SamplerOutput) -> None:
         """Everything behind the sampling of the step's own rows, which was done outside."""
         if self._drafts:
             shape = self._tier.shape
@@ -138,7 +138,7 @@ class Captured:
             assert self._tier.drafts is not None
             self._tier.drafts.replay()
 
-    def lend(self, step: Step) -> None:
+    def lend(self, step: InputBatch) -> None:
         """What sampling must know of the step's own rows on the device."""
         shape, rows = self._tier.shape, len(step.row_slots)
         step.slots_d = self._tables.chosen[:len(step.decode)]
@@ -146,23 +146,25 @@ class Captured:
         step.positions = self._statics.positions(shape)[:rows]
 
 
-class DecodeGraphs:
+class DecodeGraphRunner:
     """Graphs of a runner's decode steps."""
 
-    def __init__(self, runner: Runner, capturer: Capturer, shapes: Sequence[GraphShape]) -> None:
+    def __init__(self, runner: ModelRunner, capturer: Capturer,
+                 shapes: Sequence[GraphShape]) -> None:
         """shapes: in the order of capture."""
         self._runner, self._capturer, self.shapes = runner, capturer, list(shapes)
         self._sizes = sorted({shape.rows for shape in shapes})
-        self._statics = Statics(runner.tables, self._sizes[-1], max(own.q_len for own in shapes))
-        self._tiers: dict[tuple[int, int], Tier] = {}
+        self._statics = StaticBuffers(runner.tables, self._sizes[-1],
+                                      max(own.q_len for own in shapes))
+        self._tiers: dict[tuple[int, int], CapturedDecode] = {}
         self._chosen = np.zeros(runner.tables.slots, np.int32)
-        """Host: what `Tables.chosen` holds."""
+        """Host: what `SlotTables.chosen` holds."""
         self.replays = 0
         """Steps served so far."""
 
     # --- capturing ---------------------------------------------------------------------------
 
-    def capture(self, say: Say, most: int | None = None) -> None:
+    def capture(self, say: ReportPhase, most: int | None = None) -> None:
         """Capture graphs, in the order of `shapes`; most: so many of them. The tables' slots are
         untouched: all is run over the sink."""
         todo = self.shapes[:most]
@@ -172,10 +174,10 @@ class DecodeGraphs:
                 self._tiers[shape] = self._captured(shape)
 
     @torch.inference_mode()
-    def _captured(self, shape: GraphShape) -> Tier:
+    def _captured(self, shape: GraphShape) -> CapturedDecode:
         runner, take = self._runner, self._capturer.capture
         forward, (step, normed, logits) = take(partial(self._forward, shape))
-        tier = Tier(shape, forward, self._capturer.borrow(logits))
+        tier = CapturedDecode(shape, forward, self._capturer.borrow(logits))
         for needs in CLASSES:
             tier.draws[needs], _ = take(partial(self._draw, shape, step, logits, needs))
         drafting = runner.drafting
@@ -183,10 +185,10 @@ class DecodeGraphs:
             tier.drafts, _ = take(partial(self._draft, drafting, shape, step, normed))
         return tier
 
-    def _forward(self, shape: GraphShape) -> tuple[Step, Tensor | None, Tensor]:
+    def _forward(self, shape: GraphShape) -> tuple[InputBatch, Tensor | None, Tensor]:
         """The step, its rows after the final norm where drafts are made of them, and logits."""
         runner, t = self._runner, self._runner.tables
-        step = of_decodes(t, np.zeros(shape.rows, np.int32), shape.q_len, t.max_len)
+        step = decode_batch(t, np.zeros(shape.rows, np.int32), shape.q_len, t.max_len)
         step.bounded = False
         fill_decodes(t, step, t.chosen[:shape.rows],
                      (self._statics.positions(shape), self._statics.row_slots(shape)))
@@ -196,19 +198,20 @@ class DecodeGraphs:
         normed = runner.forward_all(step, recurrent)
         return step, normed, runner.model.head_logits(normed)
 
-    def _draw(self, shape: GraphShape, step: Step, logits: Tensor, needs: int) -> None:
+    def _draw(self, shape: GraphShape, step: InputBatch, logits: Tensor, needs: int) -> None:
         t = self._runner.tables
         own = replace(step, flags=np.full(len(step.row_slots), needs, np.uint8), needs=needs)
-        emit(t, own, logits, (), self._runner.force,
-             Kept(self._statics.tokens(shape), self._statics.told(shape)))
+        sample_and_commit(t, own, logits, (), self._runner.force,
+                          SamplerBuffers(self._statics.tokens(shape), self._statics.packed(shape)))
 
-    def _draft(self, drafting: Drafting, shape: GraphShape, step: Step, normed: Tensor) -> None:
+    def _draft(self, drafting: MTPProposer, shape: GraphShape, step: InputBatch,
+               normed: Tensor) -> None:
         drafting.follow(step, shape.q_len - 1, self._statics.tokens(shape),
                         self._statics.counts(shape), normed)
 
     # --- serving -----------------------------------------------------------------------------
 
-    def serve(self, step: Step, drafts: int, up: Upload) -> Captured | None:
+    def serve(self, step: InputBatch, drafts: int, up: Upload) -> GraphReplay | None:
         """How to replay a step that makes so many drafts; its slots go to the upload. None: it must
         run operation by operation."""
         count = len(step.decode)
@@ -224,16 +227,16 @@ class DecodeGraphs:
             return None
         self._choose(step, rows, up)
         self.replays += 1
-        return Captured(self._runner.tables, self._statics, tier, needs, drafting)
+        return GraphReplay(self._runner.tables, self._statics, tier, needs, drafting)
 
-    def _class(self, step: Step) -> int | None:
+    def _class(self, step: InputBatch) -> int | None:
         """What the step needs, if that is captured."""
         needs, t = step.needs, self._runner.tables
         if needs & HOLDS and not (t.host_low[step.slots] <= t.host_min[step.slots]).any():
             needs &= ~HOLDS  # nobody's end is held back any longer
         return needs if needs in CLASSES else None
 
-    def _choose(self, step: Step, rows: int, up: Upload) -> None:
+    def _choose(self, step: InputBatch, rows: int, up: Upload) -> None:
         wanted = np.zeros(rows, np.int32)
         wanted[:len(step.decode)] = step.decode
         if not np.array_equal(wanted, self._chosen[:rows]):

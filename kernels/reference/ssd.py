@@ -18,7 +18,7 @@ from torch import Tensor
 from actorium.kernels.ragged import Ragged
 
 
-class Sizes(NamedTuple):
+class SSDSizes(NamedTuple):
     """Sizes of a layer."""
 
     heads: int
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
         return self.inner + 2 * self.groups * self.state_dim
 
 
-class Inputs(NamedTuple):
+class SSDInputs(NamedTuple):
     """What T tokens bring to the recurrence."""
 
     x: Tensor
@@ -59,16 +59,16 @@ def time_steps(dt: Tensor, bias: Tensor, limit: tuple[float, float]) -> Tensor:
     return F.softplus(dt.float() + bias).clamp_(*limit)
 
 
-def split_inputs(xbc: Tensor, dt: Tensor, sizes: Sizes) -> Inputs:
+def split_inputs(xbc: Tensor, dt: Tensor, sizes: SSDSizes) -> SSDInputs:
     """Views of the convolution's output. xbc: f32[T, channels]; dt: f32[T, H]."""
     shared = sizes.groups * sizes.state_dim
     x, b, c = xbc.split((sizes.inner, shared, shared), -1)
-    return Inputs(x.unflatten(-1, (sizes.heads, sizes.head_dim)),
-                  b.unflatten(-1, (sizes.groups, sizes.state_dim)),
-                  c.unflatten(-1, (sizes.groups, sizes.state_dim)), dt)
+    return SSDInputs(x.unflatten(-1, (sizes.heads, sizes.head_dim)),
+                     b.unflatten(-1, (sizes.groups, sizes.state_dim)),
+                     c.unflatten(-1, (sizes.groups, sizes.state_dim)), dt)
 
 
-def ssd_step(inputs: Inputs, states: Tensor, rows: Tensor, a: Tensor, skip: Tensor) -> Tensor:
+def ssd_step(inputs: SSDInputs, states: Tensor, rows: Tensor, a: Tensor, skip: Tensor) -> Tensor:
     """One more token for each of these rows.
 
     inputs: T = B; states: [rows, H, P, N], in place; rows: i64[B]; a, skip: f32[H].
@@ -85,7 +85,7 @@ def ssd_step(inputs: Inputs, states: Tensor, rows: Tensor, a: Tensor, skip: Tens
     return out.view_as(x).addcmul_(x, skip.unsqueeze(-1))
 
 
-def ssd_extend(xbc: Tensor, dt: Tensor, states: Tensor, plan: Ragged, sizes: Sizes, a: Tensor,
+def ssd_extend(xbc: Tensor, dt: Tensor, states: Tensor, plan: Ragged, sizes: SSDSizes, a: Tensor,
                skip: Tensor) -> Tensor:
     """The tokens of an extend step, in chunks (section 6 of the paper); states go on, and are kept
     where the plan says.
@@ -108,7 +108,7 @@ def ssd_extend(xbc: Tensor, dt: Tensor, states: Tensor, plan: Ragged, sizes: Siz
     return out if plan.places is None else out.index_select(0, plan.places)
 
 
-class _Parts(NamedTuple):
+class _SSDChunks(NamedTuple):
     """What is known of each chunk without the state before it. B = chunks * G."""
 
     own: Tensor
@@ -125,7 +125,7 @@ class _Parts(NamedTuple):
     """[B, R, 1, 1]: of the state, over the chunk."""
 
 
-def _inside(inputs: Inputs, a: Tensor, size: int, sizes: Sizes) -> _Parts:
+def _inside(inputs: SSDInputs, a: Tensor, size: int, sizes: SSDSizes) -> _SSDChunks:
     """By chunk and group: n, g; then head of the group and place in the chunk: r, l."""
     groups, per = sizes.groups, sizes.heads // sizes.groups
     b, c = (t.view(-1, size, groups, sizes.state_dim).transpose(1, 2).flatten(0, 1)
@@ -139,11 +139,12 @@ def _inside(inputs: Inputs, a: Tensor, size: int, sizes: Sizes) -> _Parts:
     own = (between.mul_((c @ b.transpose(1, 2)).unsqueeze(1)) @ x).transpose(1, 2)
     old = total.exp()
     write = (x * (total[..., -1:] - total).exp_().unsqueeze(-1)).transpose(2, 3)
-    return _Parts(own, c, old.transpose(1, 2).unsqueeze(-1), write.flatten(1, 2), b,
-                  old[..., -1:].unsqueeze(-1))
+    return _SSDChunks(own, c, old.transpose(1, 2).unsqueeze(-1), write.flatten(1, 2), b,
+                      old[..., -1:].unsqueeze(-1))
 
 
-def _through(parts: _Parts, state: Tensor, states: Tensor, plan: Ragged, sizes: Sizes) -> Tensor:
+def _through(parts: _SSDChunks, state: Tensor, states: Tensor, plan: Ragged,
+             sizes: SSDSizes) -> Tensor:
     """The state through the waves. state: f32[S, H, P, N], in place -> f32[chunks, L, G, R, P]."""
     n, out = sizes.groups, torch.empty_like(parts.own, memory_format=torch.contiguous_format)
     for wave in plan.waves:

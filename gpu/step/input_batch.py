@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from actorium.actors.messages import StepPlan
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
 from actorium.gpu.step.staging import Array, Upload
-from actorium.gpu.step.tables import I32, LIMIT, PROMPT_LOGPROBS, Tables
-from actorium.kernels.record import Lengths, Windows
+from actorium.gpu.step.tables import I32, LIMIT, PROMPT_LOGPROBS, SlotTables
+from actorium.kernels.record import DecodeRows, WindowSizes
 
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
 
 
 @dataclass(slots=True)
-class PromptRows:
+class PromptLogprobRows:
     """Consecutive prompt positions of one sequence whose log-probabilities are wanted."""
 
     slot: int
@@ -31,8 +31,9 @@ class PromptRows:
 
 
 @dataclass(slots=True)
-class Step:
-    """One step: first as the host knows it (`lay_out`), then with its rows on the device (`fill`).
+class InputBatch:
+    """One step: first as the host knows it (`prepare_batch`), then with its rows on the device
+    (`fill_batch`).
 
     A sequence that extends to its end is sampled in one row, its last; one that decodes in
     `q_len` rows: that of its last token and those of its drafts. Sequences: the extends that end,
@@ -54,11 +55,11 @@ class Step:
     ending: int = 0
     """Extends that end."""
     q_len: int = 1
-    extends: _Extends | None = None
-    prompts: Sequence[PromptRows] = ()
+    extends: _ExtendPart | None = None
+    prompts: Sequence[PromptLogprobRows] = ()
     """Their rows follow the sampled ones in `logit_rows`."""
     sent: dict[str, int] = field(default_factory=dict)
-    """What `gather` gave to the upload, by name."""
+    """What `stage_rows` gave to the upload, by name."""
     bounded: bool = True
     """False in a graph, which must serve sequences of any length: `bound` is the longest."""
     batches: Sequence[ForwardBatch] = ()
@@ -80,7 +81,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class _Extends:
+class _ExtendPart:
     """The extend part of a step, on the host."""
 
     rows: list[tuple[int, int, int]] = field(default_factory=list)
@@ -90,12 +91,12 @@ class _Extends:
     """The tokens after them, where drafts are made."""
     ending: list[tuple[int, int, int]] = field(default_factory=list)
     """(slot, length, row of its last token)"""
-    prompts: list[PromptRows] = field(default_factory=list)
+    prompts: list[PromptLogprobRows] = field(default_factory=list)
     prompt_rows: list[I32] = field(default_factory=list)
     total: int = 0
 
 
-def lay_out(tables: Tables, plan: StepPlan, up: Upload) -> Step:
+def prepare_batch(tables: SlotTables, plan: StepPlan, up: Upload) -> InputBatch:
     """Take the plan's deltas into the tables' books, and to the upload; lay out its rows on the
     host.
 
@@ -118,7 +119,7 @@ def lay_out(tables: Tables, plan: StepPlan, up: Upload) -> Step:
     if plan.extend:
         step = _mixed(tables, plan, decode, drafts + 1, bound)
     else:
-        step = of_decodes(tables, decode, drafts + 1, bound)
+        step = decode_batch(tables, decode, drafts + 1, bound)
     if speculates:
         _lengthen(tables, step, plan.drafts)
     else:
@@ -126,7 +127,7 @@ def lay_out(tables: Tables, plan: StepPlan, up: Upload) -> Step:
     return step
 
 
-def gather(step: Step, up: Upload) -> None:
+def stage_rows(step: InputBatch, up: Upload) -> None:
     """What the device must be told of the step's rows goes to the upload."""
     ext = step.extends
     if ext is None:
@@ -146,7 +147,7 @@ def gather(step: Step, up: Upload) -> None:
         step.sent[name] = up.add(array)
 
 
-def fill(tables: Tables, step: Step, up: Upload) -> None:
+def fill_batch(tables: SlotTables, step: InputBatch, up: Upload) -> None:
     """The step's rows, on the device. The upload has been sent."""
     if step.extends is None:
         fill_decodes(tables, step, up[step.sent["decode"]])
@@ -154,7 +155,7 @@ def fill(tables: Tables, step: Step, up: Upload) -> None:
         _fill_mixed(tables, step, step.extends, up)
 
 
-def _lengthen(t: Tables, step: Step, drafts: int) -> None:
+def _lengthen(t: SlotTables, step: InputBatch, drafts: int) -> None:
     """The host's books after a step, where drafts are made."""
     t.host_len[step.slots[:step.ending]] += 1
     t.host_len[step.slots[step.ending:]] += step.q_len
@@ -162,18 +163,20 @@ def _lengthen(t: Tables, step: Step, drafts: int) -> None:
     t.drafts.held[step.slots] = drafts
 
 
-def of_decodes(t: Tables, decode: I32, q_len: int, bound: int) -> Step:
+def decode_batch(t: SlotTables, decode: I32, q_len: int, bound: int) -> InputBatch:
     """A step of decode rows alone, the steady state, on the host."""
     slots = np.repeat(decode, q_len) if q_len > 1 else decode
     flags = t.flags[slots]
-    return Step(decode, decode, slots, flags, int(np.bitwise_or.reduce(flags)), bound, 0, q_len)
+    return InputBatch(decode, decode, slots, flags, int(np.bitwise_or.reduce(flags)), bound, 0,
+                      q_len)
 
 
-def fill_decodes(t: Tables, step: Step, decode_d: Array, kept: tuple[Array, ...] = ()) -> None:
+def fill_decodes(t: SlotTables, step: InputBatch, decode_d: Array,
+                 kept: tuple[Array, ...] = ()) -> None:
     """The rows of such a step. decode_d: i32, its slots; kept: where `positions` and `row_slots_d`
     are to lie, if anywhere. Reads nothing else of the host than the number of slots, `q_len` and
     `bound`."""
-    q_len, tensor, long = step.q_len, t.moves.tensor, t.moves.long
+    q_len, tensor, long = step.q_len, t.arrays.tensor, t.arrays.long
     count = len(decode_d)
     rows = t.row_numbers[:count * q_len]
     dec = _decode_rows(t, decode_d, q_len - 1, step.bound, kept)
@@ -186,7 +189,7 @@ def fill_decodes(t: Tables, step: Step, decode_d: Array, kept: tuple[Array, ...]
     step.slots_d, step.positions, step.row_slots_d = decode_d, dec.sampled, dec.slots
 
 
-class _Decodes(NamedTuple):
+class _DecodePart(NamedTuple):
     """The decode part of a step: device arrays, lists by group."""
 
     tokens: Array
@@ -203,16 +206,16 @@ class _Decodes(NamedTuple):
     """Of each row."""
 
 
-def _decode_rows(t: Tables, decode_d: Array, drafts: int, bound: int,
-                 kept: tuple[Array, ...] = ()) -> _Decodes:
+def _decode_rows(t: SlotTables, decode_d: Array, drafts: int, bound: int,
+                 kept: tuple[Array, ...] = ()) -> _DecodePart:
     if not len(decode_d):
         none = t.seq_len[:0]
-        return _Decodes(t.last_token[:0], none, [none] * t.groups,
-                        [table[:0, :1] for table in t.pages], none, 0, none, none)
+        return _DecodePart(t.last_token[:0], none, [none] * t.groups,
+                           [table[:0, :1] for table in t.pages], none, 0, none, none)
     if t.fills:
-        return _at_once(t, decode_d, drafts + 1, bound + drafts, kept)
-    found = (_windows(t, decode_d, drafts, bound + drafts) if drafts
-             else _single(t, decode_d, bound))
+        return _decode_rows_by_kernel(t, decode_d, drafts + 1, bound + drafts, kept)
+    found = (_window_rows(t, decode_d, drafts, bound + drafts) if drafts
+             else _single_rows(t, decode_d, bound))
     if not kept:
         return found
     for to, own in zip(kept, (found.sampled, found.slots), strict=True):
@@ -220,9 +223,9 @@ def _decode_rows(t: Tables, decode_d: Array, drafts: int, bound: int,
     return found._replace(sampled=kept[0], slots=kept[1])
 
 
-def _single(t: Tables, decode_d: Array, bound: int) -> _Decodes:
+def _single_rows(t: SlotTables, decode_d: Array, bound: int) -> _DecodePart:
     """The last token of each sequence."""
-    where, size = t.moves.xp.where, t.page_size
+    where, size = t.arrays.xp.where, t.page_size
     length, ended = t.seq_len[decode_d], t.ended[decode_d]
     position = length - 1
     index, offset = position // size, position % size
@@ -231,15 +234,15 @@ def _single(t: Tables, decode_d: Array, bound: int) -> _Decodes:
     for table in t.pages:
         kv.append(where(ended, 0, table[decode_d, index] * size + offset))
         pages.append(table[decode_d, :width])
-    return _Decodes(t.last_token[decode_d], position, kv, pages, where(ended, 1, length), bound,
-                    length, decode_d)
+    return _DecodePart(t.last_token[decode_d], position, kv, pages, where(ended, 1, length), bound,
+                       length, decode_d)
 
 
-def _windows(t: Tables, decode_d: Array, drafts: int, bound: int) -> _Decodes:
+def _window_rows(t: SlotTables, decode_d: Array, drafts: int, bound: int) -> _DecodePart:
     """The last token of each sequence, and its drafts."""
-    xp, size, q_len = t.moves.xp, t.page_size, drafts + 1
+    xp, size, q_len = t.arrays.xp, t.page_size, drafts + 1
     length, ended = t.seq_len[decode_d], t.ended[decode_d]
-    at = (length - 1)[:, None] + t.moves.arange(0, q_len)
+    at = (length - 1)[:, None] + t.arrays.arange(0, q_len)
     sink = ended[:, None] | (at >= t.record[decode_d, LIMIT][:, None])
     index, offset, of = at // size, at % size, decode_d[:, None]
     width = -(-bound // size)
@@ -250,43 +253,44 @@ def _windows(t: Tables, decode_d: Array, drafts: int, bound: int) -> _Decodes:
     tokens = xp.concatenate((t.last_token[of], t.drafts.tokens[decode_d, :drafts]), 1)
     # Drafts beyond the model's length are never accepted: any position serves them.
     position = xp.where(at < t.max_len, at, t.max_len - 1)
-    return _Decodes(tokens.reshape(-1), position.reshape(-1), kv, pages,
-                    xp.where(ended, q_len, length + drafts), bound, (at + 1).reshape(-1),
-                    decode_d[t.row_numbers[:len(decode_d) * q_len] // q_len])
+    return _DecodePart(tokens.reshape(-1), position.reshape(-1), kv, pages,
+                       xp.where(ended, q_len, length + drafts), bound, (at + 1).reshape(-1),
+                       decode_d[t.row_numbers[:len(decode_d) * q_len] // q_len])
 
 
-def _at_once(t: Tables, decode_d: Array, q_len: int, bound: int, kept: tuple[Array, ...]
-             ) -> _Decodes:
+def _decode_rows_by_kernel(t: SlotTables, decode_d: Array, q_len: int, bound: int,
+                           kept: tuple[Array, ...]
+                           ) -> _DecodePart:
     """Either of them, by a kernel."""
     count, width = len(decode_d), -(-bound // t.page_size)
     rows, new = count * q_len, decode_d.new_empty
     sampled, row_slots = kept or (new((rows,)), new((rows,)))
-    out = Windows(new((rows,), dtype=torch.int64), new((rows,), dtype=torch.int64),
-                  new((t.groups, rows), dtype=torch.int64), new((t.groups, count, width)),
-                  new((count,)), sampled, row_slots)
+    out = DecodeRows(new((rows,), dtype=torch.int64), new((rows,), dtype=torch.int64),
+                     new((t.groups, rows), dtype=torch.int64), new((t.groups, count, width)),
+                     new((count,)), sampled, row_slots)
     t.sampling.fill(decode_d, t.progress, t.drafts.tokens, t.record, t.page_tables,
-                    Lengths(q_len, t.page_size, width, t.max_len), out)
-    return _Decodes(out.tokens, out.positions, list(out.kv), list(out.pages), out.lens, bound,
-                    out.sampled, out.row_slots)
+                    WindowSizes(q_len, t.page_size, width, t.max_len), out)
+    return _DecodePart(out.tokens, out.positions, list(out.kv), list(out.pages), out.lens, bound,
+                       out.sampled, out.row_slots)
 
 
-def _mixed(t: Tables, plan: StepPlan, decode: I32, q_len: int, bound: int) -> Step:
+def _mixed(t: SlotTables, plan: StepPlan, decode: I32, q_len: int, bound: int) -> InputBatch:
     ext = _extends(t, np.frombuffer(plan.extend, np.int32).reshape(-1, 2))
     ending = np.array([slot for slot, _, _ in ext.ending], np.int32)
     windows = np.repeat(decode, q_len)
     sampled, row_slots = (np.concatenate((ending, own)) for own in (decode, windows))
     flags = t.flags[row_slots]
-    return Step(decode, sampled, row_slots, flags, int(np.bitwise_or.reduce(flags)), bound,
-                len(ending), q_len, ext, ext.prompts)
+    return InputBatch(decode, sampled, row_slots, flags, int(np.bitwise_or.reduce(flags)), bound,
+                      len(ending), q_len, ext, ext.prompts)
 
 
-def _fill_mixed(t: Tables, step: Step, ext: _Extends, up: Upload) -> None:
+def _fill_mixed(t: SlotTables, step: InputBatch, ext: _ExtendPart, up: Upload) -> None:
     slot, position, token, length, wanted = (
         up[step.sent[name]] for name in ("slot", "position", "token", "length", "wanted"))
     step.slots_d, step.row_slots_d = up[step.sent["sampled"]], up[step.sent["rows"]]
     dec = _decode_rows(t, step.slots_d[step.ending:], step.q_len - 1, step.bound)
-    count, join = len(step.decode), t.moves.xp.concatenate
-    long, tensor = t.moves.long, t.moves.tensor
+    count, join = len(step.decode), t.arrays.xp.concatenate
+    long, tensor = t.arrays.long, t.arrays.tensor
     tokens = tensor(join((long(token), dec.tokens)))
     positions, logit_rows = tensor(long(join((position, dec.position)))), tensor(long(wanted))
     lens = tensor(dec.lens) if count else None
@@ -301,14 +305,14 @@ def _fill_mixed(t: Tables, step: Step, ext: _Extends, up: Upload) -> None:
     step.following = long(up[step.sent["following"]]) if t.drafts.most else None
 
 
-def _extend_rows(t: Tables, ext: _Extends, table: Array) -> list[ExtendRow]:
+def _extend_rows(t: SlotTables, ext: _ExtendPart, table: Array) -> list[ExtendRow]:
     return [ExtendRow(slot, start, count,
-                      t.moves.tensor(table[slot, :-(-(start + count) // t.page_size)]))
+                      t.arrays.tensor(table[slot, :-(-(start + count) // t.page_size)]))
             for slot, start, count in ext.rows]
 
 
-def _extends(t: Tables, extend: I32) -> _Extends:
-    out = _Extends()
+def _extends(t: SlotTables, extend: I32) -> _ExtendPart:
+    out = _ExtendPart()
     for slot, count in extend.tolist():
         seq = t.sequences.get(slot)
         if seq is None or count < 1 or seq.done + count > seq.length:
@@ -323,8 +327,8 @@ def _extends(t: Tables, extend: I32) -> _Extends:
             out.following += [seq.tokens[start + 1:seq.done + 1], _ZERO[:seq.done == seq.length]]
         if t.flags[slot] & PROMPT_LOGPROBS and start + 1 < seq.prompt_len:
             last = min(seq.done + 1, seq.prompt_len)
-            out.prompts.append(PromptRows(slot, start + 1, seq.tokens[start + 1:last],
-                                          seq.params.prompt_logprobs))
+            out.prompts.append(PromptLogprobRows(slot, start + 1, seq.tokens[start + 1:last],
+                                                 seq.params.prompt_logprobs))
             out.prompt_rows.append(np.arange(out.total, out.total + last - start - 1,
                                              dtype=np.int32))
         out.total += count

@@ -58,8 +58,8 @@ class Forms:
             stack.enter_context(patch.object(InterpretedFunction, "__getitem__", launcher))
             for module in [own for name, own in sys.modules.items()
                            if name.startswith("actorium.kernels.triton.")]:
-                if hasattr(module, "limits"):
-                    stack.enter_context(patch.object(module, "limits", lambda device: H100))
+                if hasattr(module, "device_limits"):
+                    stack.enter_context(patch.object(module, "device_limits", lambda device: H100))
             stack.enter_context(patch.object(torch, "empty", torch.zeros))
             stack.enter_context(patch.object(Tensor, "new_empty", Tensor.new_zeros))
             # On a CUDA device the last layer has no other way for the few rows that are wanted.
@@ -190,7 +190,7 @@ def _commit(slots: Any, positions: Any, tokens: Any, record: Any, last_token: An
 def _fill(slots: Any, last_token: Any, seq_len: Any, ended: Any, tokens: Any, positions: Any,
           pages: Any, lens: Any, sampled: Any, row_slots: Any, q_len: int, max_len: int,
           tables: Any, width: int, **_: Any) -> None:
-    """See `record.Windows`; drafts are token 0, and all keys and values go to the sink."""
+    """See `record.DecodeRows`; drafts are token 0, and all keys and values go to the sink."""
     own, place = slots.long(), torch.arange(q_len)
     at = (seq_len[own] - 1)[:, None] + place
     tokens.copy_(torch.where(place > 0, 0, last_token[own][:, None]).view(-1))

@@ -34,7 +34,7 @@ from actorium.actors.config.tree import (
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.graphs.prompt_segments import SegmentGraphs
+from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.plan.graph_memory import (
     Graphs,
     Refusals,
@@ -42,8 +42,8 @@ from actorium.gpu.plan.graph_memory import (
     segment_sizes,
     why_eager,
 )
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.worker import device
 
 pytestmark = pytest.mark.usefixtures("as_on_a_device")
@@ -68,12 +68,12 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     return functools.cache(lambda kind: model_of_kind(tmp_path_factory.mktemp(kind), kind))
 
 
-def play(runner: Runner, kind: str, number: int = 14, **more: Any) -> list[Output]:
+def play(runner: ModelRunner, kind: str, number: int = 14, **more: Any) -> list[Output]:
     """Requests of one kind, of which the later ones come while the first ones run."""
     return played(runner, PROMPTS, KINDS[kind], number, budget=BUDGET, **more)[1]
 
 
-def sizes_of(runner: Runner) -> list[int]:
+def sizes_of(runner: ModelRunner) -> list[int]:
     """Tokens of each step from now on."""
     sizes: list[int] = []
     plain = runner.launch
@@ -97,8 +97,8 @@ def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name
                                                 kind: str) -> None:
     """Prompts and decodes mixed, chunks, cached prefixes, odd numbers of tokens."""
     model, most = make(name), {"slots": 8, "checkpoints": 9}
-    want = play(make_runner(model, 0, moves=Device, **most), kind)
-    runner = make_runner(model, 0, moves=Device, **most)
+    want = play(make_runner(model, 0, arrays=DeviceArrays, **most), kind)
+    runner = make_runner(model, 0, arrays=DeviceArrays, **most)
     segments, sizes = with_segments(runner, SIZES), sizes_of(runner)
     got = play(runner, kind)
     assert told(got) == told(want)
@@ -109,8 +109,8 @@ def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name
 def test_beside_graphs_of_decodes(make: Callable[[str], Any]) -> None:
     """Both in one memory: what one leaves there the other overwrites."""
     model = make("attention")
-    want = play(make_runner(model, 0, slots=8, moves=Device), "all")
-    runner = make_runner(model, 0, slots=8, moves=Device)
+    want = play(make_runner(model, 0, slots=8, arrays=DeviceArrays), "all")
+    runner = make_runner(model, 0, slots=8, arrays=DeviceArrays)
     graphs = with_graphs(runner, [1, 3, 5])
     segments, sizes = with_segments(runner, SIZES), sizes_of(runner)
     got = play(runner, "all")
@@ -124,7 +124,7 @@ def test_windows_and_drafts(make: Callable[[str], Any], kind: str) -> None:
     """Drafts are made of every row of a step, and written behind the rows that are certain."""
     model, runs = make("hybrid"), []
     for captured in (False, True):
-        runner = make_runner(model, 2, slots=6, moves=Device, mtp=True, force=(0.7, 0.4))
+        runner = make_runner(model, 2, slots=6, arrays=DeviceArrays, mtp=True, force=(0.7, 0.4))
         segments = with_segments(runner, SIZES) if captured else None
         runs.append(told(play(runner, kind, 10, speculative="mtp:2,fixed")))
     assert runs[0] == runs[1]
@@ -139,7 +139,7 @@ def test_padding_touches_the_sink_alone(make: Callable[[str], Any]) -> None:
 
 def test_a_middle_that_reads_too_late_is_seen(make: Callable[[str], Any]) -> None:
     """What a segment leaves for the next middle is gone with the next replay."""
-    runner = make_runner(make("attention"), 0, slots=8, moves=Device)
+    runner = make_runner(make("attention"), 0, slots=8, arrays=DeviceArrays)
     segments = with_segments(runner, [8])
     chain = segments._chains[8]
     with torch.inference_mode():
@@ -152,11 +152,11 @@ def test_a_middle_that_reads_too_late_is_seen(make: Callable[[str], Any]) -> Non
 # --- which, and how many -------------------------------------------------------------------------
 
 def test_the_largest_first_and_nothing_but_the_sink(make: Callable[[str], Any]) -> None:
-    runner = make_runner(make("attention"), 0, slots=8, moves=Device)
+    runner = make_runner(make("attention"), 0, slots=8, arrays=DeviceArrays)
     for layer in runner.pools[0].layers:
         layer.fill_(math.nan)
     said: list[tuple[str, str]] = []
-    segments = SegmentGraphs(runner, RecordingCapturer(), [20, 8, 3])
+    segments = PiecewiseGraphRunner(runner, RecordingCapturer(), [20, 8, 3])
     segments.capture(lambda phase, detail: said.append((phase, detail)))
     assert said == [("warming", f"segments {i}/3") for i in range(3)]
     assert runner.segments is None, "nothing is served before all are there"
@@ -192,7 +192,7 @@ def test_a_worker_opens_with_graphs_and_segments(tmp_path: Path,
     """As on CUDA: what they take is measured before pages are shared out, and again at the end."""
     write_checkpoint(tmp_path, seed=5)
     free = iter(range(10_000, 0, -100))
-    monkeypatch.setattr(device, "transport", lambda own, *_: Device(own))
+    monkeypatch.setattr(device, "device_arrays", lambda own, *_: DeviceArrays(own))
     monkeypatch.setattr(device, "why_eager", lambda *_: Refusals())
     monkeypatch.setattr(device, "CudaCapturer", lambda _: RecordingCapturer())
     monkeypatch.setattr(device, "_free_bytes", lambda _: next(free))

@@ -21,12 +21,12 @@ from helpers_worker import CPU, Ring
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SpeculationConfig
 from actorium.actors.params import Resolved
-from actorium.gpu.graphs.prompt_segments import SegmentGraphs
-from actorium.gpu.graphs.step_graphs import DecodeGraphs
+from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
+from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device
-from actorium.gpu.worker.warmup import rehearse, walk
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays
+from actorium.gpu.worker.warmup import dummy_run, warm_up_kernels
 from actorium.kernels.ops import triton_fault
 
 pytest.importorskip("triton")
@@ -93,11 +93,11 @@ def model_of(path: Path, kind: str) -> Any:
     return model
 
 
-def runner_of(model: Any, drafts: int) -> Runner:
+def runner_of(model: Any, drafts: int) -> ModelRunner:
     """On Triton's kernels, with transport as on a device."""
     runner = make_runner(model, drafts, slots=17, page_size=16, pages=3000, mtp=drafts > 0,
                          checkpoints=8 if model.shape.state else 0,
-                         moves=Device(CPU, model.ops.apply_plan))
+                         arrays=DeviceArrays(CPU, model.ops.apply_plan))
     runner.tables.sampling = model.ops.sampling
     return runner
 
@@ -133,7 +133,7 @@ class Requests:
         return Resolved(max_tokens=draw.randint(1, 10), temperature=draw.choice([0.0, 0.0, 0.7]),
                         **{name: value for name, value in fields.items() if draw.random() < 0.15})
 
-    def serve(self, runner: Runner, number: int, speculative: str) -> int:
+    def serve(self, runner: ModelRunner, number: int, speculative: str) -> int:
         """So many of them, to their ends; prompt tokens that were found in the cache."""
         ring = Ring(runner, BUDGET, force_preempt_every=9, speculative=speculative)
         for i in range(number):
@@ -151,7 +151,7 @@ def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured:
     runner = runner_of(model, drafts)
     warm, met = Forms(), Forms()
     with warm.recording():
-        walk(runner, BUDGET, lambda *_: None)
+        warm_up_kernels(runner, BUDGET, lambda *_: None)
         if captured:
             capture(runner, warm, drafts)
     requests = Requests(5, model.shape.vocab_size, model.shape.max_model_len)
@@ -167,15 +167,15 @@ def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured:
         assert min(runner.served.values()) > 0
 
 
-def capture(runner: Runner, forms: Forms, drafts: int) -> None:
+def capture(runner: ModelRunner, forms: Forms, drafts: int) -> None:
     """Graphs of a few sizes, which a launcher would not see; as `worker.device` does it.
     """
     capturer = Rerun(forms)
-    runner.graphs = DecodeGraphs(runner, capturer, shapes([1, 4], range(1, drafts + 2)))
-    runner.segments = SegmentGraphs(runner, capturer, [32, 8])
+    runner.graphs = DecodeGraphRunner(runner, capturer, shapes([1, 4], range(1, drafts + 2)))
+    runner.segments = PiecewiseGraphRunner(runner, capturer, [32, 8])
     runner.graphs.capture(lambda *_: None)
     runner.segments.capture(lambda *_: None)
-    walk(runner, 32, lambda *_: None)
+    warm_up_kernels(runner, 32, lambda *_: None)
 
 
 def test_a_single_step_is_no_warm_up(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_single_step_is_no_warm_up(tmp_path: Path) -> None:
     model = model_of(tmp_path, "llama")
     runner, warm, met = runner_of(model, 0), Forms(), Forms()
     with warm.recording():
-        rehearse(runner, 2)
+        dummy_run(runner, 2)
     with met.recording():
         Requests(5, model.shape.vocab_size, model.shape.max_model_len).serve(runner, 12, "off")
     missing = met.beyond(warm)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.ops import NativeOps, TorchOps, select_ops
-from actorium.kernels.reference.mla import Latent
+from actorium.kernels.reference.latent import Latent
 
 CPU = torch.device("cpu")
 PAGE, HEADS, KV, DIM = 8, 4, 2, 64

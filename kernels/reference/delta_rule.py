@@ -70,7 +70,7 @@ def delta_step(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, rows: Tenso
     return (state @ q).squeeze(-1)
 
 
-class _Parts(NamedTuple):
+class _DeltaChunks(NamedTuple):
     """What is known of each chunk without the state before it. B = chunks * HV."""
 
     read: Tensor
@@ -85,7 +85,7 @@ class _Parts(NamedTuple):
     """[B, 1, 1]: of the state, over the chunk."""
 
 
-def _through(parts: _Parts, states: Tensor, plan: Ragged, heads: Heads) -> Tensor:
+def _through(parts: _DeltaChunks, states: Tensor, plan: Ragged, heads: Heads) -> Tensor:
     """The states through the waves, and kept where the plan says.
 
     parts: f32; states: [rows, HV, V, K], in place. Returns f32[B, L, V].
@@ -128,7 +128,7 @@ def delta_extend(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Rag
 
 
 def _inside(qkv: tuple[Tensor, Tensor, Tensor], g: Tensor, beta: Tensor, size: int,
-            heads: Heads) -> _Parts:
+            heads: Heads) -> _DeltaChunks:
     """See section 3.3 of the paper. All but q and k are by value head: [N, HK, R, L, ...]."""
     shared, key = heads.values // heads.keys, heads.key_dim
     q, k = (x.view(-1, size, heads.keys, key).transpose(1, 2) for x in qkv[:2])
@@ -146,6 +146,6 @@ def _inside(qkv: tuple[Tensor, Tensor, Tensor], g: Tensor, beta: Tensor, size: i
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     read = torch.cat((solved[..., heads.value_dim:], q * old.unsqueeze(-1)), -2)
     write = k * (total[..., -1:] - total).exp_().unsqueeze(-1)
-    return _Parts(read.reshape(-1, 2 * size, key), solved[..., :heads.value_dim].reshape(
+    return _DeltaChunks(read.reshape(-1, 2 * size, key), solved[..., :heads.value_dim].reshape(
         *shape, heads.value_dim), attend.reshape(*shape, size), write.reshape(*shape, key),
         old[..., -1].reshape(-1, 1, 1))

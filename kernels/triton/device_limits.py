@@ -9,7 +9,7 @@ import torch
 import triton
 
 
-class Limits(NamedTuple):
+class DeviceLimits(NamedTuple):
     """Of a device."""
 
     capability: int
@@ -19,17 +19,17 @@ class Limits(NamedTuple):
     """Bytes of shared memory that one program may have."""
 
 
-HOPPER = Limits(90, 1, 227 * 1024)
+HOPPER = DeviceLimits(90, 1, 227 * 1024)
 """What the interpreter stands for: its programs run one by one."""
 
 
 @cache
-def limits(device: torch.device) -> Limits:
+def device_limits(device: torch.device) -> DeviceLimits:
     """Of this device, for which Triton compiles what is launched with it."""
     if triton.knobs.runtime.interpret:
         return HOPPER
     active = triton.runtime.driver.active
     index = active.get_current_device() if device.index is None else device.index
     own = active.utils.get_device_properties(index)
-    return Limits(active.get_current_target().arch, own["multiprocessor_count"],
-                  own["max_shared_mem"])
+    return DeviceLimits(active.get_current_target().arch, own["multiprocessor_count"],
+                        own["max_shared_mem"])

@@ -36,11 +36,11 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.graphs.step_graphs import DecodeGraphs
+from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graph_memory import batch_sizes, graph_shapes
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays
 from actorium.tools.cli import main
 
 pytestmark = pytest.mark.usefixtures("as_on_a_device")
@@ -67,7 +67,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     return functools.cache(lambda kind: model_of_kind(tmp_path_factory.mktemp(kind), kind))
 
 
-def play(runner: Runner, kind: str, number: int = 24,
+def play(runner: ModelRunner, kind: str, number: int = 24,
          **more: Any) -> tuple[Ring, list[Output]]:
     """Requests of one kind, of which the later ones come while the first ones run."""
     return played(runner, PROMPTS, KINDS[kind], number, **more)
@@ -81,8 +81,8 @@ def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name
                                                 kind: str) -> None:
     """Batches grow and shrink over the sizes of graphs, and beyond them."""
     model = make(name)
-    _, want = play(make_runner(model, 0, slots=12, moves=Device), kind, budget=24)
-    runner = make_runner(model, 0, slots=12, moves=Device)
+    _, want = play(make_runner(model, 0, slots=12, arrays=DeviceArrays), kind, budget=24)
+    runner = make_runner(model, 0, slots=12, arrays=DeviceArrays)
     graphs = with_graphs(runner, SIZES)
     _, got = play(runner, kind, budget=24)
     assert told(got) == told(want)
@@ -92,8 +92,8 @@ def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name
 @pytest.mark.parametrize("name", ["attention", "hybrid"])
 def test_preemptions_and_aborts(make: Callable[[str], Any], name: str) -> None:
     model, sizes = make(name), {"slots": 6, "pages": 40, "checkpoints": 4}
-    _, want = play(make_runner(model, 0, moves=Device, **sizes), "truncated")
-    runner = make_runner(model, 0, moves=Device, **sizes)
+    _, want = play(make_runner(model, 0, arrays=DeviceArrays, **sizes), "truncated")
+    runner = make_runner(model, 0, arrays=DeviceArrays, **sizes)
     graphs = with_graphs(runner, [1, 3, 5])
     ring, got = play(runner, "truncated", cancel=(4, 9, 17), budget=24, force_preempt_every=4)
     assert ring.preemptions >= 4 and graphs.replays > 10
@@ -112,7 +112,8 @@ def test_own_drafts_from_verifying_to_drafting(make: Callable[[str], Any], draft
     model = make("hybrid")
     runs = []
     for captured in (False, True):
-        runner = make_runner(model, drafts, slots=6, moves=Device, mtp=True, force=(0.7, 0.4))
+        runner = make_runner(model, drafts, slots=6, arrays=DeviceArrays, mtp=True,
+                             force=(0.7, 0.4))
         graphs = with_graphs(runner, [2, 5], (1, drafts + 1)) if captured else None
         ring, got = play(runner, kind, 12, budget=40, speculative=f"mtp:{drafts},fixed")
         runs.append((told(got), ring.core.health().gauges["spec_decode_num_accepted_tokens"]))
@@ -125,7 +126,8 @@ def test_windows_that_change_from_step_to_step(make: Callable[[str], Any]) -> No
     runs = []
     for captured in (False, True):
         rng = random.Random(1)
-        runner = make_runner(make("hybrid"), 2, slots=6, moves=Device, mtp=True, force=(0.8, 0.6))
+        runner = make_runner(make("hybrid"), 2, slots=6, arrays=DeviceArrays, mtp=True,
+                             force=(0.8, 0.6))
         graphs = with_graphs(runner, [2, 5], (1, 2, 3)) if captured else None
         ring = Ring(runner, budget=40, speculative="mtp:2,fixed")
         ring.core._planner.drafting.next = lambda batch, rng=rng: rng.choice([0, 0, 1, 1, 2, 2, 2])
@@ -139,9 +141,9 @@ def test_windows_that_change_from_step_to_step(make: Callable[[str], Any]) -> No
 def test_right_drafts_and_wrong_ones(make: Callable[[str], Any]) -> None:
     """Of somebody else: the host makes them between two replays."""
     model = make("attention")
-    _, want = play(make_runner(model, 0, slots=9, moves=Device), "truncated", 10)
+    _, want = play(make_runner(model, 0, slots=9, arrays=DeviceArrays), "truncated", 10)
     guess = Guess(lambda seed, at: (seed * 31 + at * 17) % 5 < 3)
-    runner = make_runner(model, 2, guess, slots=9, moves=Device)
+    runner = make_runner(model, 2, guess, slots=9, arrays=DeviceArrays)
     guess.tables = runner.tables
     guess.wholes = {i + 1: PROMPTS[i] + out.tokens for i, out in enumerate(want)}
     graphs = with_graphs(runner, SIZES, (1, 2, 3))
@@ -160,18 +162,18 @@ def _i4(*values: Any) -> bytes:
 
 
 def test_a_step_is_one_copy_to_the_device_or_none(make: Callable[[str], Any]) -> None:
-    runner = make_runner(make("attention"), 0, slots=8, moves=Device)
+    runner = make_runner(make("attention"), 0, slots=8, arrays=DeviceArrays)
     with_graphs(runner, SIZES)
-    moves: Any = runner.moves
+    arrays: Any = runner.arrays
     sent = []
 
     def run(**plan: Any) -> None:
-        before, begun = moves.uploads, []
+        before, begun = arrays.uploads, []
         launched = runner.launch(StepPlan(1, len(sent), **plan),
-                                 lambda: begun.append(moves.uploads))
+                                 lambda: begun.append(arrays.uploads))
         assert begun == [before], "the host's part is over, the device's has not begun"
         launched.result()
-        sent.append(moves.uploads - before)
+        sent.append(arrays.uploads - before)
 
     loaded = Resolved(max_tokens=50, logit_bias={3: 1.0}, frequency_penalty=0.1, logprobs=2,
                       prompt_logprobs=1, eos_ids=(5,), min_tokens=4)
@@ -188,9 +190,9 @@ def test_a_step_is_one_copy_to_the_device_or_none(make: Callable[[str], Any]) ->
 
 
 def test_what_is_captured_and_what_is_not(make: Callable[[str], Any]) -> None:
-    runner = make_runner(make("attention"), 0, slots=8, moves=Device)
+    runner = make_runner(make("attention"), 0, slots=8, arrays=DeviceArrays)
     said: list[tuple[str, str]] = []
-    graphs = DecodeGraphs(runner, RecordingCapturer(), shapes(SIZES))
+    graphs = DecodeGraphRunner(runner, RecordingCapturer(), shapes(SIZES))
     before = [t.clone() for t in (runner.tables.seq_len, runner.tables.ended, *runner.tables.pages)]
     graphs.capture(lambda phase, detail: said.append((phase, detail)))
     after = (runner.tables.seq_len, runner.tables.ended, *runner.tables.pages)
@@ -255,7 +257,7 @@ def test_experts_grouped_by_the_host_cannot_be_captured(tmp_path: Path) -> None:
     model = load_model(tmp_path, Config(model=ModelConfig(max_model_len=96)), CPU, lambda *_: None)
     assert model.waits
     with pytest.raises(AssertionError, match="waits for the device"):
-        with_graphs(make_runner(model, 0, slots=4, moves=Device), [2])
+        with_graphs(make_runner(model, 0, slots=4, arrays=DeviceArrays), [2])
 
 
 def test_a_host_read_cannot_be_captured() -> None:

@@ -16,12 +16,12 @@ from helpers_worker import complete
 from actorium.actors.config.tree import Config, SchedulerConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.plan.graph_memory import Graphs, GraphShape
-from actorium.gpu.step.runner import Runner
-from actorium.gpu.step.staging import Device, Host
-from actorium.gpu.step.tables import SAMPLES, TRUNCATES, Tables
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
+from actorium.gpu.step.tables import SAMPLES, TRUNCATES, SlotTables
 from actorium.gpu.worker import device
 from actorium.gpu.worker.measure import Footprint
-from actorium.gpu.worker.warmup import Played, play, played, walk
+from actorium.gpu.worker.warmup import WarmupCase, run_case, warm_up_kernels, warmup_cases
 
 BUDGET = 24
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75))]
@@ -30,10 +30,10 @@ PARAMS = [Resolved(max_tokens=8, temperature=0.0),
           Resolved(max_tokens=8, temperature=0.9, frequency_penalty=0.4)]
 
 
-def runner_of(path: Path, kind: str, moves: type[Any]) -> Runner:
+def runner_of(path: Path, kind: str, arrays: type[Any]) -> ModelRunner:
     """With two drafts, and checkpoints, where the layers have them; all memory is as new."""
     drafts = 2 if kind == "hybrid" else 0
-    runner = make_runner(model_of_kind(path, kind), drafts, pages=40, moves=moves,
+    runner = make_runner(model_of_kind(path, kind), drafts, pages=40, arrays=arrays,
                          checkpoints=3 * (kind == "hybrid"), mtp=drafts > 0)
     for pool in runner.all_pools:
         for layer in pool.layers:
@@ -43,20 +43,20 @@ def runner_of(path: Path, kind: str, moves: type[Any]) -> Runner:
     return runner
 
 
-def numbers(t: Tables) -> list[Any]:
+def numbers(t: SlotTables) -> list[Any]:
     """All that a table holds."""
     arrays = [t.last_token, t.seq_len, t.ended, t.record, t.eos[:, :1], t.drafts.tokens, *t.pages,
               t.drafts.accepted, t.drafts.held, t.host_len, t.host_low, t.host_min, t.flags]
     return [own.clone().numpy() if isinstance(own, torch.Tensor) else own.copy() for own in arrays]
 
 
-@pytest.mark.parametrize(("kind", "moves"), [("plain", Device), ("windows", Device),
-                                             ("hybrid", Device), ("hybrid", Host)])
-def test_nothing_is_left_but_rubbish_in_the_sink(kind: str, moves: type[Any], tmp_path: Path
+@pytest.mark.parametrize(("kind", "arrays"), [("plain", DeviceArrays), ("windows", DeviceArrays),
+                                             ("hybrid", DeviceArrays), ("hybrid", HostArrays)])
+def test_nothing_is_left_but_rubbish_in_the_sink(kind: str, arrays: type[Any], tmp_path: Path
                                                  ) -> None:
-    runner = runner_of(tmp_path, kind, moves)
+    runner = runner_of(tmp_path, kind, arrays)
     before, said = numbers(runner.tables), []
-    walk(runner, BUDGET, lambda phase, detail: said.append((phase, detail)))
+    warm_up_kernels(runner, BUDGET, lambda phase, detail: said.append((phase, detail)))
     for own, was in zip(numbers(runner.tables), before, strict=True):
         np.testing.assert_array_equal(own, was)
     t = runner.tables
@@ -72,17 +72,17 @@ def test_nothing_is_left_but_rubbish_in_the_sink(kind: str, moves: type[Any], tm
 
 def test_requests_have_the_tokens_they_would_have_had(tmp_path: Path) -> None:
     """With what was allocated for rare parameters given up, and graphs beside."""
-    runner = runner_of(tmp_path, "plain", Device)
+    runner = runner_of(tmp_path, "plain", DeviceArrays)
     want = complete(runner, PROMPTS, PARAMS)
-    walk(runner, BUDGET, lambda *_: None)
+    warm_up_kernels(runner, BUDGET, lambda *_: None)
     with_graphs(runner, [1, 4])
     with_segments(runner, [8])
-    walk(runner, 8, lambda *_: None)
+    warm_up_kernels(runner, 8, lambda *_: None)
     assert complete(runner, PROMPTS, PARAMS) == want
 
 
 def test_every_way_through_the_sampler_and_every_window_is_played(tmp_path: Path) -> None:
-    runner = runner_of(tmp_path, "hybrid", Host)
+    runner = runner_of(tmp_path, "hybrid", HostArrays)
     met: set[tuple[int, int, bool, int]] = set()
     inner = runner._sample
 
@@ -91,7 +91,7 @@ def test_every_way_through_the_sampler_and_every_window_is_played(tmp_path: Path
         return inner(step, logits, up, out)
 
     runner._sample = spy  # type: ignore[method-assign]
-    walk(runner, BUDGET, lambda *_: None)
+    warm_up_kernels(runner, BUDGET, lambda *_: None)
     needs = {each[0] for each in met}
     assert {0, SAMPLES, SAMPLES | TRUNCATES} < needs
     assert {bit for bit in range(8) if any(need >> bit & 1 for need in needs)} == set(range(8))
@@ -104,14 +104,14 @@ def test_plans_fit_the_smallest_engine(tmp_path: Path) -> None:
     runner = make_runner(model, 0, slots=2, pages=2)
     for budget in (1, 2, 5):
         assert all(count <= budget and cached + count + each.left < model.shape.max_model_len
-                   for each in played(runner.tables, budget) for cached, count in each.rows)
-        walk(runner, budget, lambda *_: None)
+                   for each in warmup_cases(runner.tables, budget) for cached, count in each.rows)
+        warm_up_kernels(runner, budget, lambda *_: None)
         assert not runner.tables.sequences
 
 
 def test_what_lies_before_a_question_is_believed(tmp_path: Path) -> None:
     """The host takes the tokens before it for computed: the question's alone are."""
-    runner, seen = runner_of(tmp_path, "plain", Host), []
+    runner, seen = runner_of(tmp_path, "plain", HostArrays), []
     inner = runner.model.forward
 
     def spy(batches: Any, *rest: Any) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_what_lies_before_a_question_is_believed(tmp_path: Path) -> None:
         return inner(batches, *rest)
 
     runner.model.forward = spy  # type: ignore[method-assign]
-    play(runner, Played([(60, 5), (0, 3)], [0], beside=2))
+    run_case(runner, WarmupCase([(60, 5), (0, 3)], [0], beside=2))
     assert seen == [[(60, 5), (0, 3)], [(0, 2)]]
     assert not runner.tables.sequences
 
@@ -128,21 +128,22 @@ def test_a_device_is_warm_before_its_graphs_are_captured_and_again_with_them(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order in which a CUDA device is opened, whose work is made up here."""
     done: list[Any] = []
-    runner = SimpleNamespace(moves=SimpleNamespace(device=torch.device("cuda")), graphs=None,
+    runner = SimpleNamespace(arrays=SimpleNamespace(device=torch.device("cuda")), graphs=None,
                              segments=None)
     kinds = [SimpleNamespace(capture=lambda say, name=name: done.append(name))
              for name in ("decodes", "segments")]
     monkeypatch.setattr(device, "check_numbers", lambda *_: done.append("numbers"))
-    monkeypatch.setattr(device, "walk", lambda own, budget, say: done.append(
+    monkeypatch.setattr(device, "warm_up_kernels", lambda own, budget, say: done.append(
         (budget, own.graphs is kinds[0], own.segments is kinds[1])))
     monkeypatch.setattr(device, "_graphs", lambda *_: Graphs([GraphShape(4, 1)], [64, 16]))
     monkeypatch.setattr(device, "_to_capture", lambda *_: kinds)
     monkeypatch.setattr(device, "CudaCapturer", lambda _: None)
-    memory = iter([device.Memory(900, 100), device.Memory(700, 250)])
+    memory = iter([device.DeviceMemory(900, 100), device.DeviceMemory(700, 250)])
     monkeypatch.setattr(device, "_memory", lambda _: next(memory))
     config = Config(scheduler=SchedulerConfig(max_num_batched_tokens=256))
     footprint, seconds = Footprint({}, {}), {"warm up": 0.0}
-    assert device._warm_up(config, runner, footprint, lambda *_: None) is None  # type: ignore[arg-type]
+    assert device._warm_up(config, runner, footprint,
+                           lambda *_: None) is None  # type: ignore[arg-type]
     device._capture(config, runner, footprint, lambda *_: None, seconds)  # type: ignore[arg-type]
     assert done == ["numbers", (256, False, False), "decodes", "segments", (64, True, True)]
     assert footprint.measured["graphs"] == 200 and set(seconds) == {"warm up", "graphs"}

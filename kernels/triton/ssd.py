@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actorium.kernels.reference.mamba2 import Inputs
+from actorium.kernels.reference.ssd import SSDInputs
 
 DIMS = 32
 """Rows of a state in a program: 32 x 128 fp32 are 128 registers of one warp's threads, so that no
@@ -39,7 +39,7 @@ def _step(x: tl.tensor, b: tl.tensor, c: tl.tensor, dt: tl.tensor, x_stride: tl.
     tl.store(out + (at * H + head) * P + p, done, mask=live_p)
 
 
-def ssd_step(inputs: Inputs, states: Tensor, rows: Tensor, a: Tensor, skip: Tensor) -> Tensor:
+def ssd_step(inputs: SSDInputs, states: Tensor, rows: Tensor, a: Tensor, skip: Tensor) -> Tensor:
     """See `mamba2.ssd_step`. The numbers of a token lie side by side in each of the inputs."""
     x, b, c, dt = inputs
     batch, heads, dims = x.shape

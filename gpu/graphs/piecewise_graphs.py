@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from actorium.gpu.graphs.capture import Capturer, Replayable, Say
+from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase
 from actorium.gpu.models.decoder import Decoder, Layer
 from actorium.gpu.models.plan import AttentionPlan, GroupStep
 from actorium.gpu.models.plan import Step as Layers
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.pools import PagePool
-from actorium.gpu.step.states import Recurrent
-from actorium.gpu.step.steps import Step
+from actorium.gpu.step.input_batch import InputBatch
+from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.states import RecurrentBatch
 from actorium.kernels.inputs import Input, settled
 
 if TYPE_CHECKING:
-    from actorium.gpu.step.runner import Runner
+    from actorium.gpu.step.runner import ModelRunner
 
 NOTHING = AttentionPlan(0, None, None, None)
 """What a segment knows of how its rows attend."""
 
 
-class Segment(NamedTuple):
+class PieceGraph(NamedTuple):
     """Up to the middle of a layer."""
 
     work: Replayable
@@ -45,17 +45,17 @@ class Segment(NamedTuple):
     """What `Mixer.before` gave, until the next replay."""
 
 
-class Chain(NamedTuple):
+class PiecewiseGraph(NamedTuple):
     """A step's segments."""
 
-    segments: list[Segment]
+    segments: list[PieceGraph]
     ropes: list[Tensor]
     x: Input | None
     hidden: Tensor
     """Both as they go into the last layer's middle; see `Mixer.after`."""
 
 
-class Inputs:
+class StaticInputs:
     """What segments take from outside, one memory for all numbers of tokens: only one step is under
     way at a time."""
 
@@ -99,23 +99,23 @@ class Inputs:
         self._numbers.zero_()
 
 
-class SegmentGraphs:
+class PiecewiseGraphRunner:
     """Segments of a runner's steps."""
 
-    def __init__(self, runner: Runner, capturer: Capturer, sizes: Sequence[int]) -> None:
+    def __init__(self, runner: ModelRunner, capturer: Capturer, sizes: Sequence[int]) -> None:
         """sizes: tokens that segments are captured for, in the order of capture."""
         assert isinstance(runner.model, Decoder)
         self._model, self._pools = runner.model, runner.pools
         self._capturer, self.shapes = capturer, list(sizes)
         self._sizes = sorted(sizes)
-        self._inputs = Inputs(runner.model, runner.tables.groups, self._sizes[-1])
-        self._chains: dict[int, Chain] = {}
+        self._inputs = StaticInputs(runner.model, runner.tables.groups, self._sizes[-1])
+        self._chains: dict[int, PiecewiseGraph] = {}
         self.replays = 0
         """Steps served so far."""
 
     # --- capturing ---------------------------------------------------------------------------
 
-    def capture(self, say: Say, most: int | None = None) -> None:
+    def capture(self, say: ReportPhase, most: int | None = None) -> None:
         """Capture segments, in the order of `shapes`; most: for so many numbers of tokens. Nothing
         is written but to the sink page."""
         todo = self.shapes[:most]
@@ -125,19 +125,19 @@ class SegmentGraphs:
                 self._chains[size] = self._captured(size)
 
     @torch.inference_mode()
-    def _captured(self, size: int) -> Chain:
+    def _captured(self, size: int) -> PiecewiseGraph:
         take, borrow = self._capturer.capture, self._capturer.borrow
         self._inputs.clear()
         layers = self._model.layers
         work, (step, x, p, hidden) = take(partial(self._first, size))
-        segments = [Segment(work, borrow(p))]
+        segments = [PieceGraph(work, borrow(p))]
         del p  # or the memory of each layer's would be kept
         for before, layer in zip(layers, layers[1:], strict=False):
             y = self._inputs.middle(before, size)
             work, (x, p, hidden) = take(partial(self._next, before, layer, step, y, x, hidden))
-            segments.append(Segment(work, borrow(p)))
+            segments.append(PieceGraph(work, borrow(p)))
             del p
-        return Chain(segments, step.ropes, x, hidden)
+        return PiecewiseGraph(segments, step.ropes, x, hidden)
 
     def _first(self, size: int) -> tuple[Layers, Input | None, Tensor, Tensor]:
         model, inputs = self._model, self._inputs
@@ -153,7 +153,7 @@ class SegmentGraphs:
 
     # --- serving -----------------------------------------------------------------------------
 
-    def serves(self, step: Step) -> bool:
+    def serves(self, step: InputBatch) -> bool:
         """Whether segments are there for a step."""
         return step.bounded and self._size(step.tokens) in self._chains
 
@@ -161,8 +161,8 @@ class SegmentGraphs:
         at = bisect_left(self._sizes, tokens)
         return self._sizes[at] if at < len(self._sizes) else 0
 
-    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[PagePool],
-                recurrent: Recurrent | None) -> Tensor:
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
+                recurrent: RecurrentBatch | None) -> Tensor:
         """See `Decoder.forward`; of a step that is served."""
         model, batch = self._model, batches[0]
         count = len(batch.tokens)

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
-from actorium.gpu.step.pools import PagePool, zeros
-from actorium.gpu.worker.prefault import PIECE, Prefault
+from actorium.gpu.step.pools import KVPagePool, zeros
+from actorium.gpu.worker.prefault import POPULATE_BYTES, PagePrefault
 
 PAGE, WIDTH = 16, 2048
 ROW = WIDTH * 2
 """Bytes of a token in a layer."""
 
 
-def pool(tokens: int, layers: int = 2) -> PagePool:
+def pool(tokens: int, layers: int = 2) -> KVPagePool:
     rows = [zeros((tokens, 4, WIDTH // 4), torch.bfloat16, torch.device("cpu"))
             for _ in range(layers)]
-    return cast(PagePool, SimpleNamespace(layers=rows, page_size=PAGE))
+    return cast(KVPagePool, SimpleNamespace(layers=rows, page_size=PAGE))
 
 
 def appends(*pages: int) -> StepPlan:
@@ -42,18 +42,18 @@ def there(layer: Tensor, first: int, last: int) -> float:
 
 
 @pytest.fixture
-def lazy() -> PagePool:
+def lazy() -> KVPagePool:
     made = pool(4096)
     probe = pool(1024, 1)
-    ahead = Prefault([probe], 1024)
+    ahead = PagePrefault([probe], 1024)
     ahead.all()
     if not ahead.populates:
         pytest.skip("a kernel without MADV_POPULATE_WRITE")
     return made
 
 
-def test_the_first_tokens_are_there(lazy: PagePool) -> None:
-    ahead = Prefault([lazy], 1024)
+def test_the_first_tokens_are_there(lazy: KVPagePool) -> None:
+    ahead = PagePrefault([lazy], 1024)
     ahead.all()
     assert not ahead.some()
     for layer in lazy.layers:
@@ -61,15 +61,15 @@ def test_the_first_tokens_are_there(lazy: PagePool) -> None:
         assert there(layer, 2048, 4096) == 0
 
 
-def test_memory_keeps_ahead_of_the_pages_in_use(lazy: PagePool) -> None:
-    ahead = Prefault([lazy], 512)
+def test_memory_keeps_ahead_of_the_pages_in_use(lazy: KVPagePool) -> None:
+    ahead = PagePrefault([lazy], 512)
     ahead.all()
     used = 2048 // PAGE
     ahead.saw(appends(used, 3))
     pieces = 0
     while ahead.some():
         pieces += 1
-    assert pieces >= 2 * ((2048 + 512) * ROW - PIECE) // PIECE - 2
+    assert pieces >= 2 * ((2048 + 512) * ROW - POPULATE_BYTES) // POPULATE_BYTES - 2
     for layer in lazy.layers:
         assert there(layer, 0, 2560) == 1
         assert there(layer, 3584, 4096) == 0
@@ -77,26 +77,26 @@ def test_memory_keeps_ahead_of_the_pages_in_use(lazy: PagePool) -> None:
     assert not ahead.some()
 
 
-def test_the_pages_of_the_layer_that_drafts_are_there(lazy: PagePool) -> None:
+def test_the_pages_of_the_layer_that_drafts_are_there(lazy: KVPagePool) -> None:
     """Plans name no pages of it."""
-    ahead = Prefault([pool(16)], 512, lazy)
+    ahead = PagePrefault([pool(16)], 512, lazy)
     ahead.saw(appends(2048 // PAGE))
     ahead.all()
     assert there(lazy.layers[0], 0, 2560) == 1
     assert there(lazy.layers[0], 3584, 4096) == 0
 
 
-def test_a_pool_ends(lazy: PagePool) -> None:
+def test_a_pool_ends(lazy: KVPagePool) -> None:
     """No byte beyond it is asked for, however far ahead."""
-    ahead = Prefault([lazy, pool(16)], 1 << 30)
+    ahead = PagePrefault([lazy, pool(16)], 1 << 30)
     ahead.all()
     assert not ahead.some()
     assert there(lazy.layers[1], 0, 4096) == 1
 
 
-def test_a_kernel_without_it(monkeypatch: pytest.MonkeyPatch, lazy: PagePool) -> None:
+def test_a_kernel_without_it(monkeypatch: pytest.MonkeyPatch, lazy: KVPagePool) -> None:
     monkeypatch.setattr("actorium.gpu.worker.prefault.POPULATE_WRITE", 9999)
-    ahead = Prefault([lazy], 1024)
+    ahead = PagePrefault([lazy], 1024)
     ahead.all()
     assert not ahead.populates
     assert not ahead.some()

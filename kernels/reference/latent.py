@@ -18,8 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.reference.attention import Attend, Chunk, torch_decode, torch_extend
 from actorium.kernels.reference.kv import read_rows, write_kv
+from actorium.kernels.reference.paged_attention import (
+    Attend,
+    ExtendChunk,
+    torch_decode,
+    torch_extend,
+)
 
 FEW = 8
 """Up to so many queries a sequence, heads are rows of one product with the sequence's latents."""
@@ -62,7 +67,7 @@ class Latent:
         return torch_decode(pages, lens, span, q_len, page_size, window, scale, latent_masked)
 
     def extend(
-        self, rows: Sequence[Chunk], page_size: int, window: int, scale: float
+        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
     ) -> Attend:
         """Chunks of sequences; see `attention.torch_extend`."""
         return torch_extend(rows, page_size, window, scale, latent_masked, latent_causal)
