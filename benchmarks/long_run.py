@@ -160,7 +160,7 @@ def holdings(scheduler: core.SchedulerCore) -> dict[str, int]:
     state = scheduler.state
     return {"requests": len(state.requests), "sequences": len(state.sequences),
             "queue": len(state.queue), "queued requests": state.queue.requests,
-            "extending": len(state.extending),
+            "extending": len(state.prefilling),
             "deadlines": int(scheduler.next_timer() is not None)}
 
 

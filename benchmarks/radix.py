@@ -71,7 +71,7 @@ def conversations(windows: list[int], rng: np.random.Generator) -> dict[str, flo
         for key in map(key_of, turn):
             spent, found = timed(tree.match, key)
             match.append(spent)
-            own = pages.take(len(key.data) // (PAGE * 4))
+            own = pages.allocate(len(key.data) // (PAGE * 4))
             for g, known in enumerate(found.pages):
                 own[g] = np.concatenate([known, own[g][len(known):]])
             insert.append(timed(tree.insert, key, own)[0])
@@ -90,7 +90,7 @@ def long_match(windows: list[int], nodes: int, rng: np.random.Generator) -> floa
     tree, pages = RadixCache(PAGE, windows), Pages(len(windows))
     tokens = rng.integers(0, 150_000, LONG)
     for end in range(LONG // nodes, LONG + 1, LONG // nodes):
-        tree.insert(key_of(tokens[:end]), pages.take(end // PAGE))
+        tree.insert(key_of(tokens[:end]), pages.allocate(end // PAGE))
     key = key_of(np.concatenate([tokens, rng.integers(0, 150_000, 3)]))
     spent = []
     for _ in range(200):

@@ -112,7 +112,8 @@ def _play(core: SchedulerCore, turn: Turn) -> Played:
             if event.message is not None:
                 core.on_message(event.message, event.now)
             elif event.call == STUCK:
-                core.masking.stick(core.state, map(int, event.args), "it is recorded so")
+                core.structured_output.mark_stuck(core.state, map(int, event.args),
+                                                  "it is recorded so")
             else:
                 getattr(core, event.call)(*event.args, event.now)
         if turn.now is not None:

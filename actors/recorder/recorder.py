@@ -54,7 +54,7 @@ class Recorder(CoreObserver):
                  masking: StructuredOutputManager | None = None) -> None:
         """masking: the core's. Raises `OSError` if the tape cannot be made."""
         super().__init__(core)
-        config, self._masking = ctx.config, masking
+        config, self._structured_output = ctx.config, masking
         self._events: list[Event] = []
         self._turns: list[tuple[list[Event], float | None, Sequence[Send]]] = []
         self._veil = None if config.runtime.record_prompts else Veil(
@@ -97,7 +97,7 @@ class Recorder(CoreObserver):
         except BaseException:
             self._end()
             raise
-        masking = self._masking
+        masking = self._structured_output
         if masking is not None and masking.told:  # by a grammar, which a replay does not know
             self._events.append(Event(now, None, STUCK, [str(sid) for sid in masking.told]))
         self._turns.append((self._events, now, sends))

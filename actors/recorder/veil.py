@@ -51,7 +51,7 @@ class Veil:
         self._tail = np.zeros((chains, page_size), np.int32)
         self._flat = self._tail.reshape(-1)
         self._fill = np.zeros(chains, np.int64)
-        self._left = np.zeros(slots + 2, np.int64)
+        self._pages_left = np.zeros(slots + 2, np.int64)
         """Tokens of each slot that no plan has extended over yet."""
         self._plans: deque[tuple[int, Longs]] = deque()
         """(step, chain of each sampled row) of the plans without a result."""
@@ -108,8 +108,8 @@ class Veil:
         rows = self._rows
         if plan.extend:
             slots, counts = np.frombuffer(plan.extend, np.int32).reshape(-1, 2).T
-            self._left[slots] -= counts
-            rows = np.concatenate((self._of_slot[slots[self._left[slots] == 0]], rows))
+            self._pages_left[slots] -= counts
+            rows = np.concatenate((self._of_slot[slots[self._pages_left[slots] == 0]], rows))
         self._plans.append((plan.step, rows))
 
     def _admit(self, admit: Admit) -> None:
@@ -121,7 +121,7 @@ class Veil:
         self._tail[chain, :rest] = tokens[len(tokens) - rest:]
         self._fill[chain] = rest
         self._of_slot[admit.slot] = chain
-        self._left[admit.slot] = len(tokens) - admit.cached_len
+        self._pages_left[admit.slot] = len(tokens) - admit.cached_len
         self._decoded = None
 
     def result(self, result: StepResult) -> StepResult:

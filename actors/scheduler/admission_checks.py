@@ -23,52 +23,53 @@ class Rejection(NamedTuple):
         return SequenceEvent(sid=sid, finish_reason="error", error_code=self.code, error=self.why)
 
 
-def check_fits(request: RequestState, worker: Ready, memory: KVCacheManager) -> Rejection | None:
+def check_fits(request: RequestState, worker: Ready, kv_cache: KVCacheManager) -> Rejection | None:
     """What keeps a prompt from ever running, alone."""
     length, window = len(request.prompt), 1 + worker.drafts
-    capacity = memory.capacity(window)
+    capacity = kv_cache.capacity(window)
     if length + 1 > worker.max_model_len:
         return Rejection("context_overflow", f"prompt: {length} tokens and one to generate exceed "
                          f"max_model_len={worker.max_model_len}")
     if length > capacity:
         return Rejection("context_overflow", f"prompt: {length} tokens need "
-                         f"{memory.pages_for(length + (window > 1))} pages of {memory.page_size}, "
-                         f"the pool has {memory.pages_for(capacity)}")
+                         f"{kv_cache.pages_for(length + (window > 1))} pages of "
+                         f"{kv_cache.page_size}, "
+                         f"the pool has {kv_cache.pages_for(capacity)}")
     return None
 
 
-def max_sequence_tokens(worker: Ready, memory: KVCacheManager) -> int:
+def max_sequence_tokens(worker: Ready, kv_cache: KVCacheManager) -> int:
     """Tokens that prompt and completion of a sequence may have together.
 
     Alone in the pool a sequence of length n needs pages for n-1 tokens, for n where drafts are
     made.
     """
-    return min(worker.max_model_len, memory.capacity(1 + worker.drafts) + 1)
+    return min(worker.max_model_len, kv_cache.capacity(1 + worker.drafts) + 1)
 
 
 def check_admission(request: RequestState, now: float, state: SchedulerState, worker: Ready | None,
                     rate: float, closed: str) -> Rejection | None:
     """What there is against a new request. rate: most tokens a second that the engine has shown;
     closed: why nobody is let in; empty = they are."""
-    submit, most = request.submit, state.most_waiting
+    submit, most = request.submit, state.max_waiting
     if not submit.prompt or len(submit.prompt) % 4:
         return Rejection("invalid_request",
                          f"prompt: {len(submit.prompt)} bytes are no tokens (4 bytes each)")
     if closed:
         return Rejection("unavailable", closed)
-    full = state.queue.requests >= most + state.table.free
-    if full and not state.queue.owes_a_place(submit.tenant, most):
+    full = state.queue.requests >= most + state.table.num_free
+    if full and not state.queue.has_fair_share_left(submit.tenant, most):
         return Rejection("queue_full", f"{most} requests are waiting already")
     ahead = _ahead(state)
     if misses_deadline(submit.deadline, now, ahead, len(request.prompt), rate):
         return Rejection("deadline", "the deadline cannot be met: at its best the engine computes "
                          f"{rate:,.0f} tokens a second, and {ahead} wait before these "
                          f"{len(request.prompt)}")
-    return None if worker is None else check_fits(request, worker, state.memory)
+    return None if worker is None else check_fits(request, worker, state.kv_cache)
 
 
 def _ahead(state: SchedulerState) -> int:
     """Tokens that are computed before a new request's, whatever happens."""
-    extending = sum(s.total - s.computed for s in state.extending)
+    extending = sum(s.total - s.computed for s in state.prefilling)
     # Only first come, first served lets nobody overtake; else nothing is sure.
     return state.queue.tokens + extending if state.queue.policy == "fcfs" else 0

@@ -10,9 +10,9 @@ Where things live: `state` (who is where), `slots` (numpy columns of the running
 page pools and the prefix tree), `pages` (one pool), `radix`, `eviction`, `nodes` (the tree),
 `checkpoints` (of recurrent states), `queue` (the waiting), `policy` (every choice, as a pure
 function), `speculation` (how many drafts), `plans` (making a plan), `results` (reading its result),
-`masking` (which tokens are allowed), `metrics` (what is observed of requests), `limits` (whom to
-refuse), `outgoing` (what is sent, in which order), `recovery` (what the ledger and others are told,
-and going on from it), `suspects` and `trials` (who kills the worker).
+`structured_output` (which tokens are allowed), `metrics` (what is observed of requests), `limits`
+(whom to refuse), `outgoing` (what is sent, in which order), `recovery` (what the ledger and others
+are told, and going on from it), `suspects` and `trials` (who kills the worker).
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ from actorium.actors.scheduler.request_metrics import RequestMetrics, memory_gau
 from actorium.actors.scheduler.request_state import (
     RequestState,
     SequenceState,
-    open_request,
-    opening,
+    new_request_state,
+    open_message,
 )
 from actorium.actors.scheduler.scheduler_state import SchedulerState
-from actorium.actors.scheduler.step_results import apply_result, drafts_of
+from actorium.actors.scheduler.step_results import apply_result, draft_counts
 from actorium.actors.scheduler.waiting_queue import Deadlines
 from actorium.actors.structured.structured_output import (
     Load,
@@ -113,21 +113,21 @@ class SchedulerCore(Core):
         self.ledger: Ledger | None = None  # for the shell
         self._not_durable = False
         """It takes nothing, and streams go on without."""
-        self._chronicle = RecoveryLog(context.config.recovery, context.epoch)
-        self.state.remembers = self._chronicle.remembers
-        self._chronicle.journal = self.journal
-        self.state.on_over = self._metrics.over
-        self._outgoing = OutgoingMessages(self._chronicle)
+        self._recovery_log = RecoveryLog(context.config.recovery, context.epoch)
+        self.state.keep_history = self._recovery_log.keep_history
+        self._recovery_log.journal = self.journal
+        self.state.on_finished = self._metrics.over
+        self._outgoing = OutgoingMessages(self._recovery_log)
         self._outgoing.order(Reset(self._epoch))
         self._trials = Trials(self.state)
-        self.masking = StructuredOutputManager(load)
+        self.structured_output = StructuredOutputManager(load)
         self._restarts = 0  # of the worker
         self._missed = 0  # how often the detokenizer was told nothing, as it did not read
         self._best_rate = 0.0  # most tokens a second that a step has computed
-        self._notice = ""
+        self._health_detail = ""
         """What people should know, kept in the health's detail."""
-        self._sums = {"tokens": 0, "prompt_tokens": 0, "busy_us": 0, "idle_us": 0,
-                      "late_us": 0}
+        self._totals = {"tokens": 0, "prompt_tokens": 0, "busy_us": 0, "idle_us": 0,
+                        "late_us": 0}
         self._revived = past is not None and self._revive(past)
 
     # --- the shell's side ------------------------------------------------------------------------
@@ -148,9 +148,9 @@ class SchedulerCore(Core):
             self._on_flush(message)
         elif isinstance(message, Recall):
             with self._faults.about(message.client, message.rid):
-                self._outgoing.tell_one(self.state, message, now)
+                self._outgoing.answer_recall(self.state, message, now)
         elif isinstance(message, Hello):
-            self._outgoing.tell_all(self.state, now)
+            self._outgoing.resend_all(self.state, now)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
         """No front."""
@@ -163,26 +163,27 @@ class SchedulerCore(Core):
             self._settle()
         if self._trials.on:
             self._trials.hold()
-        if self.masking and self._unresolved:
-            for masks in self.masking.follow(self.state, self._unresolved[0], self._epoch):
+        if self.structured_output and self._unresolved:
+            for masks in self.structured_output.follow(self.state, self._unresolved[0],
+                                                       self._epoch):
                 self._outgoing.order(masks)
         self._plan(now)
         while self._faults.found:
             self._settle()
             self._plan(now)  # others may have their places
-        for request, objection in self.masking.stuck():
-            self._refuse(request, objection)
+        for request, objection in self.structured_output.pop_stuck():
+            self._fail_request(request, objection)
         if events := self._outgoing.events:
             self._metrics.ended(events, now)
-            self._outgoing.tell_batch(self._batch(events))
+            self._outgoing.report_batch(self._batch(events))
             self._outgoing.events = []
         notice = self._auditor.look(self._step, bool(self._unresolved))
         if notice is not None:
-            self._notice = notice
-            self._fit_all()
-        if self.state.over:
-            self._faults.over(self.state.over)
-            self._chronicle.over(self.state.over, now)
+            self._health_detail = notice
+            self._recheck_requests()
+        if self.state.finished_requests:
+            self._faults.over(self.state.finished_requests)
+            self._recovery_log.over(self.state.finished_requests, now)
         return self._outgoing.take(self.state.table)
 
     def _plan(self, now: float) -> None:
@@ -194,8 +195,8 @@ class SchedulerCore(Core):
                 break
             plan, record = made
             self._step += 1
-            if self.masking:
-                plan = self.masking.plan(self.state, plan, record, self._unresolved)
+            if self.structured_output:
+                plan = self.structured_output.plan(self.state, plan, record, self._unresolved)
             self._unresolved.append(record)
             self._outgoing.order(plan)
             if plan.admit:
@@ -205,12 +206,12 @@ class SchedulerCore(Core):
     def _settle(self) -> None:
         """End the requests on which work has failed."""
         self._faults.settle(self.state.requests, self.state.audit, self._quarantine,
-                            self._deny)
+                            self._reject_unopened)
 
     def _quarantine(self, request: RequestState, why: Quarantined) -> None:
-        self._refuse(request, Rejection(why.code, why.message))
+        self._fail_request(request, Rejection(why.code, why.message))
 
-    def _deny(self, key: tuple[bytes, str], why: Quarantined) -> None:
+    def _reject_unopened(self, key: tuple[bytes, str], why: Quarantined) -> None:
         """Refuse what is not in the books, and cannot be opened as others are."""
         sid, (client, rid) = self.next_sid, key
         self.next_sid += 1
@@ -228,7 +229,7 @@ class SchedulerCore(Core):
         self._draining = True
         if self._worker is None and not self._revived:
             for request in list(self.state.requests.values()):
-                self._refuse(request, Rejection("unavailable", "the engine is stopping"))
+                self._fail_request(request, Rejection("unavailable", "the engine is stopping"))
 
     @property
     def done(self) -> bool:
@@ -239,20 +240,20 @@ class SchedulerCore(Core):
         """Phase, step and gauges; tokens and microseconds are sums since the start."""
         state = self.state
         phase = self._phase()
-        gauges = {"running": state.table.running, "waiting": len(state.queue),
+        gauges = {"running": state.table.num_running, "waiting": len(state.queue),
                   "waiting_requests": state.queue.requests,
                   "steps": self._step, **self._trials.gauges(), "worker_restarts": self._restarts,
-                  "retained": len(self._chronicle.retained),
-                  "retained_bytes": self._chronicle.retained.bytes, "missed": self._missed,
+                  "retained": len(self._recovery_log.retained),
+                  "retained_bytes": self._recovery_log.retained.bytes, "missed": self._missed,
                   "ledger_full": bool(self._outgoing.full),
-                  "ledger_not_durable": self._not_durable, "masks": self.masking.made,
+                  "ledger_not_durable": self._not_durable, "masks": self.structured_output.made,
                   "computed_prompt_tokens": self._metrics.computed_prompt_tokens,
-                  **memory_gauges(state), **self._sums,
+                  **memory_gauges(state), **self._totals,
                   **self._planner.drafting.gauges()}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
         told = {k: float(v) for k, v in gauges.items()}
         observed = self._metrics.gauges(phase != "stepping", self.ledger)
-        return Health(phase, self._step, budget, told | observed, self._notice)
+        return Health(phase, self._step, budget, told | observed, self._health_detail)
 
     def _phase(self) -> str:
         if self._draining:
@@ -273,45 +274,45 @@ class SchedulerCore(Core):
         self.next_sid = past.history.next_sid
         for request in restore_requests(past, self._config.request_timeout):
             if request.live:
-                self.state.enlist(request)
+                self.state.add_request(request)
                 self._deadlines.add(request, len(self.state.requests))
             else:
-                self._chronicle.over([request], past.now)
+                self._recovery_log.over([request], past.now)
         live = self.state.requests.values()
-        self._outgoing.tell_all(self.state, past.now)
+        self._outgoing.resend_all(self.state, past.now)
         for request in list(live):
-            if (why := self._faults.verdict(*request.key)) is not None:
+            if (why := self._faults.refusal_for(*request.key)) is not None:
                 self._quarantine(request, why)
                 continue
             with self._faults.of(request):
-                if (objection := self.masking.enlist(request)) is not None:
-                    self._refuse(request, objection)
+                if (objection := self.structured_output.add_request(request)) is not None:
+                    self._fail_request(request, objection)
         if live:
             tokens = self._metrics.resumed(self.state.sequences.values())
-            self._notice = (f"resumed {len(live)} unfinished requests from the ledger, with "
-                            f"{tokens} tokens emitted")
+            self._health_detail = (f"resumed {len(live)} unfinished requests from the ledger, with "
+                                   f"{tokens} tokens emitted")
         return bool(live)
 
     def alive(self) -> Iterator[list[Record]]:
         """Records that say all that must not be forgotten, of one request after the other: as it is
         when it is asked for, wherever it is by then. Those that come meanwhile have records of
         their own."""
-        for request in [*self._chronicle.retained, *self.state.requests.values()]:
-            yield self._chronicle.entry(request, self.state.table)
+        for request in [*self._recovery_log.retained, *self.state.requests.values()]:
+            yield self._recovery_log.entry(request, self.state.table)
 
     def on_ledger_full(self, why: str, now: float) -> None:
         """The ledger takes no more: plan nothing, tell nothing but refusals."""
-        self._outgoing.full = self._notice = why
+        self._outgoing.full = self._health_detail = why
 
     def on_ledger_lost(self, why: str, now: float) -> None:
         """Nor will it soon: go on without."""
         self._outgoing.full, self._not_durable = "", True
-        self._notice = f"not durable: {why}"
+        self._health_detail = f"not durable: {why}"
 
     def on_ledger_ok(self, now: float) -> None:
         """It does again."""
         self._outgoing.full, self._not_durable = "", False
-        self._notice = "the ledger takes records again"
+        self._health_detail = "the ledger takes records again"
 
     def on_missed(self, role: str, now: float) -> bool:
         """The detokenizer does not read: what it is told is dropped until it does. (A worker that
@@ -321,7 +322,7 @@ class SchedulerCore(Core):
 
     def on_hears(self, role: str, now: float) -> None:
         """It reads again: it is told all."""
-        self._outgoing.tell_all(self.state, now)
+        self._outgoing.resend_all(self.state, now)
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -331,56 +332,56 @@ class SchedulerCore(Core):
         if ((submit.client, submit.rid) in self.state.requests
                 or self._outgoing.knows(self.state, submit, now)):
             return
-        why = self._faults.verdict(submit.client, submit.rid, submit.grammar)
+        why = self._faults.refusal_for(submit.client, submit.rid, submit.grammar)
         if why is not None:
-            self._deny((submit.client, submit.rid), why)
+            self._reject_unopened((submit.client, submit.rid), why)
             return
         with self._faults.about(submit.client, submit.rid):
-            self._take_on(submit, now)
+            self._accept(submit, now)
 
-    def _take_on(self, submit: Submit, now: float) -> None:
-        request = open_request(submit, self.next_sid)
+    def _accept(self, submit: Submit, now: float) -> None:
+        request = new_request_state(submit, self.next_sid)
         self.next_sid += submit.n
         closed = "the engine is stopping" if self._draining else self._outgoing.full
         objection = check_admission(request, now, self.state, self._worker, self._best_rate, closed)
-        objection = objection or self.masking.enlist(request)
+        objection = objection or self.structured_output.add_request(request)
         if objection is not None:
-            self._turn_away(request, objection, now)
+            self._reject(request, objection, now)
             return
-        openings = [opening(choice, self._epoch) for choice in request.choices]
-        self.state.enlist(request)
+        openings = [open_message(choice, self._epoch) for choice in request.choices]
+        self.state.add_request(request)
         self._deadlines.add(request, len(self.state.requests))
-        self._chronicle.admitted(request)
+        self._recovery_log.admitted(request)
         self._outgoing.tell(openings)
         if self._worker is not None:
             self._cap(request, self._worker)
-        self._sums["prompt_tokens"] += len(request.prompt)
+        self._totals["prompt_tokens"] += len(request.prompt)
 
-    def _turn_away(self, request: RequestState, objection: Rejection, now: float) -> None:
+    def _reject(self, request: RequestState, objection: Rejection, now: float) -> None:
         """Refuse a request that never was on the ring: told at once, whatever the ledger does."""
         events = [objection.event(choice.sid) for choice in request.choices]
         self._metrics.ended(events, now)
         self._metrics.rejected[objection.code] += 1
-        self._outgoing.refuse(opening(choice, self._epoch) for choice in request.choices)
+        self._outgoing.refuse(open_message(choice, self._epoch) for choice in request.choices)
         self._outgoing.refuse([self._batch(events)])
 
     def _cap(self, request: RequestState, worker: Ready) -> None:
         """Where max_tokens would go past what can be held, the completion ends earlier, with
         `length`: at once, if it has got so far already (on a worker that had more room)."""
-        request.cap(max_sequence_tokens(worker, self.state.memory))
+        request.cap(max_sequence_tokens(worker, self.state.kv_cache))
         for sequence in list(request.live.values()):
             if len(request.prompt) + len(sequence.emitted) >= sequence.end:
                 self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason="length"))
 
-    def _fit_all(self) -> None:
+    def _recheck_requests(self) -> None:
         if self._worker is not None:
             for request in list(self.state.requests.values()):
                 with self._faults.of(request):
-                    objection = check_fits(request, self._worker, self.state.memory)
+                    objection = check_fits(request, self._worker, self.state.kv_cache)
                     if objection is None:
                         self._cap(request, self._worker)
                     else:
-                        self._refuse(request, objection)
+                        self._fail_request(request, objection)
 
     def _on_cancel(self, cancel: Cancel) -> None:
         request = self.state.requests.get((cancel.client, cancel.rid))
@@ -395,11 +396,11 @@ class SchedulerCore(Core):
                 self._end(sequence, SequenceEvent(sid=stop.sid, finish_reason="stop"))
 
     def _on_flush(self, flush: Flush) -> None:
-        freed, kept = self.state.memory.flush()
+        freed, kept = self.state.kv_cache.flush()
         self._outgoing.tell([Reply(flush.rid, flush.client,
                                    msgspec.json.encode({"pages": freed, "kept": kept}))])
 
-    def _refuse(self, request: RequestState, objection: Rejection) -> None:
+    def _fail_request(self, request: RequestState, objection: Rejection) -> None:
         LOG.warning("request %s ends: %s", request.submit.rid, objection.code)
         for sequence in list(request.live.values()):
             self._end(sequence, objection.event(sequence.sid))
@@ -410,9 +411,9 @@ class SchedulerCore(Core):
                 self._end(sequence, SequenceEvent(sid=sequence.sid, finish_reason=reason))
 
     def _end(self, sequence: SequenceState, event: SequenceEvent) -> None:
-        self.state.end(sequence)
-        self.masking.forget(sequence.sid)
-        if drafts := drafts_of(sequence):
+        self.state.finish(sequence)
+        self.structured_output.forget(sequence.sid)
+        if drafts := draft_counts(sequence):
             event = msgspec.structs.replace(event, **drafts)
         sequence.finish = event
         self._outgoing.events.append(event)
@@ -432,17 +433,17 @@ class SchedulerCore(Core):
         state = self.state
         convicted = self._trials.accuse(self._unresolved)
         self._unresolved.clear()
-        self.masking.start_over()
+        self.structured_output.start_over()
         while (sequence := state.table.latest()) is not None:
             state.preempt(sequence, "worker")
             self._metrics.resumed([sequence])
-        state.furnish_for(ready)
+        state.reset_for_worker(ready)
         self._planner.start_over(DraftPolicy(ready.drafts, self._fixed))
         self._worker = ready
         self._outgoing.order(Reset(self._epoch, ready.epoch))
         if convicted is not None:
-            self._refuse(convicted, QUARANTINE)
-        self._fit_all()
+            self._fail_request(convicted, QUARANTINE)
+        self._recheck_requests()
 
     def _on_result(self, result: StepResult, now: float) -> None:
         """Results come in the order of the plans; any other is of another life."""
@@ -454,17 +455,17 @@ class SchedulerCore(Core):
             self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
         self._metrics.result(record, result, now)
         credited = apply_result(self.state, record, result)
-        self.masking.learn(self.state, record, result)
+        self.structured_output.learn(self.state, record, result)
         if self._planner.drafting.most:
             self._planner.learn(record, credited.verified, result.busy_us)
-        self._sums["tokens"] += credited.tokens
-        self._sums["busy_us"] += result.busy_us
-        self._sums["idle_us"] += result.idle_us
-        self._sums["late_us"] += result.late_us
+        self._totals["tokens"] += credited.tokens
+        self._totals["busy_us"] += result.busy_us
+        self._totals["idle_us"] += result.idle_us
+        self._totals["late_us"] += result.late_us
         if credited.batch is not None:
             if credited.batch.events:
                 self._metrics.ended(credited.batch.events, now)
-            self._outgoing.tell_batch(credited.batch)
+            self._outgoing.report_batch(credited.batch)
         if self._trials.on:
             self._trials.decoded(record)
 

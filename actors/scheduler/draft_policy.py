@@ -95,7 +95,7 @@ def bucket(batch: int) -> int:
     return 2 * power + ((batch - 1) >> (power - 1) & 1) + 1
 
 
-class DraftAcceptance:
+class AcceptanceRates:
     """How often each draft is accepted when those before it were, averaged over the recent past."""
 
     def __init__(self, most: int) -> None:
@@ -158,7 +158,7 @@ class DraftPolicy:
     def __init__(self, most: int, fixed: bool = False) -> None:
         """most: drafts at the most; fixed: always so many."""
         self.most, self._fixed = most, fixed
-        self.acceptance = DraftAcceptance(most)
+        self.acceptance = AcceptanceRates(most)
         self.present = most
         """Of the last plan."""
         self.changes = self.trials = 0
@@ -169,7 +169,7 @@ class DraftPolicy:
         self._plans = self._decide_at = 0
         self._allowance = self._full = TRIAL * UNKNOWN * most
         """Steps that trials may still cost: at first, each k once."""
-        self._trial, self._left = 0, 0
+        self._trial, self._pages_left = 0, 0
         """What is being tried, and for how many plans more."""
         self._seen = [VerifiedDrafts([0] * (d + 2), [0] * (d + 2)) for d in range(most + 1)]
         """By the drafts of a row: what the acceptance has not learnt yet."""
@@ -223,13 +223,13 @@ class DraftPolicy:
         self._plans += 1
         self._allowance = min(self._allowance + ALLOWANCE, self._full)
         if at != self._at:
-            self._at, self._left, self._decide_at = at, 0, self._plans
+            self._at, self._pages_left, self._decide_at = at, 0, self._plans
         here = self._here(at)
-        if not self._left and self._plans >= self._decide_at:
+        if not self._pages_left and self._plans >= self._decide_at:
             self._decide_at = self._plans + TRIAL
             self._decide(here, at)
-        if self._left:
-            self._left -= 1
+        if self._pages_left:
+            self._pages_left -= 1
             return self._trial
         return here.present
 
@@ -257,7 +257,7 @@ class DraftPolicy:
                 price = self._price(tokens, times, k, winner)
                 if price <= self._allowance:
                     self._allowance -= price
-                    self._trial, self._left = k, TRIAL
+                    self._trial, self._pages_left = k, TRIAL
                     here.measured[k] = self._plans
                     self.trials += 1
                     return

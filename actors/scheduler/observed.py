@@ -17,7 +17,7 @@ def observed(core: Core, ctx: Context) -> Core:
     """The core with its observers; itself, where it is not a `SchedulerCore`."""
     if not isinstance(core, SchedulerCore):
         return core
-    masking, around = core.masking, recorded(core, ctx)
+    masking, around = core.structured_output, recorded(core, ctx)
     return around if masking is None else GrammarCompiler(around, masking)
 
 
@@ -26,7 +26,7 @@ def recorded(core: SchedulerCore, ctx: Context) -> Core:
     if not ctx.config.runtime.recorder_bytes:
         return core
     try:
-        return Recorder(core, ctx, core.masking)
+        return Recorder(core, ctx, core.structured_output)
     except OSError as error:
         LOG.warning("no flight recorder: %s", error)
         return core

@@ -36,7 +36,7 @@ class OutgoingMessages:
         """Why the ledger takes no more; empty = it does."""
         self.events: list[SequenceEvent] = []
         """To be told as a batch of their own."""
-        self._chronicle = chronicle
+        self._recovery_log = chronicle
         self._orders: list[Send] = []
         """Sent first: the worker is the one who must not wait."""
         self._news: list[Send] = []
@@ -51,9 +51,9 @@ class OutgoingMessages:
         """News that need no record of their own."""
         self._news.extend(Send(DETOKENIZER, message) for message in messages)
 
-    def tell_batch(self, batch: TokenBatch) -> None:
+    def report_batch(self, batch: TokenBatch) -> None:
         """News that are written down first."""
-        self._chronicle.told(batch)
+        self._recovery_log.told(batch)
         self._news.append(Send(DETOKENIZER, batch))
 
     def refuse(self, messages: Iterable[ToDetokenizer]) -> None:
@@ -61,23 +61,23 @@ class OutgoingMessages:
         told = self._refusals if self.full else self._news
         told.extend(Send(DETOKENIZER, message) for message in messages)
 
-    def tell_again(self, request: RequestState, table: SlotTable) -> None:
+    def resend(self, request: RequestState, table: SlotTable) -> None:
         """All of a request, for a client that has lost its stream."""
-        self.tell(self._chronicle.openings(request, table, again=True))
+        self.tell(self._recovery_log.open_messages(request, table, again=True))
 
-    def tell_all(self, state: SchedulerState, now: float) -> None:
+    def resend_all(self, state: SchedulerState, now: float) -> None:
         """Everything, for a detokenizer that is new or has missed something."""
-        self._chronicle.over(state.over, now)
-        self._chronicle.tell_retained()
+        self._recovery_log.over(state.finished_requests, now)
+        self._recovery_log.queue_retained()
         for request in list(state.requests.values()):
             with state.faults.of(request):
-                self.tell(list(self._chronicle.openings(request, state.table)))
+                self.tell(list(self._recovery_log.open_messages(request, state.table)))
 
-    def tell_one(self, state: SchedulerState, recall: Recall, now: float) -> None:
+    def answer_recall(self, state: SchedulerState, recall: Recall, now: float) -> None:
         """What its client asks for: all of a request, or that it is not known."""
-        self._chronicle.over(state.over, now)
+        self._recovery_log.over(state.finished_requests, now)
         key = recall.client, recall.rid
-        request = state.requests.get(key) or self._chronicle.retained.get(key)
+        request = state.requests.get(key) or self._recovery_log.retained.get(key)
         found = None
         if request is not None and recall.adopt and request.submit.tenant != recall.tenant:
             request = None
@@ -88,25 +88,25 @@ class OutgoingMessages:
         if request is None:
             self.tell([Unknown(recall.rid, recall.client, found is not None)])
         else:
-            self.tell_again(request, state.table)
+            self.resend(request, state.table)
 
     def knows(self, state: SchedulerState, submit: Submit, now: float) -> bool:
         """A request was sent that is over, and is told again, or that another client has sent just
         before, and is adopted."""
-        self._chronicle.over(state.over, now)
-        known = self._chronicle.retained.get((submit.client, submit.rid))
+        self._recovery_log.over(state.finished_requests, now)
+        known = self._recovery_log.retained.get((submit.client, submit.rid))
         if known is None and submit.linger:
             known = self._lingering(state, submit)
             if known is not None:
                 same = known.submit.rid == submit.rid
                 known = self._adopt(state, known, submit.client, now) if same else None
         if known is not None:
-            self.tell_again(known, state.table)
+            self.resend(known, state.table)
         return known is not None
 
     def _lingering(self, state: SchedulerState, asked: Recall | Submit) -> RequestState | None:
         """Whoever's request of that name and tenant."""
-        for group in (state.lingering, self._chronicle.retained.lingering):
+        for group in (state.lingering, self._recovery_log.retained.lingering):
             request = group.get(asked.rid, asked.tenant)
             if request is not None:
                 return request
@@ -116,12 +116,12 @@ class OutgoingMessages:
                now: float) -> RequestState:
         """It is another client's from now on; first for the ledger, then for everybody."""
         if request.live:
-            state.hand_over(request, client)
+            state.change_client(request, client)
         else:
-            self._chronicle.retained.drop(request.key)
+            self._recovery_log.retained.drop(request.key)
             request.submit = msgspec.structs.replace(request.submit, client=client)
-            self._chronicle.retained.keep(request, now)
-        self._chronicle.adopted(request, state.table)
+            self._recovery_log.retained.keep(request, now)
+        self._recovery_log.adopted(request, state.table)
         return request
 
     def take(self, table: SlotTable) -> list[Send]:
@@ -131,9 +131,9 @@ class OutgoingMessages:
             out += self._refusals
             self._refusals = []
         if not self.full:
-            if self._chronicle.telling:
-                self.tell(self._chronicle.tell_some(table))
-            out += self._chronicle.take()
+            if self._recovery_log.resending:
+                self.tell(self._recovery_log.next_retained(table))
+            out += self._recovery_log.take()
             out += self._news
             self._news = []
         return out
@@ -141,9 +141,9 @@ class OutgoingMessages:
     @property
     def urgent(self) -> bool:
         """There is more to tell, at once."""
-        return self._chronicle.telling and not self.full
+        return self._recovery_log.resending and not self.full
 
     @property
     def empty(self) -> bool:
         """Nothing is left to be told."""
-        return not (self.events or self._news or self._chronicle.telling)
+        return not (self.events or self._news or self._recovery_log.resending)

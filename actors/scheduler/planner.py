@@ -59,20 +59,20 @@ class Planner:
         `unresolved`: records of the plans still in flight.
         """
         state = self._state
-        state.memory.at_step(step)
+        state.kv_cache.at_step(step)
         state.reserve.on_step()
         if self._preempt_every and step % self._preempt_every == 0:
             self._force_preemption()
-        self._make_way(unresolved)
+        self._preempt_for_priority(unresolved)
         while True:
             rows, appends = self._reserve()
             draft = PartialPlan(self._budget - len(rows.slots) * state.table.window, [appends])
-            for sequence in list(state.extending):
-                self._extend(draft, sequence)
+            for sequence in list(state.prefilling):
+                self._plan_chunk(draft, sequence)
             while draft.budget > 0 and (admit := self._admit(unresolved)):
                 draft.admits.append(admit)
-                self._extend(draft, state.extending[-1])
-            if (draft.extends or draft.admits or len(rows.slots) or not state.extending
+                self._plan_chunk(draft, state.prefilling[-1])
+            if (draft.extends or draft.admits or len(rows.slots) or not state.prefilling
                     or state.faults.found):
                 break
             # Prompts hold each other's pages: only the windows of a very small pool get here.
@@ -100,7 +100,7 @@ class Planner:
                                                                                   PlanRecord]:
         extends = draft.extends
         column, slots, sids, sids_column = b"", rows.slots, rows.sids, rows.sids_column
-        firsts = self._finish_extends(extends)
+        firsts = self._finish_prompts(extends)
         if extends:
             column = np.array([(s.slot, n) for s, n in extends], np.int32).tobytes()
         if firsts:
@@ -118,16 +118,16 @@ class Planner:
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
             checkpoints=_column(draft.checkpoints), drafts=record.drafts), record
 
-    def _finish_extends(self, extends: list[tuple[SequenceState, int]]) -> list[SequenceState]:
+    def _finish_prompts(self, extends: list[tuple[SequenceState, int]]) -> list[SequenceState]:
         """Those whose prompt this plan completes; they decode from the next plan on."""
         firsts = [s for s, _ in extends if s.computed == s.total]
         for sequence in firsts:
             self._state.table.start_decoding(sequence.slot)
-            self._state.extending.remove(sequence)
+            self._state.prefilling.remove(sequence)
         return firsts
 
     def _releases(self) -> bytes:
-        released = self._state.released
+        released = self._state.slots_to_release
         if not released:
             return b""
         column = np.array(released, np.int32).tobytes()
@@ -145,13 +145,13 @@ class Planner:
         while True:
             rows = table.decode_rows()
             if table.windowed and len(rows.slots):
-                table.give_back(rows.slots, table.len_lo[rows.slots] - 1, state.memory)
-            slots = table.growing(rows)
+                table.free_behind_windows(rows.slots, table.len_lo[rows.slots] - 1, state.kv_cache)
+            slots = table.needing_pages(rows)
             if not len(slots):
                 return rows, b""
-            promised = state.promised()
+            promised = state.reserved_pages()
             for early in (True, False):
-                appends = table.grow(slots, state.memory, early, promised)
+                appends = table.grow(slots, state.kv_cache, early, promised)
                 if appends is not None:
                     return rows, appends
             self._make_room()
@@ -159,9 +159,9 @@ class Planner:
     def _make_room(self) -> None:
         """Make pages available: those that nobody can see any more, else by a preemption."""
         state = self._state
-        if state.loosen():
+        if state.unlock_windows():
             return
-        victim = state.victim() or state.table.latest()
+        victim = state.pick_victim() or state.table.latest()
         assert victim is not None
         state.preempt(victim, "memory")
         state.reserve.on_preemption()
@@ -172,40 +172,40 @@ class Planner:
         if victim is not None:
             self._state.preempt(victim, "forced")
 
-    def _extend(self, draft: PartialPlan, sequence: SequenceState) -> None:
+    def _plan_chunk(self, draft: PartialPlan, sequence: SequenceState) -> None:
         """Plan the sequence's next chunk, as far as budget and pages go. Where that fails it is
         as if it had not been tried."""
         computed, planned = sequence.computed, len(draft.extends)
         with self._state.faults.of(sequence.request):
-            self._extend_one(draft, sequence)
+            self._plan_chunk_unguarded(draft, sequence)
             return
         sequence.computed = computed
         for _, chunk in draft.extends[planned:]:
             draft.budget += chunk
         del draft.extends[planned:]
 
-    def _extend_one(self, draft: PartialPlan, sequence: SequenceState) -> None:
+    def _plan_chunk_unguarded(self, draft: PartialPlan, sequence: SequenceState) -> None:
         state = self._state
-        table, memory, slot = state.table, state.memory, sequence.slot
+        table, kv_cache, slot = state.table, state.kv_cache, sequence.slot
         chunk = min(sequence.total - sequence.computed, draft.budget)
         if chunk <= 0:
             return
-        table.give_back(np.array([slot]), np.array([sequence.computed]), memory)
-        appends = table.grow_to(slot, self._written(sequence, chunk), memory)
+        table.free_behind_windows(np.array([slot]), np.array([sequence.computed]), kv_cache)
+        appends = table.grow_to(slot, self._written(sequence, chunk), kv_cache)
         if appends is None:
-            room = min(memory.available(g) for g in range(len(memory.pools)))
-            most = (int(table.held[slot]) + room) * memory.page_size - sequence.computed
+            room = min(kv_cache.available(g) for g in range(len(kv_cache.pools)))
+            most = (int(table.held[slot]) + room) * kv_cache.page_size - sequence.computed
             # The end of the prompt may lack a page for the drafts alone: then it ends later.
             chunk = min(chunk, most, sequence.total - sequence.computed - 1)
             if chunk > 0:
-                appends = table.grow_to(slot, sequence.computed + chunk, memory)
+                appends = table.grow_to(slot, sequence.computed + chunk, kv_cache)
         if appends is None:
             return
         draft.appends.append(appends)
         sequence.computed += chunk
         draft.extends.append((sequence, chunk))
         draft.budget -= chunk
-        draft.checkpoints += state.extended(sequence, chunk)
+        draft.checkpoints += state.chunk_planned(sequence, chunk)
 
     def _written(self, sequence: SequenceState, chunk: int) -> int:
         """Tokens of the sequence that have K and V somewhere after its next `chunk` ones."""
@@ -214,27 +214,27 @@ class Planner:
             return tokens
         return self._state.table.reach(tokens, sequence.end)
 
-    def _next(self, unresolved: tuple[PlanRecord, ...]) -> SequenceState | None:
+    def _next_to_admit(self, unresolved: tuple[PlanRecord, ...]) -> SequenceState | None:
         """Whom the policy admits next, unless tokens of it are still on their way.
 
         (A preempted sequence is recomputed from all its tokens, so the last must be known.)
         """
-        head = self._state.head
+        head = self._state.next_waiting
         if head is None or any((record.sids == head.sid).any() for record in unresolved):
             return None
         return head
 
     def _admit(self, unresolved: tuple[PlanRecord, ...]) -> Admit | None:
-        head = self._next(unresolved)
+        head = self._next_to_admit(unresolved)
         if head is None:
             return None
         with self._state.faults.of(head.request):
-            return self._state.admit(head) if self._state.fits(head) else None
+            return self._state.admit(head) if self._state.can_admit(head) else None
         if head.slot:
-            self._state.unseat(head)
+            self._state.undo_admission(head)
         return None
 
-    def _make_way(self, unresolved: tuple[PlanRecord, ...]) -> None:
+    def _preempt_for_priority(self, unresolved: tuple[PlanRecord, ...]) -> None:
         """Under the priority policy: preempt lower ones until the highest that waits fits in.
 
         Before the plan is drafted: nobody leaves a slot that the plan already speaks of.
@@ -242,9 +242,9 @@ class Planner:
         state = self._state
         if state.queue.policy != "priority":
             return
-        head = self._next(unresolved)
-        while head is not None and not state.fits(head):
-            victim = state.victim(below=head.priority)
+        head = self._next_to_admit(unresolved)
+        while head is not None and not state.can_admit(head):
+            victim = state.pick_victim(below=head.priority)
             if victim is None:
                 return
             state.preempt(victim, "priority")

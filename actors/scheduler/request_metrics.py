@@ -189,19 +189,20 @@ class RequestMetrics:
 def memory_gauges(state: SchedulerState) -> dict[str, float]:
     """Pages by state (all groups together), tokens that there is room for and that sequences hold,
     what the cache saved, and preemptions by cause."""
-    pools, tree = state.memory.pools, state.memory.tree
-    windows = state.memory.windows
+    pools, tree = state.kv_cache.pools, state.kv_cache.tree
+    windows = state.kv_cache.windows
     whole = pools[windows.index(0) if 0 in windows else 0]  # of the layers that see all tokens
     causes = {f"preemptions_{cause}": state.preemptions[cause]
               for cause in ("memory", "priority", "forced", "worker")}
     return {"free_pages": sum(p.free for p in pools), "used_pages": sum(p.used for p in pools),
             "held_pages": sum(p.held for p in pools), "cached_pages": sum(p.cached for p in pools),
-            "kv_tokens": (whole.free + whole.used) * state.memory.page_size,
-            "kv_tokens_used": whole.held * state.memory.page_size,
+            "kv_tokens": (whole.free + whole.used) * state.kv_cache.page_size,
+            "kv_tokens_used": whole.held * state.kv_cache.page_size,
             "quarantined_pages": sum(p.quarantined for p in pools),
-            "cache_hit_tokens": state.hits, "cache_lookup_tokens": state.looked_up,
-            "checkpoints": state.memory.checkpoints.held,
-            "checkpoints_saved": state.memory.checkpoints.saved,
-            "checkpoints_evicted": state.memory.checkpoints.evicted,
+            "cache_hit_tokens": state.cache_hit_tokens,
+            "cache_lookup_tokens": state.cache_lookup_tokens,
+            "checkpoints": state.kv_cache.checkpoints.held,
+            "checkpoints_saved": state.kv_cache.checkpoints.saved,
+            "checkpoints_evicted": state.kv_cache.checkpoints.evicted,
             "evicted_pages": 0 if tree is None else tree.stats.evictions,
             "preemptions": state.preemptions.total(), **causes}

@@ -16,7 +16,7 @@ from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
-PROMPT_TOLD = 1024
+REPORTED_PROMPT_TOKENS = 1024
 """Tokens at the end of a prompt that the detokenizer is told for each choice; all where it has to
 tell of their log-probabilities."""
 
@@ -74,12 +74,12 @@ class SequenceState:
     """Whose checkpoint it started from."""
     lock: PrefixLock | None = None
     """On its cached prefix, while it holds a slot."""
-    first_told: bool = False
+    first_token_reported: bool = False
     drafted: int = 0
     """Drafts verified for it (while it holds a slot: in the slot table)."""
     accepted: int = 0
     """Those of them that were accepted."""
-    prompt_told: int = 1
+    prompt_logprobs_reported: int = 1
     """Prompt positions whose logprobs went out (position 0 has none)."""
     logprobs: list[RowLogprobs] = field(default_factory=list)
     """Of all its emitted tokens, in order, where a recovery may want them."""
@@ -140,7 +140,7 @@ class RequestState:
             self.params = msgspec.structs.replace(self.params, max_tokens=room)
 
 
-def open_request(submit: Submit, first_sid: int) -> RequestState:
+def new_request_state(submit: Submit, first_sid: int) -> RequestState:
     """The request of a Submit, with its `n` sequences numbered from `first_sid`."""
     prompt = np.frombuffer(submit.prompt, np.int32, count=len(submit.prompt) // 4)
     request = RequestState(submit, prompt, submit.params, request_name(submit.client, submit.rid))
@@ -151,12 +151,12 @@ def open_request(submit: Submit, first_sid: int) -> RequestState:
     return request
 
 
-def opening(sequence: SequenceState, epoch: int) -> Open:
+def open_message(sequence: SequenceState, epoch: int) -> Open:
     """What the detokenizer must know of a sequence before its tokens. epoch: the scheduler's."""
     submit = sequence.request.submit
     told = submit.prompt
     if submit.params.prompt_logprobs < 0:
-        told = told[-4 * PROMPT_TOLD:]
+        told = told[-4 * REPORTED_PROMPT_TOKENS:]
     return Open(sid=sequence.sid, rid=submit.rid, index=sequence.index, client=submit.client,
                 prompt=told, text=submit.text, logprobs=submit.params.logprobs,
                 epoch=epoch, linger=submit.linger,

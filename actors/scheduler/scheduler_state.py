@@ -38,31 +38,31 @@ class SchedulerState:
         self.lingering = LingeringRequests()
         self.sequences: dict[int, SequenceState] = {}
         self.queue = WaitingQueue(config.schedule_policy, config.tenant_weights)
-        self.extending: list[SequenceState] = []
+        self.prefilling: list[SequenceState] = []
         """Running sequences whose prompt is not yet wholly planned, in order of admission."""
-        self.released: list[int] = []
+        self.slots_to_release: list[int] = []
         """Slots that the next plan must release."""
         self.preemptions: Counter[str] = Counter()
         """By cause: memory, priority, forced, worker."""
-        self.over: list[RequestState] = []
+        self.finished_requests: list[RequestState] = []
         """Requests that have ended since somebody took this list."""
-        self.on_over: Callable[[RequestState], None] = _not_observed
+        self.on_finished: Callable[[RequestState], None] = _ignore_request
         """Told of each of them as it ends."""
         self.trial: frozenset[int] | None = None
         """Only these may be admitted, being under suspicion; None = all."""
-        self.looked_up = self.hits = 0
+        self.cache_lookup_tokens = self.cache_hit_tokens = 0
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
         self.reserve = AdmissionReserve()
         self.faults = RequestFaults()
         """Work on single requests, and those on which it has failed."""
-        self.remembers = False
+        self.keep_history = False
         """Sequences keep the logprobs that were told of them."""
-        self.most_waiting = config.max_num_queued_reqs
+        self.max_waiting = config.max_num_queued_reqs
         """Requests."""
         self._config, self._memory_config = config, memory
-        self.furnish(SlotTable(1, 1), [PageGroup(1)], 1)
+        self.reset_pools(SlotTable(1, 1), [PageGroup(1)], 1)
 
-    def furnish_for(self, worker: Ready) -> None:
+    def reset_for_worker(self, worker: Ready) -> None:
         """Start over with what a worker has.
 
         There are no more slots than a step may decode: so every running sequence decodes in every
@@ -72,23 +72,24 @@ class SchedulerState:
         slots = min(self._config.max_num_seqs, worker.slots - 1,
                     max(self._config.max_num_batched_tokens // window, 1))
         windows = tuple(group.window for group in worker.groups)
-        self.furnish(SlotTable(slots + 1, worker.page_size, window, windows), worker.groups,
-                     worker.page_size, worker.recurrent, worker.checkpoints)
+        self.reset_pools(SlotTable(slots + 1, worker.page_size, window, windows), worker.groups,
+                         worker.page_size, worker.recurrent, worker.checkpoints)
 
-    def furnish(self, table: SlotTable, groups: Sequence[PageGroup], page_size: int,
-                recurrent: bool = False, checkpoints: int = 0) -> None:
+    def reset_pools(self, table: SlotTable, groups: Sequence[PageGroup], page_size: int,
+                    recurrent: bool = False, checkpoints: int = 0) -> None:
         """Start over with an empty table and empty pools: nothing may be running."""
         self.table = table
-        self.memory = KVCacheManager(groups, page_size, self._memory_config, recurrent, checkpoints)
-        growth = GROWTH_TOKENS * table.most_window
+        self.kv_cache = KVCacheManager(groups, page_size, self._memory_config, recurrent,
+                                       checkpoints)
+        growth = GROWTH_TOKENS * table.max_window
         self.reserve = AdmissionReserve(growth=max(growth, page_size))
-        self.released.clear()
+        self.slots_to_release.clear()
         for sequence in self.sequences.values():
             sequence.match_version = -1
 
     # --- coming and going ------------------------------------------------------------------------
 
-    def enlist(self, request: RequestState) -> None:
+    def add_request(self, request: RequestState) -> None:
         """A new request: all its sequences wait."""
         self.requests[request.key] = request
         self.lingering.add(request)
@@ -96,14 +97,14 @@ class SchedulerState:
             self.sequences[sequence.sid] = sequence
             self.queue.push(sequence)
 
-    def hand_over(self, request: RequestState, client: bytes) -> None:
+    def change_client(self, request: RequestState, client: bytes) -> None:
         """A living request is another client's from now on."""
         del self.requests[request.key]
         request.submit = msgspec.structs.replace(request.submit, client=client)
         request.name = request_name(*request.key)
         self.requests[request.key] = request
 
-    def end(self, sequence: SequenceState) -> None:
+    def finish(self, sequence: SequenceState) -> None:
         """The sequence is over, wherever it was; what it held is free (or only cached) at once.
 
         At once, although plans in flight may still name its slot: the release rides the next plan,
@@ -111,14 +112,14 @@ class SchedulerState:
         """
         if sequence.slot:
             self._vacate(sequence)
-            self.queue.gone(sequence, running=True)
+            self.queue.finished(sequence, running=True)
         else:
             self.queue.remove(sequence)
         request = sequence.request
         del self.sequences[sequence.sid], request.live[sequence.sid]
         if not request.live:
-            self.over.append(self.requests.pop(request.key))
-            self.on_over(request)
+            self.finished_requests.append(self.requests.pop(request.key))
+            self.on_finished(request)
             self.lingering.drop(request)
 
     def preempt(self, sequence: SequenceState, cause: str) -> None:
@@ -130,30 +131,30 @@ class SchedulerState:
         self.queue.push(sequence, ran=True)
         self.preemptions[cause] += 1
 
-    def unseat(self, sequence: SequenceState) -> None:
+    def undo_admission(self, sequence: SequenceState) -> None:
         """It has got a slot that no plan will tell the worker of: it waits again."""
         try:
             self.preempt(sequence, "forced")
         except BaseException:
             self.faults.journal.convict(sequence.request.name)
             raise
-        self.released.pop()
+        self.slots_to_release.pop()
 
     def _vacate(self, sequence: SequenceState) -> None:
         slot, computed = sequence.slot, sequence.computed
         if computed < sequence.total:
-            self.extending.remove(sequence)
-        pages = self.table.leave(sequence)
+            self.prefilling.remove(sequence)
+        pages = self.table.remove(sequence)
         if computed >= sequence.total:
             # The last token's K and V are only written by the decode that follows it.
             computed = max(computed, sequence.prompt_len + len(sequence.emitted) - 1)
             if len(sequence.emitted):
                 sequence.key = None
         self._cache(sequence, pages, computed)
-        self.memory.move_lock(sequence.lock, None)
+        self.kv_cache.move_lock(sequence.lock, None)
         sequence.lock, sequence.started, sequence.match_version = None, None, -1
-        self.memory.drop(pages, sequence.sid)
-        self.released.append(slot)
+        self.kv_cache.release(pages, sequence.sid)
+        self.slots_to_release.append(slot)
 
     # --- the prefix cache ------------------------------------------------------------------------
 
@@ -165,178 +166,179 @@ class SchedulerState:
     def _cache(self, sequence: SequenceState, pages: list[Ints], computed: int) -> None:
         """Offer the full pages of a sequence's first `computed` tokens to the tree, and lock the
         end of them for it."""
-        memory = self.memory
-        if memory.tree is None:
+        kv_cache = self.kv_cache
+        if kv_cache.tree is None:
             return
-        full = computed // memory.page_size
+        full = computed // kv_cache.page_size
         if full:
             key = self._key(sequence)
-            part = PrefixKey(key.salt, key.data[:full * memory.page_size * 4])
-            sequence.lock = memory.cache(part, [own[:full] for own in pages], sequence.lock,
-                                         sequence.priority)
+            part = PrefixKey(key.salt, key.data[:full * kv_cache.page_size * 4])
+            sequence.lock = kv_cache.cache_pages(part, [own[:full] for own in pages], sequence.lock,
+                                                 sequence.priority)
 
-    def extended(self, sequence: SequenceState, chunk: int) -> list[tuple[int, int, int]]:
+    def chunk_planned(self, sequence: SequenceState, chunk: int) -> list[tuple[int, int, int]]:
         """A chunk of it is planned: its full pages may be shared from now on, even within the same
         step, since a layer writes all keys and values before it attends.
 
         Returns the plan's `checkpoints`: (slot, checkpoint, tokens of the chunk before it).
         """
-        memory = self.memory
-        if memory.tree is None:
+        kv_cache = self.kv_cache
+        if kv_cache.tree is None:
             return []
         pages = self.table.pages_of(sequence.slot)
         self._cache(sequence, pages, sequence.computed)
-        if not (memory.recurrent and memory.checkpoints.count):
+        if not (kv_cache.recurrent and kv_cache.checkpoints.count):
             return []
         start, saved = sequence.computed - chunk, []
         key = self._key(sequence)
-        places = memory.save_at(start, sequence.computed, sequence.total, sequence.branch,
-                                memory.page_size)
+        places = kv_cache.save_at(start, sequence.computed, sequence.total, sequence.branch,
+                                  kv_cache.page_size)
         if places and sequence.started is not None:
-            memory.checkpoints.outgrown(sequence.started)
+            kv_cache.checkpoints.outgrown(sequence.started)
         for place in places:
-            full = place // memory.page_size
-            number = memory.checkpoint(PrefixKey(key.salt, key.data[:4 * place]),
-                                       [own[:full] for own in pages], sequence.priority)
+            full = place // kv_cache.page_size
+            number = kv_cache.checkpoint(PrefixKey(key.salt, key.data[:4 * place]),
+                                         [own[:full] for own in pages], sequence.priority)
             if number:
                 saved.append((sequence.slot, number, place - start))
         return saved
 
-    def _match(self, sequence: SequenceState) -> PrefixMatch | None:
+    def _match_prefix(self, sequence: SequenceState) -> PrefixMatch | None:
         """The cached prefix of a waiting sequence, leaving a token to compute; None = none."""
-        memory, tree = self.memory, self.memory.tree
+        kv_cache, tree = self.kv_cache, self.kv_cache.tree
         if tree is None or sequence.request.params.prompt_logprobs >= 0:
             return None
-        if sequence.match_version != memory.version or sequence.pending:
+        if sequence.match_version != kv_cache.version or sequence.pending:
             key = self._key(sequence)
-            most = (len(key.data) // 4 - 1) // memory.page_size * memory.page_size
+            most = (len(key.data) // 4 - 1) // kv_cache.page_size * kv_cache.page_size
             part = PrefixKey(key.salt, key.data[:4 * most])
-            if memory.recurrent:
-                found = tree.match_state(part, memory.step)
+            if kv_cache.recurrent:
+                found = tree.match_state(part, kv_cache.step)
                 sequence.match, sequence.pending = found.match, found.pending
                 sequence.branch = found.branch
             else:
                 sequence.match = tree.match(part)
-            sequence.match_version = memory.version
+            sequence.match_version = kv_cache.version
         return sequence.match
 
     def _cached_tokens(self, sequence: SequenceState) -> int:
-        match = self._match(sequence)
+        match = self._match_prefix(sequence)
         return 0 if match is None else match.length
 
     # --- admission -------------------------------------------------------------------------------
 
     @property
-    def head(self) -> SequenceState | None:
+    def next_waiting(self) -> SequenceState | None:
         """Whom the policy admits next; under suspicion, the first on trial."""
         if self.trial is None:
             return self.queue.choose(self._cached_tokens)
         known = (self.sequences.get(sid) for sid in sorted(self.trial))
         return next((s for s in known if s is not None and not s.slot), None)
 
-    def fits(self, sequence: SequenceState) -> bool:
+    def can_admit(self, sequence: SequenceState) -> bool:
         """Whether there is a slot and room for a waiting sequence, and nothing is worth waiting a
         step for."""
-        if not self.table.free:
+        if not self.table.num_free:
             return False
-        match = self._match(sequence)
+        match = self._match_prefix(sequence)
         if sequence.pending:
             return False
         length = sequence.prompt_len + len(sequence.emitted)
-        return self._room(self.table.reach(length, sequence.end), match)
+        return self._has_room(self.table.reach(length, sequence.end), match)
 
     def admit(self, sequence: SequenceState) -> Admit:
-        """Give a waiting sequence, which `fits`, a slot and its cached pages."""
-        match = self._match(sequence)
+        """Give a waiting sequence, which `can_admit`, a slot and its cached pages."""
+        match = self._match_prefix(sequence)
         length = sequence.prompt_len + len(sequence.emitted)
-        memory = self.memory
-        pages, cached, checkpoint = [NO_PAGES] * len(memory.pools), 0, 0
+        kv_cache = self.kv_cache
+        pages, cached, checkpoint = [NO_PAGES] * len(kv_cache.pools), 0, 0
         if match is not None and match.length:
             pages, cached = match.pages, match.length
-            if memory.recurrent:
-                checkpoint = memory.checkpoints.use(match.node)
+            if kv_cache.recurrent:
+                checkpoint = kv_cache.checkpoints.use(match.node)
                 sequence.started = match.node
-            sequence.lock = memory.hold(match, sequence.sid)
+            sequence.lock = kv_cache.share_prefix(match, sequence.sid)
         self.queue.admit(sequence)
         sequence.match, sequence.match_version = None, -1
         sequence.total, sequence.computed = length, cached
         if not sequence.preempted:
             self._first_admission(sequence, cached)
         tokens = tokens_of(sequence)
-        self.table.enter(sequence, pages)
-        self.extending.append(sequence)
+        self.table.add(sequence, pages)
+        self.prefilling.append(sequence)
         return Admit(slot=sequence.slot, tokens=tokens.tobytes(), prompt_len=sequence.prompt_len,
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
                      params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint)
 
     def _first_admission(self, sequence: SequenceState, cached: int) -> None:
         sequence.cached_len = cached
-        self.looked_up += sequence.prompt_len
-        self.hits += cached
+        self.cache_lookup_tokens += sequence.prompt_len
+        self.cache_hit_tokens += cached
         if self.queue.fair is not None:
             self.queue.fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
 
-    def _room(self, length: int, match: PrefixMatch | None) -> bool:
+    def _has_room(self, length: int, match: PrefixMatch | None) -> bool:
         """Whether all pools have pages for `length` tokens of a sequence beside what the running
         ones were promised and are expected to want."""
-        left = [self._left(group, length, match) for group in range(len(self.memory.pools))]
-        running = self.table.running
-        if min(left) >= running * self.memory.pages_for(CLIP):
+        left = [self._pages_left(group, length, match) for group in range(len(self.kv_cache.pools))]
+        running = self.table.num_running
+        if min(left) >= running * self.kv_cache.pages_for(CLIP):
             return True
-        growth = self.memory.pages_for(self.reserve.needed(self.table.remaining(CLIP), running))
+        growth = self.kv_cache.pages_for(self.reserve.needed(self.table.remaining(CLIP), running))
         return all(spare >= (min(growth, 2 * running) if window else growth)
-                   for spare, window in zip(left, self.memory.windows, strict=True))
+                   for spare, window in zip(left, self.kv_cache.windows, strict=True))
 
-    def _left(self, group: int, length: int, match: PrefixMatch | None) -> int:
+    def _pages_left(self, group: int, length: int, match: PrefixMatch | None) -> int:
         """Pages of a group that stay available when a sequence of `length` tokens is admitted."""
-        memory = self.memory
-        left = memory.available(group) - self._promised(group) - self.most_held(group, length)
+        kv_cache = self.kv_cache
+        left = kv_cache.available(group) - self._reserved_pages(group) - self.max_held(group,
+                                                                                       length)
         if match is not None and match.length:
             own = match.pages[group]
-            own = own[own > 0] if memory.windows[group] else own
+            own = own[own > 0] if kv_cache.windows[group] else own
             # Those that only the tree holds are available now and will not be then.
-            left += len(own) - int(np.count_nonzero(memory.pools[group].sole(own)))
+            left += len(own) - int(np.count_nonzero(kv_cache.pools[group].single_owner(own)))
         return left
 
-    def most_held(self, group: int, length: int) -> int:
+    def max_held(self, group: int, length: int) -> int:
         """Pages of a group that a sequence of `length` tokens may hold while it extends."""
         chunk = self._config.max_num_batched_tokens + self.table.ahead
-        return self.memory.most_held(group, length, chunk)
+        return self.kv_cache.max_held(group, length, chunk)
 
-    def _promised(self, group: int) -> int:
+    def _reserved_pages(self, group: int) -> int:
         """Pages that sequences which still extend were admitted for and do not hold yet."""
         table = self.table
-        return sum(max(self.most_held(group, table.reach(s.total, s.end))
-                       - table.holds(group, s.slot), 0) for s in self.extending)
+        return sum(max(self.max_held(group, table.reach(s.total, s.end))
+                       - table.holds(group, s.slot), 0) for s in self.prefilling)
 
-    def promised(self) -> int:
+    def reserved_pages(self) -> int:
         """The most pages of any group that extending sequences will still want."""
-        if not self.extending:
+        if not self.prefilling:
             return 0
-        return max(self._promised(group) for group in range(len(self.memory.pools)))
+        return max(self._reserved_pages(group) for group in range(len(self.kv_cache.pools)))
 
-    def loosen(self) -> bool:
+    def unlock_windows(self) -> bool:
         """Unlock cached pages of windowed groups that no running sequence can see any more; False
         if there were none."""
-        windows = self.memory.windows
-        if not any(windows) or self.memory.tree is None:
+        windows = self.kv_cache.windows
+        if not any(windows) or self.kv_cache.tree is None:
             return False
         found = False
         for sequence in self.table.sequences:
             lock = None if sequence is None else sequence.lock
             if sequence is not None and lock is not None and lock.windows:
-                end = lock.node.end * self.memory.page_size
+                end = lock.node.end * self.kv_cache.page_size
                 if self.table.len_lo[sequence.slot] - max(windows) > end:
-                    sequence.lock = self.memory.loosen(lock)
+                    sequence.lock = self.kv_cache.unlock_windows(lock)
                     found = True
         return found
 
     # --- preemption ------------------------------------------------------------------------------
 
-    def victim(self, below: int | None = None) -> SequenceState | None:
+    def pick_victim(self, below: int | None = None) -> SequenceState | None:
         """Whom to preempt to make room (for a sequence of priority `below`); None = nobody."""
         table = self.table
-        slots = table.taken()
+        slots = table.occupied()
         priority = np.zeros(len(slots), np.int64)
         if self.queue.policy == "priority":
             priority[:] = [table.sequences[slot].priority
@@ -347,13 +349,13 @@ class SchedulerState:
         return None if index is None else table.sequences[slots[index]]
 
     def _frees(self, slot: int) -> int:
-        pools = self.memory.pools
-        return sum(pool.frees(own[own > 0])
+        pools = self.kv_cache.pools
+        return sum(pool.count_freed(own[own > 0])
                    for pool, own in zip(pools, self.table.pages_of(slot), strict=True))
 
     # --- fairness --------------------------------------------------------------------------------
 
-    def served(self, sids: Ints, counts: Ints | None) -> None:
+    def charge_tenants(self, sids: Ints, counts: Ints | None) -> None:
         """Tokens were emitted: counts[i] (None = one) of sids[i]. Fair sharing charges for them."""
         fair = self.queue.fair
         if fair is None:
@@ -372,8 +374,8 @@ class SchedulerState:
     def audit(self) -> None:
         """Check that everything is in exactly one place; raises `AccountingError`."""
         self.table.audit()
-        self.memory.audit(self._holders())
-        running = self.table.running
+        self.kv_cache.audit(self._holders())
+        running = self.table.num_running
         if running + len(self.queue) != len(self.sequences):
             raise AccountingError(f"{len(self.sequences)} sequences, but {running} running "
                                   f"and {len(self.queue)} waiting")
@@ -384,7 +386,7 @@ class SchedulerState:
                 yield sequence.sid, self.table.pages_of(sequence.slot)
 
 
-def _not_observed(request: RequestState) -> None:
+def _ignore_request(request: RequestState) -> None:
     pass
 
 

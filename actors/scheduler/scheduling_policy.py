@@ -235,7 +235,7 @@ class RunningView(NamedTuple):
     priority: Ints
     recompute: Ints
     """Tokens to compute again, were it preempted (what the prefix cache would keep left out)."""
-    frees: Ints
+    count_freed: Ints
     """Pages that would become free or evictable."""
 
 
@@ -250,7 +250,7 @@ def choose_victim(running: RunningView, below: int | None = None) -> int | None:
     order, priority = running.order, running.priority
     if not len(order):
         return None
-    able = running.frees > 0
+    able = running.count_freed > 0
     if below is not None:
         able &= priority < below
     else:

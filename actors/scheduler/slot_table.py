@@ -49,7 +49,7 @@ class SlotTable:
                  attention_windows: tuple[int, ...] = (0,)) -> None:
         """window: most tokens that a decode may ever emit, 1 + drafts; attention_windows: of each
         group, 0 = all."""
-        self.most_window = window
+        self.max_window = window
         self.window = window
         """Most tokens that the decodes of the next plan emit: set from plan to plan."""
         self.ahead = max(window - 2, 0)
@@ -89,20 +89,20 @@ class SlotTable:
         self._admitted = 0
         self._most = 0
         """No slot has emitted more tokens."""
-        self._calm = 0
+        self._steady_plans = 0
         """Plans until one of the rows can reach its end, at the earliest."""
 
     # --- coming and going ------------------------------------------------------------------------
 
     @property
-    def free(self) -> int:
+    def num_free(self) -> int:
         return len(self._free)
 
     @property
-    def running(self) -> int:
+    def num_running(self) -> int:
         return len(self.sequences) - 1 - len(self._free)
 
-    def enter(self, sequence: SequenceState, pages: list[Ints]) -> None:
+    def add(self, sequence: SequenceState, pages: list[Ints]) -> None:
         """Give a sequence a slot, with the cached pages that it starts from (one array a group)."""
         slot = self._free.pop()
         self._admitted += 1
@@ -126,7 +126,7 @@ class SlotTable:
             self._behind[group, slot] = int(np.argmax(own > 0)) if own.any() else len(own)
         self._hold(slot, len(pages[0]))
 
-    def leave(self, sequence: SequenceState) -> list[Ints]:
+    def remove(self, sequence: SequenceState) -> list[Ints]:
         """Take the slot back; the sequence keeps its emitted tokens. Returns the pages by group."""
         slot = sequence.slot
         sequence.emitted = self.emitted_tokens(slot)
@@ -158,7 +158,7 @@ class SlotTable:
         left = self.end[running] - self.len_hi[running]
         return int(np.minimum(np.maximum(left, 0), clip).sum())
 
-    def taken(self) -> Ints:
+    def occupied(self) -> Ints:
         """The slots with a sequence."""
         return np.flatnonzero(self.sid).astype(np.int32)
 
@@ -188,17 +188,17 @@ class SlotTable:
         self.len_lo[slot] += 1
         self.len_hi[slot] += 1
         self.decoding[slot] = True
-        self._rows, self._calm = None, 0
+        self._rows, self._steady_plans = None, 0
 
     def stop_decoding(self, slots: NDArray[np.integer]) -> None:
         self.decoding[slots] = False
-        self._rows, self._calm = None, 0
+        self._rows, self._steady_plans = None, 0
 
     def decode_rows(self) -> DecodeRows:
         """The slots to decode next: those whose length is not known to reach its end."""
         rows = self._rows or self._gather()
-        if self._calm > 0:
-            self._calm -= 1
+        if self._steady_plans > 0:
+            self._steady_plans -= 1
             return rows
         going = self.len_lo[rows.slots] < self.end[rows.slots]
         if not going.all():
@@ -206,7 +206,7 @@ class SlotTable:
             rows = self._gather()
         if len(rows.slots):
             left = self.end[rows.slots] - self.len_hi[rows.slots]
-            self._calm = (int(left.min()) - 1) // self.most_window
+            self._steady_plans = (int(left.min()) - 1) // self.max_window
         return rows
 
     def _gather(self) -> DecodeRows:
@@ -221,13 +221,15 @@ class SlotTable:
         self._interval[:, rows.slots] = \
             self._interval.take(rows.slots, axis=1) + self._opens[self.window]
 
-    def credit_one(self, slots: Ints, starts: Ints, tokens: Ints) -> None:
-        """Enter a result of one token for each slot, of a plan without drafts: as `credit`."""
+    def append_one(self, slots: Ints, starts: Ints, tokens: Ints) -> None:
+        """Enter a result of one token for each slot, of a plan without drafts: as
+        `append_tokens`."""
         self._make_room(1)
         self._tokens[slots, starts] = tokens
         self.emitted[slots] = starts + 1
 
-    def credit(self, slots: Ints, starts: Ints, tokens: Ints, counts: Ints, window: int) -> None:
+    def append_tokens(self, slots: Ints, starts: Ints, tokens: Ints, counts: Ints,
+                      window: int) -> None:
         """Enter a result: `counts[i]` tokens, one at least, of `slots[i]`.
 
         starts: i4[n], `emitted` of the slots; tokens: i4[sum(counts)]; window: how many tokens
@@ -255,12 +257,12 @@ class SlotTable:
 
     # --- pages -----------------------------------------------------------------------------------
 
-    def growing(self, rows: DecodeRows) -> Ints:
+    def needing_pages(self, rows: DecodeRows) -> Ints:
         """Slots that want pages before they decode once more (some of them a little early)."""
         after = self.len_hi[rows.slots] + (self.window - 1 + self.ahead)
         return rows.slots[after > self._full_at[rows.slots]]
 
-    def grow(self, slots: Ints, memory: KVCacheManager, early: bool, spared: int) -> bytes | None:
+    def grow(self, slots: Ints, kv_cache: KVCacheManager, early: bool, spared: int) -> bytes | None:
         """Take the pages that `slots` lack to decode once more; `early` adds their stagger.
 
         spared: pages to leave for others. Returns the plan's `page_appends`, or None (and takes
@@ -269,19 +271,19 @@ class SlotTable:
         held, most = self.held[slots], self.end[slots] - self._unwritten
         tokens = self.len_hi[slots] + (self.window - 1 + self.ahead)
         tokens = np.minimum(tokens + self._early[slots] if early else tokens, most)
-        return self._append(slots, -(-tokens // self._page_size) - held, memory, spared)
+        return self._append(slots, -(-tokens // self._page_size) - held, kv_cache, spared)
 
     def reach(self, tokens: int, end: int) -> int:
         """Tokens to have pages for when the last of so many is extended: drafts follow them."""
         return max(tokens, min(tokens + self.ahead, end - self._unwritten))
 
-    def grow_to(self, slot: int, tokens: int, memory: KVCacheManager) -> bytes | None:
+    def grow_to(self, slot: int, tokens: int, kv_cache: KVCacheManager) -> bytes | None:
         """Take the pages that the first `tokens` tokens of a slot lack; as `grow`."""
         held = int(self.held[slot])
-        count = memory.pages_for(tokens) - held
+        count = kv_cache.pages_for(tokens) - held
         if count <= 0:
             return b""
-        pages = memory.take(count, int(self.sid[slot]))
+        pages = kv_cache.allocate(count, int(self.sid[slot]))
         if pages is None:
             return None
         rows = np.empty((count, 2 + len(pages)), np.int32)
@@ -294,16 +296,16 @@ class SlotTable:
         self._hold(slot, held + count)
         return rows.tobytes()
 
-    def _append(self, slots: Ints, wanted: Ints, memory: KVCacheManager,
+    def _append(self, slots: Ints, wanted: Ints, kv_cache: KVCacheManager,
                 spared: int) -> bytes | None:
         count = int(wanted.sum())
-        if spared and any(memory.available(g) < count + spared for g in range(len(self._pages))):
+        if spared and any(kv_cache.available(g) < count + spared for g in range(len(self._pages))):
             return None
         held = self.held[slots]
         owners, index = slots, held
         if (wanted != 1).any():
             owners, index = np.repeat(slots, wanted), np.repeat(held, wanted) + within(wanted)
-        pages = memory.take(count, self.sid[owners])
+        pages = kv_cache.allocate(count, self.sid[owners])
         if pages is None:
             return None
         if count:
@@ -315,7 +317,7 @@ class SlotTable:
         self._mark(slots)
         return np.array((owners, index, *pages), np.int32).T.tobytes()
 
-    def give_back(self, slots: Ints, positions: Ints, memory: KVCacheManager) -> None:
+    def free_behind_windows(self, slots: Ints, positions: Ints, kv_cache: KVCacheManager) -> None:
         """Give back what lies behind the windows of slots whose next queries are at `positions` or
         later. Safe with plans in flight: they run before whoever gets these pages writes them."""
         for group in self.windowed:
@@ -331,7 +333,7 @@ class SlotTable:
             pages = self._pages[group][owners, index]
             self._pages[group][owners, index] = 0
             self._behind[group, slots[moved]] = keep[moved]
-            memory.pools[group].drop(pages, self.sid[owners])
+            kv_cache.pools[group].release(pages, self.sid[owners])
 
     def _hold(self, slot: int, entries: int) -> None:
         """Note that a slot's page tables have so many entries."""

@@ -57,15 +57,15 @@ def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) 
     starts = table.emitted[slots]
     if _is_steady(record, result) and table.sid[slots].tobytes() == record.sids_column:
         if record.window > 1:
-            return _credit_windows(state, record, result, starts)
-        table.credit_one(slots, starts, np.frombuffer(result.tokens, np.int32))
-        state.served(record.sids, None)
+            return _apply_draft_windows(state, record, result, starts)
+        table.append_one(slots, starts, np.frombuffer(result.tokens, np.int32))
+        state.charge_tenants(record.sids, None)
         return StepOutcome(len(slots), TokenBatch(
             step=result.step, sids=record.sids_column, starts=starts.tobytes(),
             counts=result.counts, tokens=result.tokens, epoch=result.epoch))
     rows = _unpack(record, result)
-    known = _credit_apart(state, record, rows, starts)
-    state.served(record.sids[known], rows.counts[known])
+    known = _apply_rows(state, record, rows, starts)
+    state.charge_tenants(record.sids[known], rows.counts[known])
     events = _events(state, record, rows, result, known)
     credited = _batch(record, result.epoch, rows, known, starts, events)
     credited.verified = _verified(record, rows)
@@ -91,13 +91,13 @@ def _histogram(record: PlanRecord, result: StepResult) -> list[int]:
     return [0, *(result.counts.count(count) for count in range(1, record.window + 1))]
 
 
-def _credit_windows(state: SchedulerState, record: PlanRecord, result: StepResult,
-                    starts: Ints) -> StepOutcome:
+def _apply_draft_windows(state: SchedulerState, record: PlanRecord, result: StepResult,
+                         starts: Ints) -> StepOutcome:
     """The steady step with drafts."""
     tokens = np.frombuffer(result.tokens, np.int32)
     counts = np.frombuffer(result.counts, np.uint8).astype(np.int32)
-    state.table.credit(record.slots, starts, tokens, counts, record.window)
-    state.served(record.sids, counts)
+    state.table.append_tokens(record.slots, starts, tokens, counts, record.window)
+    state.charge_tenants(record.sids, counts)
     batch = TokenBatch(step=result.step, sids=record.sids_column, starts=starts.tobytes(),
                        counts=result.counts, tokens=result.tokens, epoch=result.epoch,
                        drafts=record.window - 1)
@@ -129,8 +129,8 @@ def _unpack(record: PlanRecord, result: StepResult) -> ResultRows:
     return rows
 
 
-def _credit_apart(state: SchedulerState, record: PlanRecord, rows: ResultRows,
-                  starts: Ints) -> NDArray[np.bool_]:
+def _apply_rows(state: SchedulerState, record: PlanRecord, rows: ResultRows,
+                starts: Ints) -> NDArray[np.bool_]:
     """Credit rows still in their slots, and preempted ones (whose `starts` are corrected).
 
     Returns bool[n]: whose sequence still lives.
@@ -152,8 +152,8 @@ def _credit_apart(state: SchedulerState, record: PlanRecord, rows: ResultRows,
     first = np.arange(len(settled)) < record.firsts
     for which, window in ((first, 1), (~first, record.window)):
         among = settled & which & (rows.counts > 0)
-        table.credit(record.slots[among], starts[among],
-                     rows.tokens[np.repeat(among, rows.counts)], rows.counts[among], window)
+        table.append_tokens(record.slots[among], starts[among],
+                            rows.tokens[np.repeat(among, rows.counts)], rows.counts[among], window)
         table.retract(record.slots[settled & which & (rows.counts == 0)], window)
     return known
 
@@ -182,23 +182,23 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
     news: dict[int, dict[str, Any]] = {}
     for row in range(record.firsts):
         sequence = state.sequences.get(int(record.sids[row]))
-        if sequence is not None and not sequence.first_told:
-            sequence.first_told = True
+        if sequence is not None and not sequence.first_token_reported:
+            sequence.first_token_reported = True
             news[sequence.sid] = {"cached_tokens": sequence.cached_len}
     for logprobs in result.logprobs:
         if known[logprobs.row]:
             sid = int(record.sids[logprobs.row])
             news.setdefault(sid, {})["logprobs"] = logprobs
-            if state.remembers:
+            if state.keep_history:
                 state.sequences[sid].logprobs.append(logprobs)
     for logprobs in result.prompt_logprobs:
         sequence = state.sequences.get(record.extends[logprobs.row])
         if sequence is None:
             continue
         with state.faults.of(sequence.request):
-            if (fresh := _untold(sequence, logprobs)) is not None:
+            if (fresh := _unreported_logprobs(sequence, logprobs)) is not None:
                 news.setdefault(sequence.sid, {})["prompt_logprobs"] = fresh
-                if state.remembers:
+                if state.keep_history:
                     sequence.prompt_logprobs.append(fresh)
     ended = _finish(state, record, rows, known, news) if finished else []
     events = {sid: SequenceEvent(sid=sid, **fields) for sid, fields in news.items()}
@@ -220,26 +220,26 @@ def _finish(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: 
             fields["stop_token"] = int(rows.tokens[ends[row] - 1])
         sequence = state.sequences[sid]
         with state.faults.of(sequence.request):
-            state.end(sequence)
-            fields |= drafts_of(sequence)
+            state.finish(sequence)
+            fields |= draft_counts(sequence)
             ended.append(sequence)
     return ended
 
 
-def drafts_of(sequence: SequenceState) -> dict[str, int]:
+def draft_counts(sequence: SequenceState) -> dict[str, int]:
     """What the event of an ended sequence says of its drafts: nothing where there were none."""
     if not sequence.drafted:
         return {}
     return {"draft_tokens": sequence.drafted, "accepted_tokens": sequence.accepted}
 
 
-def _untold(sequence: SequenceState, logprobs: RowLogprobs) -> RowLogprobs | None:
+def _unreported_logprobs(sequence: SequenceState, logprobs: RowLogprobs) -> RowLogprobs | None:
     """The part of prompt logprobs that was not told before a preemption made it come again."""
     count = len(logprobs.chosen) // 4
-    skip = min(max(sequence.prompt_told - logprobs.start, 0), count)
+    skip = min(max(sequence.prompt_logprobs_reported - logprobs.start, 0), count)
     if skip == count:
         return None
-    sequence.prompt_told = logprobs.start + count
+    sequence.prompt_logprobs_reported = logprobs.start + count
     if not skip:
         return logprobs
     top = len(logprobs.top_ids) // count

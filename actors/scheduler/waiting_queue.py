@@ -57,7 +57,7 @@ class WaitingQueue:
             return seen[next_fair(view, self.fair.served)]
         return seen[next_priority(view)]
 
-    def owes_a_place(self, tenant: str, most: int) -> bool:
+    def has_fair_share_left(self, tenant: str, most: int) -> bool:
         """Whether a tenant may join though `most` requests wait: under the fair policy, as long as
         it has less than an equal share of these places, so that nobody's flood shuts others out.
         Twice as many never wait."""
@@ -88,9 +88,9 @@ class WaitingQueue:
     def remove(self, sequence: SequenceState) -> None:
         """Leave for good; raises `KeyError` if it is not here."""
         self._leave(sequence)
-        self.gone(sequence, running=False)
+        self.finished(sequence, running=False)
 
-    def gone(self, sequence: SequenceState, running: bool) -> None:
+    def finished(self, sequence: SequenceState, running: bool) -> None:
         """A sequence is over; it ran, or waited."""
         if self.fair is not None:
             self.fair.leave(sequence.tenant, running)

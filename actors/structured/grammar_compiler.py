@@ -29,7 +29,7 @@ class GrammarCompiler(CoreObserver):
 
     def __init__(self, core: Core, masking: StructuredOutputManager) -> None:
         super().__init__(core)
-        self._masking = masking
+        self._structured_output = masking
         self._journal: InflightJournal = core.journal or InflightJournal(actor="scheduler")
         self._offload = Offload(self._journal)
         self._post: Post | None = None
@@ -50,7 +50,7 @@ class GrammarCompiler(CoreObserver):
         self._core.on_message(message, now)
 
     def _waits(self, submit: Submit) -> bool:
-        grammar, masking, post = submit.grammar, self._masking, self._post
+        grammar, masking, post = submit.grammar, self._structured_output, self._post
         if not grammar or post is None or masking.knows(grammar):
             return False
         if self._journal.convictions and self._journal.convicted(grammar_name(grammar)):
@@ -71,7 +71,7 @@ class GrammarCompiler(CoreObserver):
             job = self._jobs.pop(grammar)
             self._journal.finished(grammar_name(grammar))
             with suppress(ActoriumError):  # of a vocabulary that is not there: so the core will say
-                self._masking.learned(grammar, job.result())
+                self._structured_output.add_compiled(grammar, job.result())
         waiting, self._waiting = self._waiting, []
         for submit in waiting:
             if submit.grammar in self._jobs:

@@ -1,8 +1,8 @@
 """What a sequence may sample next: where it is in its grammar, and its request's token rules.
 
-A grammar's masks come from the vocabulary, many sequences at once (`masking`); token rules (a set
-of allowed tokens, sequences of tokens that must not come about) narrow them, or are all there is.
-Pure.
+A grammar's masks come from the vocabulary, many sequences at once (`structured_output`); token
+rules (a set of allowed tokens, sequences of tokens that must not come about) narrow them, or are
+all there is. Pure.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class TokenMatcher(Protocol):
 class BadWordTree:
     """Sequences of tokens, each token's node below that of the one before."""
 
-    __slots__ = ("barred", "next")
+    __slots__ = ("forbidden_next", "next")
 
     def __init__(self) -> None:
         self.next: dict[int, BadWordTree] = {}
-        self.barred: list[int] = []
+        self.forbidden_next: list[int] = []
         """Tokens that must not follow on the sequence that ends here."""
 
 
@@ -68,7 +68,7 @@ class TokenRuleFilter:
                 node = self._after
                 for token in reversed(before):
                     node = node.next.setdefault(token, BadWordTree())
-                node.barred.append(last)
+                node.forbidden_next.append(last)
                 self.memory = max(self.memory, len(before))
             else:
                 self._base[last // 32] &= ~np.uint32(1 << last % 32)
@@ -80,7 +80,7 @@ class TokenRuleFilter:
         """What may follow on the last tokens `tail` of so many `emitted`, given what else is
         allowed (None = everything); None if nothing is."""
         found = self._base if bits is None else bits & self._base
-        if barred := self._barred(tail):
+        if barred := self._forbidden_next(tail):
             found = found.copy()
             for token in barred:
                 found[token // 32] &= ~np.uint32(1 << token % 32)
@@ -92,16 +92,16 @@ class TokenRuleFilter:
         if self._open:  # as in a recording, whose tokens are those of no vocabulary
             return True
         return bool(self._base[token // 32] >> np.uint32(token % 32) & 1) \
-            and token not in self._barred(tail)
+            and token not in self._forbidden_next(tail)
 
-    def _barred(self, tail: Sequence[int]) -> list[int]:
+    def _forbidden_next(self, tail: Sequence[int]) -> list[int]:
         found: list[int] = []
         node = self._after
         for token in reversed(tail):
             if token not in node.next:
                 break
             node = node.next[token]
-            found += node.barred
+            found += node.forbidden_next
         return found
 
 

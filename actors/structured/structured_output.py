@@ -99,7 +99,7 @@ class StructuredOutputManager:
         self.made = 0
         """Masks, since the start."""
         self.told: list[int] = []
-        """The sequences that the last call of `stuck` was about."""
+        """The sequences that the last call of `pop_stuck` was about."""
         self._load = load
         self._words: GrammarBackend | None = None
         self._guides: dict[int, SequenceGuide] = {}
@@ -116,7 +116,7 @@ class StructuredOutputManager:
         """Whether there is any sequence with a guide, or a plan that waits for its masks."""
         return bool(self._guides or self._due)
 
-    def enlist(self, request: RequestState) -> Rejection | None:
+    def add_request(self, request: RequestState) -> Rejection | None:
         """Its living sequences; what there is against it, if its grammar does not compile."""
         submit = request.submit
         if not submit.grammar and submit.rules is None:
@@ -146,7 +146,7 @@ class StructuredOutputManager:
         words = self._words or self._load()
         return PreparedGrammar(words, words.compile(grammar))
 
-    def learned(self, grammar: str, found: PreparedGrammar) -> None:
+    def add_compiled(self, grammar: str, found: PreparedGrammar) -> None:
         """Take what was prepared."""
         self._words = self._words or found.words
         self._words.keep(grammar, found.compiled)
@@ -178,7 +178,7 @@ class StructuredOutputManager:
         self._due.remove(record.step)
         return [Masks(epoch, record.step, self._masks(state, record))]
 
-    def stuck(self) -> list[tuple[RequestState, Rejection]]:
+    def pop_stuck(self) -> list[tuple[RequestState, Rejection]]:
         """Requests that cannot go on, as was found since the last call, and why."""
         self.told = list(self._stuck)
         if not self._stuck:
@@ -186,7 +186,7 @@ class StructuredOutputManager:
         found, self._stuck = list(self._stuck.values()), {}
         return found
 
-    def stick(self, state: SchedulerState, sids: Iterable[int], why: str) -> None:
+    def mark_stuck(self, state: SchedulerState, sids: Iterable[int], why: str) -> None:
         """They cannot go on: what they sample from here on is nothing."""
         for sid in sids:
             if (sequence := state.sequences.get(sid)) is not None:
@@ -234,7 +234,7 @@ class StructuredOutputManager:
                 self._fail(sequence, journal, error)
                 continue
             if not allowed:
-                self.stick(state, [sid], _why(guide))
+                self.mark_stuck(state, [sid], _why(guide))
                 continue
             window = record.window if row >= record.firsts else 1
             drafts = self._drafts.get(sid, [])[:window - 1] if window > 1 else NO_DRAFTS
@@ -247,7 +247,7 @@ class StructuredOutputManager:
             if rows is None:
                 continue
             if guide.error:
-                self.stick(state, [sequence.sid], _why(guide))
+                self.mark_stuck(state, [sequence.sid], _why(guide))
             else:
                 masks += [RowMask(slot, place, bits.tobytes()) for place, bits in enumerate(rows)]
         self.made += len(masks)

@@ -47,7 +47,7 @@ def test_memory_stays_flat() -> None:
     gauges = loop.gauges()
     assert gauges["cached_pages"] == 0
     assert min(gauges["evicted_pages"], gauges["preemptions"], gauges["cache_hit_tokens"]) > 0
-    memory = loop.scheduler.state.memory
+    memory = loop.scheduler.state.kv_cache
     assert memory.tree is not None and list(memory.tree.pages_held()) == []
 
 

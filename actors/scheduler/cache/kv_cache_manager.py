@@ -67,7 +67,7 @@ class KVCacheManager:
         free = self.pools[group].free
         return free if self.tree is None else free + self.tree.evictable[group]
 
-    def most_held(self, group: int, tokens: int, chunk: int) -> int:
+    def max_held(self, group: int, tokens: int, chunk: int) -> int:
         """Pages of a group that the first `tokens` tokens of a sequence hold at the most, when its
         prompt is extended up to `chunk` tokens at a time (fewer where the pool of a windowed group
         is so small that they would not fit)."""
@@ -95,24 +95,24 @@ class KVCacheManager:
 
     # --- pages in and out ----------------------------------------------------------------------
 
-    def take(self, count: int, owner: int | Ints) -> list[Ints] | None:
+    def allocate(self, count: int, owner: int | Ints) -> list[Ints] | None:
         """`count` fresh pages of every group, evicting cached ones where too few are free; None
         (and nothing taken) where even that is not enough."""
         for group, pool in enumerate(self.pools):
             while pool.free < count:
                 if self.tree is None or not self.tree.evictable[group]:
                     return None
-                self._forget(self.tree.evict(group, count - pool.free))
-        return [pool.take(count, owner) for pool in self.pools]
+                self._uncache(self.tree.evict(group, count - pool.free))
+        return [pool.allocate(count, owner) for pool in self.pools]
 
-    def drop(self, pages: Sequence[Ints], owner: int) -> None:
+    def release(self, pages: Sequence[Ints], owner: int) -> None:
         """`owner` lets go of its pages, one array per group; holes (0) are passed over."""
         for pool, own, window in zip(self.pools, pages, self.windows, strict=True):
-            pool.drop(own[own > 0] if window else own, owner)
+            pool.release(own[own > 0] if window else own, owner)
 
-    def _forget(self, gone: Sequence[Ints]) -> None:
+    def _uncache(self, gone: Sequence[Ints]) -> None:
         for pool, pages in zip(self.pools, gone, strict=True):
-            pool.forget(pages)
+            pool.mark_uncached(pages)
 
     # --- prefixes ------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class KVCacheManager:
         """The longest cached prefix of a key; None without a cache."""
         return None if self.tree is None else self.tree.match(key)
 
-    def hold(self, match: PrefixMatch, owner: int) -> PrefixLock:
+    def share_prefix(self, match: PrefixMatch, owner: int) -> PrefixLock:
         """`owner` shares a matched prefix, which is locked for it."""
         assert self.tree is not None
         self.tree.lock(match.node)
@@ -128,8 +128,8 @@ class KVCacheManager:
             pool.share(pages[pages > 0] if window else pages, owner)
         return PrefixLock(match.node, True)
 
-    def cache(self, key: PrefixKey, pages: Sequence[Ints], held: PrefixLock | None,
-              priority: int) -> PrefixLock | None:
+    def cache_pages(self, key: PrefixKey, pages: Sequence[Ints], held: PrefixLock | None,
+                    priority: int) -> PrefixLock | None:
         """Offer a sequence's filled pages (one array per group, 0 = none) to the tree, and lock
         what it took of them. held: the sequence's lock so far.
 
@@ -143,7 +143,7 @@ class KVCacheManager:
         for pool, own, taken in zip(self.pools, pages, kept, strict=True):
             ours = ours and len(taken) == np.count_nonzero(own[start:])
             if len(taken):
-                pool.keep(taken)
+                pool.mark_cached(taken)
         return self.move_lock(held, node) if ours else held
 
     def checkpoint(self, key: PrefixKey, pages: Sequence[Ints], priority: int) -> int:
@@ -167,7 +167,7 @@ class KVCacheManager:
             self.tree.unlock(held.node, held.windows)
         return lock
 
-    def loosen(self, held: PrefixLock) -> PrefixLock:
+    def unlock_windows(self, held: PrefixLock) -> PrefixLock:
         """A sequence whose windows have left the locked end behind keeps the full groups alone."""
         assert self.tree is not None
         self.tree.lock(held.node, windows=False)
@@ -179,7 +179,7 @@ class KVCacheManager:
         if self.tree is None:
             return 0, 0
         before = sum(pool.free for pool in self.pools)
-        self._forget(self.tree.flush())
+        self._uncache(self.tree.flush())
         return (sum(pool.free for pool in self.pools) - before,
                 sum(pool.cached for pool in self.pools))
 
@@ -207,13 +207,13 @@ class KVCacheManager:
                   for g in range(len(self.pools))]
         return [pages[pages > 0] for pages in cached]
 
-    def settle(self) -> str | None:
+    def repair(self) -> str | None:
         """The audit that production can afford, for when no sequence is here and no plan in flight.
 
         Where pages are missing or in two places at once, the cache is emptied and those pages are
         put out of use; returns a line that says so, else None.
         """
-        odd = [pool.odd() for pool in self.pools]
+        odd = [pool.count_inconsistent() for pool in self.pools]
         if not any(odd):
             return None
         if self.tree is not None:

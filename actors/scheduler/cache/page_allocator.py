@@ -34,7 +34,7 @@ class PageAllocator:
         self.free = self.total
         self.cached = 0
         """Pages that the tree keeps."""
-        self.spare = 0
+        self.cached_only = 0
         """Pages that nobody but the tree keeps."""
         self.quarantined = 0
         """Pages taken out of use because their books did not balance."""
@@ -53,7 +53,7 @@ class PageAllocator:
     @property
     def held(self) -> int:
         """Pages that sequences hold (some of them cached as well)."""
-        return self.used - self.spare - self.quarantined
+        return self.used - self.cached_only - self.quarantined
 
     @property
     def usable(self) -> int:
@@ -71,7 +71,7 @@ class PageAllocator:
 
     # --- sequences -------------------------------------------------------------------------------
 
-    def take(self, count: int, owner: int | Ints) -> Ints:
+    def allocate(self, count: int, owner: int | Ints) -> Ints:
         """i4[count] fresh pages. `owner`: one sid, or one a page.
 
         Raises `AccountingError` when fewer are free: callers look at `free` first.
@@ -91,10 +91,10 @@ class PageAllocator:
         if self._owners is not None:
             self._own(pages, owner, first=False)
         counts = self._count[pages] + 1
-        self.spare -= int(np.count_nonzero(counts == 2))
+        self.cached_only -= int(np.count_nonzero(counts == 2))
         self._count[pages] = counts
 
-    def drop(self, pages: Ints, owner: int | Ints) -> None:
+    def release(self, pages: Ints, owner: int | Ints) -> None:
         """`owner` (one sid, or one a page) lets go; pages without another owner are free.
 
         Several owners may let go of one page at once.
@@ -113,11 +113,11 @@ class PageAllocator:
                                   f"{owner}, but nobody holds it")
         self._count[pages] = left
         self._release(pages[left == 0])
-        self.spare += int(np.count_nonzero(self._in_tree[pages] & (left == 1)))
+        self.cached_only += int(np.count_nonzero(self._in_tree[pages] & (left == 1)))
 
     # --- the tree --------------------------------------------------------------------------------
 
-    def keep(self, pages: Ints) -> None:
+    def mark_cached(self, pages: Ints) -> None:
         """The tree keeps pages that a sequence holds."""
         if self._owners is not None:
             self._own(pages, TREE, first=False)
@@ -125,7 +125,7 @@ class PageAllocator:
         self._in_tree[pages] = True
         self.cached += len(pages)
 
-    def forget(self, pages: Ints) -> None:
+    def mark_uncached(self, pages: Ints) -> None:
         """The tree lets go; pages without another owner are free."""
         if not len(pages):
             return
@@ -140,15 +140,15 @@ class PageAllocator:
         self._in_tree[pages] = False
         self.cached -= len(pages)
         spare = pages[left == 0]
-        self.spare -= len(spare)
+        self.cached_only -= len(spare)
         self._release(spare)
 
-    def sole(self, pages: Ints) -> NDArray[np.bool_]:
+    def single_owner(self, pages: Ints) -> NDArray[np.bool_]:
         """Which of these pages have one owner only."""
         alone: NDArray[np.bool_] = self._count[pages] == 1
         return alone
 
-    def frees(self, pages: Ints) -> int:
+    def count_freed(self, pages: Ints) -> int:
         """How many of a sequence's pages would be free, or the tree's alone, without it."""
         return int(np.count_nonzero(self._count[pages] - self._in_tree[pages] == 1))
 
@@ -210,8 +210,9 @@ class PageAllocator:
 
     def _audit_sums(self, in_tree: NDArray[np.int64]) -> None:
         spare = int(np.count_nonzero(in_tree.astype(bool) & (self._count == 1)))
-        if (self.cached, self.spare) != (int(in_tree.sum()), spare):
-            raise AccountingError(f"step {self.step}: {self.cached} cached and {self.spare} spare "
+        if (self.cached, self.cached_only) != (int(in_tree.sum()), spare):
+            raise AccountingError(f"step {self.step}: {self.cached} cached and {self.cached_only} "
+                                  f"spare "
                                   f"pages "
                                   f"counted, {int(in_tree.sum())} and {spare} found")
 
@@ -228,7 +229,7 @@ class PageAllocator:
             return f"{self._count[page]} owners"
         return _names(self._owners.get(page, set()))
 
-    def odd(self) -> int:
+    def count_inconsistent(self) -> int:
         """With no sequence here: how many pages are neither free once nor the tree's alone, those
         in quarantine not counted. A handful of whole-pool operations."""
         return self.total - int(np.count_nonzero(self._fine())) - self.quarantined
@@ -241,7 +242,7 @@ class PageAllocator:
         self.free, self.quarantined = len(good), self.total - len(good)
         self._count[good] = 0
         self._in_tree[:] = False
-        self.cached = self.spare = 0
+        self.cached = self.cached_only = 0
 
     def _fine(self) -> NDArray[np.bool_]:
         """Pages that are free once, or the tree's alone."""

@@ -17,12 +17,12 @@ class Auditor:
     def look(self, step: int, waiting: bool) -> str | None:
         """After each wake: what people should know, if there is less memory from now on. waiting:
         there are plans without a result. Raises `AccountingError`."""
-        idle = not (self._state.table.running or waiting)
+        idle = not (self._state.table.num_running or waiting)
         if self._config.debug_memory:
             if idle or step >= self._audited + self._config.audit_every:
                 self._state.audit()
                 self._audited = step
         elif idle and self._audited != step:
             self._audited = step
-            return self._state.memory.settle()
+            return self._state.kv_cache.repair()
         return None

@@ -35,8 +35,8 @@ from actorium.actors.scheduler.recovery.lingering import LingeringRequests
 from actorium.actors.scheduler.request_state import (
     RequestState,
     SequenceState,
-    open_request,
-    opening,
+    new_request_state,
+    open_message,
 )
 from actorium.actors.scheduler.slot_table import SlotTable
 
@@ -115,9 +115,9 @@ class RecoveryLog:
     def __init__(self, recovery: RecoveryConfig, epoch: int) -> None:
         self.journal = InflightJournal(actor="scheduler")
         self.retained = RetainedRequests(recovery.retain)
-        self.remembers = keeps_history(recovery)
+        self.keep_history = keeps_history(recovery)
         """Requests are kept after their end, and logprobs with their tokens."""
-        self._writes = self.remembers and recovery.ledger
+        self._writes = self.keep_history and recovery.ledger
         self._epoch = epoch
         self._records: list[Send] = []
         self._to_tell: deque[RequestState] = deque()
@@ -156,13 +156,13 @@ class RecoveryLog:
     def entry(self, request: RequestState, table: SlotTable) -> list[Record]:
         """The records that say all of a request."""
         return list(entry_records(Entry(request.submit, [
-            _said(choice, table) for choice in request.choices])))
+            _choice_record(choice, table) for choice in request.choices])))
 
     # --- telling once more ---
 
     def over(self, requests: list[RequestState], now: float) -> None:
         """These requests have ended; they are taken out of the list."""
-        if requests and self.remembers:
+        if requests and self.keep_history:
             for request in requests:
                 self._keep(request, now)
         requests.clear()
@@ -172,38 +172,38 @@ class RecoveryLog:
         """Where that fails it is forgotten: it is over."""
         self.journal.put(request.name)
         try:
-            _slim(request)
+            _compact(request)
             self.retained.keep(request, now)
         except BaseException as error:
             self.journal.failed(error, request.submit.rid)
         self.journal.clear()
 
-    def tell_retained(self) -> None:
-        """To a new detokenizer: what is over follows on what lives, by `tell_some`."""
+    def queue_retained(self) -> None:
+        """To a new detokenizer: what is over follows on what lives, by `next_retained`."""
         self._to_tell = deque(self.retained)
 
-    def tell_some(self, table: SlotTable) -> list[Open]:
+    def next_retained(self, table: SlotTable) -> list[Open]:
         """A few of the requests that are over and have to be told again."""
         opens: list[Open] = []
         for _ in range(min(TOLD_AT_ONCE, len(self._to_tell))):
-            opens += self.openings(self._to_tell.popleft(), table)
+            opens += self.open_messages(self._to_tell.popleft(), table)
         return opens
 
     @property
-    def telling(self) -> bool:
-        """`tell_some` has more to say."""
+    def resending(self) -> bool:
+        """`next_retained` has more to say."""
         return bool(self._to_tell)
 
-    def openings(self, request: RequestState, table: SlotTable,
-                 again: bool = False) -> Iterator[Open]:
+    def open_messages(self, request: RequestState, table: SlotTable,
+                      again: bool = False) -> Iterator[Open]:
         """Everything about a request, its choices in order; again: also what the client knows."""
         for choice in request.choices:
             drafted, accepted = drafts_at(choice, table)
             yield msgspec.structs.replace(
-                opening(choice, self._epoch), emitted=emitted_of(choice, table).tobytes(),
+                open_message(choice, self._epoch), emitted=emitted_of(choice, table).tobytes(),
                 emitted_logprobs=choice.logprobs.copy(),
                 prompt_logprobs=choice.prompt_logprobs.copy(), end=choice.finish, again=again,
-                cached_tokens=choice.cached_len if choice.first_told else None,
+                cached_tokens=choice.cached_len if choice.first_token_reported else None,
                 draft_tokens=drafted, accepted_tokens=accepted)
 
 
@@ -238,7 +238,7 @@ def retained_bytes(request: RequestState) -> int:
     return size
 
 
-def _slim(request: RequestState) -> None:
+def _compact(request: RequestState) -> None:
     """Drop what only a living request needs, and join what came in pieces."""
     for choice in request.choices:
         choice.key = choice.match = choice.started = None
@@ -266,9 +266,9 @@ def _alternatives(row: RowLogprobs) -> int:
     return len(row.top_ids) // len(row.chosen) if row.chosen else 0
 
 
-def _said(sequence: SequenceState, table: SlotTable) -> Said:
+def _choice_record(sequence: SequenceState, table: SlotTable) -> Said:
     return Said(sequence.sid, bytearray(emitted_of(sequence, table).tobytes()),
-                sequence.cached_len if sequence.first_told else None, sequence.logprobs,
+                sequence.cached_len if sequence.first_token_reported else None, sequence.logprobs,
                 sequence.prompt_logprobs, sequence.finish, *drafts_at(sequence, table))
 
 
@@ -287,7 +287,7 @@ def restore_requests(past: PriorRun, timeout: float) -> Iterator[RequestState]:
                 allowed = deadline - submit.arrival if submit.arrival else timeout
                 deadline = past.now + max(allowed, 0.0)
             submit = msgspec.structs.replace(submit, deadline=deadline, arrival=past.now)
-        request = open_request(submit, entry.choices[0].sid)
+        request = new_request_state(submit, entry.choices[0].sid)
         for choice, said in zip(request.choices, entry.choices, strict=True):
             _restore(choice, said)
         yield request
@@ -299,9 +299,10 @@ def _restore(sequence: SequenceState, said: Said) -> None:
     sequence.logprobs, sequence.prompt_logprobs = said.logprobs, said.prompt_logprobs
     sequence.drafted, sequence.accepted = said.drafted, said.accepted
     if said.cached_tokens is not None:
-        sequence.first_told, sequence.cached_len = True, said.cached_tokens
-    sequence.prompt_told = max((row.start + len(row.chosen) // 4 for row in said.prompt_logprobs),
-                               default=1)
+        sequence.first_token_reported, sequence.cached_len = True, said.cached_tokens
+    sequence.prompt_logprobs_reported = max((row.start + len(row.chosen) // 4
+                                             for row in said.prompt_logprobs),
+                                            default=1)
     if said.finish is not None:
         sequence.finish = said.finish
         del sequence.request.live[sequence.sid]

@@ -59,7 +59,7 @@ class RequestFaults:
         self.journal.clear()
         return True
 
-    def verdict(self, client: bytes, rid: str, grammar: str = "") -> Quarantined | None:
+    def refusal_for(self, client: bytes, rid: str, grammar: str = "") -> Quarantined | None:
         """Why a request is not to be worked on: a scheduler before this one has died of it, or of
         its grammar."""
         journal = self.journal

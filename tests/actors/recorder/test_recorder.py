@@ -45,7 +45,7 @@ class Taped(Ring):
         self.taped = False
         super().__init__(settings, start=False, **more)
         context = Context(settings, where, "scheduler", 3, 0)
-        self.scheduler = Recorder(self.scheduler, context, self.scheduler.masking)
+        self.scheduler = Recorder(self.scheduler, context, self.scheduler.structured_output)
         self.taped = True
         self.start()
 

@@ -16,7 +16,7 @@ from actorium.actors.messages import RowLogprobs, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler.recovery import recovery_log as recovery
 from actorium.actors.scheduler.recovery.recovery_log import RecoveryLog, joined_rows
-from actorium.actors.scheduler.request_state import RequestState, open_request
+from actorium.actors.scheduler.request_state import RequestState, new_request_state
 
 LIMIT, MANY = 1 << 20, 750
 
@@ -44,7 +44,7 @@ def ended(number: int, kind: str, draw: random.Random) -> RequestState:
                     grammar=f"{number}" + 3000 * "g" if kind == "grammar" else "")
     # As it comes: decoded, so that nothing is shared.
     submit = msgspec.msgpack.decode(msgspec.msgpack.encode(submit), type=Submit)
-    request = open_request(submit, 100 * number)
+    request = new_request_state(submit, 100 * number)
     for choice in request.choices:
         choice.emitted = np.arange(64, dtype=np.int32)
         if k:

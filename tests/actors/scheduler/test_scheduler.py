@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, config, ints
 
-from actorium.actors.scheduler.request_state import PROMPT_TOLD, choice_seed
+from actorium.actors.scheduler.request_state import REPORTED_PROMPT_TOKENS, choice_seed
 from actorium.actors.scheduler.slot_table import within
 
 Tokens = dict[tuple[str, int], list[int]]
@@ -210,8 +210,8 @@ def test_many_choices_take_turns_at_few_slots_and_pages() -> None:
 
 def test_each_choice_is_opened_with_the_end_of_a_long_prompt() -> None:
     ring = Ring(config(pool_tokens=8192))
-    prompt = list(range(PROMPT_TOLD + 300))
-    for params, told in (({}, PROMPT_TOLD), ({"prompt_logprobs": 0}, len(prompt))):
+    prompt = list(range(REPORTED_PROMPT_TOKENS + 300))
+    for params, told in (({}, REPORTED_PROMPT_TOKENS), ({"prompt_logprobs": 0}, len(prompt))):
         rid = ring.submit(prompt, max_tokens=2, n=2, **params)
         ring.run()
         for heard in ring.of(rid):

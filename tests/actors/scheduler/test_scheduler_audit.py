@@ -52,13 +52,13 @@ def test_the_run_ends_well_unharmed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    drop = KVCacheManager.drop
+    release = KVCacheManager.release
 
     def twice(self: KVCacheManager, pages: Any, owner: int) -> None:
-        drop(self, pages, owner)
-        drop(self, pages, owner)
+        release(self, pages, owner)
+        release(self, pages, owner)
 
-    monkeypatch.setattr(KVCacheManager, "drop", twice)
+    monkeypatch.setattr(KVCacheManager, "release", twice)
 
 
 def share_a_partial_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,20 +75,20 @@ def reuse_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page goes back while a step that writes and reads it is still to come."""
     plan_decode = SlotTable.plan_decode
     rings: list[SchedulerState] = []
-    furnish = SchedulerState.furnish
+    reset_pools = SchedulerState.reset_pools
 
     def keep(self: SchedulerState, *args: Any) -> None:
         rings.append(self)
-        furnish(self, *args)
+        reset_pools(self, *args)
 
     def early(self: SlotTable, rows: Any) -> None:
         plan_decode(self, rows)
         for slot in rows.slots[:1].tolist():
             pages = self.pages_of(slot)
             if self.len_lo[slot] % 7 == 0:
-                rings[-1].memory.pools[0].drop(pages[0][-1:], int(self.sid[slot]))
+                rings[-1].kv_cache.pools[0].release(pages[0][-1:], int(self.sid[slot]))
 
-    monkeypatch.setattr(SchedulerState, "furnish", keep)
+    monkeypatch.setattr(SchedulerState, "reset_pools", keep)
     monkeypatch.setattr(SlotTable, "plan_decode", early)
 
 
@@ -120,12 +120,12 @@ def test_without_debug_books_counts_and_content_still_catch(
 
 
 def test_windows_given_back_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_back = SlotTable.give_back
+    free_behind = SlotTable.free_behind_windows
 
     def early(self: SlotTable, slots: Any, positions: Any, memory: KVCacheManager) -> None:
-        give_back(self, slots, positions + 16, memory)
+        free_behind(self, slots, positions + 16, memory)
 
-    monkeypatch.setattr(SlotTable, "give_back", early)
+    monkeypatch.setattr(SlotTable, "free_behind_windows", early)
     with pytest.raises(BadPlan, match="slot [0-9]+ has no page for position|does not hold"):
         sabotaged(config(page_size=16, pool_tokens=600, chunk=40, cache=False), windows=(24,))
 
@@ -135,9 +135,9 @@ def test_production_puts_pages_in_doubt_out_of_use_and_says_so(
     blind(monkeypatch)
     ring = Ring(SETTINGS)
     finish(ring, SYSTEM)
-    pool = ring.scheduler.state.memory.pools[0]
+    pool = ring.scheduler.state.kv_cache.pools[0]
     total = pool.total
-    pool.take(2, 99)
+    pool.allocate(2, 99)
     finish(ring, list(range(300, 340)))
     assert gauges(ring)["quarantined_pages"] == 2
     assert "did not balance: [2] pages" in ring.scheduler.health().detail

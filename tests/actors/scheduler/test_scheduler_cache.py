@@ -132,7 +132,7 @@ def test_windowed_groups_hold_a_window_and_a_chunk(windows: tuple[int, ...], pag
         ring.submit(n, max_tokens=150)
         ring.wake()
         while ring.work() or ring.deliver():
-            for group, pool in enumerate(ring.scheduler.state.memory.pools):
+            for group, pool in enumerate(ring.scheduler.state.kv_cache.pools):
                 held[group] = max(held[group], pool.held)
     assert_whole(ring)
     for group, window in enumerate(windows):

@@ -11,7 +11,7 @@ import pytest
 from actorium.actors.scheduler.draft_policy import (
     GAIN,
     TRIAL,
-    DraftAcceptance,
+    AcceptanceRates,
     DraftPolicy,
     VerifiedDrafts,
     best,
@@ -118,7 +118,7 @@ def test_buckets_grow_with_the_batch() -> None:
 
 
 def test_acceptance_is_measured_by_position_and_only_where_it_was_tested() -> None:
-    acceptance = DraftAcceptance(3)
+    acceptance = AcceptanceRates(3)
     # 1,000 rows of 2 drafts: 300 fail at the first, 350 at the second, 350 pass; then 500 rows
     # that ended with their second token: its draft was right, the next one was not tested.
     acceptance.learn(VerifiedDrafts([0, 300, 350, 350], [0, 0, 500, 0]))

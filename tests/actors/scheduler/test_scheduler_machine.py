@@ -54,7 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                                 speculative=speculative(drafts, fixed)),
                          windows=windows, checkpoints=checkpoints, acceptance=acceptance,
                          cost=None if fixed else dear)
-        memory = self.ring.scheduler.state.memory
+        memory = self.ring.scheduler.state.kv_cache
         self.limit = min(MAX_MODEL_LEN, memory.capacity(1 + drafts) + 1)
 
     @rule(parts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=3),

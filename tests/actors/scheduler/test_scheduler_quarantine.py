@@ -90,11 +90,11 @@ def assert_only(ring: Ring, bad: str, rids: list[str]) -> None:
 
 PLACES = [
     (SchedulerState, "admit", False), (SchedulerState, "admit", True),
-    (SchedulerState, "fits", False),
-    (SchedulerState, "extended", False), (SchedulerState, "extended", True),
-    (SchedulerState, "enlist", False),
-    (core_module, "open_request", False), (core_module, "check_admission", False),
-    (core_module, "opening", False),
+    (SchedulerState, "can_admit", False),
+    (SchedulerState, "chunk_planned", False), (SchedulerState, "chunk_planned", True),
+    (SchedulerState, "add_request", False),
+    (core_module, "new_request_state", False), (core_module, "check_admission", False),
+    (core_module, "open_message", False),
 ]
 
 
@@ -117,7 +117,7 @@ def test_an_exception_ends_its_request(monkeypatch: pytest.MonkeyPatch, owner: A
 
 def test_of_several_choices_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring(config(chunk=16, seqs=4))
-    plant(monkeypatch, SchedulerState, "extended", ValueError())
+    plant(monkeypatch, SchedulerState, "chunk_planned", ValueError())
     bad, rids = poisoned(ring, n=3)
     assert len(ring.of(bad)) == 3
     assert_only(ring, bad, rids)
@@ -144,7 +144,7 @@ def test_a_request_that_does_not_come_off_the_books_ends_the_scheduler(
         ring.wake()
         ring.work()
         ring.deliver()
-    plant(monkeypatch, SchedulerState, "end", ValueError())
+    plant(monkeypatch, SchedulerState, "finish", ValueError())
     ring.tell(Cancel(bad, CLIENT))
     with pytest.raises(ValueError):
         ring.wake()
@@ -186,7 +186,7 @@ def test_an_unknown_request_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
     def planted(*_: Any) -> None:
         raise ValueError
 
-    monkeypatch.setattr(ring.scheduler._outgoing, "tell_one", planted)
+    monkeypatch.setattr(ring.scheduler._outgoing, "answer_recall", planted)
     ring.tell(Recall("r9", CLIENT))
     ring.run()
     assert ring.of("r9")[0].error_code == "quarantined"
@@ -194,11 +194,11 @@ def test_an_unknown_request_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_over_and_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring(msgspec.structs.replace(config(), recovery=RecoveryConfig(ledger=False)))
-    plant(monkeypatch, recovery, "_slim", ValueError(), whose=is_poison)
+    plant(monkeypatch, recovery, "_compact", ValueError(), whose=is_poison)
     bad, good = ring.submit([POISON], max_tokens=3), ring.submit([1], max_tokens=3)
     ring.run()
     assert [ring.of(rid)[0].reason for rid in (bad, good)] == ["length", "length"]
-    retained = ring.scheduler._chronicle.retained
+    retained = ring.scheduler._recovery_log.retained
     assert [request.submit.rid for request in retained] == [good]
 
 
@@ -213,15 +213,15 @@ def test_masks_of_many_at_once(monkeypatch: pytest.MonkeyPatch, method: str,
     grammar = GRAMMARS[1]
     rids = [ring.structured(grammar, max_tokens=12, n=2) for _ in range(3)]
     bad_matchers: list[Any] = []
-    usual = StructuredOutputManager.enlist
+    usual = StructuredOutputManager.add_request
 
-    def enlist(masking: StructuredOutputManager, request: Any) -> Any:
+    def add_request(masking: StructuredOutputManager, request: Any) -> Any:
         made = usual(masking, request)
         if request.submit.rid == "g3":
             bad_matchers.extend(masking._guides[sid] for sid in request.live)
         return made
 
-    monkeypatch.setattr(StructuredOutputManager, "enlist", enlist)
+    monkeypatch.setattr(StructuredOutputManager, "add_request", add_request)
     bad = ring.structured(grammar, max_tokens=12)
     name = "take" if method == "take" else "rows"
     usual_work, calls = getattr(SequenceGuide, name), [0]
@@ -259,7 +259,7 @@ def test_suspects_have_their_masks_made_by_themselves(monkeypatch: pytest.Monkey
 def test_a_grammar_that_kills_is_refused_to_everybody() -> None:
     ring = MaskedRing(config())
     ring.scheduler.journal.convict(grammar_name(GRAMMARS[0]))
-    core = GrammarCompiler(ring.scheduler, ring.scheduler.masking)
+    core = GrammarCompiler(ring.scheduler, ring.scheduler.structured_output)
     core.on_start(lambda: None)
     ring.scheduler = core  # type: ignore[assignment]
     bad, good = ring.structured(GRAMMARS[0]), ring.structured(GRAMMARS[1])
@@ -334,7 +334,7 @@ def submit(rid: str, first: int) -> Submit:
                   params=Resolved(max_tokens=8), text=TextParams(), seed=1)
 
 
-@pytest.mark.parametrize("method", ["admit", "extended", "end", "enlist"])
+@pytest.mark.parametrize("method", ["admit", "chunk_planned", "finish", "add_request"])
 def test_a_death_is_found_by_the_second_one(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     lives = Lives()
     everybody = [submit("a", 1), submit("p", POISON), submit("b", 3)]
@@ -360,7 +360,7 @@ def _refused(one: Any) -> bool:
     """The end that a refusal is, which cannot be what kills."""
     frame: Any = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_name == "_refuse":
+        if frame.f_code.co_name == "_fail_request":
             return True
         frame = frame.f_back
     return False

@@ -87,7 +87,7 @@ def test_every_mixture(seed: int) -> None:
                 windows=dice.choice([(0,), (0,), (0, 9), (16,), (0, 4, 33), (12, 0)]),
                 checkpoints=dice.choice([None, None, 0, 2, 5]),
                 acceptance=dice.choice([(0.0,), (1.0,), (0.5,), (0.9, 0.0, 1.0)]), cost=wander)
-    limit = min(70, ring.scheduler.state.memory.capacity(1 + drafts) + 1)
+    limit = min(70, ring.scheduler.state.kv_cache.capacity(1 + drafts) + 1)
     for number in range(10):
         ring.submit(dice.randint(1, max(limit - 2, 1)), max_tokens=dice.randint(1, 60),
                     eos_ids=EOS if dice.random() < 0.4 else (), priority=dice.randint(-1, 2))

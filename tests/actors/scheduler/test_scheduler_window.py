@@ -57,7 +57,7 @@ def test_pages_are_reserved_for_the_upper_end() -> None:
     table.len_lo[1], table.len_hi[1], table.end[1], table.held[1] = 5, 9, 100, 2
     table._mark(np.array([1]))
     table.start_decoding(1)
-    assert table.growing(table.decode_rows()).tolist() == [1]
+    assert table.needing_pages(table.decode_rows()).tolist() == [1]
 
 
 def test_pages_go_to_those_who_lack_them() -> None:

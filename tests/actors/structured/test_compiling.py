@@ -39,7 +39,7 @@ class Heard(Core):
     """What the scheduler's core gets, and when."""
 
     def __init__(self, words: GrammarVocabulary) -> None:
-        self.masking = StructuredOutputManager(lambda: words)
+        self.structured_output = StructuredOutputManager(lambda: words)
         self.heard: list[Any] = []
 
     def on_message(self, message: Any, now: float) -> None:
@@ -65,7 +65,7 @@ class Stage:
         self.words = Slow()
         self.core = Heard(self.words)
         self.woken = threading.Semaphore(0)
-        self.wrapped = GrammarCompiler(self.core, self.core.masking)
+        self.wrapped = GrammarCompiler(self.core, self.core.structured_output)
         self.wrapped.on_start(lambda: self.woken.release())
 
     def tell(self, *messages: Any) -> list[str]:
@@ -89,7 +89,7 @@ def test_others_do_not_wait() -> None:
     assert stage.later() == ["b", "d", "a", "c"] and stage.wrapped.done
     assert [name.split("-")[0] for name in stage.words.threads] == ["aside"]
     assert stage.tell(submit("e", grammar))[-1] == "e", "it is known by now"
-    assert stage.core.masking.knows(grammar)
+    assert stage.core.structured_output.knows(grammar)
 
 
 def test_who_is_cancelled_meanwhile_never_comes() -> None:
@@ -118,15 +118,15 @@ def test_without_a_vocabulary_the_core_says_so() -> None:
     def nothing() -> Any:
         raise InvalidRequest("structured: none", "structured")
 
-    stage.core.masking._load = nothing
+    stage.core.structured_output._load = nothing
     assert stage.tell(submit("a", "x")) == [] and stage.later() == ["a"]
 
 
 def test_a_whole_scheduler_takes_what_was_compiled() -> None:
     core = SchedulerCore(Context(config(), Path("/nowhere"), "scheduler", 3, 0),
                          load=lambda: vocabulary())
-    assert core.masking is not None
-    wrapped = GrammarCompiler(core, core.masking)
+    assert core.structured_output is not None
+    wrapped = GrammarCompiler(core, core.structured_output)
     assert wrapped.next_sid == 1
     woken = threading.Event()
     wrapped.on_start(woken.set)
@@ -135,4 +135,4 @@ def test_a_whole_scheduler_takes_what_was_compiled() -> None:
     wrapped.on_wake(1.0)
     assert not core.state.requests and woken.wait(60)
     wrapped.on_wake(1.0)
-    assert [rid for _, rid in core.state.requests] == ["a"] and bool(core.masking)
+    assert [rid for _, rid in core.state.requests] == ["a"] and bool(core.structured_output)
