@@ -90,6 +90,10 @@ def class_names() -> dict[str, list[str]]:
     return {name: sorted(where) for name, where in sorted(found.items()) if len(where) > 1}
 
 
+MIRRORED = {"kernels/reference", "kernels/triton"}
+"""A Triton kernel has its reference's name on purpose: whoever reads one opens the other."""
+
+
 def module_names() -> dict[str, list[str]]:
     """Name -> files, of modules that stand in several rooms; `core` and packages apart."""
     found = defaultdict(list)
@@ -97,7 +101,8 @@ def module_names() -> dict[str, list[str]]:
         for path in files(package):
             if path.stem not in ("__init__", "__main__", "core"):
                 found[path.stem].append(str(path.relative_to(ROOT)))
-    return {name: where for name, where in sorted(found.items()) if len(where) > 1}
+    return {name: where for name, where in sorted(found.items())
+            if len(where) > 1 and {path.rpartition("/")[0] for path in where} != MIRRORED}
 
 
 def sizes() -> dict[str, tuple[int, int]]:

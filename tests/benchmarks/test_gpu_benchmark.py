@@ -138,6 +138,7 @@ def ran(tmp_path: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, found, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_rows_that_fail_cost_only_themselves(tmp_path: Path) -> None:
     """One raises, one hangs, one ends its process: the last one is measured behind them."""
     code, found, said = ran(tmp_path, "--row-limit", "4", *(

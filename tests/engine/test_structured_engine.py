@@ -23,7 +23,7 @@ from actorium.actors.client.client import Completion, Request
 from actorium.actors.params import Structured
 
 SCHEMAS = 64
-FIRST = 16
+FIRST = 10
 """Of them, where the same is computed in another way."""
 PLAIN: dict[str, Any] = {"dtype": "float32", "speculative": "off", "max_num_seqs": 16}
 """In float32 a recomputed token is the same one."""

@@ -207,7 +207,9 @@ def test_ipc_works_beside_it(tcp: Tcp) -> None:
     assert len(tcp.engine.client.generate(PROMPT, PARAMS).token_ids) == 12
 
 
-@pytest.mark.parametrize("role", ["tokenizer", "detokenizer", "scheduler"])
+@pytest.mark.parametrize("role", [
+    "detokenizer", *(pytest.param(rarer, marks=pytest.mark.slow)
+                     for rarer in ("tokenizer", "scheduler"))])
 def test_a_stream_over_tcp_outlives_an_actor(revived: Tcp, role: str) -> None:
     """The next incarnation has the same port, and asks for the same keys."""
     params = SamplingParams(max_tokens=1500, seed=2, ignore_eos=True)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from helpers_attention import DTYPES, FEW, INTERPRETED, Paged, Row, check_soft_cap, error
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorium.kernels.reference.paged_attention import torch_extend
@@ -23,7 +23,7 @@ def run(case: Paged, soft_cap: float = 0.0, splits: int = 0) -> torch.Tensor:
     return out
 
 
-@FEW
+@settings(FEW, max_examples=7)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)), min_size=1, max_size=2),
     kv_heads=st.integers(1, 2), group=st.integers(1, 16),
@@ -58,7 +58,8 @@ def test_soft_cap(cap: float) -> None:
     check_soft_cap(case, cap, lambda: run(case, cap))
 
 
-@pytest.mark.parametrize("window", [0, 1, 31, 32, 33, 64, 70])
+@pytest.mark.parametrize("window", [
+    0, 31, 33, *(pytest.param(rarer, marks=pytest.mark.slow) for rarer in (1, 32, 64, 70))])
 def test_windows_at_the_edges_of_blocks(window: int) -> None:
     assert config(1, 16, 4, 66).block == 32
     case = Paged([(62, 35), (31, 1), (32, 1), (33, 2), (0, 66)], 1, 1, 16, 16, window)

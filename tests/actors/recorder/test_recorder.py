@@ -113,7 +113,7 @@ KINDS: dict[str, Callable[[], tuple[Config, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_plans_come_out_again(tmp_path: Path, kind: str, seed: int) -> None:
     settings, more = KINDS[kind]()
     ring = Taped(tmp_path, with_recorder(settings), **more)

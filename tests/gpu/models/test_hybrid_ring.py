@@ -115,8 +115,9 @@ def test_prompt_logprobs_of_a_cached_prompt(case: Case) -> None:
     torch.testing.assert_close(torch.from_numpy(got.copy()), want, atol=ATOL, rtol=0)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("chunk", [7, 64])
+@pytest.mark.parametrize(("overlap", "chunk"), [
+    (True, 7), (False, 64), *(pytest.param(*rarer, marks=pytest.mark.slow)
+                              for rarer in ((True, 64), (False, 7)))])
 def test_preemption_resumes_the_same_stream(case: Case, chunk: int, overlap: bool) -> None:
     """Every ninth step somebody gives up slot and state, with plans in flight, and comes back: from
     a checkpoint where there is one."""

@@ -217,8 +217,10 @@ def test_the_models_length_ends_a_window(model: Any) -> None:
 
 # --- the model's own drafts ----------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["hybrid", "deepseek"])
-@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
+@pytest.mark.parametrize(("name", "arrays"), [
+    ("hybrid", DeviceArrays), ("deepseek", HostArrays),
+    *(pytest.param(*rarer, marks=pytest.mark.slow)
+      for rarer in (("hybrid", HostArrays), ("deepseek", DeviceArrays)))])
 def test_own_drafts_change_no_token(make: Callable[[str], Any], name: str, arrays: Any) -> None:
     model = make(name)
     want = SAMPLED.plain(model)
