@@ -30,7 +30,7 @@ from actorium.actors.gateway.actor import where
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.rundir import engine_dir
-from actorium.tools.bench.http import Http
+from actorium.tools.bench.http_client import Http
 
 STREAMS, AT_ONCE = 64, 32
 PROMPT = list(range(10, 26))

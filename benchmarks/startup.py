@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PARSE = ("from actorium.tools.cli.flags import parse; "
-         "from actorium.tools.cli.generate import GenerateOptions; "
+         "from actorium.tools.cli.generate_command import GenerateOptions; "
          "parse('actorium generate', ['--prompt', 'x', '--max-tokens', '8'], GenerateOptions)")
 COMMANDS: dict[str, tuple[list[str], float | None]] = {
     "python -c pass": (["-c", "pass"], None),

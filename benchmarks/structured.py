@@ -147,7 +147,7 @@ def main() -> None:
     args = parser.parse_args()
     out: dict[str, Any] = {"model": args.model or "demo", "batch": args.batch,
                            "tokens": args.tokens, "rounds": args.rounds}
-    demo = Path(__file__).parents[1] / "tools" / "demo_model" / "tokenizer.json"
+    demo = Path(__file__).parents[1] / "tools" / "demo" / "demo_model" / "tokenizer.json"
     out["masks"] = masks(demo, 1920, 2, args.batch)
     print(json.dumps(out["masks"]), flush=True)
     for name in args.settings.split(","):

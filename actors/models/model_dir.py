@@ -17,8 +17,8 @@ import msgspec
 from actorium.actors.errors import BadConfig, BadModel, shown
 from actorium.actors.models.model_files import MAX_JSON, check_file, read_file
 
-DEMO_MODEL = Path(__file__).parents[2] / "tools" / "demo_model"
-"""The packaged demo checkpoint: `actorium/tools/demo_model`."""
+DEMO_MODEL = Path(__file__).parents[2] / "tools" / "demo" / "demo_model"
+"""The packaged demo checkpoint: `actorium/tools/demo/demo_model`."""
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 MOST = 2**31 - 1

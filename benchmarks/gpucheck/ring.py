@@ -16,7 +16,7 @@ import numpy as np
 from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.step_events import DEVICE
-from actorium.tools import timeline as trace
+from actorium.tools.bench import timeline as trace
 
 from . import models, shapes
 from .child import Bench

@@ -27,7 +27,7 @@ from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
 from actorium.actors.tokenizer.text_model import TextModel
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.worker.device import open_device
-from actorium.tools.cli.plan import run as plan_command
+from actorium.tools.cli.plan_command import run as plan_command
 
 SECONDS, MEMORY, PATIENCE = 20, 4 << 30, 120
 LONGEST = 4000

@@ -30,7 +30,7 @@ from actorium.actors.params import (
 from actorium.actors.structured.grammar import GrammarMatcher, GrammarVocabulary, grammar_of
 from actorium.actors.structured.grammar_process import GrammarProcess
 
-MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
+MODEL = Path(actorium.__file__).parent / "tools" / "demo" / "demo_model"
 SIZE, EOS = 49_152, 2
 BUSY = 0.1
 """Seconds of a mask and the token behind it."""

@@ -91,7 +91,8 @@ class Server:
     @property
     def directory(self) -> Path:
         """Its model directory, for who needs its tokenizer."""
-        return Path(self.path) if self.path else Path(__file__).parents[2] / "tools" / "demo_model"
+        demo = Path(__file__).parents[2] / "tools" / "demo" / "demo_model"
+        return Path(self.path) if self.path else demo
 
     def connect(self, timeout: float = TIMEOUT) -> http.client.HTTPConnection:
         """A connection; the caller closes it."""

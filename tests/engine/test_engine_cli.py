@@ -19,10 +19,10 @@ from actorium.actors.client.client import Client, Request, SamplingParams
 from actorium.actors.config.retention import max_retained_bytes
 from actorium.actors.config.tree import Config
 from actorium.actors.health import MEMORY_GAUGES
-from actorium.tools.demo_tasks import TASKS
+from actorium.tools.demo.demo_tasks import TASKS
 
 __all__ = ["cli"]
-DEMO = Path(__file__).resolve().parents[2] / "tools" / "demo_model" / "model.safetensors"
+DEMO = Path(__file__).resolve().parents[2] / "tools" / "demo" / "demo_model" / "model.safetensors"
 needs_demo = pytest.mark.skipif(not DEMO.is_file(), reason="the demo model is not there")
 
 

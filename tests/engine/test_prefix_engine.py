@@ -15,7 +15,7 @@ from helpers_prefix import Ran, closeness, engine, gauges, mixed, run, run_in
 
 from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Client, Completion, Request
-from actorium.tools.evaluation import evaluate
+from actorium.tools.cli.eval_command import evaluate
 
 COUNT, PAGE = 120, 16
 LARGE, TINY = 65_536, 640

@@ -24,7 +24,7 @@ from actorium.actors.messages import (
     Usage,
 )
 from actorium.actors.params import SamplingParams, TextParams
-from actorium.tools.jsonl import BatchJob, record
+from actorium.tools.cli.jsonl import BatchJob, record
 
 
 def detokenizer() -> DetokenizerCore:

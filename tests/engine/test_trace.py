@@ -41,7 +41,7 @@ from actorium.actors.runtime.step_events import (
 from actorium.actors.scheduler import core as scheduler
 from actorium.gpu.worker.timing import CudaStepTimer
 from actorium.gpu.worker.tracing import DeviceTimeline, StepTrace
-from actorium.tools import timeline as trace
+from actorium.tools.bench import timeline as trace
 from actorium.tools.cli import main
 from actorium.tools.null.null_worker import NullWorker
 

@@ -23,7 +23,7 @@ from actorium.actors.structured.grammar import (
     regex_grammar,
 )
 
-MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
+MODEL = Path(actorium.__file__).parent / "tools" / "demo" / "demo_model"
 SIZE, EOS = 1920, 2
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99},
                                            "b": {"enum": ["x", "yy", "zzz"]}},

@@ -12,7 +12,7 @@ import pytest
 from actorium.actors.config import sources as settings
 from actorium.tools.cli import flag_docs, main
 from actorium.tools.cli.flags import command_flags, parse
-from actorium.tools.cli.serve import ServeOptions
+from actorium.tools.cli.serve_command import ServeOptions
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
 HELP_SECONDS = 0.5

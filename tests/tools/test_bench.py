@@ -17,23 +17,23 @@ from actorium.actors.errors import BadConfig, QueueFull
 from actorium.actors.messages import Usage
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.params import SamplingParams
-from actorium.tools.bench import offline, report, works
+from actorium.tools.bench import workloads
 from actorium.tools.bench.datasets.sample import SampleRequest
 from actorium.tools.bench.throughput import Counted, latest_rate, run_batch, throughput
-from actorium.tools.cli import bench_compare
+from actorium.tools.cli import bench_command
 from actorium.tools.cli.bench_offline import is_batch
 
 __all__ = ["cli"]
-W2 = works.WORKS[1]
+W2 = workloads.WORKLOADS[1]
 
 
 def test_the_works_are_those_of_the_targets() -> None:
-    assert [(w.requests, w.prompt, w.output) for w in works.WORKS] == [
+    assert [(w.requests, w.prompt, w.output) for w in workloads.WORKLOADS] == [
         (1, 128, 128), (32, 128, 64), (1, 2048, 1)]
 
 
 def test_figures_come_from_the_median() -> None:
-    figures = works.figures(W2, [4.0, 2.0, 100.0])
+    figures = workloads.workload_figures(W2, [4.0, 2.0, 100.0])
     assert figures["latency_s"] == 4.0
     assert figures["output_tok_s"] == 32 * 64 / 4
     assert figures["input_tok_s"] == 32 * 128 / 4
@@ -42,30 +42,31 @@ def test_figures_come_from_the_median() -> None:
 
 
 def test_prompts_are_the_same_for_every_engine_and_fresh_in_every_run() -> None:
-    first = works.prompts(W2, 100, 0)
-    assert first == works.prompts(W2, 100, 0) != works.prompts(W2, 100, 1)
+    first = workloads.prompts(W2, 100, 0)
+    assert first == workloads.prompts(W2, 100, 0) != workloads.prompts(W2, 100, 1)
     assert len(first) == 32
     assert {len(prompt) for prompt in first} == {128}
     assert all(0 <= token < 100 for prompt in first for token in prompt)
 
 
 def test_agreement_stops_at_the_first_difference() -> None:
-    assert works.agreement([[1, 2, 3, 4], [5, 6]], [[1, 2, 9, 4], [5, 6]]) == 4 / 6
-    assert works.agreement([], []) == 0
+    assert workloads.agreement([[1, 2, 3, 4], [5, 6]], [[1, 2, 9, 4], [5, 6]]) == 4 / 6
+    assert workloads.agreement([], []) == 0
 
 
 def rows() -> list[dict[str, object]]:
-    ours = works.row("actorium", W2, works.WorkloadRuns("W2", [2.0, 2.5], []))
-    theirs = works.row("transformers", W2, works.WorkloadRuns("W2", [8.0, 11.0], []))
+    ours = workloads.figures_row("actorium", W2, workloads.WorkloadRuns("W2", [2.0, 2.5], []))
+    theirs = workloads.figures_row("transformers", W2,
+                                   workloads.WorkloadRuns("W2", [8.0, 11.0], []))
     return [ours, theirs]
 
 
 def test_ratios_and_table() -> None:
     found = rows()
-    report.add_ratios(found, "transformers")
+    workloads.add_ratios(found, "transformers")
     assert found[0]["ratio"] == pytest.approx(4.0)
     assert "ratio" not in found[1]
-    lines = report.table(found).splitlines()
+    lines = workloads.workload_table(found).splitlines()
     assert lines[0].split()[:2] == ["work", "engine"]
     assert lines[1].endswith("4.00")
     assert len(lines) == 3
@@ -74,19 +75,19 @@ def test_ratios_and_table() -> None:
 def test_plot_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "new" / "plot.png"
-    report.plot(str(path), "title", rows(), {"W2": "output_tok_s"})
+    workloads.workload_plot(str(path), "title", rows(), {"W2": "output_tok_s"})
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_shapes(tmp_path: Path) -> None:
-    assert set(offline.shape_names()) >= {"S06", "TINY"}
-    made = offline.shape_dir("S06", tmp_path)
+    assert set(workloads.shape_names()) >= {"S06", "TINY"}
+    made = workloads.shape_dir("S06", tmp_path)
     config = json.loads((made / "config.json").read_text())
     assert (config["num_hidden_layers"], config["hidden_size"]) == (28, 1024)
-    other = offline.shape_dir(str(made / "config.json"), tmp_path)
+    other = workloads.shape_dir(str(made / "config.json"), tmp_path)
     assert (other / "config.json").is_file()
     with pytest.raises(BadConfig, match="--shape"):
-        offline.shape_dir("nothing", tmp_path)
+        workloads.shape_dir("nothing", tmp_path)
 
 
 def test_a_run_through_the_engine(cli: Cli, tmp_path: Path) -> None:
@@ -196,14 +197,14 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two, plot = tmp_path / "one.json", tmp_path / "two.jsonl", tmp_path / "both.png"
     one.write_text(json.dumps({"output_throughput": 100.0, "label": "A"}))
     two.write_text('{"output_throughput": 50.0}\n{"output_throughput": 200.0}\n')
-    assert bench_compare.run([str(one), "--plot", str(plot), str(two)]) == 0
+    assert bench_command.compare([str(one), "--plot", str(plot), str(two)]) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split() == ["A", "two", "#1", "two", "#2"]
     assert row.split() == ["output", "tokens/s", "100.0", "50.0", "(0.50x)", "200.0", "(2.00x)"]
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert bench_compare.run([str(one), str(one), "--label", "old", "new"]) == 0
+    assert bench_command.compare([str(one), str(one), "--label", "old", "new"]) == 0
     assert capsys.readouterr().out.split()[:2] == ["old", "new"]
     for argv, named in (([], "FILE"), (["--x", str(one)], "--x"),
                         ([str(one), "--label", "a", "b"], "--label"), (["/nowhere"], "/nowhere")):
         with pytest.raises(BadConfig, match=named):
-            bench_compare.run(argv)
+            bench_command.compare(argv)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from actorium.actors.errors import BadConfig
-from actorium.tools.bench.arrivals import RampUp, arrivals
 from actorium.tools.bench.datasets.dataset_files import filter_of
 from actorium.tools.bench.datasets.generated import length_range
 from actorium.tools.bench.datasets.load import load_dataset
 from actorium.tools.bench.datasets.options import DatasetOptions, unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, TokenVocabulary
+from actorium.tools.bench.load_driver import RampUp, arrivals
 
 WITH = Tokens("", TokenVocabulary(1 << 20))
 """The demo model's tokenizer."""

@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 
 from actorium.actors.errors import BadConfig, EngineUnavailable
-from actorium.tools.bench import acceptance as speculation
 from actorium.tools.bench import figures
 from actorium.tools.bench import result_files as results
-from actorium.tools.bench.compare import compared, named_runs, picture
 from actorium.tools.bench.datasets.sample import SampleRequest
-from actorium.tools.bench.run import RequestResult, StreamChunk, StreamRecorder, drive
-from actorium.tools.bench.table import offline_table, serving_table
+from actorium.tools.bench.load_driver import RequestResult, StreamChunk, StreamRecorder, drive
+from actorium.tools.bench.result_tables import (
+    compared,
+    named_runs,
+    offline_table,
+    picture,
+    serving_table,
+)
 
 ASK = SampleRequest([1], None, 4)
 
@@ -156,13 +160,13 @@ def test_acceptance_is_what_lies_between_two_readings() -> None:
               f"{name}accepted_tokens_pos_0": 4.0, f"{name}accepted_tokens_pos_1": 1.0}
     after = {f"{name}drafts": 20.0, f"{name}draft_tokens": 40.0, f"{name}accepted_tokens": 17.0,
              f"{name}accepted_tokens_pos_0": 12.0, f"{name}accepted_tokens_pos_1": 5.0}
-    found = speculation.acceptance(before, after)
+    found = figures.acceptance(before, after)
     assert found["spec_decode_per_position_acceptance_rates"] == [0.8, 0.4]
     assert found["spec_decode_acceptance_rate"] == 60.0
     assert found["spec_decode_acceptance_length"] == 2.2
     text = serving_table({**figures.figures([], 1.0), **found}, [], [])
     assert "Position 1" in text and "40.00" in text and "Draft tokens:" in text
-    assert speculation.acceptance({}, {}) == speculation.acceptance(after, after) == {}
+    assert figures.acceptance({}, {}) == figures.acceptance(after, after) == {}
 
 
 def vllm_metrics(drafts: int, tokens: int, accepted: int, *positions: int) -> str:
@@ -178,12 +182,12 @@ def vllm_metrics(drafts: int, tokens: int, accepted: int, *positions: int) -> st
 
 
 def test_acceptance_from_metrics_of_vllm() -> None:
-    before = speculation.counters(vllm_metrics(10, 20, 5, 4, 1))
-    after = speculation.counters(vllm_metrics(20, 40, 17, 12, 5))
-    found = speculation.acceptance(before, after)
+    before = figures.counters(vllm_metrics(10, 20, 5, 4, 1))
+    after = figures.counters(vllm_metrics(20, 40, 17, 12, 5))
+    found = figures.acceptance(before, after)
     assert found["spec_decode_per_position_acceptance_rates"] == [0.8, 0.4]
     assert found["spec_decode_num_drafts"] == 10
-    twice = speculation.counters(vllm_metrics(1, 2, 1, 1) + "\n" + vllm_metrics(1, 2, 1, 1))
+    twice = figures.counters(vllm_metrics(1, 2, 1, 1) + "\n" + vllm_metrics(1, 2, 1, 1))
     assert twice["spec_decode_num_drafts"] == 2  # two engines behind one port
 
 
@@ -192,13 +196,13 @@ def test_acceptance_from_metrics_of_sglang() -> None:
             'sglang:generation_tokens_total{{model_name="m"}} {}\n'
             'sglang:spec_accept_rate{{model_name="m"}} 0.7\n'
             'sglang:spec_accept_length{{model_name="m"}} 2.4\n')
-    found = speculation.acceptance(speculation.counters(text.format(100.0, 250.0)),
-                                   speculation.counters(text.format(200.0, 500.0)))
+    found = figures.acceptance(figures.counters(text.format(100.0, 250.0)),
+                                   figures.counters(text.format(200.0, 500.0)))
     assert found == {"spec_decode_acceptance_length": 2.5, "spec_decode_num_drafts": 100,
                      "spec_decode_acceptance_rate": pytest.approx(70.0)}
-    gauge = speculation.counters('sglang:spec_accept_length{a="b"} 2.4')
-    assert speculation.acceptance({}, gauge) == {"spec_decode_acceptance_length": 2.4}
-    assert speculation.counters("nonsense\nx{ 1\nvllm:spec_decode_num_drafts_total NaN?") == {
+    gauge = figures.counters('sglang:spec_accept_length{a="b"} 2.4')
+    assert figures.acceptance({}, gauge) == {"spec_decode_acceptance_length": 2.4}
+    assert figures.counters("nonsense\nx{ 1\nvllm:spec_decode_num_drafts_total NaN?") == {
         "spec_decode_num_drafts": 0.0}
 
 

@@ -15,9 +15,14 @@ from torch import Tensor
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.gpu.weights.loader import Fused
-from actorium.tools.bench import peer
-from actorium.tools.bench.offline import measure
-from actorium.tools.bench.works import Workload, WorkloadRun, WorkloadRuns, neighbour_ratio
+from actorium.tools.bench import transformers_peer as peer
+from actorium.tools.bench.workloads import (
+    Workload,
+    WorkloadRun,
+    WorkloadRuns,
+    measure,
+    neighbour_ratio,
+)
 
 PROMPT = [3, 14, 159, 26, 5, 35, 89, 79, 32, 38, 46]
 WORK = Workload("W", 2, 7, 3, "output_tok_s")

@@ -12,7 +12,7 @@ from helpers_text import FakeEngine, write_model
 
 import actorium
 from actorium.tools.cli import COMMANDS, main
-from actorium.tools.cli.ps import memory, table
+from actorium.tools.cli.ps_command import memory, table
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_version_loads_nothing_heavy() -> None:
 
 def test_parsing_loads_nothing_heavy() -> None:
     code = ("import sys; from actorium.tools.cli.flags import parse; "
-            "from actorium.tools.cli.generate import GenerateOptions; "
+            "from actorium.tools.cli.generate_command import GenerateOptions; "
             "parse('actorium generate', ['--prompt', 'x', '--max-num-seqs', '3'], "
             "GenerateOptions); "
             "print(sorted({'torch', 'argparse', 'rich', 'numpy', 'zmq'} & set(sys.modules)))")

@@ -16,7 +16,7 @@ from actorium.actors.models import model_dir as models
 from actorium.tools.cli import foreign_flags, main
 from actorium.tools.cli.bench_offline import OfflineOptions
 from actorium.tools.cli.flags import NoOptions, Parsed, command_flags, parse
-from actorium.tools.cli.serve import ServeOptions
+from actorium.tools.cli.serve_command import ServeOptions
 from actorium.tools.cli.translate import foreign_flags_table
 
 __all__ = ["cli"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from actorium.tools.demo_tasks import generate, held_out, score
+from actorium.tools.demo.demo_tasks import generate, held_out, score
 
 tokenizers = pytest.importorskip("tokenizers")
 
-FOLDER = Path(__file__).resolve().parents[2] / "tools" / "demo_model"
+FOLDER = Path(__file__).resolve().parents[2] / "tools" / "demo" / "demo_model"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEXTS = (
     "",
@@ -188,14 +188,14 @@ def test_transformers_reads_the_tokenizer_alike(tokenizer: Any) -> None:
 @pytest.fixture(scope="module")
 def trained() -> Any:
     pytest.importorskip("torch")
-    from actorium.tools.train_demo_files import load
+    from actorium.tools.demo_training.training_files import load
 
     return load(FOLDER)
 
 
 def test_held_out_questions_are_answered(trained: Any, tokenizer: Any) -> None:
-    from actorium.tools.measure_acceptance import greedy
-    from actorium.tools.train_demo_data import question_text
+    from actorium.tools.demo_training.measure_acceptance import greedy
+    from actorium.tools.demo_training.training_data import question_text
 
     items = [item for task in ("add", "copy", "reverse", "json") for item in held_out(task, 6)]
     made = greedy(trained[0], tokenizer, [question_text(item.prompt) for item in items], 60)
@@ -204,7 +204,7 @@ def test_held_out_questions_are_answered(trained: Any, tokenizer: Any) -> None:
 
 
 def test_most_drafts_of_free_text_are_accepted(trained: Any, tokenizer: Any) -> None:
-    from actorium.tools.measure_acceptance import CHAT, measure, prompts_of
+    from actorium.tools.demo_training.measure_acceptance import CHAT, measure, prompts_of
 
     prompts = [*prompts_of("story", 6), *prompts_of(CHAT, 4)]
     model, mtp = trained

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from actorium.tools.demo_tasks import (
+from actorium.tools.demo.demo_stories import is_story
+from actorium.tools.demo.demo_tasks import (
     TASKS,
     TaskItem,
     generate,
@@ -19,7 +20,6 @@ from actorium.tools.demo_tasks import (
     small_talk,
     tell,
 )
-from actorium.tools.demo_tasks.stories import is_story
 
 
 def test_equal_seeds_give_equal_items() -> None:
@@ -122,7 +122,7 @@ def test_small_talk_has_one_answer_for_each_question() -> None:
 
 def test_the_tasks_need_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, actorium.tools.demo_tasks\n"
+        "import sys, actorium.tools.demo.demo_tasks\n"
         "assert not {'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,8 +14,8 @@ from actorium.actors.client.requests import Request
 from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.params import SamplingParams, Structured
-from actorium.tools import jsonl
-from actorium.tools.jsonl import BadLine, BatchJob, parse_line, parse_lines, run_batch
+from actorium.tools.cli import jsonl
+from actorium.tools.cli.jsonl import BadLine, BatchJob, parse_line, parse_lines, run_batch
 
 BAD = [
     (b"not json", "the line is not JSON"),

@@ -12,7 +12,7 @@ from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
 from actorium.actors.runtime.worker_info import WorkerInfo, read_info, write_info
 from actorium.gpu.plan.graph_memory import Graphs, GraphShape
 from actorium.gpu.worker.summary import describe_graphs
-from actorium.tools.cli.start_report import lines
+from actorium.tools.cli.start_up import report_lines
 
 WORKER = WorkerInfo(device="cuda H200", dtype="bfloat16", weights_bytes=60 << 30,
                     kv_dtype="bfloat16", kv_bytes=20 << 30, kv_tokens=340_000, max_model_len=32_768,
@@ -27,7 +27,7 @@ INFO: dict[str, Any] = {
 def rows(config: Config | None = None, worker: WorkerInfo | None = WORKER,
          info: dict[str, Any] | None = INFO) -> dict[str, str]:
     """Subject -> what is told of it."""
-    found = lines(config or Config(), worker, info)
+    found = report_lines(config or Config(), worker, info)
     assert all("\n" not in line for line in found)
     return {line[:13].strip(): line[13:] for line in found}
 

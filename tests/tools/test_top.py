@@ -12,7 +12,7 @@ from helpers_runtime import short_dir
 
 from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.process import ProcessUsage
-from actorium.tools.cli.top import EngineReading, bar, figures, rates, screen, view
+from actorium.tools.cli.top_command import EngineReading, bar, figures, rates, screen, view
 
 
 @pytest.fixture

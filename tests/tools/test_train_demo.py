@@ -13,14 +13,18 @@ from torch import Tensor
 
 from actorium.actors.config.tree import Config
 from actorium.gpu.models.registry import read_shape
-from actorium.tools.measure_acceptance import DraftAcceptance, drafted, walk
-from actorium.tools.train_demo import Team, Trainer, model_loss
-from actorium.tools.train_demo_data import TrainingBatch, part_of
-from actorium.tools.train_demo_delta import delta_rule
-from actorium.tools.train_demo_files import load, save
-from actorium.tools.train_demo_model import ATTENTION, DELTA, DemoModel, DemoShape
-from actorium.tools.train_demo_mtp import Mtp, draft_loss, drafts
-from actorium.tools.train_demo_start import begin_copying
+from actorium.tools.demo_training.measure_acceptance import DraftAcceptance, drafted, walk
+from actorium.tools.demo_training.train import Team, Trainer, begin_copying, model_loss
+from actorium.tools.demo_training.training_data import TrainingBatch, part_of
+from actorium.tools.demo_training.training_files import load, save
+from actorium.tools.demo_training.training_model import (
+    ATTENTION,
+    DELTA,
+    DemoModel,
+    DemoShape,
+    delta_rule,
+)
+from actorium.tools.demo_training.training_mtp import Mtp, draft_loss, drafts
 
 EOS = [2, 0]
 TINY = DemoShape(vocab=96, hidden=64, kinds=(DELTA, ATTENTION), heads=4, kv_heads=2, head_dim=16,

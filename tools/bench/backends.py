@@ -12,8 +12,8 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import BadConfig, EngineUnavailable, InvalidRequest
 from actorium.actors.params import SamplingParams
 from actorium.tools.bench.datasets.sample import SampleRequest
-from actorium.tools.bench.http import Http
-from actorium.tools.bench.run import Stream, StreamChunk
+from actorium.tools.bench.http_client import Http
+from actorium.tools.bench.load_driver import Stream, StreamChunk
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 ENDPOINTS = {

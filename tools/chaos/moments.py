@@ -25,7 +25,7 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.gateway.actor import where
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime import roles
-from actorium.tools.bench.http import Http
+from actorium.tools.bench.http_client import Http
 from actorium.tools.chaos.checked_streams import CLEAN, CheckedRequest, Maker, Traffic
 from actorium.tools.chaos.fault_injection import actors
 from actorium.tools.chaos.quarantine import post

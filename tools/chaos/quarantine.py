@@ -13,7 +13,7 @@ import msgspec
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.actor import where
-from actorium.tools.bench.http import Http
+from actorium.tools.bench.http_client import Http
 from actorium.tools.chaos import plants
 from actorium.tools.chaos.checked_streams import CheckedRequest, Maker, Traffic
 from actorium.tools.chaos.fault_injection import actors

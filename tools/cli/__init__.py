@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from actorium import __version__
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 
 LINE = 2000
@@ -19,19 +20,19 @@ COMMANDS = {
     "ps": ("ps", "engines and their actors (--json)"),
     "top": ("top", "[NAME]: engines, live: actors, queues, pages, tokens a second (--once)"),
     "stop": ("ps", "[NAME]: stop a running engine"),
-    "flush-cache": ("flush", "[NAME]: let a running engine forget its cached prefixes"),
+    "flush-cache": ("ps", "[NAME]: let a running engine forget its cached prefixes"),
     "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),
     "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),
-    "eval": ("evaluate", "demo [MODEL]: exact match on the demo tasks"),
+    "eval": ("eval", "demo [MODEL]: exact match on the demo tasks"),
     "bench": ("bench", "serve | offline | compare: latency under load, throughput of a batch, runs "
               "side by side"),
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
     "keys": ("keys", "server | client | authorise | revoke | list: who may connect over tcp"),
     "replay": ("replay", "FILE: play a flight recording of the scheduler once more"),
     "trace": ("trace", "DIR: when the device idled, and why (of an engine run with --trace DIR)"),
-    "version": ("version", "the version"),
+    "version": ("", "the version"),
 }
-"""Command -> (module that runs it, what it does)."""
+"""Command -> (which `..._command` module runs it, what it does)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,9 +73,19 @@ def _command(name: str) -> Callable[[str, list[str]], int]:
         from actorium.actors.config.sources import suggestion
 
         raise BadConfig(f"{name}: no such command{suggestion(name, COMMANDS)}", name)
-    module = import_module(f"actorium.tools.cli.{COMMANDS[name][0]}")
+    if name == "version":
+        return _version
+    module = import_module(f"actorium.tools.cli.{COMMANDS[name][0]}_command")
     run: Callable[[str, list[str]], int] = module.run
     return run
+
+
+def _version(_command: str, words: list[str]) -> int:
+    """Print the version; nothing else is imported."""
+    if words:
+        raise BadConfig(f"{words[0]}: unexpected argument", words[0])
+    print(__version__)
+    return 0
 
 
 def _help() -> int:

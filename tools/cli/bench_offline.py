@@ -1,28 +1,33 @@
 """`actorium bench offline`: the throughput of a batch, through the client of an engine of its own.
-With a dataset SGLang's benchmark of that name; without one the works of `bench_works`."""
+
+With a dataset it is SGLang's benchmark of that name; without one, the workloads W1, W2 and W3 on
+any shape, beside transformers if asked.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from time import sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.params import SamplingParams
-from actorium.tools.bench import offline, report
 from actorium.tools.bench import result_files as results
+from actorium.tools.bench import transformers_peer as peer
+from actorium.tools.bench import workloads
 from actorium.tools.bench.datasets.load import load_dataset
 from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset, tell_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, TokenVocabulary
-from actorium.tools.bench.table import offline_table
+from actorium.tools.bench.result_tables import offline_table
 from actorium.tools.bench.throughput import Watch, run_batch, throughput
-from actorium.tools.cli import bench_works
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
 
@@ -86,7 +91,7 @@ def run(argv: list[str]) -> int:
     if options.shape is not None and "model" in parsed.written:
         raise BadConfig("--shape: cannot be combined with a model", "shape")
     if not is_batch(parsed.written):
-        return bench_works.run(parsed.config, bench_works.Plan(
+        return run_workloads(parsed.config, WorkloadPlan(
             options.shape, options.works, options.runs, options.peer, options.json, options.plot))
     sampling = _sampling(options)
     tell_unused(options, parsed.written)
@@ -97,7 +102,7 @@ def run(argv: list[str]) -> int:
     if options.result_filename:
         results.write_result(Path(options.result_filename), result, append=True)
     if options.json:
-        report.write_json(options.json, {**result, **_setting(config, options)})
+        workloads.write_json(options.json, {**result, **_setting(config, options)})
     return 1 if result["failed_requests"] else 0
 
 
@@ -141,7 +146,7 @@ def _config(parsed: Parsed[OfflineOptions], folder: Path) -> Config:
     if options.shape is not None:
         if not ids:
             raise BadConfig("--shape: goes with random token ids", "shape")
-        path = offline.shape_dir(options.shape, folder)
+        path = workloads.shape_dir(options.shape, folder)
         model = msgspec.structs.replace(model, model=str(path), load_format="dummy")
     return msgspec.structs.replace(config, model=model)
 
@@ -149,7 +154,7 @@ def _config(parsed: Parsed[OfflineOptions], folder: Path) -> Config:
 def _measure(config: Config, options: OfflineOptions, sampling: SamplingParams) -> dict[str, Any]:
     style = options.dataset_style or "sglang"
     model = None if options.shape is not None else config.model.model
-    tokens = Tokens(model, TokenVocabulary(offline.vocabulary(config)))
+    tokens = Tokens(model, TokenVocabulary(workloads.vocabulary(config)))
     samples = load_dataset(options, tokens, style, chat=False)
     if (options.name == "random" and options.random_range_ratio is not None
             and options.dataset_style is None):
@@ -179,4 +184,111 @@ def _warm(samples: list[SampleRequest], tokens: Tokens, seed: int) -> list[Sampl
 def _setting(config: Config, options: OfflineOptions) -> dict[str, Any]:
     """How the figures came about."""
     return {"dataset_name": options.name, "num_prompts": options.requests, "seed": options.seed,
-            "machine": bench_works.machine(config), "config": msgspec.to_builtins(config)}
+            "machine": machine(config), "config": msgspec.to_builtins(config)}
+
+
+# --- without a dataset ----------------------------------------------------------------------------
+
+PEERS = ("transformers",)
+BUSY_SHARE = 0.4
+"""Load, for each core, above which a warning is printed."""
+
+
+class WorkloadPlan(NamedTuple):
+    """What to measure, and where the figures go (see `bench_offline.OfflineOptions`)."""
+
+    shape: str | None
+    works: str
+    runs: int
+    peer: str | None
+    json: str | None
+    plot: str | None
+
+
+def run_workloads(given: Config, plan: WorkloadPlan) -> int:
+    """Measure and report. Raises `BadConfig`."""
+    chosen = _chosen_workloads(plan)
+    with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
+        config = _workload_config(given, plan, Path(folder))
+        rows, extra = _measure_workloads(config, chosen, plan)
+    judged = {work.name: work.figure for work in chosen}
+    if plan.peer:
+        workloads.add_ratios(rows, plan.peer)
+    _say("")
+    title = f"{plan.shape or config.model.model or 'demo model'}, {extra['machine']}"
+    print(f"{title}\n{workloads.workload_table(rows)}")
+    for name, share in extra.get("agreement", {}).items():
+        print(f"{name}: {100 * share:.1f} % of the tokens equal up to the first difference")
+    if plan.json:
+        workloads.write_json(plan.json, {"title": title, "rows": rows, **extra})
+    if plan.plot:
+        workloads.workload_plot(plan.plot, title, rows, judged)
+    return 0
+
+
+def _chosen_workloads(plan: WorkloadPlan) -> list[workloads.Workload]:
+    known = {work.name: work for work in workloads.WORKLOADS}
+    names = [name.strip().upper() for name in plan.works.split(",")]
+    for name in names:
+        if name not in known:
+            raise BadConfig(f"--works: must be some of {', '.join(known)}, got {name!r}", "works")
+    if plan.runs < 1:
+        raise BadConfig(f"--runs: must be at least 1, got {plan.runs}", "runs")
+    if plan.peer is not None and plan.peer not in PEERS:
+        raise BadConfig(f"--peer: must be {', '.join(PEERS)}, got {plan.peer!r}", "peer")
+    return [known[name] for name in names]
+
+
+def _workload_config(config: Config, plan: WorkloadPlan, folder: Path) -> Config:
+    """Token ids only; random weights when a shape is asked for."""
+    model = msgspec.structs.replace(config.model, skip_tokenizer=True)
+    if plan.shape is not None:
+        path = workloads.shape_dir(plan.shape, folder)
+        model = msgspec.structs.replace(model, model=str(path), load_format="dummy")
+    return msgspec.structs.replace(config, model=model)
+
+
+def _measure_workloads(config: Config, chosen: list[workloads.Workload],
+             plan: WorkloadPlan) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    vocab, load = workloads.vocabulary(config), _load_before()
+    extra: dict[str, Any] = {"machine": machine(config), "runs": plan.runs,
+                             "load_before": load, "config": msgspec.to_builtins(config)}
+    with own_engine(config) as engine, contextlib.ExitStack() as beside:
+        engines: list[workloads.MeasuredEngine] = [workloads.ClientEngine(engine.client, vocab)]
+        if plan.peer:
+            threads = config.device.threads or len(os.sched_getaffinity(0))
+            engines.append(beside.enter_context(peer.opened(peer.PeerModel(config, vocab,
+                                                                           threads))))
+        found = workloads.measure(engines, chosen, plan.runs, _say)
+    if plan.peer:
+        extra["agreement"] = {a.work: workloads.agreement(a.tokens, b.tokens)
+                              for a, b in zip(*found.values(), strict=True)}
+    by_name = {work.name: work for work in chosen}
+    rows = [workloads.figures_row(name, by_name[m.work], m) for name,
+            each in found.items() for m in each]
+    return rows, extra
+
+
+def machine(config: Config) -> str:
+    """The device and the processor, in words."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line for line in lines if line.startswith("model name"))
+        cpu = model.partition(":")[2].strip()
+        return f"{config.device.device} device, {len(os.sched_getaffinity(0))} cores of {cpu}"
+    return f"{config.device.device} device"
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text.rstrip(), file=sys.stderr, flush=True)
+
+
+def _load_before() -> float:
+    """Processors that others keep busy, by the load of the last minute."""
+    load = os.getloadavg()[0]
+    if load > BUSY_SHARE * len(os.sched_getaffinity(0)):
+        _say(f"actorium: the machine is busy (load {load:.1f}): figures and ratios will be off\n")
+    return load

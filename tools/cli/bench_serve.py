@@ -14,20 +14,24 @@ import msgspec
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.runtime.process import raise_file_limit
-from actorium.tools.bench import offline, report
 from actorium.tools.bench import result_files as results
-from actorium.tools.bench.acceptance import acceptance
-from actorium.tools.bench.arrivals import arrivals
+from actorium.tools.bench import workloads
 from actorium.tools.bench.backends import CHAT, SDK, kind_of
 from actorium.tools.bench.datasets.load import load_dataset
 from actorium.tools.bench.datasets.options import tell_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens
-from actorium.tools.bench.figures import details, figures
-from actorium.tools.bench.run import RequestResult, drive
-from actorium.tools.bench.table import serving_table
+from actorium.tools.bench.figures import acceptance, details, figures
+from actorium.tools.bench.load_driver import RequestResult, arrivals, drive
+from actorium.tools.bench.result_tables import serving_table
 from actorium.tools.cli.bench_options import BenchServeOptions, check_serve
-from actorium.tools.cli.bench_session import Session, session_of
-from actorium.tools.cli.bench_target import SELF, BenchTarget, answers_models, target_of
+from actorium.tools.cli.bench_session import (
+    SELF,
+    BenchTarget,
+    Session,
+    answers_models,
+    session_of,
+    target_of,
+)
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.flags import Parsed, parse
 
@@ -70,7 +74,7 @@ def _config(parsed: Parsed[BenchServeOptions], target: BenchTarget, folder: Path
     if options.shape is not None:
         if "model" in parsed.written or not ids:
             raise BadConfig("--shape: goes with random prompts and without a model", "shape")
-        path = offline.shape_dir(options.shape, folder)
+        path = workloads.shape_dir(options.shape, folder)
         model = msgspec.structs.replace(model, model=str(path), load_format="dummy")
     if target.backend != SDK:
         gateway = msgspec.structs.replace(gateway, port=0)
@@ -164,7 +168,7 @@ def _report(result: dict[str, Any], options: BenchServeOptions) -> int:
     print(serving_table(result, options.metrics, options.percentile_names))
     kept = result if options.save_detailed else results.without_details(result)
     if options.json:
-        report.write_json(options.json, kept)
+        workloads.write_json(options.json, kept)
     append = options.append_result or options.output_file is not None
     if options.save_result or append or options.result_filename:
         name = options.output_file or options.result_filename or results.default_name(result)

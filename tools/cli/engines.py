@@ -18,7 +18,7 @@ from actorium.actors.runtime.rundir import engine_dir
 
 if TYPE_CHECKING:
     from actorium.actors.launcher.engine import Engine
-    from actorium.tools.cli.progress import StartUp
+    from actorium.tools.cli.start_up import StartUp
 
 
 def settings_of(config: Config) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _watched(config: Config, name: str, start_up: StartUp | None) -> Iterator[No
     if start_up is None and not sys.stderr.isatty():
         yield
         return
-    from actorium.tools.cli.progress import StartUp, follow
+    from actorium.tools.cli.start_up import StartUp, follow
 
     over = threading.Event()
     show = start_up or StartUp(config)

@@ -14,7 +14,7 @@ import pytest
 from helpers_cli import NULL, Cli
 
 from actorium.tools.cli.flags import parse
-from actorium.tools.cli.serve import PORT, ServeOptions, configured
+from actorium.tools.cli.serve_command import PORT, ServeOptions, configured
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from actorium.actors.recorder.recorder import Recorder, checksum
 from actorium.actors.recorder.tape import BadTape, Recording
 from actorium.actors.recorder.veil import Veil
 from actorium.actors.scheduler.observed import observed, recorded
-from actorium.tools.cli.replay import plan_line
+from actorium.tools.cli.replay_command import plan_line
 from actorium.tools.null.null_worker import NullWorker
 
 replace = msgspec.structs.replace

@@ -20,7 +20,7 @@ from actorium.actors.structured.grammar import GrammarMatcher, GrammarVocabulary
 from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer.defaults import ModelFacts
 
-MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
+MODEL = Path(actorium.__file__).parent / "tools" / "demo" / "demo_model"
 SIZE, EOS = 1920, 2
 
 

@@ -16,7 +16,7 @@ from actorium.actors.params import Structured
 from actorium.actors.structured import grammar
 from actorium.actors.structured.grammar import GrammarMatcher, GrammarVocabulary, grammar_of
 
-MODEL = Path(actorium.__file__).parent / "tools" / "demo_model"
+MODEL = Path(actorium.__file__).parent / "tools" / "demo" / "demo_model"
 EOS = 2
 SIZES = (2_048, 49_152, 151_936)
 """Of vocabularies: the demo model's, SmolLM2's, Qwen3's. From `grammar.LARGE` on masks are made on

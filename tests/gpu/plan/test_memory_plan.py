@@ -25,7 +25,7 @@ from actorium.gpu.plan.memory_plan import (
 from actorium.gpu.plan.shape import PlanShape, Recurrent, read_plan_shape
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.tools.cli import main
-from actorium.tools.cli.plan import size
+from actorium.tools.cli.plan_command import size
 
 DATA = Path(__file__).parents[2] / "data" / "qwen3.5-27b"
 SHAPES = Path(__file__).parents[3] / "tools" / "bench" / "shapes"

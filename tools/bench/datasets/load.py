@@ -6,11 +6,14 @@ import random
 
 from actorium.actors.errors import BadConfig
 from actorium.tools.bench.datasets.dataset_files import custom_requests, sharegpt_requests
-from actorium.tools.bench.datasets.generated import random_requests, shared_prefix_requests
+from actorium.tools.bench.datasets.generated import (
+    random_requests,
+    shared_prefix_requests,
+    sonnet_requests,
+)
 from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens
-from actorium.tools.bench.datasets.verse import sonnet_requests
-from actorium.tools.demo_tasks import TASKS, held_out
+from actorium.tools.demo.demo_tasks import TASKS, held_out
 
 DEMO_OUTPUT = 128
 """Tokens to generate for a demo task at most: its answers are shorter."""

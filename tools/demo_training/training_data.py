@@ -1,0 +1,328 @@
+"""Tokenizer and training batches for the demo model."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from actorium.tools.demo.demo_stories import ANIMALS, CITIES, COLORS, NAMES, PLACES, TRAITS, WORDS
+from actorium.tools.demo.demo_tasks import (
+    MAX_PAIRS,
+    TASKS,
+    TaskItem,
+    find,
+    found,
+    generate,
+    is_held_out,
+    recall_item,
+    recall_pairs,
+    small_talk,
+    tell,
+)
+
+END_OF_TEXT, TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+VOCAB = 2048
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a tiny demo model.",
+    "Be brief.",
+    "Answer the question.",
+)
+
+# One digit at a time, so that sums align; letters apart from punctuation, so that a word is
+# the same token after a space, a quote or an equals sign.
+_SPLIT = r"""\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"""
+
+# Sums are the shortest and the hardest to learn, so they come more often and count for more.
+_SHORT_TASKS = ("add",) * 5 + ("sort",) * 3 + ("reverse",) + ("copy",) * 3 + ("json",)
+_WEIGHTS = {"add": 2.0}
+_STORY_WEIGHT = 1.0
+_TEXTS = 0.35
+"""Share of the steps with a batch of stories and dialogues."""
+_SUMS = 0.3
+"""Share of bare sums among the batches that are drills at first."""
+
+BATCH_TOKENS = 2048
+"""Tokens of a batch, in rows of 64 to 1024."""
+
+_DRILL_END = 0.25
+"""Drills take the place of recall at first, and fewer and fewer until so much is done."""
+
+
+def build_tokenizer(seed: int) -> Tokenizer:
+    """Trains a byte-level BPE on generated items; any UTF-8 text round-trips."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(s, special=True, normalized=False)
+               for s in (END_OF_TEXT, TURN, END_OF_TURN)]  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(seed), trainer)
+    return tokenizer
+
+
+def _corpus(seed: int) -> Iterator[str]:
+    for item in generate(seed, 3000):
+        if item.task != "copy":
+            yield item.prompt
+            yield item.answer
+    for word in (*ANIMALS, *WORDS, *NAMES, *CITIES, *COLORS, *TRAITS, *PLACES):
+        for _ in range(60):
+            yield f"{word} {word}"
+    for question, answer in small_talk():
+        yield from (question, answer, answer)
+    for text in SYSTEMS:
+        yield from (f"{text}\nsystem\nuser\nassistant\n",) * 50
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Returns the id of a token that must exist."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise KeyError(token)
+    return found
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    """Writes tokenizer.json and tokenizer_config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, object] = {
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "bos_token": None,
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": END_OF_TURN,
+        "extra_special_tokens": {},
+        "model_max_length": context,
+        "pad_token": END_OF_TEXT,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": None,
+    }
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+class TrainingSample(NamedTuple):
+    """One training sequence: token ids, and for each the weight of predicting it."""
+
+    ids: list[int]
+    weights: list[float]
+
+
+class TrainingBatch(NamedTuple):
+    """ids [B, T], right-padded; flat positions that predict, their targets and weights [N]."""
+
+    ids: Tensor
+    where: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+def part_of(batch: TrainingBatch, rank: int, size: int) -> TrainingBatch:
+    """This one of `size` parts of a batch, by rows; their positions together are the batch's."""
+    parts = batch.ids.chunk(size)
+    first = rank * parts[0].numel()
+    at = batch.where - first
+    mine = (at >= 0) & (at < parts[rank].numel()) & (batch.weights > 0)
+    return TrainingBatch(parts[rank], *_even(at[mine], batch.targets[mine], batch.weights[mine]))
+
+
+def _even(where: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A multiple of 128 positions, the rest without weight: shapes that recur are planned once."""
+    more = -len(where) % 128
+    return F.pad(where, (0, more)), F.pad(targets, (0, more)), F.pad(weights, (0, more))
+
+
+def question_text(prompt: str, system: str | None = None) -> str:
+    """Returns a conversation of one user message, open for the assistant's answer."""
+    head = f"{TURN}system\n{system}{END_OF_TURN}\n" if system else ""
+    return f"{head}{TURN}user\n{prompt}{END_OF_TURN}\n{TURN}assistant\n"
+
+
+class TextSource:
+    """Draws training batches; nothing it returns is in the held-out partition."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+        self.tokenizer = tokenizer
+        self.rng = random.Random(f"batches-{seed}")
+        self.talk = small_talk()
+        self.pad = token_id(tokenizer, END_OF_TEXT)
+
+    def step(self, progress: float) -> list[TrainingBatch]:
+        """Returns the batches of one optimizer step, each of `BATCH_TOKENS` tokens.
+
+        progress: 0 at the start of training, 1 at its end; recall contexts grow with it.
+        """
+        chance = self.rng.random
+        drill = chance() < 1 - progress / _DRILL_END
+        sums = chance() < _SUMS
+        if drill:
+            batches = [self._drills()]
+        else:
+            batches = [self._packed(128, self._sum) if sums else self._recalls(progress)]
+        batches.append(self._alone() if chance() < 0.5 else self._packed(256, self._short))
+        if chance() < _TEXTS:
+            batches.append(self._packed(256, self._text))
+        return batches
+
+    def drafts(self, progress: float) -> list[TrainingBatch]:
+        """The same for the MTP layer: mostly running text, which is what there is to draft."""
+        texts = [self._packed(256, self._text) for _ in range(3)]
+        other = self._packed(256, self._short) if self.rng.random() < 0.7 else self._recalls(1.0)
+        return [*texts, other]
+
+    def _text(self) -> TrainingSample:
+        draw = (self._dialogue, self._story, self._raw_story)
+        return self.rng.choices(draw, (3, 4, 1))[0]()
+
+    def _draw(self, task: str) -> TaskItem:
+        while True:
+            item = TASKS[task](self.rng)
+            if not is_held_out(item):
+                return item
+
+    def _chat(self, turns: list[tuple[str, str, float]]) -> TrainingSample:
+        ids: list[int] = []
+        weights: list[float] = []
+        system = self.rng.choice(SYSTEMS) if self.rng.random() < 0.12 else None
+        for prompt, answer, weight in turns:
+            asked = self.tokenizer.encode(question_text(prompt, system)).ids
+            said = self.tokenizer.encode(f"{answer}{END_OF_TURN}\n").ids
+            ids += asked + said
+            # The newline after the turn belongs to the template, not to the answer.
+            weights += [0.0] * len(asked) + [weight] * (len(said) - 1) + [0.0]
+            system = None
+        return TrainingSample(ids, weights)
+
+    def _turn(self) -> tuple[str, str, float]:
+        if self.rng.random() < 0.05:
+            return (*self.rng.choice(self.talk), 0.5)
+        item = self._draw(self.rng.choice(_SHORT_TASKS))
+        return item.prompt, item.answer, _WEIGHTS.get(item.task, 1.0)
+
+    def _short(self) -> TrainingSample:
+        return self._chat([self._turn()])
+
+    def _sum(self) -> TrainingSample:
+        """As in a chat, without its marks: three in the place of one."""
+        item = self._draw("add")
+        asked = self.tokenizer.encode(f"{item.prompt}\n").ids
+        said = self.tokenizer.encode(f"{item.answer}\n").ids
+        return TrainingSample(asked + said, [0.0] * len(asked) + [1.0] * len(said))
+
+    def _dialogue(self) -> TrainingSample:
+        return self._chat([self._turn() for _ in range(self.rng.randint(2, 4))])
+
+    def _story(self) -> TrainingSample:
+        item = self._draw("story")
+        return self._chat([(item.prompt, item.answer, _STORY_WEIGHT)])
+
+    def _raw_story(self) -> TrainingSample:
+        text = tell(self.rng, self.rng.choice(ANIMALS))
+        ids = self.tokenizer.encode(text + END_OF_TEXT).ids
+        return TrainingSample(ids, [0.0] + [_STORY_WEIGHT] * (len(ids) - 1))
+
+    def _drills(self) -> TrainingBatch:
+        """Lines of tokens said over and over, and pairs in two orders: what copying starts from."""
+        length = self.rng.choice((64, 128))
+        draw = (self._line, self._pairs)
+        rows = [self.rng.choices(draw, (3, 2))[0](length) for _ in range(BATCH_TOKENS // length)]
+        return self._batch(length, rows)
+
+    def _line(self, length: int) -> TrainingSample:
+        """Words, or any tokens, until the row is full."""
+        rng, count = self.rng, self.rng.randint(2, length // 2)
+        if rng.random() < 0.5:
+            once = self.tokenizer.encode("".join(f" {rng.choice(WORDS)}" for _ in range(count))).ids
+        else:
+            once = [rng.randrange(3, self.tokenizer.get_vocab_size()) for _ in range(count)]
+        ids = (once * (length // len(once) + 1))[:length]
+        return TrainingSample(ids, [0.0] * len(once) + [0.5] * (len(ids) - len(once)))
+
+    def _pairs(self, length: int) -> TrainingSample:
+        rng = self.rng
+        pairs = list(recall_pairs(rng, rng.randint(2, length // 6)).items())
+        again = rng.sample(pairs, len(pairs))
+        ids: list[int] = []
+        weights: list[float] = []
+        for order, weight in ((pairs, 0.0), (again, 1.0)):
+            for thing, animal in order:
+                ids += self.tokenizer.encode(f" {thing} {animal},").ids
+                weights += [0.0] * (len(ids) - len(weights) - 2) + [weight, 0.0]
+        return TrainingSample(ids, weights)
+
+    def _recalls(self, progress: float) -> TrainingBatch:
+        """Long contexts, each with several questions: one answer each would teach too little."""
+        shares = (2, 4, 3, 2) if progress > 0.6 else (6, 4, 1, 0)
+        length = self.rng.choices((128, 256, 512, 1024), shares)[0]
+        questions = min(16, length // 40)
+        most = min(MAX_PAIRS, int((length - 24 - 18 * questions) / 3.1))
+        counts = (self.rng.randint(questions, most) for _ in range(BATCH_TOKENS // length))
+        return self._batch(length, [self._recall(count, questions) for count in counts])
+
+    def _recall(self, count: int, questions: int) -> TrainingSample:
+        while True:
+            pairs = recall_pairs(self.rng, count)
+            keys = self.rng.sample(list(pairs), questions)
+            first = recall_item(pairs, keys[0])
+            if not is_held_out(first):
+                break
+        turns = [(first.prompt, first.answer, 1.0)]
+        turns += [(find(key), found(key, pairs[key]), 1.0) for key in keys[1:]]
+        return self._chat(turns)
+
+    def _alone(self) -> TrainingBatch:
+        return self._batch(64, [self._short() for _ in range(BATCH_TOKENS // 64)])
+
+    def _packed(self, length: int, draw: Callable[[], TrainingSample]) -> TrainingBatch:
+        """Rows full of samples, one after the other."""
+        rows: list[TrainingSample] = []
+        for _ in range(BATCH_TOKENS // length):
+            ids: list[int] = []
+            weights: list[float] = []
+            while len(ids) < length:
+                sample = draw()
+                ids += sample.ids
+                weights += sample.weights
+            rows.append(TrainingSample(ids, weights))
+        return self._batch(length, rows)
+
+    def _batch(self, length: int, samples: list[TrainingSample]) -> TrainingBatch:
+        """Samples as rows of `length`, cut or padded."""
+        ids = torch.full((len(samples), length), self.pad)
+        weights = torch.zeros(len(samples), length)
+        for row, sample in enumerate(samples):
+            size = min(length, len(sample.ids))
+            ids[row, :size] = torch.tensor(sample.ids[:size])
+            weights[row, :size] = torch.tensor(sample.weights[:size])
+        ahead = F.pad(weights[:, 1:], (0, 1)).flatten()
+        where = ahead.nonzero().squeeze(1)
+        return TrainingBatch(ids, *_even(where, ids.flatten()[where + 1], ahead[where]))
