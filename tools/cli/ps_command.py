@@ -40,9 +40,9 @@ class PsOptions(Struct, frozen=True, kw_only=True):
 
 
 def run(command: str, argv: list[str]) -> int:
-    """Entry of both commands."""
-    if command == "stop":
-        return _stop(argv)
+    """Entry of the three commands."""
+    if command != "ps":
+        return _stop(argv) if command == "stop" else _flush(argv)
     parsed = parse("actorium ps", argv, PsOptions, "Engines of this user and their actors.",
                    model=False)
     rows = list_actors(parsed.config)
@@ -177,8 +177,8 @@ class FlushOptions(Struct, frozen=True, kw_only=True):
     """An object, {"pages": freed, "kept": still held}, instead of a sentence."""
 
 
-def _flush(_command: str, argv: list[str]) -> int:
-    """Entry of the command. Raises `EngineUnavailable`, `DeadlineExceeded`."""
+def _flush(argv: list[str]) -> int:
+    """Raises `EngineUnavailable`, `DeadlineExceeded`."""
     parsed = parse("actorium flush-cache [NAME]", name_first(argv), FlushOptions, FLUSH,
                    model=False)
     runtime = parsed.config.runtime
