@@ -53,7 +53,7 @@ def ask(served: Served, wanted: dict[str, Any], seed: int, answers: list[str]) -
 
 
 @pytest.mark.mended("a grammar whose checker was killed by somebody was refused as too large")
-@pytest.mark.parametrize("pick_victim", [*ROLES, "checker"])
+@pytest.mark.parametrize("victim", [*ROLES, "checker"])
 def test_struck_while_a_grammar_is_compiled(served: Served, victim: str, tried: Callable[..., None],
                                             amount: Callable[[int, int], int]) -> None:
     draw = random.Random(victim)

@@ -165,13 +165,13 @@ def test_behind_a_capture_that_failed_another_process_goes_on(tmp_path: Path) ->
 def test_what_a_row_needs_may_be_held_by_its_own_process(tmp_path: Path) -> None:
     """Whose model is opened once for all rows: what counts is what was free when it began."""
     double = machine.Double(80.0)
-    group = plan.Group("decode", (plan.Row("can_admit", gib=79.0), plan.Row("does not", gib=81.0)),
+    group = plan.Group("decode", (plan.Row("fits", gib=79.0), plan.Row("does not", gib=81.0)),
                        1, 9)
     own = record.Record(tmp_path / "gpu-contact.json", "decode")
     bench = child.Bench(own, group, double, 60.0)
     faulthandler.cancel_dump_traceback_later()
     double.free_gib = lambda: 5.0
-    for name, fits in (("can_admit", True), ("does not", False)):
+    for name, fits in (("fits", True), ("does not", False)):
         assert bench.wants(name) is fits
         with bench.row(name) as go:
             assert go is fits

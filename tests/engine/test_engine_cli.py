@@ -71,7 +71,7 @@ def test_a_signal_drains(cli: Cli, number: signal.Signals) -> None:
 
 
 def test_a_watchdog_that_does_not_answer_is_shown(cli: Cli) -> None:
-    with cli.serve("--name", "pop_stuck", "--no-restart", *NULL):
+    with cli.serve("--name", "stuck", "--no-restart", *NULL):
         pid = next(row["pid"] for row in cli.actors() if row["role"] == "watchdog")
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -79,7 +79,7 @@ def test_a_watchdog_that_does_not_answer_is_shown(cli: Cli) -> None:
         finally:
             os.kill(pid, signal.SIGCONT)
         assert [(row["name"], row["role"], row["phase"]) for row in rows] == [
-            ("pop_stuck", "watchdog", "no answer")]
+            ("stuck", "watchdog", "no answer")]
         assert eventually(lambda: len(cli.actors()) == len(ROLES))
 
 

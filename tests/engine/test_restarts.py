@@ -168,7 +168,7 @@ def test_a_stuck_loop_is_killed_and_leaves_its_stacks(base: Path) -> None:
         with Peer(launcher.dir, "scheduler") as peer:
             peer.ask(Say("up"))
             began = time.monotonic()
-            peer.send(Say("pop_stuck"))
+            peer.send(Say("stuck"))
             assert wait_dead([before["scheduler"].pid]) == []
             assert 0.5 < time.monotonic() - began < 4.0
         after = until(launcher, "scheduler", 2)
@@ -268,7 +268,7 @@ def undisturbed(demo: Engine) -> list[Told]:
     return found
 
 
-@pytest.mark.parametrize(("pick_victim", "number"), [
+@pytest.mark.parametrize(("victim", "number"), [
     ("worker-0", signal.SIGKILL), ("scheduler", signal.SIGKILL), ("detokenizer", signal.SIGKILL),
     *(pytest.param(*rarer, marks=pytest.mark.slow) for rarer in (
         ("tokenizer", signal.SIGKILL), ("watchdog", signal.SIGKILL),
