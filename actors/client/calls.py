@@ -10,17 +10,17 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from actorium.actors.client.core import WINDOW, Batch
-from actorium.actors.client.pending import TOKENIZER, WATCHDOG, Pending, Progress
+from actorium.actors.client.core import WINDOW, RequestBatch
+from actorium.actors.client.pending import TOKENIZER, WATCHDOG, PendingRequest, RequestProgress
 from actorium.actors.client.requests import (
     Completion,
     Request,
     StreamDelta,
-    chat_messages,
+    check_messages,
     check_template,
     check_timeout,
-    column,
-    packed,
+    encode_raw,
+    pack_token_ids,
 )
 from actorium.actors.client.session import POLL, ClientSession
 from actorium.actors.errors import (
@@ -57,8 +57,8 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
     def __init__(self, client: ClientCalls, request: Request) -> None:
         self._session = client._session
         self._request = request
-        self._pending: Pending | None = None
-        self._news = self._session.signal()
+        self._pending: PendingRequest | None = None
+        self._signal = self._session.signal()
 
     @property
     def rid(self) -> str:
@@ -66,7 +66,7 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         return "" if self._pending is None else self._pending.rid
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> RequestProgress | None:
         """None until the request was sent."""
         return None if self._pending is None else self._pending.progress
 
@@ -79,9 +79,12 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         """Send the request, if it was not, and wait for `prompt_tokens`. 0 if it ends before, the
         reason of which the next `anext` gives, or if an actor died with the answer."""
         pending = await self.start()
-        await self._wait(lambda: pending.prompt_tokens is not None or pending.done or pending.told)
-        await self._news.wait(lambda: pending.prompt_tokens is not None or pending.done,
-                              ACCEPTED_LATE)
+
+        def answered() -> bool:
+            return pending.prompt_tokens is not None or pending.done
+
+        await self._wait(lambda: answered() or pending.in_ledger)
+        await self._signal.wait(answered, ACCEPTED_LATE)
         return pending.prompt_tokens or 0
 
     def more(self) -> list[StreamDelta]:
@@ -92,21 +95,21 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         self._pending.deltas.clear()
         return found
 
-    async def start(self) -> Pending:
+    async def start(self) -> PendingRequest:
         """Send the request, if it was not. Raises `InvalidRequest` or `EngineUnavailable`."""
         if self._pending is None:
             session = self._session
             await session.ready()
             if self._pending is None:  # else another task that waits for the stream has sent it
                 pending, frame = session.core.submit(self._request, monotonic(), streaming=True)
-                pending.notify = self._news.set
+                pending.notify = self._signal.set
                 self._pending = pending
                 session.send(TOKENIZER, frame)
         return self._pending
 
     async def _wait(self, until: Callable[[], bool]) -> None:
         try:
-            await self._news.wait(until)
+            await self._signal.wait(until)
         except self._session.cancelled:
             await self.aclose()
             raise
@@ -156,8 +159,8 @@ class ClientCalls:
         of `Completion` (n == 1) or of lists of n. `params` may be a list, one for each prompt.
         `timeout` (seconds) counts for each request from when it is sent. A higher `priority` goes
         first where the engine schedules by priority. `truncate_prompt_tokens` and `cache_salt` are
-        those of `Request`. The first error is raised and the rest
-        aborted, unless `return_errors`: then errors stand in the list of results.
+        those of `Request`. The first error is raised and the rest aborted, unless `return_errors`:
+        then errors stand in the list of results.
         """
         single, prompts = _prompts(prompt)
         each = params if isinstance(params, list | tuple) else [params] * len(prompts)
@@ -187,14 +190,14 @@ class ClientCalls:
         iterator aborts what is left.
         """
         session = self._session
-        batch, news = Batch(session.core, requests, window), session.signal()
-        batch.notify = news.set
+        batch, signal = RequestBatch(session.core, requests, window), session.signal()
+        batch.notify = signal.set
         await session.ready()
         try:
             while not batch.done:
                 for frame in batch.submit(monotonic()):
                     session.send(TOKENIZER, frame)
-                await news.wait(batch.settled)
+                await signal.wait(batch.settled)
                 while batch.ready:
                     yield batch.ready.popleft()
         finally:
@@ -263,9 +266,9 @@ class ClientCalls:
                             add_generation_prompt: bool = True,
                             continue_final_message: bool = False) -> list[int]:
         """Token ids of the prompt that the chat template makes of `messages`, as `chat` does."""
-        turns, template = chat_messages(messages), check_template(chat_template)
-        args = packed(template_args or {}, dict, "template_args")
-        shown = packed(tools or [], list, "tools")
+        turns, template = check_messages(messages), check_template(chat_template)
+        args = encode_raw(template_args or {}, dict, "template_args")
+        shown = encode_raw(tools or [], list, "tools")
         answer = await self._session.call(TOKENIZER, lambda rid: Tokenize(
             rid, "", False, turns, args, shown, chat_template=template,
             add_generation_prompt=add_generation_prompt,
@@ -275,7 +278,7 @@ class ClientCalls:
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False,
                          timeout: float | None = None) -> str:
         """Text of token ids."""
-        tokens = column(token_ids, "token_ids") if len(token_ids) else b""
+        tokens = pack_token_ids(token_ids, "token_ids") if len(token_ids) else b""
         answer = await self._session.call(
             TOKENIZER, lambda rid: Detokenize(rid, tokens, skip_special_tokens), timeout)
         return str(answer.text)

@@ -1,7 +1,4 @@
-"""What a caller of the SDK hands in and gets back, and the checks before anything is sent. Pure.
-
-Only the standard library and msgspec are imported.
-"""
+"""What a caller of the SDK passes and gets back, and the checks before anything is sent. Pure."""
 
 from __future__ import annotations
 
@@ -35,16 +32,16 @@ _parse = msgspec.msgpack.Decoder(Generate).decode
 _parse_params = msgspec.msgpack.Decoder(SamplingParams).decode
 
 
-class Stay(Struct, frozen=True, kw_only=True):
+class Linger(Struct, frozen=True, kw_only=True):
     """How a request outlives its client (see `messages.Resume`)."""
 
     rid: str
-    """Its name, of one's own making and hard to guess: whoever knows it may take the request up."""
+    """Its name, chosen by the caller and hard to guess: whoever knows it may adopt the request."""
     seconds: float
-    """For which it goes on after its client has gone."""
+    """How long it goes on after its client has gone."""
     adopt: bool = True
-    """Take it up if the engine knows it already, whoever has sent it, from its first token on."""
-    must: bool = False
+    """Adopt it if the engine knows it already, whoever sent it, from its first token on."""
+    must_exist: bool = False
     """Do not send it if the engine does not know it: that is an `UnknownRequest`."""
 
 
@@ -65,17 +62,17 @@ class Request(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     """The prompt ends with the beginning of the model's turn."""
     continue_final_message: bool = False
-    """The model goes on in the last of `messages`; needs `add_generation_prompt=False`."""
+    """The model continues the last of `messages`; needs `add_generation_prompt=False`."""
     truncate_prompt_tokens: int | None = None
     """Keep so many tokens of the prompt, its last ones; -1 = as many as fit the context."""
     cache_salt: str | None = None
     """Cached prefixes are shared among requests of the same salt (and tenant) only."""
     tenant: str | None = None
-    """Whose request it is: cached prefixes are shared within a tenant only, and fair scheduling is
-    between tenants. At most 64 printable ASCII characters; None = the client's."""
+    """Cached prefixes are shared within a tenant only, and fair scheduling is between tenants. At
+    most 64 printable ASCII characters; None = the client's tenant."""
     priority: int = 0
     """Higher goes first where the engine schedules by priority."""
-    stay: Stay | None = None
+    linger: Linger | None = None
     """Lets it outlive its client."""
 
 
@@ -87,7 +84,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     finish_reason: str
     """stop | length"""
     stop_reason: str | int | None = None
-    """The stop string or the stop token that ended it."""
+    """The stop string or the stop token that ended it; None = another reason."""
     logprobs: list[TokenLogprob] | None = None
     """One for each of `token_ids`, if asked for."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
@@ -114,16 +111,15 @@ class StreamDelta(Struct, frozen=True, kw_only=True):
     rid: str = ""
 
 
-def joined(deltas: Iterable[StreamDelta]) -> list[StreamDelta]:
-    """One delta for each choice, in the order of their first ones: what a reader who lags behind
-    is told at once."""
+def merge_deltas(deltas: Iterable[StreamDelta]) -> list[StreamDelta]:
+    """One delta for each choice, in the order of their first ones, for a reader who lags behind."""
     found: dict[int, list[StreamDelta]] = {}
     for delta in deltas:
         found.setdefault(delta.index, []).append(delta)
-    return [several[0] if len(several) == 1 else _one(several) for several in found.values()]
+    return [several[0] if len(several) == 1 else _merge(several) for several in found.values()]
 
 
-def _one(deltas: list[StreamDelta]) -> StreamDelta:
+def _merge(deltas: list[StreamDelta]) -> StreamDelta:
     last = deltas[-1]
     return StreamDelta(
         text="".join([one.text for one in deltas]),
@@ -135,8 +131,8 @@ def _one(deltas: list[StreamDelta]) -> StreamDelta:
 
 
 def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes, int]:
-    """(frame, n) of a request; `tenant` is for those that name none. Raises `InvalidRequest`,
-    naming the field."""
+    """(frame, n) of a request; `tenant` is used where it names none. Raises `InvalidRequest` naming
+    the field."""
     params = check_params(request.params or DEFAULT_PARAMS)
     check_timeout(request.timeout)
     text: str | None = None
@@ -148,12 +144,12 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
             raise InvalidRequest("prompt: must not be empty", "prompt")
         text = request.prompt
     elif request.prompt is not None:
-        tokens = column(request.prompt, "prompt")
-    messages = None if request.messages is None else chat_messages(request.messages)
+        tokens = pack_token_ids(request.prompt, "prompt")
+    messages = None if request.messages is None else check_messages(request.messages)
     message = Generate(rid=rid, params=params, text=text, tokens=tokens, messages=messages,
                        timeout=None if request.timeout is None else float(request.timeout),
-                       template_args=packed(request.template_args, dict, "template_args"),
-                       tools=packed(request.tools, list, "tools"),
+                       template_args=encode_raw(request.template_args, dict, "template_args"),
+                       tools=encode_raw(request.tools, list, "tools"),
                        tenant=check_tenant(tenant if request.tenant is None else request.tenant),
                        priority=check_priority(request.priority),
                        chat_template=check_template(request.chat_template),
@@ -161,12 +157,13 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        continue_final_message=request.continue_final_message,
                        truncate_prompt_tokens=check_truncation(request.truncate_prompt_tokens),
                        cache_salt=check_salt(request.cache_salt),
-                       linger=0.0 if request.stay is None else request.stay.seconds)
+                       linger=0.0 if request.linger is None else request.linger.seconds)
     return encode(message, "prompt" if messages is None else "messages"), params.n
 
 
-def packed(value: Any, kind: type[Any], field: str) -> msgspec.Raw:
-    """A dict or a list (`kind`) as the engine takes it. Raises `InvalidRequest` naming `field`."""
+def encode_raw(value: Any, kind: type[Any], field: str) -> msgspec.Raw:
+    """MessagePack of a dict or of a list of dicts (`kind`). Raises `InvalidRequest` naming `field`.
+    """
     if not isinstance(value, kind):
         raise InvalidRequest(f"{field}: must be a {kind.__name__}, got {type(value).__name__}",
                              field)
@@ -274,7 +271,7 @@ def _within(value: Any, bounds: Any, field: str, want: str) -> Any:
         raise InvalidRequest(f"{field}: must be {want}, got {repr(value)[:100]}", field) from None
 
 
-def column(ids: Any, field: str) -> bytes:
+def pack_token_ids(ids: Any, field: str) -> bytes:
     """Token ids as little-endian int32. Raises `InvalidRequest` naming `field`."""
     if isinstance(ids, str | bytes) or not hasattr(ids, "__len__"):
         raise InvalidRequest(f"{field}: must be text or a list of token ids, "
@@ -294,8 +291,8 @@ def column(ids: Any, field: str) -> bytes:
     return packed.tobytes()
 
 
-def chat_messages(messages: Any) -> list[ChatMessage]:
-    """Turns as `ChatMessage`. Raises `InvalidRequest` naming `messages`."""
+def check_messages(messages: Any) -> list[ChatMessage]:
+    """The turns of a conversation. Raises `InvalidRequest` naming `messages`."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequest("messages: must be a list of at least one turn", "messages")
     try:

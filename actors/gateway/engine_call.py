@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from actorium.actors.client.requests import Request, Stay
+from actorium.actors.client.requests import Linger, Request
 from actorium.actors.errors import Aborted
 from actorium.actors.gateway.http.access_log import Tally
 from actorium.actors.gateway.http.http_errors import HttpError, http_error
@@ -115,8 +115,8 @@ class Ask:
             return open_(self.named(request, number))
         name, rid = self._names(number)
         again = bool(self.key) or self.mark is not None
-        stay = Stay(rid=rid, seconds=grace, adopt=again, must=self.mark is not None)
-        asked = msgspec.structs.replace(request, stay=stay)
+        linger = Linger(rid=rid, seconds=grace, adopt=again, must_exist=self.mark is not None)
+        asked = msgspec.structs.replace(request, linger=linger)
         return joins.join(name, rid, lambda: open_(asked), grace) if self.key else open_(asked)
 
     def named(self, request: Request, number: int) -> Request:
@@ -124,8 +124,8 @@ class Ask:
         its caller."""
         if not self.from_http:
             return request
-        stay = Stay(rid=self._names(number)[1], seconds=0.0, adopt=False)
-        return msgspec.structs.replace(request, stay=stay)
+        linger = Linger(rid=self._names(number)[1], seconds=0.0, adopt=False)
+        return msgspec.structs.replace(request, linger=linger)
 
     def _names(self, number: int) -> tuple[str, str]:
         """What a request goes by here, and in the engine. Raises `Aborted`."""

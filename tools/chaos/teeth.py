@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from actorium.actors.client.pending import Choice, Pending
+from actorium.actors.client.pending import ChoiceState, PendingRequest
 from actorium.actors.core import Context
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.messages import Delta
@@ -30,20 +30,20 @@ def build_unfenced(context: Context) -> Unfenced:
     return Unfenced(context)
 
 
-def _take_all(pending: Pending, choice: Choice, delta: Delta) -> None:
-    """`Pending._take` that cuts nothing off."""
+def _apply_all(pending: PendingRequest, choice: ChoiceState, delta: Delta) -> None:
+    """`PendingRequest._apply` that cuts nothing off."""
     tokens = array("i", delta.tokens).tolist()
-    choice.seen = delta.start + len(tokens)
-    choice.chars += len(delta.text)
-    pending._keep(choice, delta, delta.text, tokens, delta.logprobs)
+    choice.num_tokens = delta.start + len(tokens)
+    choice.num_chars += len(delta.text)
+    pending._append(choice, delta, delta.text, tokens, delta.logprobs)
 
 
 @contextmanager
 def no_dedup() -> Iterator[None]:
     """Meanwhile the clients of this process drop nothing that they know already."""
-    before = Pending._take
-    Pending._take = _take_all  # type: ignore[method-assign, assignment]
+    before = PendingRequest._apply
+    PendingRequest._apply = _apply_all  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        Pending._take = before  # type: ignore[method-assign, assignment]
+        PendingRequest._apply = before  # type: ignore[method-assign, assignment]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Scope
 
-from actorium.actors.client.pending import Progress
+from actorium.actors.client.pending import RequestProgress
 from actorium.actors.client.requests import Completion
 from actorium.actors.gateway.http.routes import Route
 from actorium.actors.messages import Usage
@@ -34,7 +34,7 @@ class Stream(Protocol):
     """What is asked of an `AsyncDeltaStream`."""
 
     @property
-    def progress(self) -> Progress | None: ...
+    def progress(self) -> RequestProgress | None: ...
 
 
 class Tally:

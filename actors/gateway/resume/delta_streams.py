@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from actorium.actors.client.requests import Completion, StreamDelta, joined
+from actorium.actors.client.requests import Completion, StreamDelta, merge_deltas
 from actorium.actors.errors import Aborted, ActoriumError
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.messages import Usage
@@ -93,7 +93,7 @@ async def together(stream: Deltas) -> AsyncGenerator[list[StreamDelta], None]:
     joined. Closing the stream is the caller's."""
     async for delta in stream:
         more = stream.more()
-        yield joined([delta, *more]) if more else [delta]
+        yield merge_deltas([delta, *more]) if more else [delta]
 
 
 class Merged(AsyncIterator[StreamDelta]):

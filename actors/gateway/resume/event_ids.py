@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from actorium.actors.client.requests import StreamDelta, joined
+from actorium.actors.client.requests import StreamDelta, merge_deltas
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.resume.delta_streams import Deltas, Relay
 from actorium.actors.messages import TokenLogprob
@@ -223,7 +223,7 @@ class Tracked(Relay):
         """Those of a choice joined, so that ids stay short."""
         found = self._source.more()
         if found:
-            found = joined(found)
+            found = merge_deltas(found)
             for delta in found:
                 self._note(delta)
         return found

@@ -17,7 +17,7 @@ import msgspec
 from helpers_text import context, i4, loaded
 
 from actorium.actors.client.core import ClientCore
-from actorium.actors.client.pending import DETOKENIZER, TOKENIZER, Pending
+from actorium.actors.client.pending import DETOKENIZER, TOKENIZER, PendingRequest
 from actorium.actors.client.requests import Request
 from actorium.actors.core import CLIENT
 from actorium.actors.detokenizer.core import DetokenizerCore
@@ -179,7 +179,7 @@ class World:
         self.epochs = {"tokenizer": 1, "detokenizer": 1}
         self.queues: dict[tuple[str, str], list[Any]] = {}
         self.tokenizer, self.detokenizer = self._make("tokenizer"), self._make("detokenizer")
-        self.pending: list[tuple[bytes, Pending]] = []
+        self.pending: list[tuple[bytes, PendingRequest]] = []
         self.shown: dict[tuple[str, int], list[Any]] = {}
         for name in self.clients:
             self._attach(name)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from helpers_text import i4
 
-from actorium.actors.client.core import GRACE, SETTLE, ClientCore, Pending
+from actorium.actors.client.core import GRACE, SETTLE, ClientCore
+from actorium.actors.client.pending import PendingRequest
 from actorium.actors.client.requests import Request, encode
 from actorium.actors.errors import (
     Aborted,
@@ -35,12 +36,12 @@ from actorium.actors.params import SamplingParams
 
 
 def started(core: ClientCore, n: int = 1, streaming: bool = False,
-            timeout: float | None = None) -> Pending:
+            timeout: float | None = None) -> PendingRequest:
     request = Request(prompt="x", params=SamplingParams(n=n), timeout=timeout)
     return core.submit(request, 100.0, streaming)[0]
 
 
-def say(core: ClientCore, pending: Pending, start: int, text: str, index: int = 0,
+def say(core: ClientCore, pending: PendingRequest, start: int, text: str, index: int = 0,
         end: str | None = None, logprobs: list[TokenLogprob] | None = None) -> None:
     """One token a character."""
     usage = Usage(1, 0, start + len(text)) if end else None
@@ -72,7 +73,8 @@ def test_a_gap_is_asked_for_from_the_start() -> None:
     say(core, pending, 0, "ab")
     say(core, pending, 3, "d", end="length")
     assert not pending.done
-    assert core.resend(core.due) == [("tokenizer.front", encode(Resume(pending.rid), "rid"))]
+    resume = encode(Resume(pending.rid), "rid")
+    assert core.resend(core.next_resend) == [("tokenizer.front", resume)]
     say(core, pending, 2, "c")
     say(core, pending, 0, "abcd", end="length")
     assert pending.completions()[0].text == "abcd"
@@ -81,7 +83,7 @@ def test_a_gap_is_asked_for_from_the_start() -> None:
 def test_choices_end_one_by_one() -> None:
     core = ClientCore("c")
     pending = started(core, n=2)
-    ended: list[Pending] = []
+    ended: list[PendingRequest] = []
     pending.on_done = ended.append
     say(core, pending, 0, "yes", index=1, end="length")
     say(core, pending, 0, "again", index=1, end="length")
@@ -119,10 +121,10 @@ def test_deadlines_and_the_end_of_everything() -> None:
     core = ClientCore("c")
     patient, hasty = started(core), started(core, timeout=5.0)
     call = core.call(ServerInfo, 104.0, now=100.0)
-    assert core.soonest == 104.0
+    assert core.next_deadline == 104.0
     assert core.expire(104.0) == [] and isinstance(call.error, DeadlineExceeded)
-    assert core.soonest == 105.0 + GRACE
-    assert core.expire(105.0 + GRACE) == [Abort(hasty.rid)] and core.soonest == math.inf
+    assert core.next_deadline == 105.0 + GRACE
+    assert core.expire(105.0 + GRACE) == [Abort(hasty.rid)] and core.next_deadline == math.inf
     assert isinstance(hasty.error, DeadlineExceeded) and not patient.done
     notified = []
     patient.notify = lambda: notified.append(1)

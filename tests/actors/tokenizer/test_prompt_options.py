@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers_text import Asked, i4, ints, write_model
 
-from actorium.actors.client.requests import packed
+from actorium.actors.client.requests import encode_raw
 from actorium.actors.config.retention import TEMPLATES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import ChatMessage, Generate, Rejected, Submit, Tokenize, Tokenized
@@ -97,7 +97,7 @@ def test_how_a_prompt_ends(asked: Asked) -> None:
     turns = "<bos><|user|>hi<|assistant|>end of "
     assert text_of(asked, messages=HI) == turns + "<|assistant|>"
     assert text_of(asked, messages=HI, add_generation_prompt=False) == turns
-    args = packed({"add_generation_prompt": False}, dict, "template_args")
+    args = encode_raw({"add_generation_prompt": False}, dict, "template_args")
     assert text_of(asked, messages=HI, template_args=args) == turns
     long = [ChatMessage("user", "hi"), ChatMessage("assistant", "x" * SHORT_CHARS + " y")]
     whole = text_of(asked, messages=long, add_generation_prompt=False, truncate_prompt_tokens=5)

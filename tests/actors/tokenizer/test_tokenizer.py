@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from helpers_text import byte_level, context, i4, ints, loaded, write_model
 
-from actorium.actors.client.requests import packed
+from actorium.actors.client.requests import encode_raw
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import (
     Abort,
@@ -69,7 +69,7 @@ def generate(core: TokenizerCore, rid: str = "r", params: dict[str, Any] | None 
     if not more:
         more = {"text": "hello"}
     if "template_args" in more:
-        more["template_args"] = packed(more["template_args"], dict, "template_args")
+        more["template_args"] = encode_raw(more["template_args"], dict, "template_args")
     return ask(core, Generate(rid, SamplingParams(**(params or {})), **more))
 
 
@@ -181,7 +181,7 @@ def test_the_engines_template_arguments_stand_beneath_the_requests(model: Path) 
         ids = i4(byte_level().encode(text).ids)
         assert generate(core, text, messages=said, template_args=args)[0].prompt == ids
         assert ask(core, Tokenize(f"t{text}", "", messages=said,
-                                  template_args=packed(args, dict, "template_args"))) == \
+                                  template_args=encode_raw(args, dict, "template_args"))) == \
             [Tokenized(f"t{text}", ids)]
     assert generate(core, "p", text="x")[0].prompt == i4(byte_level().encode("x").ids)
 
