@@ -209,6 +209,12 @@ def max_model_len(config: dict[str, Any], wanted: int | None = None) -> int:
         if (isinstance(original, int) and isinstance(factor, int | float)
                 and 0 < original <= MOST and 0 < factor <= MOST):
             limit = max(limit, min(int(original * factor), MOST))
+    return within(limit, wanted)
+
+
+def within(limit: int, wanted: int | None) -> int:
+    """The longest sequence that is asked for; None = the model's own limit. Raises `BadConfig`
+    where it is more than that."""
     if wanted is None:
         return limit
     if wanted > limit:

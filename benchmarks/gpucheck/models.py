@@ -205,7 +205,7 @@ def floor_us(opened_: OpenedDevice, batch: int, context: float, copy_gbs: float)
     runner, shape = opened_.runner, opened_.runner.model.shape
     weights = opened_.footprint.measured["weights"]
     if not shape.tied:
-        weights -= shape.vocab_size * shape.hidden * shape.dtype.itemsize
+        weights -= shape.vocab_size * shape.hidden * shape.itemsize
     kv = sum(page_bytes(shape, PAGE, pool.dtype, len(pool.layers)) for pool in runner.pools) / PAGE
     state = 0 if runner.states is None else 2 * batch * sum(
         layer.state[0].numel() * layer.state.element_size() for layer in runner.states.layers)

@@ -1,22 +1,21 @@
-"""The shape of a model: plain numbers of its `config.json` (`gpu/families` reads them)."""
+"""The shape of a model: plain numbers of its `config.json`, and what one GPU of several has of it.
+
+Nothing here needs torch: dtypes are names.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import torch
+from actorium.actors.errors import BadConfig
+from actorium.gpu.families.fp8_config import Fp8Shape
 
-from actorium.actors.errors import SHOWN, BadModel
-from actorium.gpu.families.hybrid_shape import DeltaShape, ExpertShape, StateShape
-from actorium.gpu.families.mamba_shape import MambaShape
-from actorium.gpu.families.mla_shape import LatentShape, Routing
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-RecurrentShape = DeltaShape | MambaShape
-"""Of the layers with a recurrent state: every kind has a `width`, of its convolution, and a
-`state`, what a layer keeps of a sequence."""
+WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
+"""Names of the dtypes that a model's weights and activations may have."""
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+"""Bytes of one element, of weights, states and pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,163 @@ class RopeShape:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+
+
+class StateShape(NamedTuple):
+    """What one recurrent layer keeps of one sequence."""
+
+    state: tuple[int, int, int]
+    """[heads, rows, columns] of the state proper, in the state dtype."""
+    columns: tuple[int, int]
+    """(W - 1, channels): the last inputs of a convolution of width W, in the model's dtype."""
+    inputs: int
+    """What a token brings to both, of the layer's first projection: the convolution's channels and
+    the gates' inputs (dt). Kept, in the model's dtype, of drafts that may be accepted."""
+
+
+class DeltaShape(NamedTuple):
+    """A GatedDeltaNet layer."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    """Of the convolution."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the layer, for people."""
+        return "GatedDeltaNet"
+
+    @property
+    def key_size(self) -> int:
+        """Width of all key heads together."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of all value heads together."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def state(self) -> StateShape:
+        """What the layer keeps: [HV, V, K], and columns; its inputs are those and b and a."""
+        return StateShape((self.value_heads, self.value_dim, self.key_dim),
+                          (self.width - 1, self.channels), self.channels + 2 * self.value_heads)
+
+    def split(self, tp: int) -> DeltaShape:
+        """One GPU's heads; see `ModelShape.split`."""
+        return self._replace(key_heads=_shared(self.key_heads, tp, "key heads"),
+                             value_heads=_part(self.value_heads, tp, "value heads"))
+
+
+class MambaShape(NamedTuple):
+    """A Mamba-2 layer."""
+
+    heads: int
+    groups: int
+    """Of B and C: each is shared by heads in a row."""
+    head_dim: int
+    state_dim: int
+    width: int
+    """Of the convolution."""
+    conv_bias: bool
+    proj_bias: bool
+    time_limit: tuple[float, float]
+    """Least and largest time step."""
+    norm_eps: float
+    """Of the layer's own norm."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the layer, for people."""
+        return "Mamba-2"
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: x, B and C."""
+        return self.inner + 2 * self.groups * self.state_dim
+
+    @property
+    def state(self) -> StateShape:
+        """What the layer keeps: [H, P, N], and columns; its inputs are those and dt."""
+        return StateShape((self.heads, self.head_dim, self.state_dim),
+                          (self.width - 1, self.channels), self.channels + self.heads)
+
+    def split(self, tp: int) -> MambaShape:
+        """One GPU's heads; see `ModelShape.split`."""
+        return self._replace(groups=_shared(self.groups, tp, "key heads"),
+                             heads=_part(self.heads, tp, "value heads"))
+
+
+RecurrentShape = DeltaShape | MambaShape
+"""Of the layers with a recurrent state: every kind has a `width`, of its convolution, and a
+`state`, what a layer keeps of a sequence."""
+
+
+class ExpertShape(NamedTuple):
+    """A mixture of experts."""
+
+    number: int
+    chosen: int
+    """Experts a token goes through."""
+    size: int
+    """Inner width of each."""
+    shared: int
+    """Inner width of the expert all tokens go through; 0 = there is none."""
+    normalised: bool
+    """The weights of the chosen ones add up to 1."""
+    shared_gate: bool = True
+    """A sigmoid gates what the shared expert gives."""
+
+
+class Routing(NamedTuple):
+    """How experts are chosen by groups (arXiv 2412.19437, section 2.1.2)."""
+
+    groups: int
+    """The experts' number is a multiple of it."""
+    chosen_groups: int
+    """Groups whose experts may be chosen."""
+    factor: float
+    """On the weights of the chosen."""
+
+
+class LatentShape(NamedTuple):
+    """Multi-head latent attention (arXiv 2405.04434): widths."""
+
+    query_rank: int
+    """Of the latent that queries are made of; 0 = they are projected at once."""
+    rank: int
+    """Of the latent that keys and values are made of."""
+    plain: int
+    """Of a head's query and key without position."""
+    rope: int
+    """Of their rotated part, which for keys all heads share."""
+    value: int
+    """Of a head's value."""
+    interleaved: bool
+    """The pairs that are rotated lie side by side in the checkpoint, not half the part apart."""
+
+    @property
+    def query(self) -> int:
+        """Of a head's query."""
+        return self.plain + self.rope
+
+    @property
+    def row(self) -> int:
+        """Of what a token leaves in a layer's pages: its latent, and the rotated key."""
+        return self.rank + self.rope
 
 
 class LayerGroup(NamedTuple):
@@ -67,7 +223,8 @@ class ModelShape:
     """Per layer: tokens a query sees, itself included; 0 = all."""
     max_model_len: int
     """Longest sequence the model serves."""
-    dtype: torch.dtype
+    dtype: str
+    """Of weights and activations: one of `WEIGHT_DTYPES`."""
     attention_scale: float
     """On the product of query and key."""
     qkv_bias: bool = False
@@ -91,7 +248,7 @@ class ModelShape:
     recurrent: tuple[int, ...] = ()
     """Layers with a recurrent state instead of attention; their windows mean nothing."""
     recurrence: RecurrentShape | None = None
-    """Of the recurrent layers."""
+    """Of the recurrent layers; None where there are none."""
     sparse: tuple[int, ...] = ()
     """Layers whose MLP is a mixture of experts."""
     experts: ExpertShape | None = None
@@ -102,14 +259,28 @@ class ModelShape:
     """Attention over latents instead of keys and values."""
     mtp_layers: int = 0
     """1 where a layer of the checkpoint, beside all others, predicts further tokens (MTP)."""
+    fp8: Fp8Shape | None = None
+    """Which weights are in FP8 in memory; None: none."""
+    tp: int = 1
+    """GPUs that share the layers; sizes of heads, MLPs and vocabulary are those of one of them."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element in the model's dtype."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers with attention."""
+        recurrent = set(self.recurrent)
+        return tuple(i for i in range(self.layers) if i not in recurrent)
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
         """The attention layers by window, in the order in which the windows first appear."""
         by_window: dict[int, list[int]] = {}
-        for i, window in enumerate(self.windows):
-            if i not in self.recurrent:
-                by_window.setdefault(window, []).append(i)
+        for i in self.attention_layers:
+            by_window.setdefault(self.windows[i], []).append(i)
         return tuple(LayerGroup(window, tuple(own)) for window, own in by_window.items())
 
     def has_experts(self, i: int) -> bool:
@@ -139,6 +310,11 @@ class ModelShape:
         return 2 * self.kv_heads, self.head_dim
 
     @property
+    def kv_width(self) -> int:
+        """Numbers that a token leaves in the pages of an attention layer."""
+        return math.prod(self.kv_row)
+
+    @property
     def q_size(self) -> int:
         """Width of all query heads together."""
         return self.heads * self.head_dim
@@ -148,11 +324,30 @@ class ModelShape:
         """Width of all key heads together (values have the same)."""
         return self.kv_heads * self.head_dim
 
+    def split(self, tp: int) -> ModelShape:
+        """One GPU's part under tensor parallelism: heads, experts' and MLP's widths and the
+        vocabulary are divided; kv heads fewer than `tp` are replicated. Raises `BadConfig`."""
+        if tp == 1:
+            return self
+        experts = self.experts
+        if experts is not None:
+            experts = experts._replace(size=-(-experts.size // tp), shared=-(-experts.shared // tp))
+        return replace(
+            self, tp=tp, kv_heads=_shared(self.kv_heads, tp, "kv heads"),
+            heads=_part(self.heads, tp, "attention heads"), experts=experts,
+            intermediate=-(-self.intermediate // tp), vocab_size=-(-self.vocab_size // tp),
+            recurrence=self.recurrence.split(tp) if self.recurrence else None)
 
-def architecture_of(raw: dict[str, Any], where: Path) -> str:
-    """Name of the model class in a `config.json`. Raises `BadModel`."""
-    names = raw.get("architectures")
-    if (not isinstance(names, list) or not names or not isinstance(names[0], str)
-            or not names[0].isidentifier() or len(names[0]) > SHOWN):
-        raise BadModel(f"{where}: architectures: must name the model class")
-    return str(names[0])
+
+def _part(count: int, tp: int, what: str) -> int:
+    """Of heads that each GPU has its own of."""
+    if count % tp:
+        raise BadConfig(f"--tp: {tp} GPUs cannot share {count} {what} evenly", "tp")
+    return count // tp
+
+
+def _shared(count: int, tp: int, what: str) -> int:
+    """Of heads that several GPUs may have copies of."""
+    if count % tp and tp % count:
+        raise BadConfig(f"--tp: {count} {what} cannot be shared out to {tp} GPUs", "tp")
+    return max(1, count // tp)

@@ -63,7 +63,7 @@ class StaticInputs:
         """most: tokens."""
         self._numbers = torch.zeros((2 + groups, most), dtype=torch.int64, device=model.device)
         self._middles = {
-            inner: torch.zeros((most, inner), dtype=model.shape.dtype, device=model.device)
+            inner: torch.zeros((most, inner), dtype=model.dtype, device=model.device)
             for inner in sorted({layer.mixer.inner for layer in model.layers})}
 
     def tokens(self, size: int) -> Tensor:

@@ -7,30 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.cache_dtype import NAME as KV_SCALES
 from actorium.gpu.families.model_shape import ModelShape, RopeShape
 from actorium.gpu.models.plan import Step
 from actorium.gpu.models.rotary import frequencies
-from actorium.gpu.models.weights import Normed, Weights, linear_wants
-from actorium.gpu.weights.loader import Want
+from actorium.gpu.models.weights import Normed, Weights
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.gpu.weights.kv_scales import NAME as KV_SCALES
 from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.reference.rope import rope_table
-
-
-def attention_wants(at: str, s: ModelShape) -> list[Want]:
-    """Tensors of the layer's attention."""
-    wide = s.q_size * (2 if s.output_gate else 1)
-    wants = [
-        *linear_wants(f"{at}q_proj", wide, s.hidden, s.qkv_bias),
-        *linear_wants(f"{at}k_proj", s.kv_size, s.hidden, s.qkv_bias),
-        *linear_wants(f"{at}v_proj", s.kv_size, s.hidden, s.qkv_bias),
-        *linear_wants(f"{at}o_proj", s.hidden, s.q_size, s.o_bias),
-    ]
-    if s.qk_norm:
-        wants += [Want(f"{at}{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")]
-    return wants
 
 
 def head_order(head_dim: int, rotary_dim: int) -> Tensor:
@@ -50,7 +36,7 @@ def rope_tables(s: ModelShape) -> list[Tensor]:
     none. For heads in `head_order`: pairs that stay have angle 0."""
     if s.ropes:
         return [_partial_table(s, rope) for rope in s.ropes]
-    row = torch.zeros((1, 2, 1, s.head_dim), dtype=s.dtype)
+    row = torch.zeros((1, 2, 1, s.head_dim), dtype=TORCH_DTYPES[s.dtype])
     row[:, 0] = 1
     return [row.expand(s.max_model_len, -1, -1, -1)]
 
@@ -59,7 +45,7 @@ def _partial_table(s: ModelShape, rope: RopeShape) -> Tensor:
     rotary = s.rotary_dim or s.head_dim
     turning, scale = frequencies(rope, rotary)
     still = turning.new_zeros((s.head_dim - rotary) // 2)
-    table = rope_table(torch.cat((turning, still)), scale, s.max_model_len, s.dtype)
+    table = rope_table(torch.cat((turning, still)), scale, s.max_model_len, TORCH_DTYPES[s.dtype])
     halves = table.view(s.max_model_len, 2, 1, 2, -1)
     halves[:, 0, ..., rotary // 2:] = 1
     return table

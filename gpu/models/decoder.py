@@ -10,31 +10,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.tensor_specs import EMBED, FINAL_NORM, HEAD, layer_prefix
 from actorium.gpu.models.attention import rope_tables
-from actorium.gpu.models.mtp import (
-    Drafter,
-    DraftNames,
-    draft_fused,
-    draft_wants,
-    load_drafter,
-)
 from actorium.gpu.models.plan import GroupStep, StatePlan, Step, plan_attention
 from actorium.gpu.models.weights import Weights
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
-from actorium.gpu.weights.loader import Fused, Want
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import HiddenStream, Input, InputForm, Unnormed, settled
 from actorium.kernels.ops import select_ops
 from actorium.kernels.reference.paged_attention import AttentionOps
 from actorium.kernels.reference.rope import rope_rows
-
-EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-ATTENTION = "self_attn."
-"""What the names of an attention's tensors begin with, in a layer of any family."""
-NORMS = ("input_layernorm", "post_attention_layernorm")
-"""Of a layer, before its mixer and before its MLP, as most families name them."""
 
 
 class Mixer(Protocol):
@@ -93,9 +83,29 @@ class Layer:
     mlp_norm: Tensor
 
 
-def norm_wants(at: str, s: ModelShape, names: Sequence[str] = NORMS) -> list[Want]:
-    """Norms of a layer's input or output; `at` begins their names."""
-    return [Want(f"{at}{name}.weight", (s.hidden,)) for name in names]
+class Drafter(Protocol):
+    """The MTP layer of a model, chained for more than one draft."""
+
+    @property
+    def waits(self) -> bool:
+        """See `Mlp`."""
+
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: KVPagePool,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """[R, hidden], after the layer's norm, of `rows` (i64[R] of the T rows; None = all); keys
+        and values of all T rows are written.
+
+        hidden: [T, hidden], of each row after the model's final norm, or what this gave for it,
+        further on in a chain. tokens: i64[T], the token after each row's. batch: positions,
+        kv_index, extends and decodes as for a layer of full attention whose pages are `pool`'s;
+        its tokens and logit_rows are not read.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What `forward` gave, [R, hidden] -> [R, vocab], by the model's head: see
+        `Decoder.head_logits`."""
 
 
 class Decoder(ABC):
@@ -103,64 +113,41 @@ class Decoder(ABC):
     the layer of them."""
 
     @staticmethod
-    @abstractmethod
-    def layer_wants(s: ModelShape, i: int, at: str) -> list[Want]:
-        """Names and shapes of the i-th layer's tensors; their names begin with `at`."""
-
-    @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
-        """Other forms in which checkpoints have some of them."""
+        """Other forms in which checkpoints have some tensors of the i-th layer; their names begin
+        with `at`."""
         return []
-
-    @staticmethod
-    def draft_names(s: ModelShape) -> DraftNames | None:
-        """Where checkpoints have the layer that drafts; None where the family has none. As a
-        decoder layer its number is `s.layers`."""
-        return None
 
     @abstractmethod
     def load_layer(self, w: Weights, i: int) -> Layer:
         """The i-th layer of these weights."""
 
     @classmethod
-    def wants(cls, s: ModelShape) -> list[Want]:
-        """Names and shapes of every tensor the model reads from a checkpoint."""
-        wants = [Want(EMBED, (s.vocab_size, s.hidden)), Want(NORM, (s.hidden,))]
-        if not s.tied:
-            wants.append(Want(HEAD, (s.vocab_size, s.hidden)))
-        wants += [want for i in range(s.layers) for want in cls.layer_wants(s, i, _at(i))]
-        return wants + draft_wants(cls, s)
-
-    @classmethod
-    def attention_modules(cls, s: ModelShape) -> list[str]:
-        """What the names of each attention layer's tensors begin with; that of a layer that drafts
-        is the last."""
-        found = [f"{_at(i)}{ATTENTION}" for i in range(s.layers) if i not in s.recurrent]
-        names = cls.draft_names(s) if s.mtp_layers else None
-        return [*found, f"{names.layer}{ATTENTION}"] if names else found
-
-    @classmethod
     def fused(cls, s: ModelShape) -> list[Fused]:
-        """Other forms in which checkpoints have some of them."""
-        fused = [own for i in range(s.layers) for own in cls.layer_fused(s, i, _at(i))]
-        return fused + draft_fused(cls, s)
+        """Other forms in which checkpoints have some of `model_tensors`."""
+        fused = [own for i in range(s.layers) for own in cls.layer_fused(s, i, layer_prefix(i))]
+        names = mtp_names(s)
+        return [*fused, *cls.layer_fused(s, s.layers, names.layer)] if names else fused
 
     def __init__(
         self, shape: ModelShape, tensors: dict[str, Tensor], device: torch.device,
         native: bool = True, kernels: str = "auto",
     ) -> None:
-        """tensors: as `wants` names them; they are taken out of the dict.
+        """tensors: as `model_tensors` names them; they are taken out of the dict, but for those of
+        the layer that drafts.
         native: C kernels where they can be had, on as many threads as torch has now.
         kernels: see `select_ops`, which may raise `ValueError`."""
-        self.shape, self.device = shape, device
-        self.ops = select_ops(shape.dtype, device, shape.head_dim, native, kernels)
+        self.shape, self.device, self.dtype = shape, device, TORCH_DTYPES[shape.dtype]
+        self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels)
         whole = Weights(tensors, "", self.ops, shape.norm_plus_one)
-        self.layers = [self.load_layer(whole.under(_at(i)), i) for i in range(shape.layers)]
-        self.norm = whole.norm(NORM.removesuffix(".weight"))
+        self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
+                       for i in range(shape.layers)]
+        self.norm = whole.norm(FINAL_NORM.removesuffix(".weight"))
         self.embed = tensors.pop(EMBED)
         self.head = self.ops.linear(self.embed if shape.tied else tensors.pop(HEAD))
         self.ropes = [table.to(device) for table in rope_tables(shape)]
-        self.drafter: Drafter | None = load_drafter(self, whole)
+        self.drafter: Drafter | None = None
+        """Of a model with a layer that drafts; who loads the model gives it one."""
 
     @property
     def attention_ops(self) -> AttentionOps:
@@ -259,7 +246,3 @@ class Decoder(ABC):
         if self.shape.logit_scale == 1:
             return self.head.logits(normed)
         return self.head.wide(normed).mul_(self.shape.logit_scale)
-
-
-def _at(i: int) -> str:
-    return f"model.layers.{i}."

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.models.decoder import NORMS, Decoder, Layer, Mlp, norm_wants
-from actorium.gpu.models.grouped_experts import grouped_mixture, grouped_wants
-from actorium.gpu.models.mla import latent_attention, latent_wants
-from actorium.gpu.models.mlp import dense, dense_wants, mixture_fused
-from actorium.gpu.models.mtp import DraftNames, deepseek_names
+from actorium.gpu.families.tensor_specs import NORMS
+from actorium.gpu.models.decoder import Decoder, Layer, Mlp
+from actorium.gpu.models.grouped_experts import grouped_mixture
+from actorium.gpu.models.mla import latent_attention
+from actorium.gpu.models.mlp import dense, mixture_fused
 from actorium.gpu.models.weights import Weights
-from actorium.gpu.weights.loader import Fused, Want
+from actorium.gpu.weights.loader import Fused
 
 
 class DeepseekLM(Decoder):
     """Latent attention, and an MLP or experts, in each layer."""
-
-    @staticmethod
-    def layer_wants(s: ModelShape, i: int, at: str) -> list[Want]:
-        """See `Decoder`."""
-        wants = norm_wants(at, s) + latent_wants(f"{at}self_attn.", s)
-        if s.has_experts(i) and s.experts:
-            return wants + grouped_wants(f"{at}mlp.", s.hidden, s.experts)
-        return wants + dense_wants(f"{at}mlp.", s.hidden, s.intermediate)
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
@@ -29,11 +21,6 @@ class DeepseekLM(Decoder):
         if s.has_experts(i) and s.experts:
             return mixture_fused(f"{at}mlp.", s.hidden, s.experts)
         return []
-
-    @staticmethod
-    def draft_names(s: ModelShape) -> DraftNames | None:
-        """See `Decoder`."""
-        return deepseek_names(s)
 
     def load_layer(self, w: Weights, i: int) -> Layer:
         """See `Decoder`."""

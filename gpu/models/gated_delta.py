@@ -9,31 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.hybrid_shape import DeltaShape
+from actorium.gpu.families.model_shape import DeltaShape
 from actorium.gpu.models.plan import StatePlan
 from actorium.gpu.models.recurrent import RecurrentLayer
-from actorium.gpu.models.weights import Weights, linear_wants
+from actorium.gpu.models.weights import Weights
 from actorium.gpu.step.states import LayerStates
-from actorium.gpu.weights.loader import Fused, Want
+from actorium.gpu.weights.loader import Fused
 from actorium.kernels.cpu.delta_native import NativeDelta, can_run
 from actorium.kernels.ops import NativeOps
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
-
-
-def delta_wants(at: str, s: DeltaShape, hidden: int) -> list[Want]:
-    """Tensors of the layer, its projections apart (as Qwen3.5 has them)."""
-    return [
-        *linear_wants(f"{at}in_proj_qkv", s.channels, hidden),
-        *linear_wants(f"{at}in_proj_z", s.value_size, hidden),
-        *linear_wants(f"{at}in_proj_b", s.value_heads, hidden),
-        *linear_wants(f"{at}in_proj_a", s.value_heads, hidden),
-        Want(f"{at}conv1d.weight", (s.channels, 1, s.width)),
-        Want(f"{at}dt_bias", (s.value_heads,), wide=True),
-        Want(f"{at}A_log", (s.value_heads,), wide=True),
-        Want(f"{at}norm.weight", (s.value_dim,)),
-        *linear_wants(f"{at}out_proj", hidden, s.value_size),
-    ]
 
 
 def delta_fused(at: str, s: DeltaShape, hidden: int) -> list[Fused]:

@@ -8,34 +8,20 @@ from functools import partial
 
 from torch import Tensor
 
-from actorium.gpu.families.hybrid_shape import ExpertShape
-from actorium.gpu.families.mamba_shape import MambaShape
-from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.models.attention import attention, attention_wants
-from actorium.gpu.models.decoder import NORMS, Decoder, Layer, Mixer, Mlp, norm_wants
-from actorium.gpu.models.mamba2 import mamba2, mamba_wants
-from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture, mixture_wants
-from actorium.gpu.models.weights import Weights, linear_wants
-from actorium.gpu.weights.loader import Fused, Want
+from actorium.gpu.families.granite_config import routed_alone
+from actorium.gpu.families.model_shape import ExpertShape, MambaShape, ModelShape
+from actorium.gpu.families.tensor_specs import NORMS
+from actorium.gpu.models.attention import attention
+from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
+from actorium.gpu.models.mamba2 import mamba2
+from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture
+from actorium.gpu.models.weights import Weights
+from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import HiddenStream, Input, InputForm, settled
 
 
 class GraniteLM(Decoder):
     """Attention or Mamba-2, and an MLP with or without experts, in each layer."""
-
-    @staticmethod
-    def layer_wants(s: ModelShape, i: int, at: str) -> list[Want]:
-        """See `Decoder`."""
-        wants = norm_wants(at, s)
-        if i in s.recurrent:
-            wants += mamba_wants(f"{at}mamba.", _mamba(s), s.hidden)
-        else:
-            wants += attention_wants(f"{at}self_attn.", s)
-        if s.experts:
-            wants += mixture_wants(f"{at}block_sparse_moe.", s.hidden, _alone(s.experts))
-        return [*wants,
-                *linear_wants(f"{at}shared_mlp.input_linear", 2 * s.intermediate, s.hidden),
-                *linear_wants(f"{at}shared_mlp.output_linear", s.hidden, s.intermediate)]
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
@@ -53,7 +39,7 @@ class GraniteLM(Decoder):
         mlp: Mlp = Dense(inner.gated(False, "silu", "input_linear"),
                          inner.linear(False, "output_linear"))
         if s.experts:
-            mlp = Beside(mixture(w.under("block_sparse_moe."), _alone(s.experts)), mlp)
+            mlp = Beside(mixture(w.under("block_sparse_moe."), routed_alone(s.experts)), mlp)
         return Layer(mixer, mlp, *(w.norm(name) for name in NORMS))
 
 
@@ -82,11 +68,6 @@ class Beside:
 def _mamba(s: ModelShape) -> MambaShape:
     assert isinstance(s.recurrence, MambaShape)
     return s.recurrence
-
-
-def _alone(s: ExpertShape) -> ExpertShape:
-    """The mixture without the expert that all tokens share: that one is the MLP beside it."""
-    return s._replace(shared=0)
 
 
 def _experts_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:

@@ -7,25 +7,14 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.gpu.families.hybrid_shape import ExpertShape
-from actorium.gpu.families.mla_shape import Routing
-from actorium.gpu.models.mlp import Dense, dense, dense_wants, experts
+from actorium.gpu.families.model_shape import ExpertShape, Routing
+from actorium.gpu.models.mlp import Dense, dense, experts
 from actorium.gpu.models.weights import Weights
-from actorium.gpu.weights.loader import Want
 from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum, plain
 from actorium.kernels.reference.experts import Experts, route_groups
 
 SMALLEST = 1e-20
 """Added to the sum that weights are divided by."""
-
-
-def grouped_wants(at: str, hidden: int, s: ExpertShape) -> list[Want]:
-    """Tensors of a mixture, each expert's apart; scores are computed in float32."""
-    wants = [Want(f"{at}gate.weight", (s.number, hidden), wide=True),
-             Want(f"{at}gate.e_score_correction_bias", (s.number,), wide=True)]
-    for e in range(s.number):
-        wants += dense_wants(f"{at}experts.{e}.", hidden, s.size)
-    return wants + dense_wants(f"{at}shared_experts.", hidden, s.shared)
 
 
 @dataclass(slots=True)

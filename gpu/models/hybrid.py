@@ -3,31 +3,18 @@
 
 from __future__ import annotations
 
-from actorium.gpu.families.hybrid_shape import DeltaShape
-from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.models.attention import attention, attention_wants
-from actorium.gpu.models.decoder import NORMS, Decoder, Layer, Mixer, Mlp, norm_wants
-from actorium.gpu.models.gated_delta import delta_fused, delta_wants, gated_delta
-from actorium.gpu.models.mlp import dense, dense_wants, mixture, mixture_fused, mixture_wants
-from actorium.gpu.models.mtp import DraftNames, qwen_names
+from actorium.gpu.families.model_shape import DeltaShape, ModelShape
+from actorium.gpu.families.tensor_specs import NORMS
+from actorium.gpu.models.attention import attention
+from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
+from actorium.gpu.models.gated_delta import delta_fused, gated_delta
+from actorium.gpu.models.mlp import dense, mixture, mixture_fused
 from actorium.gpu.models.weights import Weights
-from actorium.gpu.weights.loader import Fused, Want
+from actorium.gpu.weights.loader import Fused
 
 
 class HybridLM(Decoder):
     """Attention or GatedDeltaNet, and an MLP or experts, in each layer."""
-
-    @staticmethod
-    def layer_wants(s: ModelShape, i: int, at: str) -> list[Want]:
-        """See `Decoder`."""
-        wants = norm_wants(at, s)
-        if i in s.recurrent:
-            wants += delta_wants(f"{at}linear_attn.", _delta(s), s.hidden)
-        else:
-            wants += attention_wants(f"{at}self_attn.", s)
-        if s.has_experts(i) and s.experts:
-            return wants + mixture_wants(f"{at}mlp.", s.hidden, s.experts)
-        return wants + dense_wants(f"{at}mlp.", s.hidden, s.intermediate)
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
@@ -38,11 +25,6 @@ class HybridLM(Decoder):
         if s.has_experts(i) and s.experts:
             fused += mixture_fused(f"{at}mlp.", s.hidden, s.experts)
         return fused
-
-    @staticmethod
-    def draft_names(s: ModelShape) -> DraftNames | None:
-        """See `Decoder`."""
-        return qwen_names(s)
 
     def load_layer(self, w: Weights, i: int) -> Layer:
         """See `Decoder`."""

@@ -7,26 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from actorium.gpu.families.mamba_shape import MambaShape
+from actorium.gpu.families.model_shape import MambaShape
 from actorium.gpu.models.plan import StatePlan
 from actorium.gpu.models.recurrent import RecurrentLayer
-from actorium.gpu.models.weights import Weights, linear_wants
+from actorium.gpu.models.weights import Weights
 from actorium.gpu.step.states import LayerStates
-from actorium.gpu.weights.loader import Want
 from actorium.kernels.reference.causal_conv import conv_step
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs, ssd_extend, time_steps
-
-
-def mamba_wants(at: str, s: MambaShape, hidden: int) -> list[Want]:
-    """Tensors of the layer."""
-    wants = [
-        *linear_wants(f"{at}in_proj", s.inner + s.channels + s.heads, hidden, s.proj_bias),
-        Want(f"{at}conv1d.weight", (s.channels, 1, s.width)),
-        *(Want(f"{at}{name}", (s.heads,), wide=True) for name in ("dt_bias", "A_log", "D")),
-        Want(f"{at}norm.weight", (s.inner,)),
-        *linear_wants(f"{at}out_proj", hidden, s.inner, s.proj_bias),
-    ]
-    return [*wants, Want(f"{at}conv1d.bias", (s.channels,))] if s.conv_bias else wants
 
 
 @dataclass(slots=True)

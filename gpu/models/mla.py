@@ -7,12 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.cache_dtype import NAME as KV_SCALES
-from actorium.gpu.families.mla_shape import LatentShape
-from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.model_shape import LatentShape, ModelShape
 from actorium.gpu.models.plan import Step
-from actorium.gpu.models.weights import Weights, linear_wants
-from actorium.gpu.weights.loader import Want
+from actorium.gpu.models.weights import Weights
+from actorium.gpu.weights.kv_scales import NAME as KV_SCALES
 from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import TorchOps
@@ -21,24 +19,6 @@ from actorium.kernels.reference.rope import apply_rope
 
 LATENT_EPS = 1e-6
 """Of the norms of latents, whatever the config says of the others."""
-
-
-def latent_wants(at: str, s: ModelShape) -> list[Want]:
-    """Tensors of the layer's attention."""
-    m = shape_of(s)
-    queries = s.heads * m.query
-    if m.query_rank:
-        wants = [*linear_wants(f"{at}q_a_proj", m.query_rank, s.hidden, s.qkv_bias),
-                 Want(f"{at}q_a_layernorm.weight", (m.query_rank,)),
-                 *linear_wants(f"{at}q_b_proj", queries, m.query_rank)]
-    else:
-        wants = linear_wants(f"{at}q_proj", queries, s.hidden)
-    return [
-        *wants, *linear_wants(f"{at}kv_a_proj_with_mqa", m.row, s.hidden, s.qkv_bias),
-        Want(f"{at}kv_a_layernorm.weight", (m.rank,)),
-        Want(f"{at}kv_b_proj.weight", (s.heads * (m.plain + m.value), m.rank)),
-        *linear_wants(f"{at}o_proj", s.hidden, s.heads * m.value, s.o_bias),
-    ]
 
 
 def shape_of(s: ModelShape) -> LatentShape:

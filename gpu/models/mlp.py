@@ -9,31 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.hybrid_shape import ExpertShape
-from actorium.gpu.models.weights import Normed, Weights, linear_wants
-from actorium.gpu.weights.loader import Fused, Want
+from actorium.gpu.families.model_shape import ExpertShape
+from actorium.gpu.models.weights import Normed, Weights
+from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.reference.experts import EachExpert, Experts, route
 from actorium.kernels.scaled_linear import has_products
-
-
-def dense_wants(at: str, hidden: int, size: int, bias: bool = False) -> list[Want]:
-    """Tensors of an MLP."""
-    return [*linear_wants(f"{at}gate_proj", size, hidden, bias),
-            *linear_wants(f"{at}up_proj", size, hidden, bias),
-            *linear_wants(f"{at}down_proj", hidden, size, bias)]
-
-
-def mixture_wants(at: str, hidden: int, s: ExpertShape) -> list[Want]:
-    """Tensors of a mixture, each expert's apart."""
-    wants = [Want(f"{at}gate.weight", (s.number, hidden))]
-    for e in range(s.number):
-        wants += dense_wants(f"{at}experts.{e}.", hidden, s.size)
-    if s.shared:
-        wants += dense_wants(f"{at}shared_expert.", hidden, s.shared)
-        wants.append(Want(f"{at}shared_expert_gate.weight", (1, hidden)))
-    return wants
 
 
 def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:

@@ -7,17 +7,10 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from actorium.gpu.weights.loader import Want
 from actorium.kernels.inputs import Input, InputForm
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.ops import TorchOps
 from actorium.kernels.scaled_linear import SideBySide, is_packed
-
-
-def linear_wants(name: str, rows: int, columns: int, bias: bool = False) -> list[Want]:
-    """The tensors of one projection."""
-    wants = [Want(f"{name}.weight", (rows, columns), product=True)]
-    return [*wants, Want(f"{name}.bias", (rows,))] if bias else wants
 
 
 class Normed:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan.graph_memory import Graphs, graphs_estimate
 from actorium.gpu.plan.memory_plan import Demand, MemoryPlan
-from actorium.gpu.plan.shape import PlanShape
 from actorium.gpu.plan.weight_bytes import table_bytes, weight_bytes, workspace_bytes
 
 
@@ -26,13 +26,13 @@ def largest_step(demand: Demand) -> Step:
     return Step(max(demand.chunk, rows), rows)
 
 
-def tables_estimate(shape: PlanShape, demand: Demand) -> int:
+def tables_estimate(shape: ModelShape, demand: Demand) -> int:
     """Bytes of the resident tables."""
     return table_bytes(demand.max_num_seqs + 1, shape.max_model_len, demand.page_size,
                        len(shape.groups), demand.drafts)
 
 
-def workspace_estimate(shape: PlanShape, demand: Demand) -> int:
+def workspace_estimate(shape: ModelShape, demand: Demand) -> int:
     """Bytes of the largest step's temporaries."""
     return workspace_bytes(shape, *largest_step(demand))
 
@@ -41,7 +41,7 @@ def planned_bytes(plan: MemoryPlan, graphs: Graphs = Graphs([], [])) -> dict[str
     """Bytes by name, of all that the worker of this plan allocates; graphs: those it captures."""
     pages = sum(pool.bytes for pool in plan.pools)
     shape, demand = plan.shape, plan.demand
-    told = {"weights": weight_bytes(shape, mtp=shape.mtp > 0),
+    told = {"weights": weight_bytes(shape),
             "tables": tables_estimate(shape, demand), "states": plan.used - pages, "pages": pages,
             "workspace": workspace_estimate(shape, demand)}
     return {**told, "graphs": graphs_estimate(shape, demand, graphs)} if any(graphs) else told

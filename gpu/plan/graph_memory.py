@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.config.tree import Config, graph_sizes
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan.memory_plan import Demand
-from actorium.gpu.plan.shape import PlanShape
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.plan.weight_bytes import workspace_bytes
 
@@ -119,7 +119,7 @@ def why_eager(by_host: bool, reads_lengths: bool) -> Refusals:
     return Refusals("" if reads_lengths else "attention is told the longest sequence")
 
 
-def graphs_estimate(shape: PlanShape, demand: Demand, graphs: Graphs) -> int:
+def graphs_estimate(shape: ModelShape, demand: Demand, graphs: Graphs) -> int:
     """Bytes of graphs: temporaries of the largest, which all of them share, with page tables at
     full width; what segments take in; and what the driver keeps of each."""
     taken = GRAPH_BYTES * (len(graphs.decodes) + len(graphs.tokens))
@@ -131,7 +131,7 @@ def graphs_estimate(shape: PlanShape, demand: Demand, graphs: Graphs) -> int:
         workspace_bytes(shape, rows, rows), workspace_bytes(shape, most, 0))
 
 
-def parts_estimate(shape: PlanShape, rows: int) -> int:
+def parts_estimate(shape: ModelShape, rows: int) -> int:
     """Bytes of what decode attention leaves for its merge, for so many rows of sequences of any
     length; see `kernels.triton.work`, whose room this bounds from above."""
     if shape.latent is not None:

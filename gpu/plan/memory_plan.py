@@ -15,7 +15,7 @@ from typing import NamedTuple
 from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.gpu.plan.shape import BYTES, PlanShape
+from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
 from actorium.gpu.plan.sizes import GroupSize, Sizes, pool_pages
 
 CHECKPOINT_SHARE = 64
@@ -37,7 +37,7 @@ class Demand(NamedTuple):
     drafts: int = 0
     """Draft tokens a step verifies (MTP's k); 0 = no speculation."""
     kv_dtype: str = "auto"
-    """Of the pages: a key of `BYTES`; auto = as the weights."""
+    """Of the pages: a key of `DTYPE_BYTES`; auto = as the weights."""
     state_dtype: str = "float32"
     checkpoints: int | None = None
     """None = `default_checkpoints`."""
@@ -93,7 +93,7 @@ class Line(NamedTuple):
 class MemoryPlan:
     """One GPU's caches. `shape` is that GPU's part of the model."""
 
-    shape: PlanShape
+    shape: ModelShape
     demand: Demand
     budget: int
     checkpoints: int
@@ -148,14 +148,17 @@ class MemoryPlan:
         return sum(pool.page_bytes for pool in self.pools)
 
     def _state_lines(self) -> list[Line]:
-        r = self.shape.recurrent
-        if r is None:
+        recurrence = self.shape.recurrence
+        if recurrence is None:
             return []
         count, s = self.demand.max_num_seqs, self.state
-        dims = f"{r.layers} layers x {r.heads} x {r.rows} x {r.columns} {self.demand.state_dtype}"
-        lines = [Line("states", count * s.state, count, s.state, f"{r.kind}: {dims}"),
+        heads, rows, columns = recurrence.state.state
+        kept, channels = recurrence.state.columns
+        dims = (f"{len(self.shape.recurrent)} layers x {heads} x {rows} x {columns} "
+                f"{self.demand.state_dtype}")
+        lines = [Line("states", count * s.state, count, s.state, f"{recurrence.kind}: {dims}"),
                  Line("convolution columns", count * s.columns, count, s.columns,
-                      f"{r.channels} channels x {r.width - 1} {self.shape.dtype}")]
+                      f"{channels} channels x {kept} {self.shape.dtype}")]
         if s.window:
             lines.append(Line("speculation windows", count * s.window, count, s.window,
                               f"inputs of {self.demand.drafts} drafts not yet committed"))
@@ -242,8 +245,8 @@ def demand_of(config: Config) -> Demand:
                   memory.checkpoints if reuse else 0, memory.max_total_tokens, speculation.auto)
 
 
-def make_plan(shape: PlanShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:
-    """The plan for `budget` bytes on a GPU that holds `shape` (see `PlanShape.split`).
+def make_plan(shape: ModelShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:
+    """The plan for `budget` bytes on a GPU that holds `shape` (see `ModelShape.split`).
 
     Raises `BadConfig` with what is missing when the budget, which errors call `name`, does not
     hold the states and the fewest pages.
@@ -261,8 +264,8 @@ def make_plan(shape: PlanShape, demand: Demand, budget: int, name: str = "memory
     return plan if demand.checkpoints is not None else _filled(plan)
 
 
-def _checkpoints(shape: PlanShape, demand: Demand, budget: int) -> int:
-    if shape.recurrent is None:
+def _checkpoints(shape: ModelShape, demand: Demand, budget: int) -> int:
+    if shape.recurrence is None:
         return 0
     if demand.checkpoints is not None:
         return demand.checkpoints
@@ -278,15 +281,15 @@ def _filled(plan: MemoryPlan) -> MemoryPlan:
     return replace(plan, checkpoints=max(plan.checkpoints, min(plan.checkpoints + spare, useful)))
 
 
-def as_served(shape: PlanShape, demand: Demand) -> tuple[PlanShape, Demand]:
+def as_served(shape: ModelShape, demand: Demand) -> tuple[ModelShape, Demand]:
     """Without the MTP layers where nothing is drafted, and without drafts where there are none.
     Raises `BadConfig` if drafts are asked for that nothing can make."""
-    if demand.drafts and not shape.mtp and not demand.auto:
+    if demand.drafts and not shape.mtp_layers and not demand.auto:
         raise BadConfig(f"--speculative: {shape.architecture}: the config tells of no MTP layer",
                         "speculative")
-    if demand.drafts and shape.mtp:
+    if demand.drafts and shape.mtp_layers:
         return shape, demand
-    return replace(shape, mtp=0), demand._replace(drafts=0)
+    return replace(shape, mtp_layers=0), demand._replace(drafts=0)
 
 
 def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
@@ -310,46 +313,46 @@ def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
     return min(max(share, fewest), budget // (token * CHECKPOINT_TOKENS))
 
 
-def sizes(shape: PlanShape, demand: Demand) -> Sizes:
+def sizes(shape: ModelShape, demand: Demand) -> Sizes:
     """What the pages are to hold."""
     return Sizes(demand.page_size, demand.max_num_seqs, shape.max_model_len, demand.chunk)
 
 
-def state_bytes(shape: PlanShape, demand: Demand) -> StateBytes:
+def state_bytes(shape: ModelShape, demand: Demand) -> StateBytes:
     """Bytes of one row of the state pool; all 0 without recurrent layers."""
-    r = shape.recurrent
-    if r is None:
+    own, layers = shape.state, len(shape.recurrent)
+    if own is None:
         return StateBytes(0, 0, 0)
-    return StateBytes(r.layers * r.state * BYTES[demand.state_dtype],
-                      r.layers * (r.width - 1) * r.channels * shape.itemsize,
-                      r.layers * demand.drafts * r.inputs * shape.itemsize)
+    return StateBytes(layers * math.prod(own.state) * DTYPE_BYTES[demand.state_dtype],
+                      layers * math.prod(own.columns) * shape.itemsize,
+                      layers * demand.drafts * own.inputs * shape.itemsize)
 
 
-def token_bytes(shape: PlanShape, demand: Demand) -> int:
+def token_bytes(shape: ModelShape, demand: Demand) -> int:
     """Bytes of a token's keys and values over all attention layers and the MTP layers."""
-    return (len(shape.windows) + shape.mtp) * _layer_bytes(shape, demand)
+    return (len(shape.attention_layers) + shape.mtp_layers) * _layer_bytes(shape, demand)
 
 
-def _layer_bytes(shape: PlanShape, demand: Demand) -> int:
-    return shape.kv_row * BYTES[kv_dtype(shape, demand)]
+def _layer_bytes(shape: ModelShape, demand: Demand) -> int:
+    return shape.kv_width * DTYPE_BYTES[kv_dtype(shape, demand)]
 
 
-def kv_dtype(shape: PlanShape, demand: Demand) -> str:
-    """Of the pages: a key of `BYTES`."""
+def kv_dtype(shape: ModelShape, demand: Demand) -> str:
+    """Of the pages: a key of `DTYPE_BYTES`."""
     return shape.dtype if demand.kv_dtype == "auto" else demand.kv_dtype
 
 
-def _groups(shape: PlanShape, demand: Demand) -> list[Pool]:
+def _groups(shape: ModelShape, demand: Demand) -> list[Pool]:
     """The pools, still without pages."""
     each = _layer_bytes(shape, demand) * demand.page_size
-    pools = [Pool(f"window {window:,}" if window else "full attention", window, layers, 0,
-                  layers * each) for window, layers in shape.groups]
-    if shape.mtp:
-        pools.append(Pool("MTP layer", 0, shape.mtp, 0, shape.mtp * each))
+    pools = [Pool(f"window {window:,}" if window else "full attention", window, len(layers), 0,
+                  len(layers) * each) for window, layers in shape.groups]
+    if shape.mtp_layers:
+        pools.append(Pool("MTP layer", 0, shape.mtp_layers, 0, shape.mtp_layers * each))
     return pools
 
 
-def _check(shape: PlanShape, demand: Demand, budget: int, name: str, fixed: int, checkpoints: int,
+def _check(shape: ModelShape, demand: Demand, budget: int, name: str, fixed: int, checkpoints: int,
            groups: Sequence[Pool]) -> None:
     """Raise `BadConfig` when not even the least number of pages fits beside the states."""
     size = sizes(shape, demand)
@@ -381,7 +384,7 @@ def changes(plan: MemoryPlan) -> list[Change]:
     """What one more request, one more checkpoint and other dtypes would make of the capacity."""
     d = plan.demand._replace(checkpoints=plan.checkpoints)
     wanted = [("one more request", d._replace(max_num_seqs=d.max_num_seqs + 1))]
-    if plan.shape.recurrent is not None:
+    if plan.shape.recurrence is not None:
         wanted.append(("one more checkpoint", d._replace(checkpoints=plan.checkpoints + 1)))
         if plan.checkpoints:
             wanted.append(("no checkpoints", d._replace(checkpoints=0)))

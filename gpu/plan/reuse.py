@@ -57,7 +57,7 @@ def reuse(checkpoints: int) -> Reuse:
 def choices(plan: MemoryPlan) -> list[Choice]:
     """The plan's own number of checkpoints and others, as far as they fit; none of a model without
     recurrent layers."""
-    return list(_choices(plan)) if plan.shape.recurrent is not None else []
+    return list(_choices(plan)) if plan.shape.recurrence is not None else []
 
 
 def _choices(plan: MemoryPlan) -> Iterator[Choice]:

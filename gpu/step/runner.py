@@ -17,7 +17,7 @@ from actorium.actors.params import Resolved
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, GraphReplay
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
-from actorium.gpu.models.mtp import Drafter
+from actorium.gpu.models.decoder import Drafter
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import (
     InputBatch,

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from actorium.gpu.models.mtp import Drafter
+from actorium.gpu.models.decoder import Drafter
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool

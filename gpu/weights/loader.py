@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +16,10 @@ from torch import Tensor
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import MAX_INDEX, check_file
-from actorium.gpu.families.cache_dtype import CacheScales
-from actorium.gpu.families.fp8_shape import Fp8Shape
+from actorium.gpu.families.fp8_config import Fp8Shape
+from actorium.gpu.families.tensor_specs import TensorSpec
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.gpu.weights.kv_scales import CacheScales
 from actorium.gpu.weights.quantized import INPUT_SCALES, Pairs, level, quantised
 from actorium.gpu.weights.reading import Courier, Wanted, mapped, unreadable
 from actorium.kernels.scaled_linear import dequantise, dequantise_rows, pack
@@ -35,19 +36,6 @@ NESTED = (("language_model.model.", "model."), ("model.language_model.", "model.
 """Where checkpoints of text and images have their language model, and what it is called alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
-    """A tensor that the model needs: its name in the checkpoint and its shape."""
-
-    name: str
-    shape: tuple[int, ...]
-    wide: bool = False
-    """Kept in float32, whatever the model's dtype."""
-    product: bool = False
-    """The weight of a projection, of which nothing but whole rows is taken apart: it can be served
-    in FP8."""
-
-
 class Fp8(NamedTuple):
     """How the weights of an FP8 checkpoint are read."""
 
@@ -55,9 +43,10 @@ class Fp8(NamedTuple):
     keep: bool
     """Those of projections stay in FP8."""
 
-    def makes(self, name: str) -> bool:
-        """Whether this tensor, a projection's weight, is quantised when it is read."""
-        return self.shape.made and self.shape.covers(name.removesuffix(".weight"))
+    def makes(self, spec: TensorSpec) -> bool:
+        """Whether this tensor is quantised when it is read."""
+        return (self.shape.made and spec.projection is not None
+                and self.shape.covers(spec.module))
 
 
 class Fused(NamedTuple):
@@ -117,14 +106,14 @@ def holds(path: Path, name: str) -> bool:
 
 
 def read_tensors(
-    path: Path, wants: list[Want], dtype: torch.dtype, device: torch.device, progress: Progress,
-    fused: Sequence[Fused] = (), fp8: Fp8 | None = None, cache: CacheScales | None = None,
+    path: Path, specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device,
+    progress: Progress, fused: Sequence[Fused] = (), fp8: Fp8 | None = None,
+    cache: CacheScales | None = None,
 ) -> dict[str, Tensor]:
     """Every wanted tensor, cast to dtype, on the device; weights of projections, where those in FP8
     are kept, as `kernels.scaled_linear.pack` has them; and what scales of the KV cache there are,
-    where
-    they are asked for. Raises `BadModel` naming what is wrong."""
-    intake = Intake(wants, dtype, device, fused, fp8, cache)
+    where they are asked for. Raises `BadModel` naming what is wrong."""
+    intake = Intake(specs, dtype, device, fused, fp8, cache)
     shards = checkpoint_files(path)
     files = [path / file for file in shards]
     for done, (file, tensors) in enumerate(_read(files, device, intake.wanted), 1):
@@ -165,12 +154,12 @@ def _drained(tensors: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
 class Intake:
     """Tensors as they come out of files, made into those that are wanted."""
 
-    def __init__(self, wants: list[Want], dtype: torch.dtype, device: torch.device,
+    def __init__(self, specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device,
                  fused: Sequence[Fused], fp8: Fp8 | None, cache: CacheScales | None) -> None:
-        self.wants = {want.name: want for want in wants}
+        self.specs = {spec.name: spec for spec in specs}
         self.cuts = {own.name: own for own in fused}
         self.shapes = {**{name: own.shape for name, own in self.cuts.items()},
-                       **{want.name: want.shape for want in wants}}
+                       **{spec.name: spec.shape for spec in specs}}
         self.dtype, self.device, self.fp8, self.cache = dtype, device, fp8, cache
         self.pairs = Pairs(list(self.shapes), fp8.shape) if fp8 and not fp8.shape.made else None
         self.found: dict[str, Tensor] = {}
@@ -207,16 +196,15 @@ class Intake:
     def _place(self, name: str, whole: Tensor, scales: Tensor | None) -> None:
         keep = scales is not None and self.fp8 is not None and self.fp8.keep
         if scales is not None:
-            wide = name in self.wants and self.wants[name].wide
-            whole = pack(whole, scales) if keep else dequantise(
-                whole, scales, torch.float32 if wide else self.dtype)
+            dtype = _dtype(self.specs[name], self.dtype) if name in self.specs else self.dtype
+            whole = pack(whole, scales) if keep else dequantise(whole, scales, dtype)
         parts = self.cuts[name].cut(whole) if name in self.cuts else [(name, whole)]
         for part, tensor in parts:
-            want = self.wants[part]
-            dtype = torch.float32 if want.wide else self.dtype
-            if keep and want.product:
+            spec = self.specs[part]
+            dtype = _dtype(spec, self.dtype)
+            if keep and spec.projection:
                 self.found[part] = tensor.contiguous()
-            elif want.product and self.fp8 and self.fp8.makes(part):
+            elif self.fp8 and self.fp8.makes(spec):
                 self.found[part] = quantised(tensor.to(self.device), self.fp8.shape)
             else:
                 tensor = dequantise_rows(tensor, dtype) if keep else tensor
@@ -231,11 +219,11 @@ class Intake:
                 self.pairs.check()
             except BadModel as e:
                 raise BadModel(f"{path}: {e}") from None
-        missing = [name for name in self.wants if name not in self.found]
+        missing = [name for name in self.specs if name not in self.found]
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise BadModel(f"{path}: tensor {missing[0]} is missing{more}")
-        level(self.found, self.dtype)
+        level(self.found, self.specs.values(), self.dtype)
         if self.static:
             kept = self.fp8 is not None and self.fp8.keep
             LOG.warning("%s: %d static scales of inputs are not used: %s", path, self.static,
@@ -244,6 +232,11 @@ class Intake:
         if self.cache is not None:
             self.found |= self.cache.layers(path, self.device)
         return self.found
+
+
+def _dtype(spec: TensorSpec, model: torch.dtype) -> torch.dtype:
+    """That the tensor is kept in."""
+    return TORCH_DTYPES[spec.dtype] if spec.dtype else model
 
 
 def _plain(name: str) -> str:
@@ -255,36 +248,33 @@ def _plain(name: str) -> str:
 
 
 def random_tensors(
-    wants: list[Want], dtype: torch.dtype, device: torch.device, seed: int, progress: Progress,
-    fp8: Fp8 | None = None,
+    specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device, seed: int,
+    progress: Progress, fp8: Fp8 | None = None,
 ) -> dict[str, Tensor]:
     """Random weights (norms near 1, the rest normal with deviation 0.02), equal for equal seeds on
     one kind of device: where they are to lie they are drawn."""
     gen = torch.Generator(device).manual_seed(seed)
     found = {}
-    for want in wants:
-        tensor = _random(want, dtype, gen)
-        covered = want.product and fp8 and fp8.shape.covers(want.name.removesuffix(".weight"))
-        if fp8 and covered:
+    for spec in specs:
+        tensor = _random(spec, _dtype(spec, dtype), gen)
+        if fp8 and spec.projection and fp8.shape.covers(spec.module):
             tensor = quantised(tensor, fp8.shape)
             tensor = tensor if fp8.keep else dequantise_rows(tensor, dtype)
-        found[want.name] = tensor
-    level(found, dtype)
+        found[spec.name] = tensor
+    level(found, specs, dtype)
     progress("dummy", 1, 1)
     return found
 
 
-def _random(want: Want, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
+def _random(spec: TensorSpec, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
     """Large matrices repeat a block of 2**22 values: drawing billions would take minutes."""
-    size = 1
-    for n in want.shape:
-        size *= n
+    size = spec.size
     block = torch.empty(min(size, 1 << 22), device=gen.device).normal_(0.0, 0.02, generator=gen)
-    flat = block = block.to(torch.float32 if want.wide else dtype)
+    flat = block = block.to(dtype)
     if size > len(block):
         flat = block.new_empty(size)
         whole = size // len(block) * len(block)
         flat[:whole].view(-1, len(block)).copy_(block)
         flat[whole:] = block[:size - whole]
-    tensor = flat.view(want.shape)
-    return tensor + 1 if want.name.endswith("norm.weight") else tensor
+    tensor = flat.view(spec.shape)
+    return tensor + 1 if spec.name.endswith("norm.weight") else tensor

@@ -15,13 +15,14 @@ quantised as they are read, one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from actorium.actors.errors import BadModel
-from actorium.gpu.families.fp8_shape import BLOCK, Fp8Shape
+from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
+from actorium.gpu.families.tensor_specs import TensorSpec, stacks
 from actorium.kernels.scaled_linear import (
     FP8,
     dequantise_rows,
@@ -36,9 +37,6 @@ SUFFIXES = ("_scale_inv", "_scale")
 """Of a weight's name: that of its scales."""
 INPUT_SCALES = (".input_scale", ".activation_scale")
 """What names of static scales of inputs end with."""
-STACKED = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"),
-           ("q_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj"))
-"""Projections that are served as one product: all in FP8, or none."""
 
 
 def multiplies(device: torch.device, kernels: str) -> bool:
@@ -123,16 +121,15 @@ def spread(name: str, scales: Tensor, shape: Sequence[int], block: int) -> Tenso
                    f"{wanted} or one scale")
 
 
-def level(found: dict[str, Tensor], dtype: torch.dtype) -> None:
+def level(found: dict[str, Tensor], specs: Iterable[TensorSpec], dtype: torch.dtype) -> None:
     """Dequantise, in place, weights that are served as one product with others that are not in
     FP8."""
-    for name in [name for name, tensor in found.items() if is_packed(tensor)]:
-        at, _, last = name.removesuffix(".weight").rpartition(".")
-        for names in STACKED:
-            beside = [found.get(f"{at}.{other}.weight") for other in names if last in names]
-            if any(own is not None and not is_packed(own) for own in beside):
+    for stack in stacks(specs):
+        names = [spec.name for spec in stack]
+        packed = [name for name in names if is_packed(found[name])]
+        if len(packed) < len(names) and not any(s.projection and s.projection.mixed for s in stack):
+            for name in packed:
                 found[name] = dequantise_rows(found[name], dtype)
-                break
 
 
 def quantised(weight: Tensor, shape: Fp8Shape) -> Tensor:

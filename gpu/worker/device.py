@@ -6,7 +6,6 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
@@ -17,25 +16,24 @@ from actorium.actors.config.speculative import parse_acceptance, parse_speculati
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import PageGroup, Ready
-from actorium.actors.models.model_dir import read_json, resolve
+from actorium.actors.models.model_dir import resolve
 from actorium.actors.runtime.worker_info import WorkerInfo
-from actorium.gpu.families.cache_dtype import check_kv_dtype, kv_dtype
-from actorium.gpu.families.model_shape import DTYPES, ModelShape
+from actorium.gpu.families.architectures import read_shape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.graphs.capture import Capturer, CudaCapturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, why_eager
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
-from actorium.gpu.models.registry import Model, load_model, read_shape
+from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.plan.beside import Step, planned_bytes
 from actorium.gpu.plan.graph_memory import GRAPH_BYTES, Graphs, planned_graphs
 from actorium.gpu.plan.memory_plan import MemoryPlan, demand_of, make_plan
-from actorium.gpu.plan.shape import read_plan_shape
 from actorium.gpu.plan.sizes import device_budget, page_table_width
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
-from actorium.gpu.weights.quantized import keeps
+from actorium.gpu.weights.dtypes import TORCH_DTYPES, check_kv_dtype, kv_dtype
 from actorium.gpu.worker.measure import (
     Footprint,
     WorkspaceMeter,
@@ -188,7 +186,7 @@ def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
     if shape.state is None:
         return None
     return StatePool(shape.state, len(shape.recurrent), slots, checkpoints,
-                     DTYPES[config.memory.state_dtype], shape.dtype, device,
+                     TORCH_DTYPES[config.memory.state_dtype], TORCH_DTYPES[shape.dtype], device,
                      max_drafts(config, shape))
 
 
@@ -215,7 +213,7 @@ def _allocate(config: Config, model: Model, device: torch.device
     """A runner with what the memory plan gives it, what the plan and CUDA say of its bytes, and the
     plan."""
     shape = model.shape
-    size, dtype = config.memory.page_size, kv_dtype(config.memory.kv_cache_dtype, shape.dtype)
+    size, dtype = config.memory.page_size, kv_dtype(config.memory.kv_cache_dtype, model.dtype)
     slots = config.scheduler.max_num_seqs + 1
     arrays = device_arrays(device, model.ops.apply_plan, config.device.kernels == "triton")
     tables = SlotTables(arrays, slots, page_table_width(shape.max_model_len, size), size,
@@ -226,15 +224,13 @@ def _allocate(config: Config, model: Model, device: torch.device
                          make_draft_pool(shape, 1, size, dtype, device),
                          force=parse_acceptance(config.speculation.force_acceptance))
     workspace, step = 0, Step(0, 0)
-    graphs = _graphs(config, runner)
-    fp8 = keeps(device, config.device.kernels, config.model.quantization)
+    graphs, demand = _graphs(config, runner), demand_of(config)
     if device.type == "cuda":
         workspace, step = _cuda_workspace(config, runner, device)
         budget = _cuda_budget(config, runner, device, workspace + _graph_bytes(runner, graphs))
-        plan = plan_caches(config, budget, "memory_fraction", tables.drafts.most > 0, fp8)
+        plan = make_plan(shape, demand, budget, "memory_fraction")
     else:
-        plan = plan_caches(config, config.memory.kv_cache_bytes, "kv_cache_bytes",
-                           tables.drafts.most > 0, fp8)
+        plan = make_plan(shape, demand, config.memory.kv_cache_bytes, "kv_cache_bytes")
     if plan.checkpoints:
         runner.states = None
         if device.type == "cuda":
@@ -245,21 +241,6 @@ def _allocate(config: Config, model: Model, device: torch.device
     runner.draft_with(make_draft_pool(shape, pages[-1], size, dtype, device))
     footprint = Footprint(planned_bytes(plan, graphs), {"workspace": workspace}, step)
     return runner, footprint, plan
-
-
-def plan_caches(config: Config, budget: int, name: str, drafts: bool = True,
-                fp8: bool = True) -> MemoryPlan:
-    """What `actorium plan` prints for this model and so many bytes; name: of their setting; drafts:
-    the layer that makes them is there, if its config tells of it; fp8: weights in FP8 stay so.
-
-    Raises `BadModel` and `BadConfig`.
-    """
-    where = resolve(config.model.model) / "config.json"
-    shape = read_plan_shape(read_json(where), where, config.model.dtype,
-                            config.model.max_model_len, config.model.quantization)
-    shape = shape if fp8 else replace(shape, fp8=None)
-    demand = demand_of(config)
-    return make_plan(shape, demand if drafts else demand._replace(drafts=0), budget, name)
 
 
 def _cuda_workspace(config: Config, runner: ModelRunner, device: torch.device) -> tuple[int, Step]:

@@ -20,7 +20,7 @@ def summarize(config: Config, model: Decoder, runner: ModelRunner, plan: MemoryP
               footprint: Footprint, graphs: Graphs, device: str) -> WorkerInfo:
     """device: its name. graphs: those that were captured."""
     measured = footprint.measured
-    own = {"kv_dtype": config.memory.kv_cache_dtype, "dtype": str(model.shape.dtype)[6:]}
+    own = {"kv_dtype": config.memory.kv_cache_dtype, "dtype": model.shape.dtype}
     return WorkerInfo(
         device=device, dtype=own["dtype"], weights_bytes=measured.get("weights", 0),
         kv_dtype=own["dtype"] if own["kv_dtype"] == "auto" else own["kv_dtype"],

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.models.registry import shape_from_config
-from actorium.gpu.plan.shape import PlanShape, read_plan_shape
 
 HERE = Path("config.json")
-BIG = Path(__file__).parents[2] / "data" / "qwen3.5-27b" / "config.json"
+BIG = Path(__file__).parents[1] / "data" / "qwen3.5-27b" / "config.json"
 SMALL: dict[str, Any] = {
     "vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
@@ -58,9 +57,8 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-def both(config: dict[str, Any]) -> tuple[PlanShape, ModelShape]:
-    raw = {**SMALL, **config}
-    return read_plan_shape(raw, HERE), shape_from_config(raw, HERE)
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    return shape_from_config({**SMALL, **config}, HERE)
 
 
 def name_of(config: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.hybrid_shape import DeltaShape, StateShape
+from actorium.gpu.families.model_shape import DeltaShape, StateShape
 from actorium.gpu.models.gated_delta import GatedDelta
 from actorium.gpu.models.mamba2 import Mamba2
 from actorium.gpu.models.recurrent import RecurrentLayer

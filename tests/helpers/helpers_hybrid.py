@@ -96,12 +96,12 @@ def hybrid_runner(model: Model, slots: int = 9, checkpoints: int = 4, pages: int
     shape = model.shape
     tables = SlotTables(HostArrays(CPU), slots, page_table_width(shape.max_model_len, page_size),
                         page_size, shape.vocab_size, shape.max_model_len)
-    pools, states = make_pools(shape, [pages], page_size, shape.dtype, CPU), None
+    pools, states = make_pools(shape, [pages], page_size, model.dtype, CPU), None
     for layer in pools[0].layers:
         layer.fill_(math.nan)
     if shape.state is not None:
         states = StatePool(shape.state, len(shape.recurrent), slots, checkpoints, state_dtype,
-                           shape.dtype, CPU)
+                           model.dtype, CPU)
         for own in states.layers:
             own.state.fill_(math.nan)
             own.columns.fill_(math.nan)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
-from actorium.gpu.models.registry import Model, load_model, read_shape
+from actorium.gpu.families.architectures import read_shape
+from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
 from actorium.gpu.step.pools import make_pools
 
@@ -118,7 +119,7 @@ class Stepper:
     def __init__(self, model: Model, pages: int = 256, page_size: int = 16, seed: int = 0,
                  kv_dtype: torch.dtype | None = None) -> None:
         self.model, self.page_size = model, page_size
-        dtype = kv_dtype or model.shape.dtype
+        dtype = kv_dtype or model.dtype
         self.pages, groups = pages, len(model.shape.groups)
         self.pools = make_pools(model.shape, [pages] * groups, page_size, dtype, model.device)
         order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(seed)) + 1

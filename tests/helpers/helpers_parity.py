@@ -24,6 +24,7 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
 )
 from actorium.gpu.step.states import row_bytes
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.worker.device import OpenedDevice, open_device
 
 NEW, ATOL = 64, 1e-4
@@ -145,4 +146,4 @@ class Case:
             len(shape.recurrent), shape.layers - len(shape.recurrent)]
         assert states.layers[0].state.shape[0] == 4 + 1 + 3
         assert states.bytes == 8 * row_bytes(shape.state, len(shape.recurrent), torch.float32,
-                                             shape.dtype)
+                                             TORCH_DTYPES[shape.dtype])

@@ -36,12 +36,12 @@ def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slo
     device = transport.device
     tables = SlotTables(transport, slots, page_table_width(shape.max_model_len, page_size),
                         page_size, shape.vocab_size, shape.max_model_len, len(shape.groups), drafts)
-    dtype = kv_dtype or shape.dtype
+    dtype = kv_dtype or model.dtype
     pools = make_pools(shape, [pages] * len(shape.groups), page_size, dtype, device)
     states = None
     if shape.state is not None:
         states = StatePool(shape.state, len(shape.recurrent), slots, checkpoints, torch.float32,
-                           shape.dtype, device, drafts)
+                           model.dtype, device, drafts)
         for layer in states.layers:
             for part in layer:
                 part.fill_(RUBBISH)

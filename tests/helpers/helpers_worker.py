@@ -49,7 +49,7 @@ def make_runner(model: Any, pages: int | list[int] = 512, page_size: int = 16, s
     tables = SlotTables(arrays, slots, page_table_width(shape.max_model_len, page_size), page_size,
                         shape.vocab_size, shape.max_model_len, len(shape.groups))
     each = [pages] * len(shape.groups) if isinstance(pages, int) else pages
-    return ModelRunner(model, make_pools(shape, each, page_size, shape.dtype, device), tables)
+    return ModelRunner(model, make_pools(shape, each, page_size, model.dtype, device), tables)
 
 
 @dataclass

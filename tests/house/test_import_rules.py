@@ -45,6 +45,14 @@ def test_gpu_uses_only_the_contract_of_actors() -> None:
     assert offenders("gpu", {"actorium.tools"}) == []
 
 
+def test_plans_and_readers_of_configs_need_no_torch() -> None:
+    """What a model is, and where its bytes go, is known before anything heavy is loaded."""
+    rooms = ("gpu/families/", "gpu/plan/")
+    heavy = HEAVY | {"numpy", "safetensors", "actorium.kernels"}
+    heavy |= {f"actorium.gpu.{room}" for room in ("graphs", "models", "step", "weights", "worker")}
+    assert [line for line in offenders("gpu", heavy) if line.startswith(rooms)] == []
+
+
 def test_kernels_import_nothing_of_ours() -> None:
     assert offenders("kernels", {f"actorium.{p}" for p in ("actors", "gpu", "tools")}) == []
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.actors.config.tree import Config
-from actorium.gpu.models.registry import read_shape
+from actorium.gpu.families.architectures import read_shape
 from actorium.tools.demo_training.measure_acceptance import DraftAcceptance, drafted, walk
 from actorium.tools.demo_training.train import Team, Trainer, begin_copying, model_loss
 from actorium.tools.demo_training.training_data import TrainingBatch, part_of

@@ -123,7 +123,9 @@ def _model(config: Config) -> tuple[Any, str]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from actorium.actors.models.model_dir import resolve
-    from actorium.gpu.models.registry import FAMILIES, read_shape, wanted_tensors
+    from actorium.gpu.families.architectures import model_tensors, read_shape
+    from actorium.gpu.models.registry import MODELS
+    from actorium.gpu.weights.dtypes import TORCH_DTYPES
     from actorium.gpu.weights.loader import random_tensors
 
     path: Path = resolve(config.model.model)
@@ -132,21 +134,21 @@ def _model(config: Config) -> tuple[Any, str]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     shape = read_shape(path, config)
     if config.model.load_format != "dummy":
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=shape.dtype,
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=TORCH_DTYPES[shape.dtype],
                                                      attn_implementation="sdpa")
         return model.eval().to(device), device
     shape = replace(shape, mtp_layers=0)  # which transformers does not have
-    weights = random_tensors(wanted_tensors(shape), shape.dtype, torch.device("cpu"),
+    weights = random_tensors(model_tensors(shape), TORCH_DTYPES[shape.dtype], torch.device("cpu"),
                              config.model.seed, lambda *_: None)
     made = AutoConfig.from_pretrained(path)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(made)
     names = set(empty.state_dict())
-    fuse(weights, [own for own in FAMILIES[shape.architecture].model.fused(shape)
+    fuse(weights, [own for own in MODELS[shape.architecture].fused(shape)
                    if own.name in names])
     model, told = type(empty).from_pretrained(
-        None, config=made, state_dict=weights, dtype=shape.dtype, attn_implementation="sdpa",
-        output_loading_info=True)
+        None, config=made, state_dict=weights, dtype=TORCH_DTYPES[shape.dtype],
+        attn_implementation="sdpa", output_loading_info=True)
     wrong = {what: sorted(map(str, names))[:3] for what, names in told.items() if names}
     if wrong:
         raise RuntimeError(f"weights differ: {wrong}")

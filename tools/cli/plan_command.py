@@ -16,7 +16,9 @@ from actorium.actors.config.retention import RetentionBound, retention_bounds
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
-from actorium.gpu.families.fp8_shape import otherwise_quantized
+from actorium.gpu.families.architectures import shape_from_config
+from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import checkpoint
 from actorium.gpu.plan import weight_bytes as weights
 from actorium.gpu.plan.beside import largest_step, tables_estimate, workspace_estimate
@@ -32,7 +34,6 @@ from actorium.gpu.plan.memory_plan import (
     make_plan,
 )
 from actorium.gpu.plan.reuse import choices
-from actorium.gpu.plan.shape import PlanShape, read_plan_shape
 from actorium.gpu.plan.sizes import device_budget
 from actorium.tools.cli.flags import Parsed, parse
 
@@ -63,15 +64,6 @@ class PlanOptions(Struct, frozen=True, kw_only=True):
     """File (.png, .svg, .pdf) for a picture of the bytes."""
 
 
-class PlannedModel(NamedTuple):
-    """What config.json says, and where it lies."""
-
-    shape: PlanShape
-    folder: Path
-    quantized: bool
-    longest: int | None
-
-
 def run(_command: str, argv: list[str]) -> int:
     """Entry of the command."""
     parsed = parse(PROG, argv, PlanOptions, ABOUT)
@@ -95,8 +87,10 @@ def _report(parsed: Parsed[PlanOptions]) -> PlanReport:
                         f"got {tp}", "tensor_parallel_size")
     where = config_file(config.model.model)
     raw = models.read_json(where)
-    shape = read_plan_shape(raw, where, config.model.dtype, config.model.max_model_len,
-                            config.model.quantization)
+    # Of a checkpoint that is quantised as no worker serves it, the rest can still be planned.
+    other = otherwise_quantized(raw) and config.model.quantization != "fp8"
+    shape = shape_from_config(unquantized(raw) if other else raw, where, config.model.dtype,
+                              config.model.max_model_len, config.model.quantization)
     part, demand = as_served(shape.split(tp), demand_of(config))
     outside = _outside(part, demand, config, _weights(options, part, raw, where))
     budget, source = _budget(parsed, outside)
@@ -138,7 +132,7 @@ def size(text: str, flag: str) -> int:
 
 # --- bytes beside the caches ---------------------------------------------------------------------
 
-def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any],
+def _weights(options: PlanOptions, part: ModelShape, raw: dict[str, Any],
              where: Path) -> BytesBeside:
     if options.weights is not None:
         return BytesBeside("weights", size(options.weights, "--weights"), "as given by --weights")
@@ -148,8 +142,8 @@ def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any],
             raise BadConfig("--weights: the checkpoint is quantized and its safetensors index is "
                             f"not in {where.parent}: say what the weights take", "weights")
         return BytesBeside("weights", -(-found // part.tp), "quantized: the checkpoint's, divided")
-    count = weights.weight_bytes(part, mtp=part.mtp > 0)
-    detail = f"{weights.parameters(part, part.mtp > 0) / 1e9:.2f} G parameters in {part.dtype}"
+    count = weights.weight_bytes(part)
+    detail = f"{weights.parameters(part) / 1e9:.2f} G parameters in {part.dtype}"
     if part.fp8 is not None:
         detail += ", projections in fp8"
     if found is not None:
@@ -157,7 +151,7 @@ def _weights(options: PlanOptions, part: PlanShape, raw: dict[str, Any],
     return BytesBeside("weights", count, detail)
 
 
-def _outside(part: PlanShape, demand: Demand, config: Config,
+def _outside(part: ModelShape, demand: Demand, config: Config,
              own: BytesBeside) -> list[BytesBeside]:
     """What a GPU holds beside the caches."""
     step = largest_step(demand)
@@ -203,7 +197,7 @@ def _notes(plan: MemoryPlan, config: Config, options: PlanOptions, quantized: bo
          f"({shape.max_model_len:,})"),
         (plan.limited_by != "memory", lambda: f"the pools are limited by {plan.limited_by}, not by "
          "memory"),
-        (shape.recurrent is not None and not plan.checkpoints, lambda: "without checkpoints no "
+        (shape.recurrence is not None and not plan.checkpoints, lambda: "without checkpoints no "
          "prefix is reused"),
     ]
     return [note() for wrong, note in checks if wrong]

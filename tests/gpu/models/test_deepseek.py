@@ -18,7 +18,7 @@ from helpers_worker import Ring, make_runner
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel
 from actorium.actors.params import Resolved
-from actorium.gpu.models.registry import read_shape
+from actorium.gpu.families.architectures import read_shape
 from actorium.kernels.reference.experts import route_groups
 
 CASES: dict[str, dict[str, Any]] = {

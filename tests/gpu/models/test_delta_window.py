@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_configs import BIG, CONFIGS, both, name_of
+from helpers_configs import BIG, CONFIGS, name_of, shape_of
 from helpers_delayed import (
     DRAFTS,
     ROWS,
@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
-from actorium.gpu.families.model_shape import DTYPES
 from actorium.gpu.models.plan import StatePlan
 from actorium.gpu.plan.memory_plan import Demand, state_bytes
 from actorium.gpu.step.batch import StateRows
 from actorium.gpu.step.states import StatePool
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.kernels.ragged import ExtendRun
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.ssd import SSDSizes
@@ -145,18 +145,18 @@ def test_windows_leave_the_others_alone(native: bool) -> None:
 
 # --- bytes ---------------------------------------------------------------------------------------
 
-RECURRENT = [config for config in CONFIGS if both(config)[0].recurrent is not None]
+RECURRENT = [config for config in CONFIGS if shape_of(config).state]
 
 
 @pytest.mark.parametrize("config", RECURRENT, ids=name_of)
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
 def test_the_plan_is_what_the_pool_takes(config: dict[str, Any], state_dtype: str) -> None:
-    planned, shape = both(config)
+    shape = shape_of(config)
     assert shape.state is not None
     for drafts in range(DRAFTS + 1):
-        each = state_bytes(planned, Demand(3, drafts=drafts, state_dtype=state_dtype))
-        pool = StatePool(shape.state, len(shape.recurrent), 4, 3, DTYPES[state_dtype], shape.dtype,
-                         torch.device("cpu"), drafts)
+        each = state_bytes(shape, Demand(3, drafts=drafts, state_dtype=state_dtype))
+        pool = StatePool(shape.state, len(shape.recurrent), 4, 3, TORCH_DTYPES[state_dtype],
+                         TORCH_DTYPES[shape.dtype], torch.device("cpu"), drafts)
         assert pool.bytes == 4 * sum(each) + 3 * each.checkpoint
         parts = [[layer[i].nbytes for layer in pool.layers] for i in range(3)]
         assert [sum(part) for part in parts] == [7 * each.state, 7 * each.columns, 4 * each.window]
@@ -164,17 +164,17 @@ def test_the_plan_is_what_the_pool_takes(config: dict[str, Any], state_dtype: st
 
 @pytest.mark.parametrize("config", RECURRENT, ids=name_of)
 def test_drafts_cost_their_inputs_and_nothing_else(config: dict[str, Any]) -> None:
-    planned, shape = both(config)
-    none, *more = (state_bytes(planned, Demand(3, drafts=drafts)) for drafts in range(DRAFTS + 1))
+    shape = shape_of(config)
+    none, *more = (state_bytes(shape, Demand(3, drafts=drafts)) for drafts in range(DRAFTS + 1))
     assert none.window == 0 and shape.state is not None
-    row = len(shape.recurrent) * shape.state.inputs * shape.dtype.itemsize
+    row = len(shape.recurrent) * shape.state.inputs * shape.itemsize
     for drafts, each in enumerate(more, 1):
         assert each == (none.state, none.columns, drafts * row)
 
 
 def test_windows_of_the_27b_shape_are_small_beside_its_state() -> None:
-    planned, _ = both(json.loads(BIG.read_text()))
-    each = state_bytes(planned, Demand(32, drafts=2))
+    shape = shape_of(json.loads(BIG.read_text()))
+    each = state_bytes(shape, Demand(32, drafts=2))
     assert each.window < each.state / 70
 
 

@@ -21,8 +21,9 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
+from actorium.gpu.plan.memory_plan import demand_of, make_plan
 from actorium.gpu.step.runner import ModelRunner
-from actorium.gpu.worker.device import OpenedDevice, open_device, plan_caches
+from actorium.gpu.worker.device import OpenedDevice, open_device
 from actorium.gpu.worker.warmup import dummy_run
 
 BUDGET, SLOT, PROMPT = 300_000, 2, [5, 9, 17, 4, 88, 3, 21]
@@ -43,7 +44,7 @@ def opened(path: Path, drafts: int) -> tuple[OpenedDevice, Config]:
 @pytest.mark.parametrize("drafts", [1, 3])
 def test_the_worker_allocates_what_is_planned(drafts: int, tmp_path: Path) -> None:
     worker, config = opened(tmp_path, drafts)
-    plan, runner = plan_caches(config, BUDGET, "kv_cache_bytes"), worker.runner
+    plan, runner = make_plan(worker.runner.model.shape, demand_of(config), BUDGET), worker.runner
     states, own = runner.states, runner.draft_pool
     assert states is not None and own is not None
     assert states.drafts == drafts and plan.state.window > 0

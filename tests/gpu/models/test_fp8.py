@@ -23,17 +23,12 @@ from safetensors.torch import load_file, save_file
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SpeculationConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.params import Resolved
-from actorium.gpu.families.fp8_shape import Fp8Shape, fp8_shape
-from actorium.gpu.families.hybrid_shape import ExpertShape
-from actorium.gpu.models.mlp import mixture_fused, mixture_wants
-from actorium.gpu.models.registry import (
-    Model,
-    load_model,
-    read_shape,
-    shape_from_config,
-    wanted_tensors,
-)
-from actorium.gpu.plan.shape import read_plan_shape
+from actorium.gpu.families.architectures import model_tensors, read_shape, shape_from_config
+from actorium.gpu.families.fp8_config import Fp8Shape, fp8_shape
+from actorium.gpu.families.model_shape import ExpertShape
+from actorium.gpu.families.tensor_specs import mixture_tensors
+from actorium.gpu.models.mlp import mixture_fused
+from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.gpu.weights.loader import INDEX, Fp8, read_tensors
 from actorium.kernels.ops import triton_fault
@@ -219,7 +214,7 @@ def test_experts_that_are_stacked(tmp_path: Path, keep: bool) -> None:
         stored[f"{name}_scale_inv"] = torch.stack([scales for _, scales, _ in made])
         want[name] = torch.stack([wide for _, _, wide in made])
     save_file(stored, tmp_path / SINGLE)
-    wants = [want for want in mixture_wants(at, 300, shape) if "experts" in want.name]
+    wants = [want for want in mixture_tensors(at, 300, shape) if "experts" in want.name]
     got = read_tensors(tmp_path, wants, torch.float32, CPU, lambda *_: None,
                        mixture_fused(at, 300, shape), Fp8(Fp8Shape(128), keep))
     for e in range(3):
@@ -322,8 +317,8 @@ SOME = re.compile(r"layers\.0\..*(in_proj_[qz]|q_proj|[^e]\.gate_proj)|in_proj_[
 @pytest.mark.parametrize("at", range(len(SHAPES)))
 def test_the_plan_counts_what_is_held(tmp_path: Path, at: int, form: str,
                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    wants = wanted_tensors(shape_from_config(SHAPES[at], tmp_path))
-    modules = [want.name.removesuffix(".weight") for want in wants if want.product]
+    wants = model_tensors(shape_from_config(SHAPES[at], tmp_path))
+    modules = [want.name.removesuffix(".weight") for want in wants if want.projection]
     ignored = [name for name in modules if SOME.search(name) and "experts." not in name]
     found = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", *ignored],
              **({"weight_block_size": [128, 128]} if form == "blocks" else {})}
@@ -338,22 +333,27 @@ def test_the_plan_counts_what_is_held(tmp_path: Path, at: int, form: str,
     if not read_shape(tmp_path, config).mtp_layers:
         config = Config(model=config.model)
     model = load_model(tmp_path, config, CPU, lambda *_: None)
-    plan = read_plan_shape(raw, tmp_path / "config.json", quantization="fp8")
+    plan = model.shape
+    assert plan.fp8 == shape_from_config(raw, tmp_path, quantization="fp8").fp8
     covered = sum(linear.weight.numel() for linear in made)
     scales = sum(linear.scaled.scales.nbytes for linear in made)
-    dense = weight_bytes(replace(plan, fp8=None), mtp=model.shape.mtp_layers > 0)
-    assert covered and weight_bytes(plan, mtp=model.shape.mtp_layers > 0) == (
+    dense = weight_bytes(replace(plan, fp8=None))
+    assert covered and weight_bytes(plan) == (
         dense - covered * (plan.itemsize - 1) + scales)
 
 
-@pytest.mark.parametrize(("names", "module", "share"), [
-    ((), "mlp.up_proj", 1), (("mlp.up_proj",), "mlp.up_proj", 0), (("up_proj",), "mlp.up_proj", 0),
-    (("model.layers.0.mlp.up_proj", "model.layers.3.mlp"), "mlp.up_proj", 0.5),
-    (("mtp.layers.0.mlp.up_proj", "lm_head", "proj"), "mlp.up_proj", 1),
-    (("model.layers.1.self_attn.q_proj",), "mlp.up_proj", 1)])
+@pytest.mark.parametrize(("names", "module", "layers"), [
+    ((), "mlp.up_proj", [0, 1, 2, 3]), (("mlp.up_proj",), "mlp.up_proj", []),
+    (("up_proj",), "mlp.up_proj", []),
+    (("model.layers.0.mlp.up_proj", "model.layers.3.mlp"), "mlp.up_proj", [1, 2]),
+    (("mtp.layers.0.mlp.up_proj", "lm_head", "proj"), "mlp.up_proj", [0, 1, 2, 3]),
+    (("model.layers.1.self_attn.q_proj",), "mlp.up_proj", [0, 1, 2, 3]),
+    (("",), "mlp.up_proj", []), (("*up_",), "mlp.up_proj", []), (("*up_$",), "mlp.up_proj",
+                                                                 [0, 1, 2, 3])])
 def test_which_modules_a_config_leaves_out(names: tuple[str, ...], module: str,
-                                           share: float) -> None:
-    assert Fp8Shape(128, names).share(module, 4, 4) == share
+                                           layers: list[int]) -> None:
+    fp8 = Fp8Shape(128, names)
+    assert [i for i in range(4) if fp8.covers(f"model.layers.{i}.{module}")] == layers
 
 
 def test_images_checkpoints_name_their_modules_further_in() -> None:
@@ -371,5 +371,5 @@ def test_the_command_counts_them(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert main(["plan", str(tmp_path), "--json"]) == 0
     weights = json.loads(capsys.readouterr().out)["outside"][0]
-    assert weights["bytes"] == weight_bytes(read_plan_shape(raw, tmp_path))
+    assert weights["bytes"] == weight_bytes(shape_from_config(raw, tmp_path))
     assert "projections in fp8" in weights["detail"]

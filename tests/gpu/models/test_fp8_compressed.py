@@ -15,9 +15,9 @@ from helpers_models import Seq, Stepper, load, why_refused, write_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from actorium.gpu.families.fp8_shape import Fp8Shape, fp8_shape
+from actorium.gpu.families.architectures import shape_from_config
+from actorium.gpu.families.fp8_config import Fp8Shape, fp8_shape
 from actorium.gpu.models.registry import Model
-from actorium.gpu.plan.shape import read_plan_shape
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.kernels.scaled_linear import FP8, quantise_rows
 from actorium.tools.cli import main
@@ -95,8 +95,8 @@ def test_modules_that_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture
     raw = json.loads((tmp_path / "config.json").read_text())
     assert main(["plan", str(tmp_path), "--json"]) == 0
     counted = json.loads(capsys.readouterr().out)["outside"][0]
-    assert counted["bytes"] == weight_bytes(read_plan_shape(raw, tmp_path))
-    assert counted["bytes"] < weight_bytes(read_plan_shape(raw, tmp_path, quantization="none"))
+    assert counted["bytes"] == weight_bytes(shape_from_config(raw, tmp_path))
+    assert counted["bytes"] < weight_bytes(shape_from_config(raw, tmp_path, quantization="none"))
 
 
 def test_what_patterns_mean() -> None:
@@ -106,8 +106,6 @@ def test_what_patterns_mean() -> None:
     at = "model.layers.0.mlp."
     assert not found.covers(f"{at}gate") and found.covers(f"{at}gate_proj")
     assert not found.covers(f"{at}shared_expert.up_proj") and found.covers(f"{at}experts.0.up_proj")
-    assert found.share("mlp.shared_expert.up_proj", 4, 4) == 0
-    assert found.share("mlp.experts.0.up_proj", 4, 4) == 1
 
 
 @pytest.mark.parametrize(("found", "words"), [

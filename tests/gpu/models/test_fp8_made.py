@@ -37,7 +37,8 @@ from torch import Tensor
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.params import Resolved
-from actorium.gpu.models.registry import Model, load_model, shape_from_config, wanted_tensors
+from actorium.gpu.families.architectures import model_tensors, shape_from_config
+from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.weights.loader import INDEX
 from actorium.gpu.weights.quantized import how_served, keeps
@@ -157,7 +158,7 @@ def test_checkpoints_of_any_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
     model = made(tmp_path)
     weight = load_file(tmp_path / SINGLE)["model.layers.0.self_attn.o_proj.weight"]
     own = model.layers[0].mixer.o
-    assert model.shape.dtype is dtype and weight.dtype is dtype and own.weight.dtype is FP8
+    assert model.dtype is dtype and weight.dtype is dtype and own.weight.dtype is FP8
     q, scales = quantise_rows(weight)
     assert torch.equal(own.weight.float(), q.float()) and torch.equal(own.scaled.scales, scales)
     assert off(dequantise(q, scales, torch.float32), weight.float()) < 0.04
@@ -374,7 +375,7 @@ MEDIUM: dict[str, Any] = {
 def test_loading_never_holds_what_was_read(tmp_path: Path) -> None:
     """At its peak: the weights in FP8, one file (which is mapped), and a few matrices; less than
     the checkpoint has bytes, and so never both."""
-    wants = wanted_tensors(shape_from_config(MEDIUM, tmp_path))
+    wants = model_tensors(shape_from_config(MEDIUM, tmp_path))
     block, placed = torch.randn(1 << 22).bfloat16(), {}
     for i in range(8):
         own = {want.name: block[:math.prod(want.shape)].view(want.shape).clone()

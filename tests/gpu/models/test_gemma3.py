@@ -19,8 +19,8 @@ from helpers_models import (
 )
 
 from actorium.actors.config.tree import Config
+from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.model_shape import RopeShape
-from actorium.gpu.models.registry import read_shape
 
 GEMMA = "Gemma3ForCausalLM"
 OPTIONS: dict[str, Any] = {
@@ -60,7 +60,7 @@ def test_what_a_config_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = read_shape(tmp_path, Config())
     assert (shape.heads, shape.kv_heads, shape.head_dim, shape.vocab_size) == (8, 4, 256, 262_208)
-    assert (shape.tied, shape.dtype, shape.max_model_len) == (True, torch.bfloat16, 131_072)
+    assert (shape.tied, shape.dtype, shape.max_model_len) == (True, "bfloat16", 131_072)
     assert [group.window for group in shape.groups] == [1024, 0]
     assert shape.groups[1].layers == (5, 11, 17, 23, 29)
     assert [(rope.theta, rope.factor) for rope in shape.ropes] == [(1e6, 8.0), (1e4, 1.0)]

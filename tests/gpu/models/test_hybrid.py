@@ -29,7 +29,7 @@ from helpers_parity import ATOL, Case, alone, tokens
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.models.registry import read_shape
+from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.step.states import row_bytes
 
 FIRST = ["full_attention", "linear_attention", "linear_attention"]
@@ -119,7 +119,8 @@ def test_bytes_of_the_state_pool(recurrent: Case) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         pool = hybrid_runner(recurrent.model, 7, 3, state_dtype=dtype).states
         assert pool is not None
-        assert pool.bytes == 10 * row_bytes(shape.state, len(shape.recurrent), dtype, shape.dtype)
+        assert pool.bytes == 10 * row_bytes(shape.state, len(shape.recurrent), dtype,
+                                            recurrent.model.dtype)
         held = {part.untyped_storage().nbytes() for layer in pool.layers for part in layer}
         assert sum(held) > 0 and all(
             part.untyped_storage().nbytes() == part.numel() * part.element_size()

@@ -14,7 +14,8 @@ from helpers_models import CPU, load, oracle_logits, why_refused
 from helpers_parity import ATOL, Case, alone, tokens
 
 from actorium.actors.config.tree import Config, ModelConfig
-from actorium.gpu.models.registry import load_model, read_shape
+from actorium.gpu.families.architectures import read_shape
+from actorium.gpu.models.registry import load_model
 
 CASES: dict[str, dict[str, Any]] = {
     "dense": {},

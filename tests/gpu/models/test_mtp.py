@@ -29,6 +29,7 @@ from actorium.gpu.step.pools import KVPagePool, make_pools
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import HostArrays
 from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": (DEEPSEEK, {}),
@@ -98,7 +99,7 @@ class Driver(Stepper):
     def __init__(self, model: Any, page_size: int = 16) -> None:
         super().__init__(model, 2048 // page_size, page_size)
         shape = model.shape
-        self.pool = KVPagePool(shape, self.pages, page_size, shape.dtype, CPU, 1)
+        self.pool = KVPagePool(shape, self.pages, page_size, TORCH_DTYPES[shape.dtype], CPU, 1)
         for layer in self.pool.layers:
             layer.fill_(math.nan)
 
@@ -264,8 +265,8 @@ def test_in_the_workers_steps(drafts: int, tmp_path: Path) -> None:
     model, ids = load(tmp_path), tokens(21)
     case, shape = Case(model, oracle, mtp, tmp_path), model.shape
     tables = SlotTables(HostArrays(CPU), 3, page_table_width(256, 4), 4, 199, 256, drafts=drafts)
-    runner = ModelRunner(model, make_pools(shape, [40], 4, shape.dtype, CPU), tables,
-                         draft_pool=KVPagePool(shape, 40, 4, shape.dtype, CPU, 1))
+    runner = ModelRunner(model, make_pools(shape, [40], 4, TORCH_DTYPES[shape.dtype], CPU), tables,
+                    draft_pool=KVPagePool(shape, 40, 4, TORCH_DTYPES[shape.dtype], CPU, 1))
     pages = np.array([[1, i, 5 + i] for i in range(20)], np.int32)
     admit = Admit(1, np.array(ids, np.int32).tobytes(), 21, 0, b"",
                   Resolved(max_tokens=24, temperature=0.0), 1)

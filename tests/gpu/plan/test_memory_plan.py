@@ -15,6 +15,8 @@ import pytest
 from actorium.actors.config.retention import retention_bounds
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel
+from actorium.gpu.families.architectures import shape_from_config
+from actorium.gpu.families.model_shape import DeltaShape, ModelShape
 from actorium.gpu.plan.checkpoint import total_bytes
 from actorium.gpu.plan.memory_plan import (
     Demand,
@@ -22,7 +24,6 @@ from actorium.gpu.plan.memory_plan import (
     changes,
     make_plan,
 )
-from actorium.gpu.plan.shape import PlanShape, Recurrent, read_plan_shape
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.tools.cli import main
 from actorium.tools.cli.plan_command import size
@@ -35,8 +36,8 @@ COMMAND = ["plan", str(DATA), "--memory", "13.61GiB", "--tp", "2", "--max-num-se
 K = {"drafts": 2, "max_num_seqs": 32}
 
 
-def read(path: Path) -> PlanShape:
-    return read_plan_shape(json.loads(path.read_text()), path)
+def read(path: Path) -> ModelShape:
+    return shape_from_config(json.loads(path.read_text()), path)
 
 
 def big(**demand: Any) -> MemoryPlan:
@@ -66,7 +67,7 @@ def test_the_27b_shape_holds_what_arithmetic_allows(
 def test_requests_of_full_length_fit_at_once_and_one_more_does_not(
         longest: int, windows: bool) -> None:
     shape = read(DATA / "config.json").split(2)
-    own = tuple(512 * (i % 4 > 0) for i in range(len(shape.windows))) if windows \
+    own = tuple(512 * (i // 4 % 4 > 0) for i in range(shape.layers)) if windows \
         else shape.windows
     plan = make_plan(replace(shape, max_model_len=longest, windows=own), Demand(**K), GPU)
     at_once, table = plan.full_length, -(-longest // plan.demand.page_size)
@@ -99,8 +100,8 @@ def test_checkpoints_have_a_share_and_a_price() -> None:
 
 
 def test_few_states_leave_checkpoints_to_the_number_of_prefixes() -> None:
-    shape = replace(read(DATA / "config.json"), recurrent=Recurrent(
-        "GatedDeltaNet", 1, 1, 1, 8, 8, 2, 4, 2))
+    shape = replace(read(DATA / "config.json"), recurrent=(0,),
+                    recurrence=DeltaShape(1, 1, 8, 8, 4))
     plan = make_plan(shape, Demand(4), 1 << 30)
     assert plan.checkpoints == (1 << 30) // (256 * plan.token_bytes)
 
@@ -122,7 +123,7 @@ def test_json_has_the_capacity_and_every_byte(capsys: pytest.CaptureFixture[str]
     states = (plan["states"]["rows"] * (plan["states"]["state"] + plan["states"]["columns"])
               + 33 * plan["states"]["window"])
     assert plan["used"] == pools + states
-    assert plan["outside"][0]["bytes"] == weight_bytes(read(DATA / "config.json").split(2), True)
+    assert plan["outside"][0]["bytes"] == weight_bytes(read(DATA / "config.json").split(2))
     halved = as_json(capsys, "--checkpoints", "0", "--state-dtype", "bf16")
     assert halved["token_capacity"] >= 374_000
     assert as_json(capsys)["checkpoints"] == big().checkpoints
@@ -227,7 +228,7 @@ def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("config", "message"), [
     ({}, "architectures: must name the model class"),
-    ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not known"),
+    ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported"),
     ({"num_hidden_layers": None}, "num_hidden_layers: must be a positive integer, got None"),
     ({"num_key_value_heads": 5}, "num_key_value_heads: 5 does not divide 16 heads"),
     ({"dtype": "int4"}, "dtype: must be float32, bfloat16 or float16, got 'int4'"),

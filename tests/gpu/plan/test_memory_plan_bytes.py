@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_configs import BIG, CONFIGS, DELTA, EXPERTS, HERE, LATENT, SMALL, both, name_of
+from helpers_configs import BIG, CONFIGS, DELTA, EXPERTS, HERE, LATENT, SMALL, name_of, shape_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,60 +22,37 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
 )
 from actorium.actors.errors import BadConfig
-from actorium.gpu.families.cache_dtype import kv_dtype
-from actorium.gpu.families.model_shape import DTYPES
-from actorium.gpu.models.registry import ARCHITECTURES, shape_from_config, wanted_tensors
+from actorium.gpu.families.architectures import ARCHITECTURES, model_tensors, shape_from_config
+from actorium.gpu.families.model_shape import DeltaShape, ModelShape
+from actorium.gpu.models.registry import MODELS
 from actorium.gpu.plan.memory_plan import Demand, MemoryPlan, changes, make_plan, sizes
-from actorium.gpu.plan.shape import READERS, PlanShape, Recurrent, read_plan_shape
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.plan.weight_bytes import parameters, table_bytes, weight_bytes
 from actorium.gpu.step.pools import make_pools
 from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.worker.device import open_device
 from actorium.tools.cli import main
 
 CPU = torch.device("cpu")
 
 
-# --- the plan's reading and the worker's ---------------------------------------------------------
+# --- weights -------------------------------------------------------------------------------------
 
-def test_every_architecture_that_is_served_can_be_planned() -> None:
-    assert set(ARCHITECTURES) <= set(READERS)
-    assert set(ARCHITECTURES) == {name_of(config) for config in CONFIGS}
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_plan_and_worker_read_the_same(config: dict[str, Any]) -> None:
-    ours, theirs = both(config)
-    assert ours.groups == tuple((group.window, len(group.layers)) for group in theirs.groups)
-    assert (ours.kv_heads, ours.head_dim) == (theirs.kv_heads, theirs.head_dim)
-    assert ours.max_model_len == theirs.max_model_len
-    assert DTYPES[ours.dtype] is theirs.dtype
-    assert (ours.recurrent is None) == (theirs.state is None)
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_weights_are_those_the_worker_reads(config: dict[str, Any]) -> None:
-    ours, theirs = both(config)
-    wants = wanted_tensors(theirs)
-    assert parameters(ours) == sum(math.prod(want.shape) for want in wants)
-    assert weight_bytes(ours) == sum(
-        math.prod(want.shape) * (4 if want.wide else ours.itemsize) for want in wants)
+def test_every_architecture_is_tried() -> None:
+    assert set(ARCHITECTURES) == set(MODELS) == {name_of(config) for config in CONFIGS}
 
 
 def test_weights_of_the_27b_shape() -> None:
-    raw = json.loads(BIG.read_text())
-    ours, theirs = read_plan_shape(raw, BIG), shape_from_config(raw, BIG)
-    theirs = replace(theirs, mtp_layers=0)
-    wants = sum(math.prod(want.shape) for want in wanted_tensors(theirs))
-    assert parameters(ours) == wants
+    shape = shape_from_config(json.loads(BIG.read_text()), BIG)
     layer = (5120 * (2 * 24 + 2 * 4) * 256 + 24 * 256 * 5120 + 2 * 256 + 2 * 5120
              + 3 * 5120 * 17408)
-    assert parameters(ours, mtp=True) - wants == layer + 2 * 5120**2 + 3 * 5120
-    half = weight_bytes(ours.split(2), mtp=True)
-    assert weight_bytes(ours, mtp=True) / 2 < half < weight_bytes(ours, mtp=True) / 2 + (4 << 20)
+    without = parameters(replace(shape, mtp_layers=0))
+    assert parameters(shape) - without == layer + 2 * 5120**2 + 3 * 5120
+    whole, half = weight_bytes(shape), weight_bytes(shape.split(2))
+    assert whole / 2 < half < whole / 2 + (4 << 20)
 
 
 @pytest.mark.parametrize("config", [
@@ -84,22 +60,17 @@ def test_weights_of_the_27b_shape() -> None:
     {"architectures": ["Qwen3_5ForCausalLM"], **DELTA, "mtp_num_hidden_layers": 1},
     {"architectures": ["Qwen3NextForCausalLM"], **DELTA, **EXPERTS, "model_type": "qwen3_next"},
 ], ids=name_of)
-def test_weights_of_a_layer_that_drafts(config: dict[str, Any]) -> None:
-    ours, theirs = both(config)
-    wants = wanted_tensors(theirs)
-    assert ours.mtp == theirs.mtp_layers == 1
-    assert parameters(ours, mtp=True) == sum(math.prod(want.shape) for want in wants)
-    assert weight_bytes(ours, mtp=True) == sum(
-        math.prod(want.shape) * (4 if want.wide else 2) for want in wants)
-    without = wanted_tensors(replace(theirs, mtp_layers=0))
-    assert wants[:len(without)] == without
-    assert all(want.name.startswith(("mtp.", "model.layers.4.")) for want in wants[len(without):])
+def test_tensors_of_a_layer_that_drafts(config: dict[str, Any]) -> None:
+    shape = shape_of(config)
+    specs, without = model_tensors(shape), model_tensors(replace(shape, mtp_layers=0))
+    assert shape.mtp_layers == 1 and specs[:len(without)] == without
+    assert all(spec.name.startswith(("mtp.", "model.layers.4.")) for spec in specs[len(without):])
 
 
 def test_a_latent_is_all_that_a_token_leaves() -> None:
     raw = {"architectures": ["DeepseekV3ForCausalLM"], "dtype": "bfloat16"}
-    ours = read_plan_shape(raw, HERE)
-    assert ours.kv_row == 512 + 64 and ours.split(8).kv_row == 512 + 64
+    ours = replace(shape_from_config(raw, HERE), mtp_layers=0)
+    assert ours.kv_width == 512 + 64 and ours.split(8).kv_row == (1, 512 + 64)
     plan = make_plan(ours, Demand(4, checkpoints=0), 1 << 33)
     assert plan.token_bytes == 61 * 576 * 2
     billions = parameters(ours) / 1e9
@@ -119,15 +90,15 @@ def test_tables_take_what_they_say() -> None:
     Demand(4, 1, 64, kv_dtype="float16"), Demand(3, 16, 64, kv_dtype="fp8_e4m3"),
     Demand(3, 8, 64, max_total_tokens=200)])
 def test_the_plan_is_what_torch_allocates(config: dict[str, Any], demand: Demand) -> None:
-    ours, theirs = both(config)
-    plan = make_plan(ours, demand, 3 << 20)
-    dtype = kv_dtype(demand.kv_dtype, theirs.dtype)
-    pools = make_pools(theirs, [pool.pages for pool in plan.pools], demand.page_size, dtype, CPU)
+    shape = shape_of(config)
+    plan, own = make_plan(shape, demand, 3 << 20), TORCH_DTYPES[shape.dtype]
+    dtype = kv_dtype(demand.kv_dtype, own)
+    pools = make_pools(shape, [pool.pages for pool in plan.pools], demand.page_size, dtype, CPU)
     assert [pool.bytes for pool in pools] == [pool.bytes for pool in plan.pools]
     used = sum(pool.bytes for pool in pools)
-    if theirs.state is not None:
-        states = StatePool(theirs.state, len(theirs.recurrent), plan.slots, plan.checkpoints,
-                           DTYPES[demand.state_dtype], theirs.dtype, CPU)
+    if shape.state is not None:
+        states = StatePool(shape.state, len(shape.recurrent), plan.slots, plan.checkpoints,
+                           TORCH_DTYPES[demand.state_dtype], own, CPU)
         assert states.layers[0].state.shape[0] == plan.state_rows
         used += states.bytes
     assert used == plan.used
@@ -136,16 +107,17 @@ def test_the_plan_is_what_torch_allocates(config: dict[str, Any], demand: Demand
 # --- laws ----------------------------------------------------------------------------------------
 
 @st.composite
-def shapes(draw: st.DrawFn) -> PlanShape:
+def shapes(draw: st.DrawFn) -> ModelShape:
     number = st.integers(1, 6)
     windows = draw(st.lists(st.sampled_from([0, 0, 7, 64, 1024]), min_size=1, max_size=5))
-    recurrent = draw(st.none() | st.builds(
-        Recurrent, st.just("GatedDeltaNet"), number, number, number, number, number, st.just(2),
-        st.integers(2, 5), st.just(2)))
-    return PlanShape(
-        "Any", draw(st.sampled_from(["float32", "bfloat16"])), 100, 32,
-        len(windows) + (recurrent.layers if recurrent else 0), 4, draw(number), draw(number),
-        tuple(windows), 64, draw(st.integers(2, 5000)), False, recurrent, mtp=1)
+    states = draw(st.none() | st.builds(
+        DeltaShape, number, number, number, number, st.integers(2, 5)))
+    recurrent = tuple(range(draw(number))) if states else ()
+    return ModelShape(
+        "Any", 100, 32, 64, len(windows) + len(recurrent), 4, draw(number), draw(number), 1e-6,
+        False, (), (*(0 for _ in recurrent), *windows), draw(st.integers(2, 5000)),
+        draw(st.sampled_from(["float32", "bfloat16"])), 1.0, recurrent=recurrent,
+        recurrence=states, mtp_layers=1)
 
 
 demands = st.builds(
@@ -156,7 +128,7 @@ demands = st.builds(
 spares = st.integers(0, 1 << 20)
 
 
-def least(shape: PlanShape, demand: Demand) -> int:
+def least(shape: ModelShape, demand: Demand) -> int:
     """The smallest budget that can be planned for, as the error for none at all tells it."""
     with pytest.raises(BadConfig, match="too few") as error:
         make_plan(shape, demand, 0)
@@ -165,14 +137,14 @@ def least(shape: PlanShape, demand: Demand) -> int:
     return int(found[1].replace(",", ""))
 
 
-def planned(shape: PlanShape, demand: Demand, spare: int) -> MemoryPlan:
+def planned(shape: ModelShape, demand: Demand, spare: int) -> MemoryPlan:
     """With so many bytes more than the least."""
     return make_plan(shape, demand, least(shape, demand) + spare)
 
 
 @settings(deadline=None)
 @given(shapes(), demands)
-def test_what_is_missing_is_missing_exactly(shape: PlanShape, demand: Demand) -> None:
+def test_what_is_missing_is_missing_exactly(shape: ModelShape, demand: Demand) -> None:
     enough = least(shape, demand)
     make_plan(shape, demand, enough)
     with pytest.raises(BadConfig, match=" are 1 too few"):
@@ -181,7 +153,7 @@ def test_what_is_missing_is_missing_exactly(shape: PlanShape, demand: Demand) ->
 
 @settings(deadline=None, max_examples=200)
 @given(shapes(), demands, spares, st.booleans())
-def test_no_byte_is_unaccounted_for(shape: PlanShape, demand: Demand, spare: int,
+def test_no_byte_is_unaccounted_for(shape: ModelShape, demand: Demand, spare: int,
                                     automatic: bool) -> None:
     budget = least(shape, demand) + spare
     plan = make_plan(shape, demand, budget)
@@ -199,7 +171,7 @@ def test_no_byte_is_unaccounted_for(shape: PlanShape, demand: Demand, spare: int
 
 @settings(deadline=None, max_examples=200)
 @given(shapes(), demands, spares, st.integers(0, 1 << 22))
-def test_more_memory_never_holds_less(shape: PlanShape, demand: Demand, spare: int,
+def test_more_memory_never_holds_less(shape: ModelShape, demand: Demand, spare: int,
                                       more: int) -> None:
     less, plenty = planned(shape, demand, spare), planned(shape, demand, spare + more)
     assert less.token_capacity <= plenty.token_capacity
@@ -210,7 +182,7 @@ def test_more_memory_never_holds_less(shape: PlanShape, demand: Demand, spare: i
 @settings(deadline=None, max_examples=200)
 @given(shapes(), demands, spares)
 def test_nothing_more_to_hold_makes_room_for_tokens(
-        shape: PlanShape, demand: Demand, spare: int) -> None:
+        shape: ModelShape, demand: Demand, spare: int) -> None:
     """Where memory is the limit; where each sequence can have its full length, more sequences are
     more tokens."""
     plan = planned(shape, demand, spare)
@@ -226,7 +198,7 @@ def test_nothing_more_to_hold_makes_room_for_tokens(
 @settings(deadline=None, max_examples=200)
 @given(shapes(), demands, spares, st.data())
 def test_the_capacity_holds_in_whatever_lengths(
-        shape: PlanShape, demand: Demand, spare: int, data: st.DataObject) -> None:
+        shape: ModelShape, demand: Demand, spare: int, data: st.DataObject) -> None:
     plan = planned(shape, demand, spare)
     n, p, most = demand.max_num_seqs, demand.page_size, shape.max_model_len
     tokens = plan.token_capacity
@@ -245,7 +217,7 @@ def test_the_capacity_holds_in_whatever_lengths(
 
 @given(st.sampled_from([1, 2, 4]), demands, spares)
 def test_gpus_share_states_and_heads(tp: int, demand: Demand, spare: int) -> None:
-    shape = read_plan_shape({**SMALL, **DELTA, "architectures": ["Qwen3_5ForCausalLM"],
+    shape = shape_from_config({**SMALL, **DELTA, "architectures": ["Qwen3_5ForCausalLM"],
                              "mtp_num_hidden_layers": 1}, HERE)
     whole, part = planned(shape, demand, spare), planned(shape.split(tp), demand, spare)
     assert part.state.state * tp == whole.state.state

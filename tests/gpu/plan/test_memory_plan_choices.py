@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from actorium.gpu.families.architectures import shape_from_config
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan.memory_plan import (
     CHECKPOINT_TOKENS,
     Demand,
@@ -20,7 +22,6 @@ from actorium.gpu.plan.memory_plan import (
     make_plan,
 )
 from actorium.gpu.plan.reuse import MEASURED, choices, reuse
-from actorium.gpu.plan.shape import PlanShape, read_plan_shape
 from actorium.tools.cli import main
 
 ROOT = Path(__file__).parents[3]
@@ -30,9 +31,9 @@ COMMAND = ["plan", str(DATA), "--memory", "13.61GiB", "--tp", "2", "--max-num-se
 GPU = int(13.61 * 2**30)
 
 
-def shape(tp: int = 2) -> PlanShape:
+def shape(tp: int = 2) -> ModelShape:
     path = DATA / "config.json"
-    return read_plan_shape(json.loads(path.read_text()), path).split(tp)
+    return shape_from_config(json.loads(path.read_text()), path).split(tp)
 
 
 def shown(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def test_the_plan_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(COMMAND) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "as planned" in line)
     assert line.split()[:5] == [f"{plan.token_capacity:,}", "2", "71%", "99%", "91%"]
-    plain = replace(shape(), recurrent=None)
+    plain = replace(shape(), recurrent=(), recurrence=None)
     assert choices(make_plan(plain, Demand(32), GPU)) == []
     tight = make_plan(shape(), Demand(32, checkpoints=4), 3 << 30)
     assert [choice.reuse.checkpoints for choice in choices(tight)] == [0, 4, 8], "16 do not fit"

@@ -31,11 +31,12 @@ from actorium.actors.config.tree import (
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
+from actorium.gpu.plan.memory_plan import demand_of, make_plan
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.tables import SlotTables
-from actorium.gpu.worker.device import OpenedDevice, open_device, plan_caches
+from actorium.gpu.worker.device import OpenedDevice, open_device
 
 VOCAB, PROMPT = 6, [4, 0, 4]
 LOGITS = np.array([[1.0, 0.2, -0.5, 0.7, 0.4, -1.0], [0.1, 0.9, 0.5, -0.8, 0.3, 0.6],
@@ -162,7 +163,7 @@ def test_what_the_plan_says_is_allocated(tmp_path: Path) -> None:
     for speculative, drafts in (("off", 0), ("auto", 2), ("mtp:3", 3)):
         config, own = opened(tmp_path, speculative)
         runner = own.runner
-        plan = plan_caches(config, 4 << 20, "kv_cache_bytes")
+        plan = make_plan(runner.model.shape, demand_of(config), 4 << 20)
         assert own.ready.drafts == plan.demand.drafts == runner.tables.drafts.most == drafts
         assert [pool.pages for pool in runner.all_pools] == [pool.pages for pool in plan.pools]
         assert runner.states is not None and runner.running == 0

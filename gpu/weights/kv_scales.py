@@ -1,4 +1,4 @@
-"""The dtype of pages, and the scales of keys and values that a checkpoint has for pages in FP8.
+"""The scales of keys and values that a checkpoint has for pages in FP8.
 
 What is read are the names under which vLLM (`maybe_remap_kv_scale_name`), SGLang,
 compressed-tensors and ModelOpt know them: one number for a layer, or one for each of its key heads.
@@ -13,38 +13,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from actorium.actors.errors import BadConfig, BadModel, shown
-from actorium.gpu.families.model_shape import DTYPES, ModelShape
+from actorium.actors.errors import BadModel, shown
+from actorium.gpu.families.model_shape import ModelShape
 
 LOG = logging.getLogger("actorium.model")
-KV_DTYPES = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-"""Of pages, by the names of `--kv-cache-dtype`."""
 NAME = "kv_scales"
 """Of a layer's scales, among the tensors of its attention: f32[2 * kv_heads], or f32[1] of
 latents."""
 KEYS = ("k_scale", "attn.k_scale", "k_proj.k_scale", "k_proj.output_scale")
 VALUES = ("v_scale", "attn.v_scale", "v_proj.v_scale", "v_proj.output_scale")
 BOTH = ("kv_scale", "attn.kv_scale")
-E4M3_CAPABILITY = (8, 9)
-"""Below it Triton does not convert from e4m3."""
-
-
-def kv_dtype(name: str, weights: torch.dtype) -> torch.dtype:
-    """Of the pages: as asked for by `--kv-cache-dtype`, auto = as the weights."""
-    return KV_DTYPES.get(name, weights)
-
-
-def check_kv_dtype(name: str, device: torch.device, kernels: str) -> None:
-    """Raise `BadConfig` where these kernels (see `select_ops`) cannot read such pages on this
-    device."""
-    if name != "fp8_e4m3" or device.type != "cuda" or kernels == "torch":
-        return
-    found = torch.cuda.get_device_capability(device)
-    if found < E4M3_CAPABILITY:
-        raise BadConfig(
-            "--kv-cache-dtype: fp8_e4m3 needs CUDA capability {}.{}, this device has {}.{}: "
-            "take fp8_e5m2, or --kernels torch".format(*E4M3_CAPABILITY, *found),
-            "memory.kv_cache_dtype")
 
 
 class CacheScales:

@@ -1,13 +1,25 @@
-"""What Granite-4 hybrid configs say of Mamba-2 layers and experts."""
+"""Granite-4 hybrid: Mamba-2 and attention layers, an MLP for all tokens, and experts beside it."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.config_fields import Fields
-from actorium.gpu.families.hybrid_shape import ExpertShape, StateShape
+from actorium.gpu.families.decoder_config import decoder_shape, shared_rope
+from actorium.gpu.families.model_shape import ExpertShape, MambaShape, ModelShape, RopeShape
+from actorium.gpu.families.tensor_specs import (
+    ATTENTION,
+    TensorSpec,
+    attention_tensors,
+    linear_tensors,
+    mamba_tensors,
+    mixture_tensors,
+    norm_tensors,
+)
 
 GRANITE: dict[str, Any] = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
@@ -23,46 +35,61 @@ RECURRENT, FULL = ("mamba", "linear_attention"), ("attention", "full_attention")
 """Names of the two kinds of layers: the checkpoints' own, and transformers'."""
 
 
-class MambaShape(NamedTuple):
-    """A Mamba-2 layer."""
+def granite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of these configs.
 
-    heads: int
-    groups: int
-    """Of B and C: each is shared by heads in a row."""
-    head_dim: int
-    state_dim: int
-    width: int
-    """Of the convolution."""
-    conv_bias: bool
-    proj_bias: bool
-    time_limit: tuple[float, float]
-    """Least and largest time step."""
-    norm_eps: float
-    """Of the layer's own norm."""
-
-    @property
-    def inner(self) -> int:
-        """Width of all heads together."""
-        return self.heads * self.head_dim
-
-    @property
-    def channels(self) -> int:
-        """Of the convolution: x, B and C."""
-        return self.inner + 2 * self.groups * self.state_dim
-
-    @property
-    def state(self) -> StateShape:
-        """What the layer keeps: [H, P, N], and columns; its inputs are those and dt."""
-        return StateShape((self.heads, self.head_dim, self.state_dim),
-                          (self.width - 1, self.channels), self.channels + self.heads)
+    What each layer gives is multiplied by `residual_multiplier`, r, before it is added. The same
+    without a product at every layer: hidden states are kept divided by r, so are the embeddings,
+    and a norm takes no notice but for its epsilon, which is then that over r * r.
+    """
+    get = Fields(_complete(raw), where)
+    shape = decoder_shape(get, dtype, ropes=_ropes(get))
+    residual, bias = get.float("residual_multiplier"), get.flag("attention_bias")
+    experts, recurrent, mamba = _experts(get), _mamba_layers(get, shape.layers), _mamba(get)
+    return replace(
+        shape, intermediate=get.int("shared_intermediate_size"), qkv_bias=bias, o_bias=bias,
+        norm_eps=shape.norm_eps / residual**2,
+        attention_scale=get.float("attention_multiplier"),
+        embed_scale=get.float("embedding_multiplier") / residual,
+        logit_scale=1 / get.float("logits_scaling"),
+        recurrent=recurrent, recurrence=mamba if recurrent else None,
+        experts=experts, sparse=tuple(range(shape.layers)) if experts else ())
 
 
-def granite_fields(raw: dict[str, Any]) -> dict[str, Any]:
+def granite_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
+    """Tensors of a layer: attention or Mamba-2, and an MLP with or without experts."""
+    specs = norm_tensors(at, s)
+    if i in s.recurrent and isinstance(s.recurrence, MambaShape):
+        specs += mamba_tensors(f"{at}mamba.", s.recurrence, s.hidden)
+    else:
+        specs += attention_tensors(f"{at}{ATTENTION}", s)
+    if s.experts:
+        specs += mixture_tensors(f"{at}block_sparse_moe.", s.hidden, routed_alone(s.experts))
+    return [*specs,
+            *linear_tensors(f"{at}shared_mlp.input_linear", 2 * s.intermediate, s.hidden),
+            *linear_tensors(f"{at}shared_mlp.output_linear", s.hidden, s.intermediate)]
+
+
+def routed_alone(s: ExpertShape) -> ExpertShape:
+    """The mixture without the expert that all tokens share: that one is the MLP beside it."""
+    return s._replace(shared=0)
+
+
+def _ropes(get: Fields) -> tuple[RopeShape, ...]:
+    kind = get.raw.get("position_embedding_type")
+    if kind == "rope":
+        return (shared_rope(get),)
+    if kind not in (None, "nope"):
+        raise get.bad("position_embedding_type", f"must be rope or nope, got {shown(kind)}")
+    return ()
+
+
+def _complete(raw: dict[str, Any]) -> dict[str, Any]:
     """The config with all it leaves out."""
     return {**GRANITE, **{key: value for key, value in raw.items() if value is not None}}
 
 
-def mamba_layers(get: Fields, layers: int) -> tuple[int, ...]:
+def _mamba_layers(get: Fields, layers: int) -> tuple[int, ...]:
     """The recurrent ones, as `layer_types` (once `layers_block_type`) say. Raises `BadModel`."""
     name = "layer_types" if "layer_types" in get.raw else "layers_block_type"
     kinds = get.kinds(name, (RECURRENT[0], FULL[0], *RECURRENT, *FULL), layers)
@@ -71,7 +98,7 @@ def mamba_layers(get: Fields, layers: int) -> tuple[int, ...]:
     return tuple(i for i, kind in enumerate(kinds) if kind in RECURRENT)
 
 
-def mamba_shape(get: Fields) -> MambaShape:
+def _mamba(get: Fields) -> MambaShape:
     """Raises `BadModel` naming the field that is wrong."""
     heads, groups = get.int("mamba_n_heads"), get.int("mamba_n_groups")
     inner = get.int("mamba_expand") * get.int("hidden_size")
@@ -113,7 +140,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def granite_experts(get: Fields) -> ExpertShape | None:
+def _experts(get: Fields) -> ExpertShape | None:
     """None where `num_local_experts` is 0. Raises `BadModel` naming the field that is wrong."""
     if get.raw["num_local_experts"] == 0:
         return None

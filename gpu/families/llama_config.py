@@ -6,25 +6,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actorium.gpu.families.base import base_shape
 from actorium.gpu.families.config_fields import Fields
+from actorium.gpu.families.decoder_config import decoder_shape
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.tensor_specs import (
+    ATTENTION,
+    NORMS,
+    TensorSpec,
+    attention_tensors,
+    dense_tensors,
+    norm_tensors,
+)
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+SANDWICH_NORMS = ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm",
+                  "post_feedforward_layernorm")
+"""Norms before attention and before the MLP, and of what these two give."""
 
 
 def llama(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Llama's config."""
     get = Fields(raw, where)
     bias = get.flag("attention_bias")
-    return replace(base_shape(get, dtype), qkv_bias=bias, o_bias=bias,
+    return replace(decoder_shape(get, dtype), qkv_bias=bias, o_bias=bias,
                    mlp_bias=get.flag("mlp_bias"))
 
 
 def mistral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
-    """Reader of Mistral's config: a window, if there is one, is that of all layers."""
+    """Reader of Mistral's config: a window, if there is one, is that of all layers. Its
+    `layer_types` mean nothing, as in transformers, which has Ministral for models with both kinds.
+    """
     get = Fields(raw, where)
-    shape = base_shape(get, dtype)
+    shape = decoder_shape(get, dtype)
     if raw.get("sliding_window") is None:
         return shape
     return replace(shape, windows=(get.int("sliding_window"),) * shape.layers)
@@ -33,14 +46,22 @@ def mistral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 def qwen2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Qwen2's config."""
     get = Fields(raw, where)
-    return replace(_windowed(get, base_shape(get, dtype)), qkv_bias=True)
+    return replace(_windowed(get, decoder_shape(get, dtype)), qkv_bias=True)
 
 
 def qwen3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Qwen3's config."""
-    get, bias = Fields(raw, where), bool(raw.get("attention_bias", False))
-    return replace(_windowed(get, base_shape(get, dtype, head_dim=128)), qkv_bias=bias,
+    get = Fields(raw, where)
+    bias = get.flag("attention_bias")
+    return replace(_windowed(get, decoder_shape(get, dtype, head_dim=128)), qkv_bias=bias,
                    o_bias=bias, qk_norm=True)
+
+
+def causal_layer(s: ModelShape, _: int, at: str) -> list[TensorSpec]:
+    """Tensors of a layer with attention and a dense MLP, Gemma 3's too."""
+    return [*attention_tensors(f"{at}{ATTENTION}", s),
+            *dense_tensors(f"{at}mlp.", s.hidden, s.intermediate, s.mlp_bias),
+            *norm_tensors(at, s, SANDWICH_NORMS if s.sandwich_norms else NORMS)]
 
 
 def layer_windows(get: Fields, layers: int, window: int) -> tuple[int, ...] | None:

@@ -1,13 +1,26 @@
-"""What DeepSeek-V3 configs say of latent attention and of the choice of experts."""
+"""DeepSeek-V3: latent attention, experts chosen by groups, layers that draft."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.config_fields import MOST, Fields
-from actorium.gpu.families.hybrid_shape import ExpertShape
+from actorium.gpu.families.decoder_config import decoder_shape, mtp_layers
+from actorium.gpu.families.model_shape import ExpertShape, LatentShape, ModelShape, Routing
+from actorium.gpu.families.tensor_specs import (
+    ATTENTION,
+    MtpNames,
+    TensorSpec,
+    dense_tensors,
+    grouped_mixture_tensors,
+    latent_tensors,
+    layer_prefix,
+    norm_tensors,
+)
 
 DEEPSEEK: dict[str, Any] = {
     "vocab_size": 129_280, "hidden_size": 7168, "intermediate_size": 18_432,
@@ -22,7 +35,7 @@ DEEPSEEK: dict[str, Any] = {
 queries are projected at once."""
 
 
-def complete(raw: dict[str, Any]) -> dict[str, Any]:
+def _complete(raw: dict[str, Any]) -> dict[str, Any]:
     """The config with all it leaves out. What it calls a head's width is that of the rotated part,
     and there are as many key heads as heads."""
     whole = {**DEEPSEEK, **{name: value for name, value in raw.items()
@@ -31,45 +44,35 @@ def complete(raw: dict[str, Any]) -> dict[str, Any]:
             "num_key_value_heads": whole["num_attention_heads"]}
 
 
-class LatentShape(NamedTuple):
-    """Multi-head latent attention: widths."""
-
-    query_rank: int
-    """Of the latent that queries are made of; 0 = they are projected at once."""
-    rank: int
-    """Of the latent that keys and values are made of."""
-    plain: int
-    """Of a head's query and key without position."""
-    rope: int
-    """Of their rotated part, which for keys all heads share."""
-    value: int
-    """Of a head's value."""
-    interleaved: bool
-    """The pairs that are rotated lie side by side in the checkpoint, not half the part apart."""
-
-    @property
-    def query(self) -> int:
-        """Of a head's query."""
-        return self.plain + self.rope
-
-    @property
-    def row(self) -> int:
-        """Of what a token leaves in a layer's pages: its latent, and the rotated key."""
-        return self.rank + self.rope
+def deepseek(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of DeepSeek-V3's config."""
+    get = Fields(_complete(raw), where)
+    latent, shape = _latent(get), decoder_shape(get, dtype)
+    sparse, bias = _sparse_layers(get, shape.layers), get.flag("attention_bias")
+    experts, routing = _experts(get)
+    return replace(
+        shape, latent=latent, attention_scale=_attention_scale(latent, get), qkv_bias=bias,
+        o_bias=bias, sparse=sparse, experts=experts, routing=routing,
+        mtp_layers=mtp_layers(get))
 
 
-class Routing(NamedTuple):
-    """How experts are chosen by groups (arXiv 2412.19437, section 2.1.2)."""
-
-    groups: int
-    """The experts' number is a multiple of it."""
-    chosen_groups: int
-    """Groups whose experts may be chosen."""
-    factor: float
-    """On the weights of the chosen."""
+def deepseek_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
+    """Tensors of a layer: latent attention, and an MLP or experts."""
+    assert s.latent is not None
+    specs = norm_tensors(at, s) + latent_tensors(f"{at}{ATTENTION}", s, s.latent)
+    if s.has_experts(i) and s.experts:
+        return specs + grouped_mixture_tensors(f"{at}mlp.", s.hidden, s.experts)
+    return specs + dense_tensors(f"{at}mlp.", s.hidden, s.intermediate)
 
 
-def latent_shape(get: Fields) -> LatentShape:
+def deepseek_mtp(s: ModelShape) -> MtpNames:
+    """The layer that drafts: one behind the others. The copies of embedding and head that it may
+    have are not read."""
+    at = layer_prefix(s.layers)
+    return MtpNames(at, f"{at}eh_proj", f"{at}enorm", f"{at}hnorm", f"{at}shared_head.norm")
+
+
+def _latent(get: Fields) -> LatentShape:
     """Raises `BadModel` naming the field that is wrong."""
     query_rank = get.raw.get("q_lora_rank")
     shape = LatentShape(
@@ -81,7 +84,7 @@ def latent_shape(get: Fields) -> LatentShape:
     return shape
 
 
-def attention_scale(latent: LatentShape, get: Fields) -> float:
+def _attention_scale(latent: LatentShape, get: Fields) -> float:
     """On the product of query and key; longer contexts by yarn make it larger (mscale_all_dim)."""
     rope = get.raw.get("rope_parameters") or get.raw.get("rope_scaling") or {}
     scale = latent.query ** -0.5
@@ -95,7 +98,7 @@ def attention_scale(latent: LatentShape, get: Fields) -> float:
     return scale * grown * grown
 
 
-def deepseek_experts(get: Fields) -> tuple[ExpertShape, Routing]:
+def _experts(get: Fields) -> tuple[ExpertShape, Routing]:
     """Raises `BadModel` naming the field that is wrong."""
     count, chosen = get.int("n_routed_experts"), get.int("num_experts_per_tok")
     groups, open_groups = get.int("n_group"), get.int("topk_group")
@@ -113,7 +116,7 @@ def deepseek_experts(get: Fields) -> tuple[ExpertShape, Routing]:
     return experts, Routing(groups, open_groups, get.float("routed_scaling_factor"))
 
 
-def sparse_from(get: Fields, layers: int) -> tuple[int, ...]:
+def _sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
     """Layers with experts: all but the first `first_k_dense_replace`."""
     dense = get.raw.get("first_k_dense_replace")
     if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MOST:

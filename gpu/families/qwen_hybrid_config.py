@@ -1,74 +1,28 @@
-"""What Qwen3-Next, Qwen3.5 and Qwen3-MoE configs say of recurrent layers and experts."""
+"""Qwen3-Next, Qwen3.5 (dense and sparse), and Qwen3-MoE, which has attention alone."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.config_fields import Fields
+from actorium.gpu.families.decoder_config import decoder_shape, mtp_layers, shared_rope
+from actorium.gpu.families.model_shape import DeltaShape, ExpertShape, ModelShape
+from actorium.gpu.families.tensor_specs import (
+    ATTENTION,
+    MtpNames,
+    TensorSpec,
+    attention_tensors,
+    delta_tensors,
+    dense_tensors,
+    mixture_tensors,
+    norm_tensors,
+)
 
 
-class StateShape(NamedTuple):
-    """What one recurrent layer keeps of one sequence."""
-
-    state: tuple[int, ...]
-    """The state proper, in the state dtype."""
-    columns: tuple[int, int]
-    """(W - 1, channels): the last inputs of a convolution of width W, in the model's dtype."""
-    inputs: int
-    """What a token brings to both, of the layer's first projection: the convolution's channels and
-    the gates' inputs (dt). Kept, in the model's dtype, of drafts that may be accepted."""
-
-
-class DeltaShape(NamedTuple):
-    """A GatedDeltaNet layer."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    width: int
-    """Of the convolution."""
-
-    @property
-    def key_size(self) -> int:
-        """Width of all key heads together."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def value_size(self) -> int:
-        """Width of all value heads together."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
-        return 2 * self.key_size + self.value_size
-
-    @property
-    def state(self) -> StateShape:
-        """What the layer keeps: [HV, V, K], and columns; its inputs are those and b and a."""
-        return StateShape((self.value_heads, self.value_dim, self.key_dim),
-                          (self.width - 1, self.channels), self.channels + 2 * self.value_heads)
-
-
-class ExpertShape(NamedTuple):
-    """A mixture of experts."""
-
-    number: int
-    chosen: int
-    """Experts a token goes through."""
-    size: int
-    """Inner width of each."""
-    shared: int
-    """Inner width of the expert all tokens go through; 0 = there is none."""
-    normalised: bool
-    """The weights of the chosen ones add up to 1."""
-    shared_gate: bool = True
-    """A sigmoid gates what the shared expert gives."""
-
-
-class Family(NamedTuple):
+class QwenFamily(NamedTuple):
     """An architecture of this kind."""
 
     recurrent: bool
@@ -105,20 +59,58 @@ _MOE = {
     "max_position_embeddings": 32_768, "decoder_sparse_step": 1, "moe_intermediate_size": 768,
     "num_experts_per_tok": 8, "num_experts": 128, "norm_topk_prob": False,
 }
-_DENSE_FAMILY = Family(True, False, None, _DENSE)
-_SPARSE_FAMILY = Family(True, True, True, _SPARSE)
+_DENSE_FAMILY = QwenFamily(True, False, None, _DENSE)
+_SPARSE_FAMILY = QwenFamily(True, True, True, _SPARSE)
 HYBRIDS = {
-    "Qwen3NextForCausalLM": Family(True, True, None, _NEXT),
+    "Qwen3NextForCausalLM": QwenFamily(True, True, None, _NEXT),
     "Qwen3_5ForCausalLM": _DENSE_FAMILY,
     "Qwen3_5ForConditionalGeneration": _DENSE_FAMILY,
     "Qwen3_5MoeForCausalLM": _SPARSE_FAMILY,
     "Qwen3_5MoeForConditionalGeneration": _SPARSE_FAMILY,
-    "Qwen3MoeForCausalLM": Family(False, False, None, _MOE),
+    "Qwen3MoeForCausalLM": QwenFamily(False, False, None, _MOE),
 }
 """The architectures read here. Of those with images the text part alone is served."""
 
 
-def text_part(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of these configs; of those with images the text part is served."""
+    architectures = raw["architectures"]
+    family = HYBRIDS[architectures[0]]
+    get = Fields({**_text_part(raw, family.defaults), "architectures": architectures}, where)
+    shape = decoder_shape(get, dtype, ropes=(shared_rope(get, partial=family.recurrent),))
+    if get.flag("use_sliding_window"):
+        raise get.bad("use_sliding_window", "is not supported for this architecture")
+    bias = get.flag("attention_bias")
+    shape = replace(shape, qkv_bias=bias, o_bias=bias, qk_norm=True,
+                    sparse=_sparse_layers(get, shape.layers), experts=_experts(get, family),
+                    mtp_layers=mtp_layers(get))
+    if not family.recurrent:
+        return shape
+    linear, delta = _linear_layers(get, shape.layers), _delta(get)
+    return replace(shape, norm_plus_one=True, output_gate=True,
+                   rotary_dim=_rotary_dim(get, shape.head_dim),
+                   recurrent=linear, recurrence=delta if linear else None)
+
+
+def qwen_hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
+    """Tensors of a layer: attention or GatedDeltaNet, and an MLP or experts."""
+    specs = norm_tensors(at, s)
+    if i in s.recurrent and isinstance(s.recurrence, DeltaShape):
+        specs += delta_tensors(f"{at}linear_attn.", s.recurrence, s.hidden)
+    else:
+        specs += attention_tensors(f"{at}{ATTENTION}", s)
+    if s.has_experts(i) and s.experts:
+        return specs + mixture_tensors(f"{at}mlp.", s.hidden, s.experts)
+    return specs + dense_tensors(f"{at}mlp.", s.hidden, s.intermediate)
+
+
+def qwen_mtp(_: ModelShape) -> MtpNames:
+    """The layer that drafts."""
+    return MtpNames("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding",
+                    "mtp.pre_fc_norm_hidden", "mtp.norm")
+
+
+def _text_part(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The config of the language model, complete."""
     nested = raw.get("text_config")
     if isinstance(nested, dict):
@@ -131,7 +123,7 @@ def text_part(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, **given}
 
 
-def linear_layers(get: Fields, layers: int) -> tuple[int, ...]:
+def _linear_layers(get: Fields, layers: int) -> tuple[int, ...]:
     """Layers of `layer_types` "linear_attention"; by default all but every fourth."""
     known = ("linear_attention", "full_attention")
     if get.raw.get("layer_types") is None:
@@ -144,7 +136,7 @@ def linear_layers(get: Fields, layers: int) -> tuple[int, ...]:
     return tuple(i for i, kind in enumerate(kinds) if kind == known[0])
 
 
-def delta_shape(get: Fields) -> DeltaShape:
+def _delta(get: Fields) -> DeltaShape:
     """Raises `BadModel` naming the field that is wrong."""
     shape = DeltaShape(
         get.int("linear_num_key_heads"), get.int("linear_num_value_heads"),
@@ -158,7 +150,7 @@ def delta_shape(get: Fields) -> DeltaShape:
     return shape
 
 
-def sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
+def _sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
     """Layers with experts: every `decoder_sparse_step`-th, but those of `mlp_only_layers`."""
     if not get.raw.get("num_experts"):
         return ()
@@ -168,7 +160,7 @@ def sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
     return tuple(i for i in range(layers) if i not in dense and (i + 1) % every == 0)
 
 
-def expert_shape(get: Fields, family: Family) -> ExpertShape | None:
+def _experts(get: Fields, family: QwenFamily) -> ExpertShape | None:
     """Raises `BadModel` naming the field that is wrong."""
     if not get.raw.get("num_experts"):
         return None
@@ -181,3 +173,16 @@ def expert_shape(get: Fields, family: Family) -> ExpertShape | None:
     return ExpertShape(
         count, chosen, get.int("moe_intermediate_size"),
         get.int("shared_expert_intermediate_size") if family.shared else 0, normalised)
+
+
+def _rotary_dim(get: Fields, head_dim: int) -> int:
+    found = get.raw.get("rope_parameters") or {}
+    if not isinstance(found, dict):
+        raise get.bad("rope_parameters", "must be an object")
+    name = "rope_parameters.partial_rotary_factor"
+    share = found.get("partial_rotary_factor") or get.float("partial_rotary_factor", 0.25)
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise get.bad(name, f"must be above 0 and at most 1, got {shown(share)}")
+    if int(head_dim * share) % 2 or int(head_dim * share) < 2:
+        raise get.bad(name, f"{share} of {head_dim} dimensions is no even number")
+    return int(head_dim * share)

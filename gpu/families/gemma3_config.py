@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from actorium.actors.errors import shown
-from actorium.gpu.families.base import Ropes, base_shape, positions
 from actorium.gpu.families.config_fields import Fields
-from actorium.gpu.families.llama import layer_windows
-from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.rope import one_rope
+from actorium.gpu.families.decoder_config import decoder_shape, read_rope
+from actorium.gpu.families.llama_config import layer_windows
+from actorium.gpu.families.model_shape import ModelShape, RopeShape
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -27,12 +25,12 @@ DEFAULTS: dict[str, Any] = {
 def gemma3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Gemma 3's config, of which the text part is served."""
     get = _text(raw, where)
-    shape = base_shape(get, dtype, ropes=_ropes(get), activation="gelu")
+    shape = decoder_shape(get, dtype, ropes=_ropes(get), activation="gelu")
     bias = get.flag("attention_bias")
     return replace(
         shape, windows=_windows(get, shape.layers), qkv_bias=bias, o_bias=bias, qk_norm=True,
         attention_scale=get.float("query_pre_attn_scalar") ** -0.5,
-        embed_scale=float(torch.tensor(shape.hidden**0.5).to(shape.dtype)), norm_plus_one=True,
+        embed_scale=rounded(shape.hidden**0.5, shape.dtype), norm_plus_one=True,
         sandwich_norms=True)
 
 
@@ -62,16 +60,25 @@ def _windows(get: Fields, layers: int) -> tuple[int, ...]:
         window if (i + 1) % every else 0 for i in range(layers))
 
 
-def _ropes(get: Fields) -> Ropes:
+def _ropes(get: Fields) -> tuple[RopeShape, RopeShape]:
     """Of the full and of the windowed layers: `rope_parameters` by layer type, or, in old configs,
     rope_theta with rope_scaling, and rope_local_base_freq."""
-    by_type, longest = get.raw.get("rope_parameters") or {}, positions(get)
+    by_type = get.raw.get("rope_parameters") or {}
     if not isinstance(by_type, dict):
         raise get.bad("rope_parameters", "must be an object")
     wide = by_type.get("full_attention") or get.raw.get("rope_scaling") or {}
     near = by_type.get("sliding_attention") or {}
-    full, limit = one_rope(get, "rope_parameters.full_attention", wide,
-                           get.float("rope_theta", 1e6), longest)
-    local, _ = one_rope(get, "rope_parameters.sliding_attention", near,
-                        get.float("rope_local_base_freq", 1e4), longest)
-    return (full, local), limit
+    return (read_rope(get, "rope_parameters.full_attention", wide, get.float("rope_theta", 1e6)),
+            read_rope(get, "rope_parameters.sliding_attention", near,
+                      get.float("rope_local_base_freq", 1e4)))
+
+
+def rounded(value: float, dtype: str) -> float:
+    """The nearest number of this dtype to a float32 (ties to even), as torch rounds."""
+    bits, = struct.unpack("<I", struct.pack("<f", value))
+    if dtype == "bfloat16":
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    wide, = struct.unpack("<f", struct.pack("<I", bits))
+    if dtype == "float16":
+        wide, = struct.unpack("<e", struct.pack("<e", wide))
+    return float(wide)

@@ -1,0 +1,127 @@
+"""Which architectures are served: what reads each one's `config.json`, and which tensors its
+checkpoints have. The memory plan, the worker, the bench and the tests all ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from actorium.actors.config.tree import Config
+from actorium.actors.errors import SHOWN, BadModel
+from actorium.actors.models.model_dir import read_json, within
+from actorium.gpu.families.decoder_config import ConfigReader
+from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
+from actorium.gpu.families.fp8_config import served_fp8
+from actorium.gpu.families.gemma3_config import gemma3
+from actorium.gpu.families.granite_config import granite, granite_layer
+from actorium.gpu.families.llama_config import causal_layer, llama, mistral, qwen2, qwen3
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.qwen_hybrid_config import (
+    HYBRIDS,
+    qwen_hybrid,
+    qwen_hybrid_layer,
+    qwen_mtp,
+)
+from actorium.gpu.families.tensor_specs import (
+    ATTENTION,
+    MtpNames,
+    TensorSpec,
+    layer_prefix,
+    mtp_tensors,
+    outer_tensors,
+)
+
+
+class Architecture(NamedTuple):
+    """A model class that configs name."""
+
+    read: ConfigReader
+    layer: Callable[[ModelShape, int, str], list[TensorSpec]]
+    """(shape, i, what their names begin with) -> the tensors of the i-th layer."""
+    mtp: Callable[[ModelShape], MtpNames] | None = None
+    """Where checkpoints have the layer that drafts, which as a decoder layer is number
+    `ModelShape.layers`; None where the family has none."""
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": Architecture(llama, causal_layer),
+    "MistralForCausalLM": Architecture(mistral, causal_layer),
+    "Qwen2ForCausalLM": Architecture(qwen2, causal_layer),
+    "Qwen3ForCausalLM": Architecture(qwen3, causal_layer),
+    "Gemma3ForCausalLM": Architecture(gemma3, causal_layer),
+    "Gemma3ForConditionalGeneration": Architecture(gemma3, causal_layer),
+    "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, deepseek_mtp),
+    **{name: Architecture(qwen_hybrid, qwen_hybrid_layer, qwen_mtp) for name in HYBRIDS},
+    "GraniteMoeHybridForCausalLM": Architecture(granite, granite_layer),
+}
+"""By the name in a config. Of those with images (ConditionalGeneration) the text part alone is
+served."""
+
+
+def shape_from_config(
+    raw: dict[str, Any], where: Path, dtype: str = "auto", max_model_len: int | None = None,
+    quantization: str = "auto",
+) -> ModelShape:
+    """`ModelShape` of a parsed `config.json`.
+
+    dtype: of the weights, "auto" = the checkpoint's. max_model_len: None = the model's own limit.
+    quantization: see `ModelConfig`. Raises `BadModel` naming the file and the field that is missing
+    or wrong, and `BadConfig` for a max_model_len beyond the limit.
+    """
+    name = _architecture(raw, where)
+    if name not in ARCHITECTURES:
+        raise BadModel(f"{where}: architecture {name} is not supported; "
+                       f"supported: {', '.join(ARCHITECTURES)}")
+    fp8 = served_fp8(raw, where, quantization)
+    shape = ARCHITECTURES[name].read(raw, where, dtype)
+    return replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len))
+
+
+def read_shape(path: Path, config: Config) -> ModelShape:
+    """The shape of the checkpoint at `path`. Raises `BadModel` and `BadConfig`."""
+    if not path.is_dir():
+        raise BadModel(f"{path}: no such directory")
+    where, model = path / "config.json", config.model
+    return shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
+                             model.quantization)
+
+
+def _architecture(raw: dict[str, Any], where: Path) -> str:
+    names = raw.get("architectures")
+    if (not isinstance(names, list) or not names or not isinstance(names[0], str)
+            or not names[0].isidentifier() or len(names[0]) > SHOWN):
+        raise BadModel(f"{where}: architectures: must name the model class")
+    return str(names[0])
+
+
+# --- tensors -------------------------------------------------------------------------------------
+
+def model_tensors(s: ModelShape) -> list[TensorSpec]:
+    """Every tensor that the model reads from its checkpoint; those of the layer that drafts last.
+
+    s: of one GPU of several, its parts of them. What is not divided (norms, routers, gates of
+    experts, projections to latents) every GPU has whole.
+    """
+    kind, names = ARCHITECTURES[s.architecture], mtp_names(s)
+    specs = outer_tensors(s)
+    for i in range(s.layers):
+        specs += kind.layer(s, i, layer_prefix(i))
+    if names is not None:
+        specs += [*kind.layer(s, s.layers, names.layer), *mtp_tensors(names, s)]
+    return specs
+
+
+def mtp_names(s: ModelShape) -> MtpNames | None:
+    """Where the checkpoint has the layer that drafts; None where the shape has none."""
+    kind = ARCHITECTURES[s.architecture]
+    return kind.mtp(s) if s.mtp_layers and kind.mtp else None
+
+
+def attention_modules(s: ModelShape) -> list[str]:
+    """What the names of each attention layer's tensors begin with; that of a layer that drafts is
+    the last."""
+    names = mtp_names(s)
+    found = [f"{layer_prefix(i)}{ATTENTION}" for i in s.attention_layers]
+    return [*found, f"{names.layer}{ATTENTION}"] if names else found

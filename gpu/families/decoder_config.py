@@ -1,0 +1,131 @@
+"""What the configs of all families share: sizes, dtype, rotary embeddings, layers that draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from actorium.actors.errors import shown
+from actorium.actors.models.model_dir import max_model_len
+from actorium.gpu.families.config_fields import MOST, Fields
+from actorium.gpu.families.model_shape import WEIGHT_DTYPES, ModelShape, RopeShape
+
+ConfigReader = Callable[[dict[str, Any], Path, str], ModelShape]
+"""(parsed config.json, its path, dtype or "auto") -> the shape, at the model's own longest length.
+Raises `BadModel` naming the field that is missing or wrong."""
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+MTP_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
+
+
+def decoder_shape(
+    get: Fields, dtype: str, *, head_dim: int | None = None,
+    ropes: tuple[RopeShape, ...] | None = None, activation: str = "silu",
+) -> ModelShape:
+    """A decoder with full attention, no biases and dense MLPs: families replace what differs.
+
+    head_dim: where the config names none (None: hidden / heads). ropes: None reads the one that
+    all layers share. Raises `BadModel`.
+    """
+    heads, hidden = get.int("num_attention_heads"), get.int("hidden_size")
+    layers = get.layers()
+    own = (shared_rope(get),) if ropes is None else ropes
+    kv_heads = get.int("num_key_value_heads", heads)
+    width = get.int("head_dim", head_dim or max(1, hidden // heads))
+    if heads % kv_heads:
+        raise get.bad("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
+    if width % 2:
+        raise get.bad("head_dim", f"must be even, got {width}")
+    if activation == "silu" and get.raw.get("hidden_act", "silu") != "silu":
+        raise get.bad("hidden_act", f"only silu is supported, "
+                      f"got {shown(get.raw['hidden_act'])}")
+    return ModelShape(
+        architecture=str(get.raw["architectures"][0]), vocab_size=get.int("vocab_size"),
+        hidden=hidden, intermediate=get.int("intermediate_size"), layers=layers, heads=heads,
+        kv_heads=kv_heads, head_dim=width, norm_eps=get.float("rms_norm_eps", 1e-6),
+        tied=get.flag("tie_word_embeddings"), ropes=own, windows=(0,) * layers,
+        max_model_len=_longest(get), dtype=_dtype(get, dtype),
+        attention_scale=width**-0.5, activation=activation)
+
+
+def _longest(get: Fields) -> int:
+    """The model's own limit on a sequence's length, as the tokenizer reads it too."""
+    if get.raw.get("max_position_embeddings") is not None:
+        get.int("max_position_embeddings")  # says what is wrong with it
+    return max_model_len(get.raw)
+
+
+def _dtype(get: Fields, wanted: str) -> str:
+    name = wanted
+    if wanted == "auto":
+        name = get.raw.get("dtype") or get.raw.get("torch_dtype") or "float32"
+    if not isinstance(name, str) or name not in WEIGHT_DTYPES:
+        raise get.bad("dtype", f"must be float32, bfloat16 or float16, got {shown(name)}")
+    return name
+
+
+def mtp_layers(get: Fields) -> int:
+    """1 where the config promises a layer that drafts (MTP), else 0. Of several the first is used,
+    and chained. Qwen3-Next's checkpoints hold one that their config does not tell of.
+
+    Raises `BadModel` naming the field that is wrong.
+    """
+    for name in MTP_FIELDS:
+        if get.raw.get(name):
+            return min(1, get.int(name))
+    return int(get.raw.get("model_type") == "qwen3_next" and MTP_FIELDS[0] not in get.raw)
+
+
+# --- rotary embeddings ---------------------------------------------------------------------------
+
+def shared_rope(get: Fields, partial: bool = False) -> RopeShape:
+    """That of all layers, of old (`rope_scaling`) and new (`rope_parameters`) configs. partial: a
+    part of each head may be rotated alone. Raises `BadModel`."""
+    name = "rope_parameters" if get.raw.get("rope_parameters") else "rope_scaling"
+    return read_rope(get, name, get.raw.get(name) or {}, get.float("rope_theta", 10000.0), partial)
+
+
+def read_rope(get: Fields, name: str, found: Any, base: float,
+              partial: bool = False) -> RopeShape:
+    """The rope object `found`, which errors call `name`.
+
+    base: theta where it names none; partial: whether it may speak of a part of each head.
+    Raises `BadModel`.
+    """
+    if not isinstance(found, dict):
+        raise get.bad(name, "must be an object")
+    r = Fields(found, get.where, f"{name}.")
+    theta = r.float("rope_theta", base)
+    kind = found.get("rope_type") or found.get("type") or "default"
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
+        raise r.bad("rope_type", f"must be one of {', '.join(ROPE_TYPES)}, got {shown(kind)}")
+    share = found.get("partial_rotary_factor") or get.raw.get("partial_rotary_factor") or 1
+    if share != 1 and not partial:
+        raise r.bad("partial_rotary_factor", "only 1.0 is supported")
+    if kind == "default":
+        return RopeShape(theta=theta)
+    return _scaled_rope(r, kind, theta, get.int("max_position_embeddings", 2048))
+
+
+def _scaled_rope(r: Fields, kind: str, theta: float, positions: int) -> RopeShape:
+    original = r.int("original_max_position_embeddings", positions)
+    if kind in ("yarn", "llama3") and theta == 1:
+        raise r.bad("rope_theta", "must not be 1")
+    factor = r.float("factor")
+
+    def optional(key: str) -> float:
+        return r.float(key) if r.raw.get(key) else 0.0
+
+    rope = RopeShape(
+        kind=kind, theta=theta, factor=factor, original_max=original,
+        low_freq_factor=r.float("low_freq_factor", 1.0),
+        high_freq_factor=r.float("high_freq_factor", 4.0),
+        attention_factor=optional("attention_factor") or None,
+        beta_fast=r.float("beta_fast", 32.0), beta_slow=r.float("beta_slow", 1.0),
+        mscale=optional("mscale"), mscale_all_dim=optional("mscale_all_dim"),
+        truncate=bool(r.raw.get("truncate", True)),
+    )
+    if kind == "yarn" and factor * original > MOST:
+        raise r.bad("factor", f"{shown(factor)} times {original} positions are too many")
+    return rope

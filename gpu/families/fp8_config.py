@@ -1,0 +1,181 @@
+"""What `config.json` says of weights in FP8: `quant_method: fp8`, and the format of
+compressed-tensors (llm-compressor's, vLLM's), `format: float-quantized`."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from actorium.actors.errors import BadModel, shown
+
+BLOCK = 128
+"""Rows and columns of a block that shares a scale."""
+NAME = "quantization_config"
+MADE_APART = ("in_proj_a", "in_proj_b")
+"""Modules that stay as they are where weights are made FP8 at load: what gates a recurrent layer's
+states (GatedDeltaNet), a row for each head."""
+IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore")
+"""What lists the modules whose weights are not in FP8."""
+METHOD, FORMAT = "compressed-tensors", "float-quantized"
+PATTERN = re.compile(r"re:\.\*([A-Za-z_][\w\\.]{0,100})(\$?)")
+"""Of names of modules: those that this one ends, or is a part of. No other is read: patterns of a
+file are not run."""
+_OUTER = re.compile(r"^(?:(?:model|language_model)\.)+")
+
+
+class Fp8Shape(NamedTuple):
+    """Weights of projections are e4m3 with scales."""
+
+    block: int
+    """Rows and columns that share one; 0: the whole weight has one."""
+    ignored: tuple[str, ...] = ()
+    """Modules that are not in FP8, as checkpoints of the language model alone call them."""
+    made: bool = False
+    """The checkpoint is not in FP8: its weights are quantised when they are read, each row by its
+    own largest number."""
+
+    def covers(self, module: str) -> bool:
+        """Whether the weight of this module, by its whole name, is in FP8.
+
+        An ignored name is a module's own, its last parts, or that of what it is a part of (nothing:
+        of all); `*NAME`: or has NAME in it; `*NAME$`: or ends with it.
+        """
+        names, patterns = _ignored_names(self.ignored)
+        if not self.ignored:
+            return True
+        dots = [i for i, char in enumerate(module) if char == "."]
+        own = ("", module, *(module[:i] for i in dots), *(module[i + 1:] for i in dots))
+        if not names.isdisjoint(own):
+            return False
+        return not any(module.endswith(name[:-1]) if name.endswith("$") else name in module
+                       for name in patterns)
+
+
+@lru_cache(16)
+def _ignored_names(ignored: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """(names, patterns without their `*`): of ten thousands of experts each is asked for."""
+    return (frozenset(name for name in ignored if not name.startswith("*")),
+            tuple(name[1:] for name in ignored if name.startswith("*")))
+
+
+def quantization_config(raw: dict[str, Any]) -> Any:
+    """What a parsed config says of quantisation, the language model's part counted; None where it
+    says nothing."""
+    found, text = raw.get(NAME), raw.get("text_config")
+    return found or (text.get(NAME) if isinstance(text, dict) else None) or None
+
+
+def otherwise_quantized(raw: dict[str, Any]) -> bool:
+    """Whether the checkpoint of this config is quantised in a way that is not served."""
+    found = quantization_config(raw)
+    return found is not None and not (isinstance(found, dict) and (
+        found.get("quant_method") == "fp8" or _is_compressed(found)))
+
+
+def unquantized(raw: dict[str, Any]) -> dict[str, Any]:
+    """The config of the same model without what it says of quantisation."""
+    plain, text = {**raw, NAME: None}, raw.get("text_config")
+    return {**plain, "text_config": {**text, NAME: None}} if isinstance(text, dict) else plain
+
+
+def served_fp8(raw: dict[str, Any], where: Path, quantization: str) -> Fp8Shape | None:
+    """Which weights are in FP8 where they are served so; None: none are.
+
+    quantization: see `ModelConfig`. Raises `BadModel` on a checkpoint that is not served.
+    """
+    found = fp8_shape(raw, where)
+    if quantization == "none":
+        return None
+    return Fp8Shape(0, MADE_APART, True) if found is None and quantization == "fp8" else found
+
+
+def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
+    """What a parsed config says; None where its weights are not quantised.
+
+    Raises `BadModel` on what is not served.
+    """
+    found = quantization_config(raw)
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise BadModel(f"{where}: {NAME}: must be an object")
+    method, block = found.get("quant_method"), found.get("weight_block_size")
+    if method == METHOD:
+        size, modules = _compressed(found, where)
+        return Fp8Shape(size, tuple(_OUTER.sub("model.", name) for name in modules))
+    if method != "fp8":
+        raise BadModel(f"{where}: {NAME}.quant_method: of quantized checkpoints those in fp8 alone "
+                       f"are supported (fp8, or {METHOD} in {FORMAT}), got {shown(method)}")
+    if block is not None and block != [BLOCK, BLOCK]:
+        raise BadModel(f"{where}: {NAME}.weight_block_size: only [{BLOCK}, {BLOCK}] is supported, "
+                       f"got {shown(block)}")
+    if found.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise BadModel(f"{where}: {NAME}.fmt: only e4m3 is supported, "
+                       f"got {shown(found['fmt'])}")
+    lists = [found.get(key) or [] for key in IGNORED]
+    names = [name for own in lists if isinstance(own, list) for name in own]
+    if not all(isinstance(own, list) for own in lists) \
+            or not all(isinstance(name, str) for name in names):
+        raise BadModel(f"{where}: {NAME}: {' and '.join(IGNORED)} must list names")
+    return Fp8Shape(BLOCK if block else 0, tuple(_OUTER.sub("model.", name) for name in names))
+
+
+# --- compressed-tensors --------------------------------------------------------------------------
+
+def _is_compressed(found: dict[str, Any]) -> bool:
+    """Whether this is the format of FP8."""
+    return found.get("quant_method") == METHOD and found.get("format") == FORMAT
+
+
+def _compressed(found: dict[str, Any], where: Path) -> tuple[int, list[str]]:
+    """(rows and columns of a block that shares a scale, 0 where none does; modules that are not in
+    FP8, `*` before and perhaps `$` behind what their names have or end with).
+
+    found: `quantization_config`. Raises `BadModel` naming the field that is not served.
+    """
+    at = f"{where}: quantization_config"
+
+    def bad(field: str, want: str, value: Any) -> BadModel:
+        return BadModel(f"{at}.{field}: must be {want}, got {shown(value)}")
+
+    if found.get("format") != FORMAT:
+        raise bad("format", f"{FORMAT} (of {METHOD} checkpoints no other is supported)",
+                  found.get("format"))
+    if found.get("quantization_status", "compressed") != "compressed":
+        raise bad("quantization_status", "compressed", found["quantization_status"])
+    groups = found.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1:
+        raise bad("config_groups", "one group, of all Linear modules", groups)
+    (name, group), = groups.items()
+    where_in = f"config_groups.{shown(name)}"
+    if not isinstance(group, dict) or group.get("targets") != ["Linear"]:
+        raise bad(f"{where_in}.targets", "Linear alone",
+                  group.get("targets") if isinstance(group, dict) else group)
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    for field, one in (("weights", weights), ("input_activations", inputs)):
+        if not (isinstance(one, dict) and one.get("type") == "float" and one.get("num_bits") == 8
+                and one.get("symmetric", True) is True):
+            raise bad(f"{where_in}.{field}", "float with 8 bits, symmetric", one)
+    assert isinstance(weights, dict)
+    strategy = weights.get("strategy")
+    if strategy not in ("tensor", "channel", "block") or (
+            strategy == "block" and weights.get("block_structure") != [BLOCK, BLOCK]):
+        raise bad(f"{where_in}.weights.strategy",
+                  f"tensor, channel, or block of {[BLOCK, BLOCK]}", weights)
+    ignored = found.get("ignore") or []
+    if not isinstance(ignored, list) or not all(isinstance(one, str) for one in ignored):
+        raise bad("ignore", "a list of names", ignored)
+    return BLOCK if strategy == "block" else 0, [_module_name(one, bad) for one in ignored]
+
+
+def _module_name(name: str, bad: Any) -> str:
+    if not name.startswith("re:"):
+        return name
+    found = PATTERN.fullmatch(name)
+    if found is None or "layers." in found[1]:
+        refusal: BadModel = bad("ignore", "names, or re:.*NAME or re:.*NAME$ without a layer's "
+                                "number", name)
+        raise refusal
+    return f"*{found[1].replace(chr(92), '')}{found[2]}"

@@ -1,0 +1,221 @@
+"""The tensors that a model reads from its checkpoint, by name: the loader reads these, and the
+memory plan counts them. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from actorium.gpu.families.fp8_config import BLOCK
+from actorium.gpu.families.model_shape import (
+    DeltaShape,
+    ExpertShape,
+    LatentShape,
+    MambaShape,
+    ModelShape,
+)
+
+EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+ATTENTION = "self_attn."
+"""What the names of an attention's tensors begin with, in a layer of any family."""
+NORMS = ("input_layernorm", "post_attention_layernorm")
+"""Of a layer, before its mixer and before its MLP, as most families name them."""
+
+
+class Projection(NamedTuple):
+    """How a projection's weight is served. Nothing but whole rows of it is taken apart, so that it
+    can be in FP8; which scales it then keeps depends on where its rows go."""
+
+    stack: str
+    """Projections of a module that have the same name here are one product."""
+    mixed: bool = False
+    """Those of the stack that are in FP8 are served beside others; else all are in FP8, or none."""
+    scattered: bool = False
+    """Its rows lie in another order than in the checkpoint, across blocks that share a scale."""
+    gated_head: int = 0
+    """Where its rows are those of two products, in turn so many of each: queries and their gate."""
+
+
+class TensorSpec(NamedTuple):
+    """A tensor that the model needs, as the checkpoint has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = ""
+    """Kept in this one; "" = the model's."""
+    projection: Projection | None = None
+    """None: not the weight of a projection that can be served in FP8."""
+
+    @property
+    def module(self) -> str:
+        """The name of what it is the weight of."""
+        return self.name.removesuffix(".weight")
+
+    @property
+    def size(self) -> int:
+        """Its numbers."""
+        return math.prod(self.shape)
+
+
+def stacks(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
+    """The weights of projections, those together that are one product where they can be."""
+    found: dict[tuple[str, str], list[TensorSpec]] = {}
+    for spec in specs:
+        if spec.projection is not None:
+            at = spec.module.rpartition(".")[0]
+            found.setdefault((at, spec.projection.stack), []).append(spec)
+    return list(found.values())
+
+
+class MtpNames(NamedTuple):
+    """Where checkpoints have the layer that drafts (multi-token prediction); one whose config tells
+    of several has the first there."""
+
+    layer: str
+    """What the names of its decoder layer's tensors begin with."""
+    join: str
+    """The projection of token and hidden together."""
+    token_norm: str
+    hidden_norm: str
+    norm: str
+    """Of what the layer gives."""
+
+
+def layer_prefix(i: int) -> str:
+    """What the names of the i-th layer's tensors begin with."""
+    return f"model.layers.{i}."
+
+
+def outer_tensors(s: ModelShape) -> list[TensorSpec]:
+    """Embeddings, final norm and head."""
+    specs = [TensorSpec(EMBED, (s.vocab_size, s.hidden)), TensorSpec(FINAL_NORM, (s.hidden,))]
+    return specs if s.tied else [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]
+
+
+def norm_tensors(at: str, s: ModelShape, names: Sequence[str] = NORMS) -> list[TensorSpec]:
+    """Norms of a layer's input or output; `at` begins their names."""
+    return [TensorSpec(f"{at}{name}.weight", (s.hidden,)) for name in names]
+
+
+def mtp_tensors(names: MtpNames, s: ModelShape) -> list[TensorSpec]:
+    """What the layer that drafts has beside a decoder layer's tensors."""
+    return [TensorSpec(f"{names.join}.weight", (s.hidden, -(-2 * s.hidden // s.tp))),
+            *(TensorSpec(f"{name}.weight", (s.hidden,)) for name in names[2:])]
+
+
+def linear_tensors(name: str, rows: int, columns: int, bias: bool = False,
+                   projection: Projection | None = None) -> list[TensorSpec]:
+    """The tensors of one projection; by default a product of its own."""
+    own = projection or Projection(name.rpartition(".")[2])
+    weight = TensorSpec(f"{name}.weight", (rows, columns), projection=own)
+    return [weight, TensorSpec(f"{name}.bias", (rows,))] if bias else [weight]
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
+    """Attention over keys and values."""
+    gated = s.head_dim if s.output_gate else 0
+    # Of a head that is rotated in part, the rotated pairs are brought half a head apart.
+    moved = s.rotary_dim not in (0, s.head_dim) and BLOCK % s.head_dim > 0
+    qkv = Projection("qkv", scattered=moved or gated % BLOCK > 0)
+    specs = [
+        *linear_tensors(f"{at}q_proj", s.q_size * (2 if gated else 1), s.hidden, s.qkv_bias,
+                        qkv._replace(gated_head=gated)),
+        *linear_tensors(f"{at}k_proj", s.kv_size, s.hidden, s.qkv_bias, qkv),
+        *linear_tensors(f"{at}v_proj", s.kv_size, s.hidden, s.qkv_bias, qkv),
+        *linear_tensors(f"{at}o_proj", s.hidden, s.q_size, s.o_bias),
+    ]
+    if s.qk_norm:
+        specs += [TensorSpec(f"{at}{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")]
+    return specs
+
+
+def latent_tensors(at: str, s: ModelShape, m: LatentShape) -> list[TensorSpec]:
+    """Attention over latents."""
+    queries, down = s.heads * m.query, Projection("down", scattered=_turned(m, m.row, 1))
+    up = _turned(m, m.query, s.heads)
+    if m.query_rank:
+        specs = [*linear_tensors(f"{at}q_a_proj", m.query_rank, s.hidden, s.qkv_bias, down),
+                 TensorSpec(f"{at}q_a_layernorm.weight", (m.query_rank,)),
+                 *linear_tensors(f"{at}q_b_proj", queries, m.query_rank, False,
+                                 Projection("q_b_proj", scattered=up))]
+    else:
+        specs = linear_tensors(f"{at}q_proj", queries, s.hidden, False,
+                               down._replace(scattered=up))
+    return [
+        *specs,
+        *linear_tensors(f"{at}kv_a_proj_with_mqa", m.row, s.hidden, s.qkv_bias, down),
+        TensorSpec(f"{at}kv_a_layernorm.weight", (m.rank,)),
+        TensorSpec(f"{at}kv_b_proj.weight", (s.heads * (m.plain + m.value), m.rank)),
+        *linear_tensors(f"{at}o_proj", s.hidden, s.heads * m.value, s.o_bias),
+    ]
+
+
+def _turned(m: LatentShape, each: int, heads: int) -> bool:
+    """Whether rows of heads of `each` rows, of which the last `m.rope` are brought into another
+    order, leave their block."""
+    ends = range(each, heads * each + 1, each)
+    return m.interleaved and any((end - m.rope) // BLOCK != (end - 1) // BLOCK for end in ends)
+
+
+# --- recurrent layers ----------------------------------------------------------------------------
+
+def delta_tensors(at: str, s: DeltaShape, hidden: int) -> list[TensorSpec]:
+    """GatedDeltaNet, its projections apart (as Qwen3.5 has them)."""
+    into = Projection("in_proj", mixed=True)
+    rows = {"qkv": s.channels, "z": s.value_size, "b": s.value_heads, "a": s.value_heads}
+    return [
+        *(spec for name, count in rows.items()
+          for spec in linear_tensors(f"{at}in_proj_{name}", count, hidden, False, into)),
+        TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width)),
+        TensorSpec(f"{at}dt_bias", (s.value_heads,), "float32"),
+        TensorSpec(f"{at}A_log", (s.value_heads,), "float32"),
+        TensorSpec(f"{at}norm.weight", (s.value_dim,)),
+        *linear_tensors(f"{at}out_proj", hidden, s.value_size),
+    ]
+
+
+def mamba_tensors(at: str, s: MambaShape, hidden: int) -> list[TensorSpec]:
+    """Mamba-2."""
+    specs = [
+        *linear_tensors(f"{at}in_proj", s.inner + s.channels + s.heads, hidden, s.proj_bias),
+        TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width)),
+        *(TensorSpec(f"{at}{name}", (s.heads,), "float32") for name in ("dt_bias", "A_log", "D")),
+        TensorSpec(f"{at}norm.weight", (s.inner,)),
+        *linear_tensors(f"{at}out_proj", hidden, s.inner, s.proj_bias),
+    ]
+    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,))] if s.conv_bias else specs
+
+
+# --- MLPs ----------------------------------------------------------------------------------------
+
+def dense_tensors(at: str, hidden: int, size: int, bias: bool = False) -> list[TensorSpec]:
+    """A gated MLP."""
+    gate_up = Projection("gate_up")
+    return [*linear_tensors(f"{at}gate_proj", size, hidden, bias, gate_up),
+            *linear_tensors(f"{at}up_proj", size, hidden, bias, gate_up),
+            *linear_tensors(f"{at}down_proj", hidden, size, bias)]
+
+
+def mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
+    """A mixture of experts, each expert's tensors apart."""
+    specs = [TensorSpec(f"{at}gate.weight", (s.number, hidden)), *_experts(at, hidden, s)]
+    if s.shared:
+        specs += dense_tensors(f"{at}shared_expert.", hidden, s.shared)
+        specs.append(TensorSpec(f"{at}shared_expert_gate.weight", (1, hidden)))
+    return specs
+
+
+def grouped_mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
+    """A mixture whose experts are chosen by groups; scores are computed in float32."""
+    return [TensorSpec(f"{at}gate.weight", (s.number, hidden), "float32"),
+            TensorSpec(f"{at}gate.e_score_correction_bias", (s.number,), "float32"),
+            *_experts(at, hidden, s),
+            *dense_tensors(f"{at}shared_experts.", hidden, s.shared)]
+
+
+def _experts(at: str, hidden: int, s: ExpertShape) -> Iterable[TensorSpec]:
+    return (spec for e in range(s.number)
+            for spec in dense_tensors(f"{at}experts.{e}.", hidden, s.size))

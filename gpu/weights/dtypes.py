@@ -1,0 +1,34 @@
+"""Torch's dtypes by the names that configs and flags have for them."""
+
+from __future__ import annotations
+
+import torch
+
+from actorium.actors.errors import BadConfig
+
+TORCH_DTYPES = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
+}
+"""Those of `model_shape.DTYPE_BYTES`: of weights and states, and, by the names of
+`--kv-cache-dtype`, of pages."""
+E4M3_CAPABILITY = (8, 9)
+"""Below it Triton does not convert from e4m3."""
+
+
+def kv_dtype(name: str, weights: torch.dtype) -> torch.dtype:
+    """Of the pages: as asked for by `--kv-cache-dtype`, auto = as the weights."""
+    return TORCH_DTYPES.get(name, weights)
+
+
+def check_kv_dtype(name: str, device: torch.device, kernels: str) -> None:
+    """Raise `BadConfig` where these kernels (see `select_ops`) cannot read such pages on this
+    device."""
+    if name != "fp8_e4m3" or device.type != "cuda" or kernels == "torch":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < E4M3_CAPABILITY:
+        raise BadConfig(
+            "--kv-cache-dtype: fp8_e4m3 needs CUDA capability {}.{}, this device has {}.{}: "
+            "take fp8_e5m2, or --kernels torch".format(*E4M3_CAPABILITY, *found),
+            "memory.kv_cache_dtype")
