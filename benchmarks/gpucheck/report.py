@@ -32,6 +32,7 @@ PROFILE: Sequence[Column] = (
 CEILINGS: Sequence[Column] = (
     ("gbs", "GB/s", "{:,.0f}"), ("tflops", "TFLOP/s", "{:,.0f}"),
     ("us_in_a_graph", "us in a graph", "{:.2f}"), ("us_by_the_host", "us by the host", "{:.2f}"),
+    ("us_of_a_second_graph", "us of a second graph", "{:.2f}"),
     ("sm_mhz", "SM MHz then", "{:.0f}"), ("watts", "W", "{:.0f}"))
 TESTS: Sequence[Column] = (
     ("selected", "tests", "{}"), ("passed", "passed", "{}"), ("failed", "failed", "{}"),

@@ -27,10 +27,11 @@ class Timer:
         self._flush = torch.empty(1 << 10 if machine.toy else FLUSH, dtype=torch.uint8,
                                   device=machine.device)
 
-    def us(self, run: Callable[[], Any]) -> float:
-        """Of one run, replayed from a graph, so that launching is not in it: it must not wait for
-        the device. Raises `CaptureFailed`."""
-        return self._median_us(self._machine.captured(run))
+    def us(self, *runs: Callable[[], Any]) -> float:
+        """Of these runs, one behind the other, each replayed from a graph of its own, so that
+        launching is not in it: they must not wait for the device. Raises `CaptureFailed`."""
+        graphs = [self._machine.captured(run) for run in runs]
+        return self._median_us(lambda: [replay() for replay in graphs])
 
     def launched_us(self, run: Callable[[], Any]) -> float:
         """Of one run as the host launches it, waiting and all."""

@@ -31,6 +31,23 @@ def norm_config(width: int) -> NormConfig:
     return NormConfig(rows, block, max(1, min(16, rows * block // 512)))
 
 
+@triton.jit
+def normed(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_stride: tl.tensor,
+           weight: tl.tensor, total: tl.tensor, eps: tl.tensor, row: tl.tensor, column: tl.tensor,
+           live: tl.tensor, WIDTH: tl.constexpr, BEFORE: tl.constexpr) -> tl.tensor:
+    """f32[ROWS, BLOCK]: rows i64[ROWS, 1] of x, normed over the columns i32[1, BLOCK]; 0 where they
+    are not live. BEFORE: of x + residual, which is kept in `total`."""
+    wide = tl.load(x + row * x_stride + column, mask=live, other=0).to(tl.float32)
+    if BEFORE:
+        wide += tl.load(residual + row * residual_stride + column, mask=live, other=0)
+        kept = wide.to(total.dtype.element_ty)
+        tl.store(total + row * WIDTH + column, kept, mask=live)
+        wide = kept.to(tl.float32)
+    rms = tl.rsqrt(tl.sum(wide * wide, axis=1) / WIDTH + eps)
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0).to(tl.float32)
+    return wide * rms[:, None] * scale
+
+
 @triton.jit(do_not_specialize=["count"])
 def _norm(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_stride: tl.tensor,
           weight: tl.tensor, total: tl.tensor, out: tl.tensor, count: tl.tensor, eps: tl.tensor,
@@ -40,15 +57,8 @@ def _norm(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_strid
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     live = (row < count) & (column < WIDTH)
-    wide = tl.load(x + row * x_stride + column, mask=live, other=0).to(tl.float32)
-    if BEFORE:
-        wide += tl.load(residual + row * residual_stride + column, mask=live, other=0)
-        kept = wide.to(total.dtype.element_ty)
-        tl.store(total + row * WIDTH + column, kept, mask=live)
-        wide = kept.to(tl.float32)
-    rms = tl.rsqrt(tl.sum(wide * wide, axis=1) / WIDTH + eps)
-    scale = tl.load(weight + column, mask=column < WIDTH, other=0).to(tl.float32)
-    wide = wide * rms[:, None] * scale
+    wide = normed(x, x_stride, residual, residual_stride, weight, total, eps, row, column, live,
+                  WIDTH, BEFORE)
     if AFTER:
         wide += tl.load(residual + row * residual_stride + column, mask=live, other=0)
     tl.store(out + row * WIDTH + column, wide.to(out.dtype.element_ty), mask=live)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.scaled_linear import FP8
-from actorium.kernels.triton.norm import norm_config
+from actorium.kernels.triton.norm import norm_config, normed
 from actorium.kernels.triton.scaled_mm import scale_of, to_fp8
 
 
@@ -28,19 +28,13 @@ def _norm_fp8(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_s
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     live = (row < count) & (column < WIDTH)
-    wide = tl.load(x + row * x_stride + column, mask=live, other=0).to(tl.float32)
-    if BEFORE:
-        wide += tl.load(residual + row * residual_stride + column, mask=live, other=0)
-        kept = wide.to(total.dtype.element_ty)
-        tl.store(total + row * WIDTH + column, kept, mask=live)
-        wide = kept.to(tl.float32)
-    rms = tl.rsqrt(tl.sum(wide * wide, axis=1) / WIDTH + eps)
-    scale = tl.load(weight + column, mask=column < WIDTH, other=0).to(tl.float32)
-    normed = (wide * rms[:, None] * scale).to(plain.dtype.element_ty)
+    wide = normed(x, x_stride, residual, residual_stride, weight, total, eps, row, column, live,
+                  WIDTH, BEFORE)
+    rounded = wide.to(plain.dtype.element_ty)
     if KEEP:
-        tl.store(plain + row * WIDTH + column, normed, mask=live)
+        tl.store(plain + row * WIDTH + column, rounded, mask=live)
     groups: tl.constexpr = BLOCK // GROUP
-    parts = tl.reshape(normed.to(tl.float32), (ROWS, groups, GROUP))
+    parts = tl.reshape(rounded.to(tl.float32), (ROWS, groups, GROUP))
     own = scale_of(tl.max(tl.abs(parts), axis=2))
     count_of: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
     group = tl.arange(0, groups)[None, :]
