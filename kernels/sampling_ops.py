@@ -1,82 +1,90 @@
-"""The sampling kernels of a device. numpy's, for arrays on a CPU, are in `sampling_cpu`."""
+"""Sampling on a device: the interface of its kernels. On a CPU numpy samples, see
+`cpu.sampling_cpu`.
+
+R = sampled rows of a step, S = its sampled sequences, V = vocabulary.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor
 
-from actorium.kernels.record import DecodeRows, DecodeState, RowLayout, SamplingTables, WindowSizes
-from actorium.kernels.reference import sampling
-from actorium.kernels.reference.logprobs import Logprobs, logprobs
+from actorium.kernels.record import (
+    DecodeRows,
+    DecodeState,
+    RowLayout,
+    SamplingTables,
+    WindowSizes,
+)
+from actorium.kernels.reference.logprobs import Logprobs
 
 
-class TorchSampling:
-    """On tensors of any device. Nothing waits for the device, and no shape depends on data: each
-    method can be captured in a CUDA graph."""
+class SamplingOps(ABC):
+    """A backend's sampling kernels. None waits for the device, and no shape depends on data, so
+    each can be captured in a CUDA graph."""
 
-    name = "torch"
+    name: str
     commits = False
-    """Whether there is a kernel that writes to the tables what was sampled: see
-    `triton.commit.commit`."""
-
+    """Whether `commit` and `commit_likeliest` are there."""
     fills = False
-    """Whether there is one that reads the rows of decodes from the tables: see
-    `triton.fill.fill`."""
+    """Whether `fill` is there."""
+
+    @abstractmethod
+    def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
+               layout: RowLayout, penalises: bool, biases: bool, holds: bool) -> Tensor:
+        """Penalties, bias and held-back end tokens on the rows whose slots ask for them; what no
+        row wants can be left out. Returns what was changed, f32[R, V].
+
+        logits: [R, V], in place if f32, else copied; slots: i32[R]; positions: i32[R], index of the
+        token that each row samples. A row of a window counts the drafts before it as output.
+        """
+
+    @abstractmethod
+    def mask(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        """Make the tokens impossible whose bit is not set, in place. logits: f32[R, V]; rows:
+        i32[n], distinct; words: i32[n, ceil(V / 32)], low bits first."""
+
+    @abstractmethod
+    def choose(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
+               samples: bool, truncates: bool, out: Tensor | None = None) -> Tensor:
+        """One token a row, i64[R], in `out` if given: drawn with its slot's seed and parameters at
+        its position, or the likeliest where temperature is 0. logits: [R, V], any float dtype;
+        slots, positions: i32[R]; samples, truncates: whether any row does."""
+
+    @abstractmethod
+    def logprobs(self, logits: Tensor, tokens: Tensor, k: int,
+                 named: Tensor | None = None) -> Logprobs:
+        """log_softmax(logits) at `tokens` i64[R], and at the k likeliest tokens or, where not -1,
+        at those `named` i64[R, k]. logits: [R, V], any float dtype."""
 
     def fill(self, slots: Tensor, progress: DecodeState, drafts: Tensor, record: Tensor,
              tables: Tensor, lengths: WindowSizes, out: DecodeRows) -> None:
-        """Only where `fills`."""
-        raise TypeError(f"{self.name}: the tables' arithmetic is the steps' own")
+        """The rows of a step's decodes, read from the tables, into `out`. slots: i32[B]; drafts:
+        i64[slots, most]; record: i32[slots, WIDTH]; tables: i32[groups, slots, P], the page tables.
 
-    def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
-               layout: RowLayout, penalises: bool, biases: bool, holds: bool) -> Tensor:
-        """See `sampling.adjust`; logits of another dtype than f32 are copied first. Returns what
-        was changed."""
-        logits = logits.float()
-        sampling.adjust(logits, slots, positions, tables, layout, penalises, biases, holds)
-        return logits
+        Raises `TypeError` unless `fills`.
+        """
+        raise TypeError(f"{self.name}: steps compute their rows themselves")
 
-    def mask(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
-        """See `sampling.mask`."""
-        sampling.mask(logits, rows, words)
+    def commit(self, slots: Tensor, positions: Tensor, tokens: Tensor, tables: SamplingTables,
+               progress: DecodeState, layout: RowLayout, counts: bool,
+               force: tuple[float, ...] = (), packed: Tensor | None = None) -> Tensor:
+        """Write the sampled tokens i64[R] to the tables, as far as the drafts before them are
+        accepted, and decide which sequences end. Returns i64[2 + q_len, S], in `packed` if given:
+        tokens emitted, finish (0 goes on, 1 end token, 2 length), then the tokens by place.
 
-    def choose(self, logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
-               samples: bool, truncates: bool, out: Tensor | None = None) -> Tensor:
-        """See `sampling.choose`; logits of any float dtype. out: where the tokens are to lie."""
-        tokens = sampling.choose(logits.float(), slots, positions, tables, samples, truncates)
-        return tokens if out is None else out.copy_(tokens)
+        slots: i32[S]; positions: i32[R]; counts: whether any row has penalties, whose counts
+        follow; force: accept drafts with these probabilities, by place, whatever was sampled.
+        Raises `TypeError` unless `commits`.
+        """
+        raise TypeError(f"{self.name}: the sampler writes the tables itself")
 
     def commit_likeliest(
         self, logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
         progress: DecodeState, layout: RowLayout, counts: bool, force: tuple[float, ...] = (),
-        tokens: Tensor | None = None, told: Tensor | None = None,
+        tokens: Tensor | None = None, packed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Only where `commits`."""
-        raise TypeError(f"{self.name}: the tables' arithmetic is the sampler's")
-
-    def commit(self, slots: Tensor, positions: Tensor, tokens: Tensor, tables: SamplingTables,
-               progress: DecodeState, layout: RowLayout, counts: bool,
-               force: tuple[float, ...] = (), told: Tensor | None = None) -> Tensor:
-        """Only where `commits`."""
-        raise TypeError(f"{self.name}: the tables' arithmetic is the sampler's")
-
-    def logprobs(self, logits: Tensor, tokens: Tensor, k: int,
-                 named: Tensor | None = None) -> Logprobs:
-        """See `logprobs.logprobs`."""
-        return logprobs(logits, tokens, k, named)
-
-
-@cache
-def select_sampling(device: torch.device, kernels: str = "auto") -> TorchSampling:
-    """Those that `select_ops` has as well. kernels: auto (Triton's on CUDA devices) | torch |
-    triton.
-
-    Raises `ValueError` where those asked for cannot run.
-    """
-    from actorium.kernels.ops import takes_triton
-    if takes_triton(device, kernels):
-        from actorium.kernels.triton.sampling import TritonSampling
-        return TritonSampling()
-    return TorchSampling()
+        """`choose` for rows that are all greedy, then `commit`. logits: [R, V]. Returns the tokens
+        i64[R], in `tokens` if given, and what `commit` returns."""
+        raise TypeError(f"{self.name}: the sampler writes the tables itself")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from actorium.gpu.step.batch import ExtendRow
-from actorium.kernels.ops import TorchOps
+from actorium.kernels.reference.torch_ops import TorchOps
 
 from . import shapes
 from .case import BF16, Case, Named, Run, Setting, ready

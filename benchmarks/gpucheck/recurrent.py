@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.ops import TorchOps
 from actorium.kernels.ragged import ExtendRun as RaggedRun
 from actorium.kernels.ragged import plan_ragged
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
+from actorium.kernels.reference.torch_ops import TorchOps
 
 from . import shapes
 from .case import BF16, Case, Named, Run, Setting, ready

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from actorium.kernels import record as columns
+from actorium.kernels.backends import select_sampling
 from actorium.kernels.record import SamplingTables
-from actorium.kernels.sampling_ops import select_sampling
 
 from . import shapes
 from .case import Case, Named, Run, Setting

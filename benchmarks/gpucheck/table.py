@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from actorium.kernels.ops import select_ops
+from actorium.kernels.backends import select_ops
 
 from .case import BF16, Case, Named, Run, Setting
 from .ceilings import Ceilings, of_this_run

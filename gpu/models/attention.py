@@ -15,7 +15,7 @@ from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.kv_scales import NAME as KV_SCALES
 from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
-from actorium.kernels.ops import TorchOps
+from actorium.kernels.ops import Ops
 from actorium.kernels.reference.rope import rope_table
 
 
@@ -56,7 +56,7 @@ class Attention:
     """Weights of one layer's attention; q, k and v are one matrix."""
 
     shape: ModelShape
-    ops: TorchOps
+    ops: Ops
     qkv: Linear
     gate: Linear | None
     o: Linear | Normed

@@ -21,8 +21,8 @@ from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.loader import Fused
+from actorium.kernels.backends import select_ops
 from actorium.kernels.inputs import HiddenStream, Input, InputForm, Unnormed, settled
-from actorium.kernels.ops import select_ops
 from actorium.kernels.reference.paged_attention import AttentionOps
 from actorium.kernels.reference.rope import rope_rows
 

@@ -16,7 +16,7 @@ from actorium.gpu.models.weights import Weights
 from actorium.gpu.step.states import LayerStates
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.cpu.delta_native import NativeDelta, can_run
-from actorium.kernels.ops import NativeOps
+from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
 

@@ -13,7 +13,7 @@ from actorium.gpu.models.weights import Weights
 from actorium.gpu.weights.kv_scales import NAME as KV_SCALES
 from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
-from actorium.kernels.ops import TorchOps
+from actorium.kernels.ops import Ops
 from actorium.kernels.reference.latent import absorb, expand, write_latent
 from actorium.kernels.reference.rope import apply_rope
 
@@ -32,7 +32,7 @@ class LatentAttention:
     """Weights of one layer's attention."""
 
     shape: ModelShape
-    ops: TorchOps
+    ops: Ops
     down: Linear
     """To the latent of the queries (or to them), then to the row of the pages."""
     q_norm: Tensor | None

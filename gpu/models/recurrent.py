@@ -13,7 +13,7 @@ from actorium.gpu.models.plan import StatePlan, Step
 from actorium.gpu.step.states import LayerStates
 from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
-from actorium.kernels.ops import TorchOps
+from actorium.kernels.ops import Ops
 from actorium.kernels.reference.window import run_window
 
 
@@ -25,7 +25,7 @@ class RecurrentLayer(ABC):
     """Its place among the recurrent layers."""
     project: Linear
     out: Linear
-    ops: TorchOps
+    ops: Ops
 
     @property
     @abstractmethod

@@ -31,7 +31,7 @@ from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.weights.kv_scales import CacheScales
 from actorium.gpu.weights.loader import Fp8, Progress, holds, random_tensors, read_tensors
 from actorium.gpu.weights.quantized import how_served, keeps
-from actorium.kernels.ops import triton_fault
+from actorium.kernels.backends import triton_fault
 
 __all__ = ["MODELS", "Model", "load_model"]
 

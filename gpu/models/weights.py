@@ -9,14 +9,14 @@ from torch import Tensor
 
 from actorium.kernels.inputs import Input, InputForm
 from actorium.kernels.linear import Gated, Linear
-from actorium.kernels.ops import TorchOps
+from actorium.kernels.ops import Ops
 from actorium.kernels.scaled_linear import SideBySide, is_packed
 
 
 class Normed:
     """A projection that is normed before it is added."""
 
-    def __init__(self, linear: Linear, norm: Tensor, eps: float, ops: TorchOps) -> None:
+    def __init__(self, linear: Linear, norm: Tensor, eps: float, ops: Ops) -> None:
         """norm: [N], with the 1 folded in."""
         self.linear, self.norm, self.eps, self.ops = linear, norm, eps, ops
 
@@ -37,7 +37,7 @@ class Normed:
 class Weights:
     """Tensors whose names begin with `prefix`; each is taken once."""
 
-    def __init__(self, tensors: dict[str, Tensor], prefix: str, ops: TorchOps,
+    def __init__(self, tensors: dict[str, Tensor], prefix: str, ops: Ops,
                  plus_one: bool) -> None:
         """plus_one: norms multiply by 1 + weight."""
         self.tensors, self.prefix, self.ops, self.plus_one = tensors, prefix, ops, plus_one

@@ -17,10 +17,11 @@ from actorium.actors.messages import Admit
 from actorium.actors.params import Resolved
 from actorium.gpu.step.drafts import DraftTables
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
+from actorium.kernels.backends import select_sampling
 from actorium.kernels.record import DecodeState
 from actorium.kernels.reference.philox import uniform
 from actorium.kernels.reference.sampling import PROMPT_BIT
-from actorium.kernels.sampling_ops import TorchSampling, select_sampling
+from actorium.kernels.sampling_ops import SamplingOps
 
 I32 = NDArray[np.int32]
 
@@ -58,7 +59,7 @@ class SlotTables:
 
     def __init__(self, arrays: HostArrays | DeviceArrays, slots: int, pages_per_seq: int,
                  page_size: int, vocab: int, max_len: int, groups: int = 1, drafts: int = 0,
-                 sampling: TorchSampling | None = None) -> None:
+                 sampling: SamplingOps | None = None) -> None:
         """drafts: the most that a sequence has in a step; sampling: the kernels, if not those that
         are the device's own. The host samples with numpy."""
         self.sampling = sampling or select_sampling(arrays.device)

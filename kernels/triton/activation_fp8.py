@@ -72,13 +72,13 @@ def _gate_groups(gate_up: tl.tensor, stride: tl.tensor, out: tl.tensor, scales: 
 
 
 def silu_mul_fp8(gate_up: Tensor, columns: int) -> Quantised:
-    """See `kernels.ops.TorchOps.silu_mul_fp8`; columns: COLUMNS, or all. Rows may lie apart; their
+    """See `kernels.ops.Ops.silu_mul_fp8`; columns: COLUMNS, or all. Rows may lie apart; their
     numbers may not."""
     return _launch(gate_up, columns, False)
 
 
 def gelu_mul_fp8(gate_up: Tensor, columns: int) -> Quantised:
-    """See `kernels.ops.TorchOps.gelu_mul_fp8`."""
+    """See `kernels.ops.Ops.gelu_mul_fp8`."""
     return _launch(gate_up, columns, True)
 
 

@@ -1,4 +1,4 @@
-"""What a step sampled goes to the tables, in one launch: see `kernels.record.Progress`. Where all
+"""What a step sampled goes to the tables, in one launch: see `kernels.record.DecodeState`. Where all
 is greedy, that launch finds the likeliest tokens as well, among those of the parts of each row."""
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _best_of(tops: tensor, best: tensor, row: tensor, live: tensor, parts: tenso
 def _commit(slots: tensor, positions: tensor, tokens: tensor, tops: tensor, best: tensor,
             parts: tensor, record: tensor, eos: tensor,
             ends: tensor, drafts: tensor, most: tensor, counts: tensor, vocab: tensor,
-            last_token: tensor, seq_len: tensor, ended: tensor, accepted: tensor, told: tensor,
+            last_token: tensor, seq_len: tensor, ended: tensor, accepted: tensor, packed: tensor,
             force: tensor, single: tensor, q_len: tensor, WINDOW: tl.constexpr,
             DRAFTS: tl.constexpr, COUNTS: tl.constexpr, FORCE: tl.constexpr,
             PARTS: tl.constexpr) -> None:
@@ -123,9 +123,9 @@ def _commit(slots: tensor, positions: tensor, tokens: tensor, tops: tensor, best
     tl.store(ended + slot, gone | (finish > 0))
     if DRAFTS:
         tl.store(accepted + slot, tl.where(gone, 0, more).to(tl.int64))
-    tl.store(told + sequence, emitted.to(tl.int64))
-    tl.store(told + of + sequence, finish.to(tl.int64))
-    tl.store(told + (2 + place) * of + sequence, token, mask=place < q_len)
+    tl.store(packed + sequence, emitted.to(tl.int64))
+    tl.store(packed + of + sequence, finish.to(tl.int64))
+    tl.store(packed + (2 + place) * of + sequence, token, mask=place < q_len)
     if COUNTS:
         row = field(record, slot, _COUNT_ROW).to(tl.int64)
         # A window may hold a token twice.
@@ -134,23 +134,23 @@ def _commit(slots: tensor, positions: tensor, tokens: tensor, tops: tensor, best
 
 def commit(slots: Tensor, positions: Tensor, tokens: Tensor, tables: SamplingTables,
            progress: DecodeState, layout: RowLayout, counts: bool, force: tuple[float, ...] = (),
-           told: Tensor | None = None) -> Tensor:
+           packed: Tensor | None = None) -> Tensor:
     """Write the tokens sampled to the tables as far as drafts before them were accepted, and decide
     which sequences end. force: accept drafts with these probabilities, by place in the window, the
     last one for all further places, whatever was sampled.
 
     slots: i32[S], distinct but for that of padding; positions: i32[R]; tokens: i64[R]; counts:
-    whether some slot counts its tokens. Returns i64[2 + q_len, S], in `told` if given: how many
+    whether some slot counts its tokens. Returns i64[2 + q_len, S], in `packed` if given: how many
     each sequence emitted; 0 goes on, 1 end token, 2 length; the tokens by place, 0 where a sequence
     has but one row.
     """
-    return _launch(slots, positions, tokens, None, tables, progress, layout, counts, force, told)
+    return _launch(slots, positions, tokens, None, tables, progress, layout, counts, force, packed)
 
 
 def commit_likeliest(
     logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables, progress: DecodeState,
     layout: RowLayout, counts: bool, force: tuple[float, ...] = (), tokens: Tensor | None = None,
-    told: Tensor | None = None,
+    packed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same for the likeliest token of each row, in two launches; of ties the first.
 
@@ -167,18 +167,18 @@ def commit_likeliest(
         _likeliest[(rows, cut.splits)](logits, tops, best, vocab, cut.each, BLOCK=cut.block,
                                        num_warps=4)
     return tokens, _launch(slots, positions, tokens, (tops, best), tables, progress, layout, counts,
-                           force, told, cut.padded)
+                           force, packed, cut.padded)
 
 
 def _launch(slots: Tensor, positions: Tensor, tokens: Tensor, parts: tuple[Tensor, Tensor] | None,
             tables: SamplingTables, progress: DecodeState, layout: RowLayout, counts: bool,
-            force: tuple[float, ...], told: Tensor | None, room: int = 0) -> Tensor:
+            force: tuple[float, ...], packed: Tensor | None, room: int = 0) -> Tensor:
     """room: for the parts of a row."""
-    if told is None:
-        told = torch.empty(2 + layout.q_len, len(slots), dtype=torch.int64, device=slots.device)
+    if packed is None:
+        packed = torch.empty(2 + layout.q_len, len(slots), dtype=torch.int64, device=slots.device)
     counted = tables.counts if counts else None
     window = triton.next_power_of_2(layout.q_len)
-    forced = _probabilities(force, window, slots.device) if force else told
+    forced = _probabilities(force, window, slots.device) if force else packed
     tops, best = parts or (tokens, tokens)
     splits = tops.shape[1] if parts else 0
     if len(slots):
@@ -186,11 +186,11 @@ def _launch(slots: Tensor, positions: Tensor, tokens: Tensor, parts: tuple[Tenso
             slots, positions, tokens, tops, best, splits, tables.record, tables.eos,
             tables.eos.shape[1], tables.drafts, tables.drafts.shape[1],
             tables.record if counted is None else counted,
-            1 if counted is None else counted.shape[1], *progress, told, forced, layout.single,
+            1 if counted is None else counted.shape[1], *progress, packed, forced, layout.single,
             layout.q_len, WINDOW=window, DRAFTS=tables.drafts.shape[1] > 0,
             COUNTS=counted is not None, FORCE=bool(force),
             PARTS=room, num_warps=1)
-    return told
+    return packed
 
 
 @cache

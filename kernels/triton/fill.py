@@ -1,5 +1,5 @@
 """The rows of a step's decodes, read from the resident tables in one launch: see
-`kernels.record.Windows`."""
+`kernels.record.DecodeRows`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _fill(slots: tensor, last_token: tensor, seq_len: tensor, ended: tensor, dra
 
 def fill(slots: Tensor, progress: DecodeState, drafts: Tensor, record: Tensor, tables: Tensor,
          lengths: WindowSizes, out: DecodeRows) -> None:
-    """The rows of these slots, to `out`: see `kernels.record.Windows`.
+    """The rows of these slots, to `out`: see `kernels.record.DecodeRows`.
 
     slots: i32[B]; drafts: i64[slots, most]; record: i32[slots, WIDTH]; tables: i32[groups, slots,
     P], rows contiguous.

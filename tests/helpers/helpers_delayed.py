@@ -21,10 +21,10 @@ from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.step.states import LayerStates, StatePool
 from actorium.kernels.cpu.delta_native import NativeDelta
 from actorium.kernels.cpu.native_library import library
-from actorium.kernels.ops import TorchOps
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.ssd import SSDSizes
+from actorium.kernels.reference.torch_ops import TorchOps
 
 CPU, EPS, DRAFTS = torch.device("cpu"), 1e-6, 4
 SLOTS = 6

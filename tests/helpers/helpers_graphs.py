@@ -35,8 +35,8 @@ from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graph_memory import GraphShape
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
-from actorium.kernels.ops import TorchOps
 from actorium.kernels.reference.experts import StackedExperts
+from actorium.kernels.reference.torch_ops import TorchOps
 
 T = TypeVar("T")
 HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique", "aten::masked_select",

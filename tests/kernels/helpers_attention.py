@@ -11,7 +11,7 @@ import torch
 from hypothesis import Phase, settings
 from torch import Tensor
 
-from actorium.kernels.ops import triton_fault
+from actorium.kernels.backends import triton_fault
 
 INTERPRETED = [
     pytest.mark.skipif(bool(triton_fault(torch.device("cpu"))), reason="Triton compiles for CUDA"),

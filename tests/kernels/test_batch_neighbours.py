@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorium.kernels.ops import NativeOps, TorchOps, select_ops
+from actorium.kernels.backends import select_ops
+from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.latent import Latent
+from actorium.kernels.reference.torch_ops import TorchOps
 
 CPU = torch.device("cpu")
 PAGE, HEADS, KV, DIM = 8, 4, 2, 64

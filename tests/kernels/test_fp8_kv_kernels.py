@@ -15,12 +15,14 @@ from helpers_compile import compiled
 from helpers_fp8 import exact_fp8
 from torch import Tensor
 
+from actorium.kernels.backends import select_ops
 from actorium.kernels.cpu import attention_native
-from actorium.kernels.ops import NativeOps, TorchOps, select_ops
+from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.kv import key_and_value_scales, largest, write_kv
 from actorium.kernels.reference.latent import Latent, write_latent
 from actorium.kernels.reference.paged_attention import torch_decode, torch_extend
 from actorium.kernels.reference.rope import rope_table
+from actorium.kernels.reference.torch_ops import TorchOps
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 INF, NAN = math.inf, math.nan

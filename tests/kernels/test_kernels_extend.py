@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from actorium.kernels.backends import select_ops
 from actorium.kernels.cpu.attention_native import NativeDecode
-from actorium.kernels.ops import NativeOps, TorchOps, select_ops
+from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.paged_attention import torch_extend
+from actorium.kernels.reference.torch_ops import TorchOps
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.cpu.native_library import library
+from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.linear import Linear, TileGated, TileLinear, can_tile
-from actorium.kernels.ops import NativeOps
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 BF16 = torch.bfloat16

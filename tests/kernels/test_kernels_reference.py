@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from actorium.kernels.backends import select_ops
+from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.linear import FEW_ROWS, Linear, NativeLinear, PackedLinear, can_pack
-from actorium.kernels.ops import NativeOps, TorchOps, select_ops
 from actorium.kernels.reference.activation import gelu_mul, silu_mul
 from actorium.kernels.reference.norm import rms_norm
 from actorium.kernels.reference.paged_attention import (
@@ -19,6 +20,7 @@ from actorium.kernels.reference.paged_attention import (
     token_index,
 )
 from actorium.kernels.reference.rope import apply_rope, rope_rows, rope_table
+from actorium.kernels.reference.torch_ops import TorchOps
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 CPU = torch.device("cpu")

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from actorium.kernels.backends import select_ops
 from actorium.kernels.cpu import native_library as native
-from actorium.kernels.ops import NativeOps, select_ops
+from actorium.kernels.cpu.native_ops import NativeOps
 
 
 @pytest.fixture

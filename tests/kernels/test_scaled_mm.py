@@ -11,7 +11,8 @@ from helpers_fp8 import exact_fp8, in_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.kernels.ops import TorchOps, triton_fault
+from actorium.kernels.backends import triton_fault
+from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import (
     FP8,
     Scaled,

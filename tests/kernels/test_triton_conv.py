@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from actorium.kernels.ops import TorchOps, triton_fault
+from actorium.kernels.backends import triton_fault
 from actorium.kernels.ragged import ExtendRun, plan_ragged
+from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.triton.triton_ops import TritonOps
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -33,11 +33,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from actorium.kernels.ops import TorchOps, triton_fault
+from actorium.kernels.backends import triton_fault
 from actorium.kernels.ragged import ExtendRun, plan_ragged, segments_of
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_rule import delta_extend as reference
 from actorium.kernels.reference.delta_window import DeltaLayer
+from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.triton.delta_extend import rule
 from actorium.kernels.triton.device_limits import HOPPER
 from actorium.kernels.triton.triton_ops import TritonOps

@@ -13,10 +13,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from actorium.kernels.ops import TorchOps, triton_fault
+from actorium.kernels.backends import triton_fault
 from actorium.kernels.reference import activation, gated_norm, norm
 from actorium.kernels.reference.apply_plan import apply_plan, table_addresses
 from actorium.kernels.reference.rope import rope_rows, rope_table
+from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.triton import activation as activation_t
 from actorium.kernels.triton import apply_plan as apply_plan_t
 from actorium.kernels.triton import gated_norm as gated_norm_t

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import load_model
-from actorium.kernels.ops import triton_fault
+from actorium.kernels.backends import triton_fault
 from actorium.kernels.reference.activation import silu_mul
 from actorium.kernels.reference.experts import EachExpert, Experts, StackedExperts
 from actorium.kernels.scaled_linear import ScaledLinear, groups, pack

@@ -14,7 +14,9 @@ from helpers_worker import CPU
 from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.step.tables import LIMIT, SlotTables
-from actorium.kernels.sampling_ops import TorchSampling, select_sampling
+from actorium.kernels.backends import select_sampling
+from actorium.kernels.reference.torch_ops import TorchSampling
+from actorium.kernels.sampling_ops import SamplingOps
 
 pytest.importorskip("triton")
 COMPILED = """
@@ -33,7 +35,7 @@ for most, q_len in ((0, 1), (2, 3)):
 """
 
 
-def tables(ops: TorchSampling, seed: int, groups: int, most: int, pages: int,
+def tables(ops: SamplingOps, seed: int, groups: int, most: int, pages: int,
            size: int) -> SlotTables:
     """Of 11 slots, some of whose sequences have ended, or are at their limit or the model's."""
     t = SlotTables(DeviceArrays(CPU), 11, pages, size, 100, pages * size - 3, groups, most, ops)
@@ -49,7 +51,7 @@ def tables(ops: TorchSampling, seed: int, groups: int, most: int, pages: int,
     return t
 
 
-def filled(ops: TorchSampling, seed: int, groups: int, q_len: int, pages: int, size: int,
+def filled(ops: SamplingOps, seed: int, groups: int, q_len: int, pages: int, size: int,
            keep: bool = False) -> InputBatch:
     most = max(q_len - 1, seed % 2 * 3)
     t = tables(ops, seed, groups, most, pages, size)

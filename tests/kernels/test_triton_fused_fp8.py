@@ -10,8 +10,9 @@ import torch
 from helpers_compile import compiled
 from helpers_fp8 import exact_fp8
 
+from actorium.kernels.backends import triton_fault
 from actorium.kernels.inputs import InputForm, PendingSum, Quantised, plain
-from actorium.kernels.ops import TorchOps, triton_fault
+from actorium.kernels.reference.torch_ops import TorchOps
 
 pytest.importorskip("triton")
 from actorium.kernels.triton.triton_ops import TritonOps

@@ -17,8 +17,9 @@ pytest.importorskip("triton")
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import load_model
-from actorium.kernels.ops import TorchOps, triton_fault
+from actorium.kernels.backends import triton_fault
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
+from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.triton.triton_ops import TritonOps
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -23,7 +23,8 @@ from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.worker.device import open_device
-from actorium.kernels.ops import TorchOps, select_ops, triton_fault
+from actorium.kernels.backends import select_ops, triton_fault
+from actorium.kernels.reference.torch_ops import TorchOps
 
 CPU = torch.device("cpu")
 pytest.importorskip("triton")
@@ -70,11 +71,11 @@ def test_one_switch_for_model_and_sampler(tmp_path: Path, kernels: str) -> None:
     runner = open_device(config, 1, lambda *_: None, {}).runner
     name = "triton" if kernels == "triton" else "torch"
     assert runner.model.ops.sampling.name == runner.tables.sampling.name == name
-    assert type(runner.moves) is (DeviceArrays if kernels == "triton" else HostArrays)
+    assert type(runner.arrays) is (DeviceArrays if kernels == "triton" else HostArrays)
 
 
 def test_the_cpus_path_is_free_of_triton() -> None:
-    code = ("import torch\nfrom actorium.kernels.ops import select_ops\n"
+    code = ("import torch\nfrom actorium.kernels.backends import select_ops\n"
             "for native in (True, False):\n"
             "    select_ops(torch.bfloat16, torch.device('cpu'), 64, native)\n")
     assert "triton" not in loaded_by(code)

@@ -16,12 +16,13 @@ from test_sampling_philox import KNOWN
 
 from actorium.gpu.step import tables as own_tables
 from actorium.kernels import record as columns
+from actorium.kernels.backends import select_sampling
 from actorium.kernels.record import DecodeState, RowLayout
 from actorium.kernels.reference import philox as philox_reference
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.logprobs import logprobs as torch_logprobs
 from actorium.kernels.reference.sampling import PROMPT_BIT
-from actorium.kernels.sampling_ops import TorchSampling, select_sampling
+from actorium.kernels.reference.torch_ops import TorchSampling
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter; a CUDA "
@@ -442,7 +443,7 @@ def test_selection() -> None:
 STEP = """
 import torch
 from actorium.kernels.record import RowLayout, DecodeState, SamplingTables
-from actorium.kernels.sampling_ops import select_sampling
+from actorium.kernels.backends import select_sampling
 ops, i32 = select_sampling(torch.device("cuda")), torch.int32
 slot = torch.zeros(2, dtype=i32)
 for V in (151936, 4099):

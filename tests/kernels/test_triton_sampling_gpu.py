@@ -11,11 +11,12 @@ import pytest
 import torch
 from helpers_sampling import MIXTURES, drawn_as_reference, resident, slots_of
 
+from actorium.kernels.backends import select_sampling
 from actorium.kernels.record import RowLayout, SamplingTables
 from actorium.kernels.reference import philox as philox_reference
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.sampling import PROMPT_BIT
-from actorium.kernels.sampling_ops import TorchSampling, select_sampling
+from actorium.kernels.sampling_ops import SamplingOps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +26,7 @@ VOCABS = (151_936, 128_257, 4099)
 
 
 @pytest.fixture
-def ops() -> TorchSampling:
+def ops() -> SamplingOps:
     own = select_sampling(torch.device("cuda"))
     assert own.name == "triton"
     return own
@@ -48,7 +49,7 @@ def rows_of(rows: int, vocab: int, seed: int, spread: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("rows, spread", [(1, 3.0), (16, 6.0), (48, 3.0), (48, 0.3)])
-def test_choice(ops: TorchSampling, vocab: int, rows: int, spread: float) -> None:
+def test_choice(ops: SamplingOps, vocab: int, rows: int, spread: float) -> None:
     """spread 0.3: every nucleus holds tens of thousands, so that rows are read again."""
     parameters = [MIXTURES[(i + rows) % len(MIXTURES)] for i in range(rows)]
     logits, tables = rows_of(rows, vocab, rows, spread), resident(parameters, vocab, "cuda")
@@ -64,7 +65,7 @@ def test_choice(ops: TorchSampling, vocab: int, rows: int, spread: float) -> Non
     assert torch.equal(alone, got[:16])
 
 
-def test_draws_and_likeliest(ops: TorchSampling) -> None:
+def test_draws_and_likeliest(ops: SamplingOps) -> None:
     logits = rows_of(256, 151_936, 1, 4.0)
     tables = resident([{"temperature": 0.8 * (i % 3)} for i in range(256)], 151_936, "cuda")
     slots, positions = slots_of(256, "cuda")
@@ -109,7 +110,7 @@ def adjustable(vocab: int, q_len: int) -> tuple[SamplingTables, torch.Tensor, to
 
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("q_len", [1, 4])
-def test_adjustments_bit_for_bit(ops: TorchSampling, vocab: int, q_len: int) -> None:
+def test_adjustments_bit_for_bit(ops: SamplingOps, vocab: int, q_len: int) -> None:
     tables, slots, positions = adjustable(vocab, q_len)
     logits = rows_of(len(slots), vocab, 2, 3.0)
     want = logits.clone()
@@ -119,7 +120,7 @@ def test_adjustments_bit_for_bit(ops: TorchSampling, vocab: int, q_len: int) -> 
     assert torch.equal(logits, want)
 
 
-def test_masks(ops: TorchSampling) -> None:
+def test_masks(ops: SamplingOps) -> None:
     logits, vocab = rows_of(9, 128_257, 3, 3.0), 128_257
     words = torch.randint(-2**31, 2**31, (2, -(-vocab // 32)), device="cuda").int()
     want, rows = logits.clone(), torch.tensor([7, 2]).int().cuda()
@@ -130,7 +131,7 @@ def test_masks(ops: TorchSampling) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 37])
-def test_log_probabilities(ops: TorchSampling, rows: int) -> None:
+def test_log_probabilities(ops: SamplingOps, rows: int) -> None:
     logits = rows_of(rows, 151_936, 4, 5.0)
     tokens = torch.randint(0, 151_936, (rows,), device="cuda")
     with no_waiting():
@@ -142,7 +143,7 @@ def test_log_probabilities(ops: TorchSampling, rows: int) -> None:
     torch.testing.assert_close(got.top.double(), norm.topk(20).values, rtol=1e-6, atol=2e-6)
 
 
-def test_replayed_in_a_graph(ops: TorchSampling) -> None:
+def test_replayed_in_a_graph(ops: SamplingOps) -> None:
     """Everything is read anew: logits, parameters, counts."""
     vocab, q_len = 151_936, 3
     tables, slots, positions = adjustable(vocab, q_len)

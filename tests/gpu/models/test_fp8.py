@@ -31,7 +31,7 @@ from actorium.gpu.models.mlp import mixture_fused
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.gpu.weights.loader import INDEX, Fp8, read_tensors
-from actorium.kernels.ops import triton_fault
+from actorium.kernels.backends import triton_fault
 from actorium.kernels.scaled_linear import ScaledLinear, dequantise_rows, is_packed
 from actorium.tools.cli import main
 

@@ -34,7 +34,7 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.weights.dtypes import check_kv_dtype
-from actorium.kernels.ops import triton_fault
+from actorium.kernels.backends import triton_fault
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LAYER = "model.layers.{}.self_attn."

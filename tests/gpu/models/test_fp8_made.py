@@ -42,7 +42,7 @@ from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.weights.loader import INDEX
 from actorium.gpu.weights.quantized import how_served, keeps
-from actorium.kernels.ops import triton_fault
+from actorium.kernels.backends import triton_fault
 from actorium.kernels.scaled_linear import (
     FP8,
     DequantisedLinear,

@@ -16,7 +16,8 @@ from helpers_worker import CPU, Ring, make_runner
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import Model, load_model
-from actorium.kernels.ops import TorchOps, triton_fault
+from actorium.kernels.backends import triton_fault
+from actorium.kernels.reference.torch_ops import TorchOps
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")

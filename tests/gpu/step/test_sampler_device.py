@@ -17,7 +17,8 @@ from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.tables import SlotTables
-from actorium.kernels.sampling_ops import TorchSampling, select_sampling
+from actorium.kernels.backends import select_sampling
+from actorium.kernels.sampling_ops import SamplingOps
 
 VOCAB = 45
 PARAMS: list[dict[str, Any]] = [
@@ -65,7 +66,7 @@ def admit(slot: int, params: dict[str, Any], seed: int) -> Admit:
     return Admit(slot, i4(*prompt), 3, 0, i4(0), Resolved(max_tokens=14, **params), seed)
 
 
-def results(arrays: Any, most: int, ops: TorchSampling | None = None,
+def results(arrays: Any, most: int, ops: SamplingOps | None = None,
             dtype: torch.dtype = torch.float32) -> list[StepResult]:
     """Steps with all parameters in one batch, windows of 1 to 4 rows (most: drafts of a model that
     makes any), and slots that are used again by sequences that want other things."""

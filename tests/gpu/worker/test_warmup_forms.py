@@ -27,7 +27,7 @@ from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.worker.warmup import dummy_run, warm_up_kernels
-from actorium.kernels.ops import triton_fault
+from actorium.kernels.backends import triton_fault
 
 pytest.importorskip("triton")
 if triton_fault(CPU):

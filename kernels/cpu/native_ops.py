@@ -1,0 +1,107 @@
+"""The C backend: bf16 on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from actorium.kernels.cpu.attention_native import NativeDecode, NativeExtend, chunk_rows
+from actorium.kernels.linear import (
+    Gated,
+    Linear,
+    NativeLinear,
+    TileGated,
+    TileLinear,
+    can_pack,
+    can_tile,
+    huge,
+)
+from actorium.kernels.reference.kv import write_kv
+from actorium.kernels.reference.paged_attention import Attend, ExtendChunk, torch_extend
+from actorium.kernels.reference.torch_ops import TorchOps
+
+SMALL_WEIGHT = 4 << 20
+"""Elements of a weight of which two layouts are kept."""
+
+
+class NativeOps(TorchOps):
+    """bf16 on the CPU, with the C library."""
+
+    name = "native"
+
+    def __init__(self, lib: ctypes.CDLL, threads: int, tiles: bool | None = None) -> None:
+        """threads: of each call, torch's own. tiles: weights lie in tiles; None: where that is
+        faster."""
+        self.lib, self.threads = lib, threads
+        in_tiles = lib.tiles_fast() if tiles is None else tiles
+        self.scratch = huge(threads * lib.linear_scratch()) if in_tiles else None
+        self.tiles = bool(lib.extend_ready())
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        if self.scratch is not None and can_tile(weight):
+            return TileLinear(weight, bias, self.lib, self.threads, self.scratch)
+        if weight.numel() <= SMALL_WEIGHT and can_pack(weight):
+            return NativeLinear(weight, bias, self.lib, self.threads)
+        return super().linear(weight, bias)
+
+    def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
+        if (activation == "silu" and self.scratch is not None and can_tile(weight)
+                and weight.shape[0] % 32 == 0):
+            return TileGated(weight, bias, self.lib, self.threads, self.scratch)
+        return super().gated(weight, bias, activation)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = torch.empty_like(x)
+        self.lib.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1],
+                          eps, self.threads)
+        return y
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gate(self.lib.silu_mul, gate_up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gate(self.lib.gelu_mul, gate_up)
+
+    def _gate(self, call: Callable[..., None], gate_up: Tensor) -> Tensor:
+        rows, width = gate_up.shape
+        y = gate_up.new_empty((rows, width // 2))
+        call(gate_up.data_ptr(), y.data_ptr(), rows, width // 2, self.threads)
+        return y
+
+    def rotate_write(
+        self, qkv: Tensor, heads: int, norm: Tensor | None, eps: float, rope: Tensor,
+        pages: Tensor, index: Tensor, scales: Tensor | None = None,
+    ) -> None:
+        if pages.dtype is not torch.bfloat16 and pages.dtype.itemsize > 1:
+            return super().rotate_write(qkv, heads, norm, eps, rope, pages, index, scales)
+        rows, width, dim = qkv.shape
+        to, at = pages, index
+        if pages.dtype.itemsize == 1:
+            to = qkv.new_empty((rows, width - heads, dim))
+            at = torch.arange(rows)
+        self.lib.rotate_write(
+            qkv.data_ptr(), 0 if norm is None else norm.data_ptr(), rope.data_ptr(),
+            to.data_ptr(), at.data_ptr(), rows, heads, (width - heads) // 2, dim, eps,
+            self.threads)
+        if to is not pages:
+            write_kv(pages, to, index, scales)
+
+    def decode(
+        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
+        scale: float,
+    ) -> Attend:
+        return NativeDecode(self.lib, self.threads, pages, lens, span, q_len, page_size, window,
+                            scale)
+
+    def extend(
+        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
+    ) -> Attend:
+        plain = functools.cache(functools.partial(torch_extend, rows, page_size, window, scale))
+        if not self.tiles:
+            return plain()
+        return NativeExtend(self.lib, self.threads, chunk_rows(rows), [r.pages for r in rows],
+                            page_size, window, scale, plain)
