@@ -1,5 +1,6 @@
-"""What a step sampled goes to the tables, in one launch: see `kernels.record.DecodeState`. Where all
-is greedy, that launch finds the likeliest tokens as well, among those of the parts of each row."""
+"""Writes what a step sampled to the tables, in one launch: see `kernels.record.DecodeState`. Where
+all rows are greedy, that launch finds the likeliest tokens as well, among those of each row's
+parts."""
 
 from __future__ import annotations
 
