@@ -61,7 +61,7 @@ class GatewayCore(Core):
     def _load(self, post: Post) -> None:
         from actorium.actors.gateway.app import build_app
         from actorium.actors.gateway.http.bodies import PATIENCE
-        from actorium.actors.gateway.served_engine import Engine
+        from actorium.actors.gateway.served_engine import ServedEngine
         from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
         from actorium.actors.runtime.http.http_server import (
             ConnectionLimits,
@@ -70,7 +70,7 @@ class GatewayCore(Core):
         )
 
         def serve() -> None:
-            self._engine = engine = Engine(self._ctx.config, self._ctx.run_dir, self.journal)
+            self._engine = engine = ServedEngine(self._ctx.config, self._ctx.run_dir, self.journal)
             engine.draining = self._draining
             settings = self._ctx.config.gateway
             limits = ConnectionLimits(
@@ -108,7 +108,7 @@ class GatewayCore(Core):
         self._draining = True
         if self._engine is not None:
             self._engine.draining = True
-            self._engine.joins.drain()
+            self._engine.shared_streams.drain()
 
     @property
     def done(self) -> bool:

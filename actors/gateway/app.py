@@ -11,8 +11,6 @@ from starlette.types import ASGIApp
 
 from actorium.actors.gateway.faces import (
     anthropic_messages,
-    chat_completions,
-    completions,
     engine_routes,
     inference,
     invocations,
@@ -20,18 +18,24 @@ from actorium.actors.gateway.faces import (
     sglang,
     tokens,
 )
+from actorium.actors.gateway.faces.anthropic_messages import MessagesTurn
+from actorium.actors.gateway.faces.chat_completions import ChatTurn
+from actorium.actors.gateway.faces.completions import CompletionsTurn
+from actorium.actors.gateway.faces.inference import InferenceTurn
+from actorium.actors.gateway.faces.responses import ResponsesTurn
+from actorium.actors.gateway.faces.sglang import GenerateTurn
 from actorium.actors.gateway.http.guard import Guard
 from actorium.actors.gateway.http.routes import ROUTES
 from actorium.actors.gateway.page import documents
 from actorium.actors.gateway.page.dashboard import Dashboard
 from actorium.actors.gateway.page.openapi import OpenApi
-from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
 
 Handler = Callable[..., Any]
 
 
-def build_app(engine: Engine, hosts: AllowedHosts | None = None) -> ASGIApp:
+def build_app(engine: ServedEngine, hosts: AllowedHosts | None = None) -> ASGIApp:
     """The ASGI application; hosts: the names that it goes by, None = any. A bare router: errors are
     the guard's to tell."""
     handlers = handlers_of(engine)
@@ -49,31 +53,31 @@ class Exact(Route):
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
 
 
-def handlers_of(engine: Engine) -> dict[str, Handler]:
+def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
     """What answers, by the routes' names."""
     return {
         "page": documents.load().serve,
         "docs": documents.load(documents.API).serve,
         "dashboard": Dashboard(engine).serve,
-        "chat": chat_completions.completions,
-        "completions": completions.completions,
+        "chat": ChatTurn.handle,
+        "completions": CompletionsTurn.handle,
         "render_chat": inference.render_chat,
         "render_completion": inference.render_completion,
-        "inference": inference.generate,
+        "inference": InferenceTurn.handle,
         "invocations": invocations.invocations,
-        "responses": responses.responses,
+        "responses": ResponsesTurn.handle,
         "input_tokens": responses.input_tokens,
         "response": responses.retrieve,
         "delete_response": responses.delete,
         "cancel_response": responses.cancel,
         "input_items": responses.input_items,
-        "messages": anthropic_messages.messages,
+        "messages": MessagesTurn.handle,
         "count_tokens": anthropic_messages.count_tokens,
         "models": engine_routes.models,
         "model": engine_routes.model,
         "tokenize": tokens.tokenize,
         "detokenize": tokens.detokenize,
-        "generate": sglang.generate,
+        "generate": GenerateTurn.handle,
         "abort": sglang.abort,
         "flush_cache": engine_routes.flush_cache,
         "model_info": engine_routes.model_info,

@@ -1,4 +1,5 @@
-"""What the headers of one HTTP request say of how long its work lives, and what it goes on from.
+"""What one HTTP request asks of the engine: under which names, how long that lives, and from where
+a stream goes on.
 
 `Idempotency-Key`: sent again with the same body, while the completion runs or is remembered, it
 gives that completion; with another body it is refused. Its request survives a connection that
@@ -16,46 +17,61 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from time import monotonic
 
 import msgspec
+from starlette.requests import Request as HttpRequest
 
-from actorium.actors.client.requests import Linger, Request
-from actorium.actors.errors import Aborted
-from actorium.actors.gateway.http.access_log import Tally
+from actorium.actors.client.calls import AsyncDeltaStream
+from actorium.actors.client.requests import Completion, Linger, Request
+from actorium.actors.errors import Aborted, ActoriumError
+from actorium.actors.gateway.http.access_log import CallUsage
 from actorium.actors.gateway.http.http_errors import HttpError, http_error
-from actorium.actors.gateway.resume.delta_streams import Deltas, Joins
-from actorium.actors.gateway.resume.event_ids import MAX_CHOICES, Mark, Tracked, parse
-from actorium.actors.runtime.inflight_journal import NAME, InflightJournal
+from actorium.actors.gateway.resume.delta_streams import (
+    Deltas,
+    MergedStream,
+    Results,
+    collected,
+)
+from actorium.actors.gateway.resume.event_ids import (
+    MAX_CHOICES,
+    ResumableStream,
+    parse_event_id,
+)
+from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.inflight_journal import NAME
 
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
-_KIND = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
+_PREFIX = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
 """What stands before the id in the names of answers."""
 
 
-class Ask:
+class EngineCall:
     """One HTTP request. Without headers it is one of the gateway's own."""
 
-    def __init__(self, headers: Mapping[bytes, bytes] | None = None, tenant: str = "",
-                 path: str = "", journal: InflightJournal | None = None) -> None:
-        """Raises `HttpError` 400 on a header that cannot be meant."""
-        self.journal = journal or InflightJournal(actor="gateway")
-        self.journal_name = b""
-        """Its name there, once the body has come: what the same caller asks again has the same."""
-        self.from_http = headers is not None
+    def __init__(self, engine: ServedEngine, headers: Mapping[bytes, bytes] | None = None,
+                 tenant: str = "", path: str = "", admin: bool = False) -> None:
+        """admin: with the administrator's key. Raises `HttpError` 400 on a header that cannot be
+        meant."""
+        self.engine, self.tenant, self.admin = engine, tenant, admin
+        self.began = monotonic()
+        """CLOCK_MONOTONIC seconds."""
+        self._path = path
+        self._from_http = headers is not None
         found = headers or {}
-        self.tenant, self._path = tenant, path
         self.key = found.get(b"idempotency-key", b"").strip()
         if self.key and not _KEY.fullmatch(self.key):
             raise HttpError(400, "Idempotency-Key: 1 to 255 printable ASCII characters without "
                             "spaces", "Idempotency-Key")
         last = found.get(b"last-event-id", b"").strip()
-        self.mark: Mark | None = parse(last.decode("latin-1")) if last else None
-        self.resumable = bool(self.key) or self.mark is not None
-        """Its stream names each event, so that another call can take it up behind that one. The
-        body may ask for it as well (`stream_options.resumable`). Others have no ids: many clients
+        self.position = parse_event_id(last.decode("latin-1")) if last else None
+        self.resumable = bool(self.key) or self.position is not None
+        """Each event of its stream has an id, so that another call can go on behind it. The body
+        may ask for that as well (`stream_options.resumable`). Others have no ids: many clients
         split a stream at its blank lines and take all that follows `data: `."""
-        self.name = self._named()
+        self.name = self._own_name()
         """Of the request, and of its answer: a stream keeps its id when it goes on."""
         self.answer_id = self.name
         """What its answer is called, after the prefix that tells the kind of the answer."""
@@ -65,64 +81,131 @@ class Ask:
         """What the caller calls its completions, if anything, the first request's first."""
         self.rids: list[str] = []
         """Of its requests in the engine."""
+        self.usage = CallUsage()
+        self.journal_name = b""
+        """Its name in the journal of requests in hand, once the body has come: what the same caller
+        asks again has the same."""
         self._aborted = False
         self._digest = ""
-        self.tally = Tally()
-        """What the engine does for it."""
-        self._tracked: Tracked | None = None
+        self._resumed: ResumableStream | None = None
 
-    def _named(self) -> str:
+    def _own_name(self) -> str:
         own = "s" + os.urandom(16).hex()
         if self.key:
-            of = hashlib.sha256(self.tenant.encode() + b"\0" + self.key).hexdigest()
-            own = "k" + of[:32]
-        if self.mark is None:
+            digest = hashlib.sha256(self.tenant.encode() + b"\0" + self.key).hexdigest()
+            own = "k" + digest[:32]
+        if self.position is None:
             return own
-        given = self.mark.rid.partition(".")[0]
+        given = self.position.rid.partition(".")[0]
         if self.key and given != own:
             raise HttpError(400, "Last-Event-ID: of another request than the Idempotency-Key's",
                             "Last-Event-ID")
         return given
 
-    def body(self, body: bytes) -> None:
-        """What is asked: a request may be taken up only by who asks the same. Raises `HttpError`
-        400, and 500 where this has killed the gateway before."""
-        asked = b"\0".join((self.tenant.encode(), self._path.encode(), body))
-        digest = hashlib.sha256(asked)
+    # --- its life ---
+
+    def on_body(self, body: bytes) -> None:
+        """Remember what is asked: a request may be taken up only by who asks the same. Raises
+        `HttpError` 400, and 500 where this has killed the gateway before."""
+        digest = hashlib.sha256(b"\0".join((self.tenant.encode(), self._path.encode(), body)))
         self._digest = digest.hexdigest()[:16]
-        if self.mark is not None and self.mark.rid.partition(".")[2] != self._digest:
+        if self.position is not None and self.position.rid.partition(".")[2] != self._digest:
             raise HttpError(400, "Last-Event-ID: of a request with another path, body or key",
                             "Last-Event-ID")
-        name = digest.digest()[:NAME]
-        if self.journal.convicted(name):
-            raise http_error(self.journal.refusal(self.answer_id))
+        name, journal = digest.digest()[:NAME], self.engine.journal
+        if journal.convicted(name):
+            raise http_error(journal.refusal(self.answer_id))
         self.journal_name = name
-        self.journal.put(name)
+        journal.put(name)
 
     def failed(self, error: BaseException) -> HttpError:
-        """The gateway has failed on it: what the caller is to be told."""
-        return http_error(self.journal.failed(error, self.answer_id))
+        """What the caller is told where the gateway itself has failed on the request."""
+        return http_error(self.engine.journal.failed(error, self.answer_id))
 
     def finished(self) -> None:
         """It has been answered."""
-        if self.journal_name and not self.journal.quiet:
-            self.journal.finished(self.journal_name)
+        journal = self.engine.journal
+        if self.journal_name and not journal.quiet:
+            journal.finished(self.journal_name)
 
-    def source(self, request: Request, number: int, open_: Callable[[Request], Deltas],
-               joins: Joins, grace: float) -> Deltas:
-        """The deltas of one of the requests that the route makes of this one, from the first."""
-        if not self.from_http or not self.resumable:
-            return open_(self.named(request, number))
+    def in_background(self) -> EngineCall:
+        """Another call of the same caller, for work that goes on when this one has been answered.
+        """
+        return EngineCall(self.engine, {}, self.tenant, self._path)
+
+    # --- the engine's requests ---
+
+    def stream(self, *requests: Request) -> Deltas:
+        """The deltas of a request, or of several that ask for as many choices, numbered through;
+        behind the caller's last event. They are sent when deltas are first asked for; `aclose` ends
+        them, unless they may outlive their caller. Raises `HttpError` 400."""
+        each = (requests[0].params or SamplingParams()).n
+        sources = self._sources(requests)
+        source = sources[0] if len(sources) == 1 else MergedStream(sources, each)
+        choices = each * len(sources)
+        if not self._from_http or not self.resumable:
+            return source
+        if choices > MAX_CHOICES:
+            if self.position is None and self.key:
+                return source  # it is shared, or told once more from its start
+            field = "stream_options.resumable" if self.position is None else "Last-Event-ID"
+            raise HttpError(400, f"{field}: only streams of at most {MAX_CHOICES} choices go on",
+                            field.partition(".")[0])
+        self._resumed = ResumableStream(source, f"{self.name}.{self._digest}", self.position)
+        return self._resumed
+
+    def label(self, events: bytes) -> bytes:
+        """Events with their ids, where the stream can be taken up; those that the caller has had
+        are left out."""
+        return events if self._resumed is None else self._resumed.label(events)
+
+    async def complete(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        """The choices of each request, in their order. The first error ends all of them and is
+        raised, an `ActoriumError`."""
+        found: list[list[Completion]] = [[] for _ in requests]
+        results = self._results(requests)
+        try:
+            async for index, result in results:
+                if isinstance(result, ActoriumError):
+                    raise result
+                found[index] = result
+        finally:
+            await results.aclose()
+        self.usage.completed(found)
+        return found
+
+    def _results(self, requests: Sequence[Request]) -> Results:
+        if self.key:
+            return collected(self._sources(requests))
+        return self.engine.client.run([self._named(request, number)
+                                       for number, request in enumerate(requests)])
+
+    def _sources(self, requests: Sequence[Request]) -> list[Deltas]:
+        return [self._source(request, number) for number, request in enumerate(requests)]
+
+    def _source(self, request: Request, number: int) -> Deltas:
+        """The deltas of one of the requests, from the first."""
+        if not self._from_http or not self.resumable:
+            return self._open(self._named(request, number))
         name, rid = self._names(number)
-        again = bool(self.key) or self.mark is not None
-        linger = Linger(rid=rid, seconds=grace, adopt=again, must_exist=self.mark is not None)
-        asked = msgspec.structs.replace(request, linger=linger)
-        return joins.join(name, rid, lambda: open_(asked), grace) if self.key else open_(asked)
+        grace, engine = self.engine.settings.resume_grace, self.engine
+        again = bool(self.key) or self.position is not None
+        asked = msgspec.structs.replace(request, linger=Linger(
+            rid=rid, seconds=grace, adopt=again, must_exist=self.position is not None))
+        if not self.key:
+            return self._open(asked)
+        return engine.shared_streams.join(name, rid, lambda: self._open(asked), grace)
 
-    def named(self, request: Request, number: int) -> Request:
-        """One of the requests by a name of this one's, so that it can be found. It does not outlive
-        its caller."""
-        if not self.from_http:
+    def _open(self, request: Request) -> AsyncDeltaStream:
+        stream = AsyncDeltaStream(self.engine.client, request)
+        if self._from_http:
+            self.usage.opened(stream)
+        return stream
+
+    def _named(self, request: Request, number: int) -> Request:
+        """One of the requests by a name of this call's, so that it can be found. It does not
+        outlive its caller."""
+        if not self._from_http:
             return request
         linger = Linger(rid=self._names(number)[1], seconds=0.0, adopt=False)
         return msgspec.structs.replace(request, linger=linger)
@@ -135,11 +218,19 @@ class Ask:
         self.rids.append(f"{name}.{self._digest}")
         return name, self.rids[-1]
 
-    def aborting(self, name: str) -> tuple[list[str], list[str]]:
+    # --- aborting ---
+
+    async def abort_others(self, name: str, tenant: str | None) -> list[str]:
+        """End the requests that go by a name, "" = all, of a tenant, None = of anybody, at any
+        gateway of the engine, but for this call. Returns what their callers call them."""
+        return (await self.engine.abort(name, tenant, but=self)
+                + await self.engine.peers.abort(name, tenant))
+
+    def mark_aborted(self, name: str) -> tuple[list[str], list[str]]:
         """What ends when `name` is to end: the caller's names, and those in the engine. Empty name:
         all of it, also what was not begun yet."""
-        known = name in (self.name, self.answer_id) or _KIND.sub("", name) == self.answer_id
-        if not name or known:
+        own = name in (self.name, self.answer_id) or _PREFIX.sub("", name) == self.answer_id
+        if not name or own:
             self._aborted = True
             return self.labels or [self.answer_id], list(self.rids)
         each = max(1, len(self.labels) // max(1, len(self.rids)))
@@ -150,21 +241,13 @@ class Ask:
         rids = dict.fromkeys(self.rids[i // each] for i in found if i // each < len(self.rids))
         return [self.labels[i] for i in found], list(rids)
 
-    def tracked(self, source: Deltas, choices: int) -> Deltas:
-        """What the route streams, all its requests together; from the caller's event on. choices:
-        of all of them. Raises `HttpError` 400."""
-        if not self.from_http or not self.resumable:
-            return source
-        if choices > MAX_CHOICES:
-            if self.mark is None and self.key:
-                return source  # it is joined, or told once more from its start
-            field = "stream_options.resumable" if self.mark is None else "Last-Event-ID"
-            raise HttpError(400, f"{field}: only streams of at most {MAX_CHOICES} choices go on",
-                            field.partition(".")[0])
-        self._tracked = Tracked(source, f"{self.name}.{self._digest}", self.mark)
-        return self._tracked
 
-    def label(self, events: bytes) -> bytes:
-        """Events with their ids, as far as a stream can be taken up; those that the caller has had
-        are left out."""
-        return events if self._tracked is None else self._tracked.label(events)
+def call_of(http: HttpRequest) -> EngineCall:
+    """The call of a request that has passed the guard."""
+    found: EngineCall = http.scope["app"]
+    return found
+
+
+def engine_of(http: HttpRequest) -> ServedEngine:
+    """The engine behind the routes."""
+    return call_of(http).engine

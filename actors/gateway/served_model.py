@@ -1,10 +1,17 @@
-"""The names under which clients find the model."""
+"""What the gateway knows of the model: its names, its limits, its parsers, the texts of its tokens.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import PurePath
+from typing import Any
 
+from actorium.actors.config.retention import TOKEN_TEXTS
 from actorium.actors.config.tree import Config
+from actorium.actors.detokenizer.incremental import byte_of_char
+from actorium.actors.gateway.parsers.parsing import Parsing
+from actorium.actors.models import model_dir
 
 DEFAULT = "default"
 """What clients of engines with one model write where a name must stand."""
@@ -25,3 +32,100 @@ class ModelNames:
     def known(self, asked: str | None) -> bool:
         """Whether who asks for this model is served. No name, or an empty one, asks for any."""
         return not asked or asked.rstrip("/") in self._known
+
+
+class ServedModel:
+    """What the engine says of its model once and for all, and how its answers are parsed."""
+
+    def __init__(self, info: dict[str, Any], config: Config) -> None:
+        """info: as of `AsyncClient.server_info`."""
+        settings = config.gateway
+        self.info = info
+        self.names = ModelNames(config, info["model"])
+        self.parsing = Parsing(settings.tool_call_parser, settings.reasoning_parser,
+                               info.get("chat_template"),
+                               config.model.default_chat_template_kwargs)
+        self.name: str = info["model"]
+        self.max_model_len: int = info["max_model_len"]
+        self.thought_end: list[int] = []
+        """Token ids of the mark that ends reasoning; none where the model does not reason."""
+
+
+class TokenTexts:
+    """Loads the tokenizer when it is first asked: most requests want no log-probabilities."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._tokenizer: Any = None
+        self._byte_of: dict[str, int] = {}
+        self._special: frozenset[int] = frozenset()
+        self._bytes: dict[int, bytes] = {}
+        self._loading = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """Load, in a thread, unless that is done; nothing where the engine has no tokenizer."""
+        if self._tokenizer is not None or self._config.model.skip_tokenizer:
+            return
+        async with self._loading:
+            if self._tokenizer is None:
+                self._tokenizer = await asyncio.to_thread(self._load)
+
+    def _load(self) -> Any:
+        from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
+
+        tokenizer = load_tokenizer(model_dir.resolve(self._config.model.model))
+        if "ByteLevel" in repr(tokenizer.decoder):
+            self._byte_of = byte_of_char()
+        self._special = frozenset(tokenizer.get_added_tokens_decoder())
+        return tokenizer
+
+    def bytes_of(self, token: int) -> bytes:
+        """The token's own bytes, which may be a part of a character."""
+        found = self._bytes.get(token)
+        if found is None:
+            found = self._look_up(token)
+            if len(self._bytes) >= TOKEN_TEXTS:
+                self._bytes.clear()
+            self._bytes[token] = found
+        return found
+
+    def _look_up(self, token: int) -> bytes:
+        if self._tokenizer is None:
+            return f"token_id:{token}".encode()
+        written = self._tokenizer.id_to_token(token)
+        if written is None:
+            return b""
+        if token in self._special:
+            return str(written).encode()
+        if written.startswith("<0x") and written.endswith(">") and len(written) == 6:
+            return bytes([int(written[3:5], 16)])
+        if self._byte_of and all(letter in self._byte_of for letter in written):
+            return bytes(self._byte_of[letter] for letter in written)
+        return str(written).replace("\u2581", " ").encode()
+
+    def written(self, token: int) -> str:
+        """How the vocabulary writes the token."""
+        found = None if self._tokenizer is None else self._tokenizer.id_to_token(token)
+        return f"token_id:{token}" if found is None else str(found)
+
+    def text_of(self, token: int) -> str:
+        """The same as text; what is no character of its own is shown as U+FFFD."""
+        return self.bytes_of(token).decode(errors="replace")
+
+    def name_of(self, token: int) -> str:
+        """What log-probabilities call it."""
+        return self.text_of(token)
+
+
+class TokenIdTexts:
+    """The same tokens, called by their ids: texts of different tokens can be alike."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self.bytes_of, self.text_of = texts.bytes_of, texts.text_of
+
+    def name_of(self, token: int) -> str:
+        """What log-probabilities call it."""
+        return f"token_id:{token}"
+
+
+AnyTokenTexts = TokenTexts | TokenIdTexts

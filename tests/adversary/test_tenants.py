@@ -46,7 +46,7 @@ from actorium.actors.gateway.app import build_app, handlers_of
 from actorium.actors.gateway.http import api_keys as keys
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.routes import ROUTES, Access, find
-from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 
 CANARY = "xyzzy-of-ann-31d8"
@@ -246,7 +246,7 @@ class Doors:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: GatewayConfig) -> None:
         self.reached: list[tuple[str, str]] = []
-        engine = Engine(Config(gateway=settings), Path("none"))
+        engine = ServedEngine(Config(gateway=settings), Path("none"))
         engine.client = Scripted(["ok"])  # type: ignore[assignment]
         names = handlers_of(engine)
         with monkeypatch.context() as patch:
@@ -717,12 +717,12 @@ async def flooded(served: Served, size: int) -> int:
 def test_a_tenants_poison_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                      tried: Any) -> None:
     """What has killed a gateway is refused to who sent it, and to nobody else."""
-    monkeypatch.setattr("actorium.actors.gateway.served_engine.AsyncDeltaStream", ScriptedStream)
+    monkeypatch.setattr("actorium.actors.gateway.engine_call.AsyncDeltaStream", ScriptedStream)
     settings = Config(gateway=GatewayConfig(api_keys_file=key_file(tmp_path), admin_key=ADMIN))
     buffer = bytearray(SIZE)
 
     def start() -> Any:
-        engine = Engine(settings, Path("none"), InflightJournal(buffer, actor="gateway"))
+        engine = ServedEngine(settings, Path("none"), InflightJournal(buffer, actor="gateway"))
         engine.client = Scripted(["hello there"])  # type: ignore[assignment]
         return engine, build_app(engine)
 

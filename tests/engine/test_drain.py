@@ -24,7 +24,7 @@ from actorium.actors.detokenizer.client_connections import (
     ClientConnections,
 )
 from actorium.actors.gateway import actor
-from actorium.actors.gateway.resume.delta_streams import Joins
+from actorium.actors.gateway.resume.delta_streams import SharedStreams
 
 CLIENT = """
 import sys
@@ -113,7 +113,8 @@ class Endless(ScriptedStream):
 
 def test_a_draining_gateway_keeps_nothing_for_who_has_gone() -> None:
     async def run() -> list[bool]:
-        joins, streams = Joins(), [Endless(Scripted([]), Request(prompt="a")) for _ in range(3)]
+        joins = SharedStreams()
+        streams = [Endless(Scripted([]), Request(prompt="a")) for _ in range(3)]
         readers = [joins.join(f"n{i}", f"n{i}.x", lambda i=i: streams[i],
                               30.0)  # type: ignore[misc]
                    for i in range(2)]

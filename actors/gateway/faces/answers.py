@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from actorium.actors.client.requests import Completion, StreamDelta
@@ -14,24 +13,12 @@ from actorium.actors.gateway.faces.chat_protocol import (
     TopLogprob,
     Usage,
 )
-from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.token_texts import Pieces, TokenPieces
+from actorium.actors.gateway.served_model import AnyTokenTexts, TokenTexts
 from actorium.actors.messages import TokenLogprob
 from actorium.actors.messages import Usage as Counts
 
 REASONS = {"deadline": "length", "abort": "abort"}
 """How the engine's reasons are called where OpenAI has another name."""
-
-
-_NAME = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-def name_of(wanted: str | None, fallback: str) -> str:
-    """What an answer is called: as the request asks, if that can be a name. Raises `HttpError`."""
-    if wanted is not None and not _NAME.fullmatch(wanted):
-        raise HttpError(400, "request_id: 1 to 128 printable ASCII characters without spaces",
-                        "request_id")
-    return wanted or fallback
 
 
 def reason(name: str | None) -> str | None:
@@ -60,15 +47,15 @@ def joined(parts: Sequence[Usage]) -> Usage:
     return Usage(prompt, done, prompt + done, {"cached_tokens": cached})
 
 
-def chat_logprobs(found: Sequence[TokenLogprob] | None, pieces: TokenPieces
+def chat_logprobs(found: Sequence[TokenLogprob] | None, texts: AnyTokenTexts
                   ) -> ChatLogprobs | None:
     """As chat completions tell them."""
     if found is None:
         return None
-    return ChatLogprobs([ContentLogprob(pieces.name_of(one.token_id), one.logprob,
-                                        list(pieces.bytes_of(one.token_id)),
-                                        [TopLogprob(pieces.name_of(token), value,
-                                                    list(pieces.bytes_of(token)))
+    return ChatLogprobs([ContentLogprob(texts.name_of(one.token_id), one.logprob,
+                                        list(texts.bytes_of(one.token_id)),
+                                        [TopLogprob(texts.name_of(token), value,
+                                                    list(texts.bytes_of(token)))
                                          for token, value in one.top]) for one in found])
 
 
@@ -77,35 +64,35 @@ def last_counts(deltas: Iterable[StreamDelta | Completion]) -> list[Counts]:
     return [one.usage for one in deltas if one.usage is not None]
 
 
-class Running:
+class UsageCounter:
     """Token counts while deltas come: those of a choice are exact from its end on."""
 
     def __init__(self, prompt_tokens: int = 0) -> None:
         self._prompt = prompt_tokens
-        self._told: dict[int, Counts] = {}
+        self._counts: dict[int, Counts] = {}
 
     def add(self, delta: StreamDelta) -> None:
         """Take a delta's tokens in."""
-        before = self._told.get(delta.index)
+        before = self._counts.get(delta.index)
         done = before.completion_tokens if before is not None else 0
-        self._told[delta.index] = delta.usage or Counts(self._prompt, 0,
+        self._counts[delta.index] = delta.usage or Counts(self._prompt, 0,
                                                         done + len(delta.token_ids))
 
     def usage(self) -> Usage:
         """Of all choices so far."""
-        return usage(self._told.values()) if self._told else usage([Counts(self._prompt, 0, 0)])
+        return usage(self._counts.values()) if self._counts else usage([Counts(self._prompt, 0, 0)])
 
 
-def prompt_logprobs(choices: Sequence[Completion], pieces: Pieces) -> PromptLogprobs | None:
+def prompt_logprobs(choices: Sequence[Completion], texts: TokenTexts) -> PromptLogprobs | None:
     """As vLLM tells them: for each token of the prompt, the alternatives by their ids."""
     found = choices[0].prompt_logprobs if choices else None
     if found is None:
         return None
-    return [None if one is None else _alternatives(one, pieces) for one in found]
+    return [None if one is None else _alternatives(one, texts) for one in found]
 
 
-def _alternatives(one: TokenLogprob, pieces: Pieces) -> dict[str, PromptLogprob]:
-    ranked = {str(token): PromptLogprob(value, rank, pieces.text_of(token))
+def _alternatives(one: TokenLogprob, texts: TokenTexts) -> dict[str, PromptLogprob]:
+    ranked = {str(token): PromptLogprob(value, rank, texts.text_of(token))
               for rank, (token, value) in enumerate(one.top, 1)}
-    own = PromptLogprob(one.logprob, one.rank, pieces.text_of(one.token_id))
+    own = PromptLogprob(one.logprob, one.rank, texts.text_of(one.token_id))
     return {str(one.token_id): own} | ranked

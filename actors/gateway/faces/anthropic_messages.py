@@ -1,37 +1,39 @@
-"""What an answer of `/v1/messages` consists of, put together from its pieces, with the events that
-tell it. Pure.
-
-The whole answer is what the same machine holds when it has been fed once.
-"""
+"""`/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's clients speak."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client.requests import Completion, Request, StreamDelta
-from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.engine_call import EngineCall, engine_of
 from actorium.actors.gateway.faces import answers
-from actorium.actors.gateway.faces.answers import Running
+from actorium.actors.gateway.faces.answers import UsageCounter
 from actorium.actors.gateway.faces.anthropic_body import CountBody, MessagesBody, prefill
+from actorium.actors.gateway.faces.chat_protocol import Usage
 from actorium.actors.gateway.faces.response_formats import structured_of
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
 from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS
+from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.http.guard import Reply, caller, engine_of
-from actorium.actors.gateway.http.http_errors import http_error
-from actorium.actors.gateway.http.sse import EventStream
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.http.replies import JsonReply, encode_json
 from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, Reader
-from actorium.actors.gateway.parsers.parts import CallArguments, CallBegin, Piece, Reasoning, Text
+from actorium.actors.gateway.parsers.parts import (
+    CallArguments,
+    CallBegin,
+    Piece,
+    Reasoning,
+    Text,
+)
 from actorium.actors.gateway.parsers.think import opens_thought
-from actorium.actors.gateway.resume.delta_streams import together
-from actorium.actors.gateway.served_engine import Engine, Facts
+from actorium.actors.gateway.resume.delta_streams import Deltas
+from actorium.actors.gateway.served_model import ServedModel
 
 
 class TextBlock(Struct, kw_only=True):
@@ -91,7 +93,7 @@ class Blocks:
         """Of the open block."""
         self._open = False
 
-    def take(self, pieces: Sequence[Piece]) -> list[Event]:
+    def add(self, pieces: Sequence[Piece]) -> list[Event]:
         """More of the answer."""
         out: list[Event] = []
         for piece in pieces:
@@ -161,9 +163,6 @@ def _object(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 class MessageUsage(Struct, kw_only=True):
     input_tokens: int = 0
     cache_creation_input_tokens: int = 0
@@ -184,78 +183,52 @@ class Message(Struct, kw_only=True):
     usage: MessageUsage
 
 
-async def messages(http: HttpRequest) -> Response | EventStream:
-    """`/v1/messages`."""
-    engine = engine_of(http)
-    body = await bodies.read(http, MessagesBody)
-    body.check()
-    await engine.serves(body.model)
-    one = Answer(engine, await engine.facts(), body, caller(http).request_id)
-    request = one.request(caller(http).tenant)
-    if body.stream:
-        return EventStream(one.events(request), last=b"")
-    return Reply(_encode(await one.whole(request)))
+class MessagesTurn(HttpTurn):
+    """One message under way."""
 
+    body_type = MessagesBody
+    last_event = b""
+    body: MessagesBody
 
-async def count_tokens(http: HttpRequest) -> Response:
-    """`/v1/messages/count_tokens`: of the prompt that the body becomes."""
-    engine, body = engine_of(http), await bodies.read(http, CountBody)
-    await engine.serves(body.model)
-    turns = body.turns()
-    goes_on = prefill(turns) is not None
-    ids = await engine.client.tokenize_chat(
-        turns, body.template_args(), body.choice().shown, timeout=30.0,
-        add_generation_prompt=not goes_on, continue_final_message=goes_on)
-    return Reply(_encode({"input_tokens": len(ids)}))
-
-
-class Answer:
-    """One request under way."""
-
-    def __init__(self, engine: Engine, facts: Facts, body: MessagesBody, request_id: str) -> None:
-        """Raises `HttpError` on tools that do not fit together."""
-        self._engine, self._facts, self._body = engine, facts, body
-        name = answers.name_of(body.request_id, request_id)
-        self._id = f"msg_{name}"
+    def __init__(self, call: EngineCall, model: ServedModel, body: MessagesBody) -> None:
+        super().__init__(call, model, body)
+        self._id = f"msg_{call.answer_id}"
         self._tools = body.choice()
-        self._blocks = Blocks(name)
+        self._blocks = Blocks(call.answer_id)
         self._turns = body.turns()
         self._prefill = prefill(self._turns)
-        machine = facts.parsing.machine(
+        machine = model.parsing.machine(
             self._tools.schemas, self._tools.forced, True, body.template_args(),
             None if self._prefill is None else opens_thought(self._prefill))
-        self._reader = Reader(machine, body.thinks, MAX_TOOLS if body.parallel else 1)
+        self._parser = Reader(machine, body.thinks, MAX_TOOLS if body.parallel else 1)
+        self._counts = UsageCounter()
+        self._begun = False
 
-    def request(self, tenant: str) -> Request:
-        """What the engine is asked. Raises `HttpError`."""
-        body = self._body
+    async def requests(self) -> list[Request]:
+        body = self.body
         structured = self._tools.structured(structured_of(body))
         params = sampling(body, None, structured=structured)
         goes_on = self._prefill is not None
-        return request_for(body, params, tenant, messages=self._turns,
-                           template_args=body.template_args(), tools=self._tools.shown,
-                           add_generation_prompt=not goes_on, continue_final_message=goes_on)
+        return [request_for(body, params, self.call.tenant, messages=self._turns,
+                            template_args=body.template_args(), tools=self._tools.shown,
+                            add_generation_prompt=not goes_on, continue_final_message=goes_on)]
 
     # --- all at once ---
 
-    async def whole(self, request: Request) -> Message:
-        """The answer. Raises `ActoriumError`."""
-        [choices] = await self._engine.complete([request])
-        return self._message(choices[0])
-
-    def _message(self, one: Completion) -> Message:
-        self._blocks.take(self._reader.read(one.text, last=True))
+    async def collect(self, requests: list[Request]) -> Message:
+        [[one]] = await self.call.complete(requests)
+        self._blocks.add(self._parser.read(one.text, last=True))
         self._blocks.close()
-        reason, sequence = self._end(one)
-        return Message(id=self._id, model=self._facts.model, content=self._blocks.found,
+        reason, sequence = self._end_of(one)
+        return Message(id=self._id, model=self.model.name, content=self._blocks.found,
                        stop_reason=reason, stop_sequence=sequence,
                        usage=_usage(answers.usage([one.usage])))
 
-    def _end(self, one: Completion | StreamDelta) -> tuple[str, str | None]:
+    def _end_of(self, one: Completion | StreamDelta) -> tuple[str, str | None]:
         """(stop_reason, stop_sequence)."""
         if one.finish_reason != "stop":
             return "max_tokens", None
-        if self._reader.reason(one.finish_reason) == TOOL_CALLS:
+        if self._parser.reason(one.finish_reason) == TOOL_CALLS:
             return "tool_use", None
         if isinstance(one.stop_reason, str):
             return "stop_sequence", one.stop_reason
@@ -263,47 +236,54 @@ class Answer:
 
     # --- as it comes ---
 
-    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """The events of the stream. An error after the first one is an event as well."""
-        async with self._engine.stream(request) as deltas:
-            counts, begun = Running(await deltas.accepted()), False
-            try:
-                async for several in together(deltas):
-                    out = [] if begun else [self._start(counts), Event(type="ping")]
-                    begun = True
-                    for one in several:
-                        counts.add(one)
-                        out += self._events(one, counts)
-                    if out:
-                        yield _written(out)
-            except ActoriumError as error:
-                if not begun:
-                    raise
-                yield _written([Event(**http_error(error).anthropic_body())])
+    async def begin(self, stream: Deltas) -> None:
+        self._counts = UsageCounter(await stream.accepted())
 
-    def _start(self, counts: Running) -> Event:
-        used = _usage(counts.usage())
+    def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
+        out = [] if self._begun else [self._start(), Event(type="ping")]
+        self._begun = True
+        for one in deltas:
+            self._counts.add(one)
+            out += self._events(one)
+        return _written(out)
+
+    async def refusal(self, error: HttpError) -> bytes:
+        return _written([Event(**error.anthropic_body())])
+
+    def _start(self) -> Event:
         return Event(type="message_start", message=Message(
-            id=self._id, model=self._facts.model, usage=used))
+            id=self._id, model=self.model.name, usage=_usage(self._counts.usage())))
 
-    def _events(self, one: StreamDelta, counts: Running) -> list[Event]:
+    def _events(self, one: StreamDelta) -> list[Event]:
         last = one.finish_reason is not None
-        out = self._blocks.take(self._reader.read(one.text, last))
+        out = self._blocks.add(self._parser.read(one.text, last))
         if last:
             out += self._blocks.close()
-            reason, sequence = self._end(one)
-            out += [Event(type="message_delta", usage=_usage(counts.usage()),
+            reason, sequence = self._end_of(one)
+            out += [Event(type="message_delta", usage=_usage(self._counts.usage()),
                           delta=Delta(stop_reason=reason, stop_sequence=sequence)),
                     Event(type="message_stop")]
         return out
 
 
-def _usage(used: answers.Usage) -> MessageUsage:
+async def count_tokens(http: HttpRequest) -> Response:
+    """`/v1/messages/count_tokens`: of the prompt that the body becomes."""
+    engine, body = engine_of(http), await bodies.read(http, CountBody)
+    await engine.check_model(body.model)
+    turns = body.turns()
+    goes_on = prefill(turns) is not None
+    ids = await engine.client.tokenize_chat(
+        turns, body.template_args(), body.choice().shown, timeout=30.0,
+        add_generation_prompt=not goes_on, continue_final_message=goes_on)
+    return JsonReply(encode_json({"input_tokens": len(ids)}))
+
+
+def _usage(used: Usage) -> MessageUsage:
     cached = used.prompt_tokens_details.get("cached_tokens", 0)
     return MessageUsage(input_tokens=used.prompt_tokens - cached, cache_read_input_tokens=cached,
                         output_tokens=used.completion_tokens)
 
 
 def _written(events: Iterable[Event]) -> bytes:
-    return b"".join([b"event: %b\ndata: %b\n\n" % (one.type.encode(), _encode(one))
+    return b"".join([b"event: %b\ndata: %b\n\n" % (one.type.encode(), encode_json(one))
                      for one in events])

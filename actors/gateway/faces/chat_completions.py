@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator
 from time import time
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 
 from actorium.actors.client.requests import Completion, Request, StreamDelta
+from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.faces import answers
-from actorium.actors.gateway.faces.answers import Running
+from actorium.actors.gateway.faces.answers import UsageCounter
 from actorium.actors.gateway.faces.chat_protocol import (
     ChatBody,
     ChatCompletion,
@@ -21,187 +20,234 @@ from actorium.actors.gateway.faces.chat_protocol import (
     Choice,
     Chunk,
     ChunkChoice,
+    Message,
     Said,
     Usage,
 )
 from actorium.actors.gateway.faces.response_formats import format_field, structured_of
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
-from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS
-from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.http.guard import Reply, caller, engine_of
-from actorium.actors.gateway.http.sse import EventStream, event
-from actorium.actors.gateway.parsers.choice_parser import (
-    FUNCTION_CALL,
-    TOOL_CALLS,
-    Reader,
-    delta,
-    legacy_delta,
-    legacy_message,
-    message,
+from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS, Called, CalledFunction
+from actorium.actors.gateway.faces.turn import HttpTurn
+from actorium.actors.gateway.http.replies import encode_json, event
+from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, Reader
+from actorium.actors.gateway.parsers.parts import (
+    CallArguments,
+    CallBegin,
+    Piece,
+    Reasoning,
+    Text,
 )
 from actorium.actors.gateway.parsers.think import opens_thought
-from actorium.actors.gateway.resume.delta_streams import together
-from actorium.actors.gateway.served_engine import Engine, Facts
-from actorium.actors.gateway.token_texts import IdPieces
+from actorium.actors.gateway.resume.delta_streams import Deltas
+from actorium.actors.gateway.served_model import ServedModel, TokenIdTexts
 
-_encode = msgspec.json.Encoder().encode
-
-
-async def completions(http: HttpRequest) -> Response | EventStream:
-    """The route."""
-    engine = engine_of(http)
-    body = await bodies.read(http, ChatBody)
-    engine.ask.fields = {"structured": format_field(body, "functions" if body.legacy else "tools")}
-    await engine.serves(body.model)
-    chat = Chat(engine, await engine.facts(), body, caller(http).request_id)
-    request = await chat.request(caller(http).tenant)
-    if body.alternatives() is not None or body.prompt_logprobs is not None:
-        await engine.pieces.ready()
-    if body.stream:
-        return EventStream(chat.events(request))
-    return Reply(_encode(await chat.whole(request)))
+FUNCTION_CALL = "function_call"
 
 
-class Chat:
-    """One request under way."""
+class ChatTurn(HttpTurn):
+    """One chat completion under way."""
 
-    def __init__(self, engine: Engine, facts: Facts, body: ChatBody, request_id: str) -> None:
-        """Raises `HttpError` on what does not fit together."""
-        body.check()
-        self._engine, self._facts, self._body = engine, facts, body
-        self._id = f"chatcmpl-{answers.name_of(body.request_id, request_id)}"
+    body_type = ChatBody
+    body: ChatBody
+
+    def __init__(self, call: EngineCall, model: ServedModel, body: ChatBody) -> None:
+        super().__init__(call, model, body)
+        self._id = f"chatcmpl-{call.answer_id}"
         self._created = int(time())
         self._tools = body.choice()
-        self._pieces = IdPieces(engine.pieces) if body.return_tokens_as_token_ids \
-            else engine.pieces
+        self._texts = TokenIdTexts(self.engine.token_texts) if body.return_tokens_as_token_ids \
+            else self.engine.token_texts
         self._delta = legacy_delta if body.legacy else delta
         self._echoed = body.echoed()
         self._prompt_ids: list[int] | None = None
         """Where they are told."""
+        self._counts = UsageCounter()
+        self._parsers: dict[int, Reader] = {}
+        """Of the choices of a stream that have begun."""
 
-    async def request(self, tenant: str) -> Request:
-        """What the engine is asked. Raises `HttpError`, `ActoriumError`."""
-        body = self._body
-        most = body.max_completion_tokens
+    def engine_fields(self) -> dict[str, str]:
+        return {"structured": format_field(self.body,
+                                           "functions" if self.body.legacy else "tools")}
+
+    @property
+    def tells_token_texts(self) -> bool:
+        return self.body.alternatives() is not None or self.body.prompt_logprobs is not None
+
+    async def requests(self) -> list[Request]:
+        body, tenant = self.body, self.call.tenant
+        limit = body.max_completion_tokens
         structured = self._tools.structured(structured_of(body))
         params = sampling(body, body.alternatives(), structured=structured,
-                          max_tokens=body.limit if most is None else most)
+                          max_tokens=body.limit if limit is None else limit)
         prompt: dict[str, Any] = {
             "messages": body.turns(), "template_args": body.template_args(),
             "tools": self._tools.shown, "chat_template": body.chat_template,
             "add_generation_prompt": body.opens_turn,
             "continue_final_message": body.continue_final_message}
-        asked = request_for(body, params, tenant, **prompt)
+        request = request_for(body, params, tenant, **prompt)
         if not (body.wants_prompt_ids or body.cuts_right):
-            return asked
-        ids = await self._engine.client.tokenize_chat(**prompt)
+            return [request]
+        ids = await self.engine.client.tokenize_chat(**prompt)
         # The very tokens that are told are run.
-        ids = body.truncated(ids, self._facts.max_model_len, params.max_tokens)
+        ids = body.truncated(ids, self.model.max_model_len, params.max_tokens)
         self._prompt_ids = ids if body.wants_prompt_ids else None
-        return request_for(body, params, tenant, prompt=ids)
+        return [request_for(body, params, tenant, prompt=ids)]
 
-    def reader(self) -> Reader:
+    def _parser(self) -> Reader:
         """For the text of one choice."""
-        body, tools = self._body, self._tools
-        machine = self._facts.parsing.machine(
+        body, tools = self.body, self._tools
+        machine = self.model.parsing.machine(
             tools.schemas, tools.forced, body.separate_reasoning, body.template_args(),
             None if body.opens_turn else opens_thought(body.last_text()))
         return Reader(machine, body.include_reasoning, MAX_TOOLS if body.parallel else 1,
-                      self._facts.thought_end)
+                      self.model.thought_end)
 
-    def _reason(self, reader: Reader, name: str | None) -> str | None:
-        found = reader.reason(answers.reason(name))
-        return FUNCTION_CALL if found == TOOL_CALLS and self._body.legacy else found
+    def _reason(self, parser: Reader, name: str | None) -> str | None:
+        found = parser.reason(answers.reason(name))
+        return FUNCTION_CALL if found == TOOL_CALLS and self.body.legacy else found
 
     # --- all at once ---
 
-    async def whole(self, request: Request) -> ChatCompletion:
-        """The answer. Raises `ActoriumError`."""
-        [choices] = await self._engine.complete([request])
-        readers = [self.reader() for _ in choices]
+    async def collect(self, requests: list[Request]) -> ChatCompletion:
+        [choices] = await self.call.complete(requests)
+        parsers = [self._parser() for _ in choices]
         return ChatCompletion(
-            id=self._id, created=self._created, model=self._facts.model,
-            choices=[self._choice(*one) for one in zip(choices, readers, strict=True)],
-            usage=self._with_reasoning(answers.usage(answers.last_counts(choices)), readers),
-            prompt_logprobs=answers.prompt_logprobs(choices, self._engine.pieces),
+            id=self._id, created=self._created, model=self.model.name,
+            choices=[self._choice(*one) for one in zip(choices, parsers, strict=True)],
+            usage=self._with_reasoning(answers.usage(answers.last_counts(choices)), parsers),
+            prompt_logprobs=answers.prompt_logprobs(choices, self.engine.token_texts),
             prompt_token_ids=self._prompt_ids)
 
-    def _with_reasoning(self, usage: Usage, readers: Iterable[Reader]) -> Usage:
+    def _with_reasoning(self, usage: Usage, parsers: Iterable[Reader]) -> Usage:
         """The same, and how much of the completion is reasoning."""
-        if self._facts.thought_end:
+        if self.model.thought_end:
             usage.completion_tokens_details["reasoning_tokens"] = sum(
-                reader.reasoning_tokens for reader in readers)
+                parser.reasoning_tokens for parser in parsers)
         return usage
 
-    def _choice(self, one: Completion, reader: Reader) -> Choice:
-        said = message(reader.read(one.text, last=True, ids=one.token_ids))
-        said.role = self._body.answer_role()
+    def _choice(self, one: Completion, parser: Reader) -> Choice:
+        made = message(parser.read(one.text, last=True, ids=one.token_ids))
+        made.role = self.body.answer_role()
         if self._echoed:
-            said.content = self._echoed + (said.content or "")
-        return Choice(index=one.index, message=legacy_message(said) if self._body.legacy else said,
+            made.content = self._echoed + (made.content or "")
+        return Choice(index=one.index, message=legacy_message(made) if self.body.legacy else made,
                       logprobs=self._logprobs(one),
-                      finish_reason=self._reason(reader, one.finish_reason),
+                      finish_reason=self._reason(parser, one.finish_reason),
                       stop_reason=one.stop_reason,
-                      token_ids=one.token_ids if self._body.return_token_ids else None,
+                      token_ids=one.token_ids if self.body.return_token_ids else None,
                       prompt_token_ids=self._prompt_ids or UNSET
-                      if self._body.return_prompt_token_ids else UNSET)
+                      if self.body.return_prompt_token_ids else UNSET)
 
     def _logprobs(self, one: Completion | StreamDelta) -> ChatLogprobs | None:
-        return answers.chat_logprobs(one.logprobs, self._pieces)
+        return answers.chat_logprobs(one.logprobs, self._texts)
 
     # --- as it comes ---
 
-    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """The events of the stream, but the last, `[DONE]`."""
-        counts, readers = Running(), dict[int, Reader]()
-        async with self._engine.stream(request) as deltas:
-            if self._body.continuous_usage:
-                counts = Running(await deltas.accepted())
-            async for several in together(deltas):
-                yield b"".join([one for delta in several
-                                for one in self._events(delta, readers, counts)])
-        if self._body.include_usage:
-            yield event(_encode(self._chunk([], self._with_reasoning(counts.usage(),
-                                                                     readers.values()))))
+    async def begin(self, stream: Deltas) -> None:
+        if self.body.continuous_usage:
+            self._counts = UsageCounter(await stream.accepted())
 
-    def _events(self, one: StreamDelta, readers: dict[int, Reader],
-                counts: Running) -> Iterator[bytes]:
+    def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
+        return b"".join([one for delta in deltas for one in self._events(delta)])
+
+    async def end(self) -> bytes:
+        if not self.body.include_usage:
+            return b""
+        usage = self._with_reasoning(self._counts.usage(), self._parsers.values())
+        return event(encode_json(self._chunk([], usage)))
+
+    def _events(self, one: StreamDelta) -> Iterator[bytes]:
         """Of one delta of the engine."""
-        reader = readers.get(one.index)
-        if reader is None:
-            reader = readers[one.index] = self.reader()
+        parser = self._parsers.get(one.index)
+        if parser is None:
+            parser = self._parsers[one.index] = self._parser()
             yield self._event(ChunkChoice(index=one.index, delta=Said(
-                role=self._body.answer_role(), content="")), counts, first=len(readers) == 1)
+                role=self.body.answer_role(), content="")), first=len(self._parsers) == 1)
             if self._echoed:
-                yield self._event(ChunkChoice(index=one.index, delta=Said(content=self._echoed)),
-                                  counts)
-        counts.add(one)
-        for choice in self._choices(one, reader):
-            yield self._event(choice, counts)
+                yield self._event(ChunkChoice(index=one.index, delta=Said(content=self._echoed)))
+        self._counts.add(one)
+        for choice in self._choices(one, parser):
+            yield self._event(choice)
 
-    def _choices(self, one: StreamDelta, reader: Reader) -> list[ChunkChoice]:
+    def _choices(self, one: StreamDelta, parser: Reader) -> list[ChunkChoice]:
         """What a delta of the engine comes to: nothing, or an event or more."""
-        pieces = reader.read(one.text, one.finish_reason is not None, one.token_ids)
-        out = [ChunkChoice(index=one.index, delta=self._delta(piece)) for piece in pieces]
-        counted = one.token_ids and (self._body.return_token_ids or self._body.continuous_usage)
+        parts = parser.read(one.text, one.finish_reason is not None, one.token_ids)
+        out = [ChunkChoice(index=one.index, delta=self._delta(part)) for part in parts]
+        counted = one.token_ids and (self.body.return_token_ids or self.body.continuous_usage)
         if not out and (one.finish_reason or one.logprobs or counted):
             out.append(ChunkChoice(index=one.index, delta=Said()))
         if out:
             out[0].logprobs = self._logprobs(one)
-            if self._body.return_token_ids:
+            if self.body.return_token_ids:
                 out[0].token_ids = one.token_ids
-            out[-1].finish_reason = self._reason(reader, one.finish_reason)
+            out[-1].finish_reason = self._reason(parser, one.finish_reason)
             out[-1].stop_reason = one.stop_reason
         return out
 
-    def _event(self, choice: ChunkChoice, counts: Running, first: bool = False) -> bytes:
+    def _event(self, choice: ChunkChoice, first: bool = False) -> bytes:
         """first: of the stream, which tells the prompt's tokens."""
-        usage = counts.usage() if self._body.continuous_usage else None
+        usage = self._counts.usage() if self.body.continuous_usage else None
         chunk = self._chunk([choice], usage)
         if first and self._prompt_ids is not None:
             chunk.prompt_token_ids = self._prompt_ids
-        return event(_encode(chunk))
+        return event(encode_json(chunk))
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> Chunk:
-        return Chunk(id=self._id, created=self._created, model=self._facts.model, choices=choices,
+        return Chunk(id=self._id, created=self._created, model=self.model.name, choices=choices,
                      usage=usage)
+
+
+def fresh_call_id() -> str:
+    return f"call_{os.urandom(12).hex()}"
+
+
+def delta(piece: Piece) -> Said:
+    """A piece as a stream tells it."""
+    match piece:
+        case Text(text):
+            return Said(content=text)
+        case Reasoning(text):
+            return Said(reasoning_content=text)
+        case CallBegin(call, name):
+            return Said(tool_calls=[Called(index=call, id=fresh_call_id(), type="function",
+                                           function=CalledFunction(name))])
+        case CallArguments(call, text):
+            return Said(tool_calls=[Called(index=call, function=CalledFunction(arguments=text))])
+
+
+def message(pieces: Iterable[Piece]) -> Message:
+    """A whole message."""
+    content, reasoning = "", ""
+    calls: list[Called] = []
+    for piece in pieces:
+        match piece:
+            case Text(text):
+                content += text
+            case Reasoning(text):
+                reasoning += text
+            case CallBegin(_, name):
+                calls.append(Called(id=fresh_call_id(), type="function",
+                                    function=CalledFunction(name)))
+            case CallArguments(_, text):
+                calls[-1].function.arguments += text
+    return Message(content=content if content or not calls else None,
+                   reasoning_content=reasoning or None, tool_calls=calls or None)
+
+
+def legacy_delta(piece: Piece) -> Said:
+    """A piece as a stream tells it to who asked with `functions`."""
+    match piece:
+        case CallBegin(_, name):
+            return Said(function_call=CalledFunction(name))
+        case CallArguments(_, text):
+            return Said(function_call=CalledFunction(arguments=text))
+        case _:
+            return delta(piece)
+
+
+def legacy_message(whole: Message) -> Message:
+    """The same message with its call as `function_call`."""
+    calls, whole.tool_calls = whole.tool_calls, None
+    if calls:
+        whole.function_call = calls[0].function
+    return whole

@@ -7,19 +7,18 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium import __version__
 from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.engine_call import call_of, engine_of
 from actorium.actors.gateway.faces.sglang import WEIGHT_VERSION
-from actorium.actors.gateway.http.guard import Reply, caller, engine_of
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
-from actorium.actors.gateway.served_engine import Facts
+from actorium.actors.gateway.http.replies import JsonReply, encode_json
+from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.watchdog.probe_server import SOCKET
 
-_encode = msgspec.json.Encoder().encode
 STARTED = int(time())
 HEALTH_SECONDS = 2.0
 """How long `/health` waits for the watchdog."""
@@ -27,65 +26,65 @@ HEALTH_SECONDS = 2.0
 
 async def models(http: HttpRequest) -> Response:
     """`/v1/models`."""
-    facts = await engine_of(http).facts()
-    return Reply(_encode({"object": "list",
-                          "data": [_card(facts, name) for name in facts.names.served]}))
+    model = await engine_of(http).served_model()
+    return JsonReply(encode_json({"object": "list",
+                          "data": [_card(model, name) for name in model.names.served]}))
 
 
 async def model(http: HttpRequest) -> Response:
     """`/v1/models/{id}`."""
     name, engine = http.path_params["name"], engine_of(http)
-    model = await engine.serves(name)
-    facts = await engine.facts()
-    return Reply(_encode(_card(facts, name if name in facts.names.served else model)))
+    model = await engine.check_model(name)
+    shown = name if name in model.names.served else model.name
+    return JsonReply(encode_json(_card(model, shown)))
 
 
-def _card(facts: Facts, name: str) -> dict[str, Any]:
+def _card(model: ServedModel, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": STARTED, "owned_by": "actorium",
-            "root": facts.info["model_path"], "parent": None,
-            "max_model_len": facts.max_model_len}
+            "root": model.info["model_path"], "parent": None,
+            "max_model_len": model.max_model_len}
 
 
 async def flush_cache(http: HttpRequest) -> Response:
     """`/flush_cache`."""
-    return Reply(_encode(await engine_of(http).client.flush_cache()))
+    return JsonReply(encode_json(await engine_of(http).client.flush_cache()))
 
 
 async def model_info(http: HttpRequest) -> Response:
     """`/model_info`: SGLang's facts of a model, and this engine's."""
-    facts = await engine_of(http).facts()
+    model = await engine_of(http).served_model()
     wanted = ("model", "model_path", "architecture", "vocab_size", "max_model_len", "dtype",
               "eos_ids", "has_tokenizer", "has_chat_template", "generation_defaults", "limits")
-    told = {name: facts.info[name] for name in wanted}
-    parsers = {"tool_call_parser": facts.parsing.tools, "reasoning_parser": facts.parsing.reasoning}
+    told = {name: model.info[name] for name in wanted}
+    parsers = {"tool_call_parser": model.parsing.tools, "reasoning_parser": model.parsing.reasoning}
     sglang = {"tokenizer_path": told["model_path"] if told["has_tokenizer"] else None,
               "is_generation": True, "preferred_sampling_params": None,
               "weight_version": WEIGHT_VERSION, "has_image_understanding": False,
               "has_audio_understanding": False, "architectures": [told["architecture"]]}
-    return Reply(_encode(told | parsers | sglang))
+    return JsonReply(encode_json(told | parsers | sglang))
 
 
 async def server_info(http: HttpRequest) -> Response:
     """`/server_info`: the model, the configuration without its secrets, and the gauges of now.
     Who has a name in the file of keys is not told the others."""
     info = await engine_of(http).client.server_info(timeout=10.0)
-    who = caller(http)
-    if who.tenant and not who.admin:
+    call = call_of(http)
+    if call.tenant and not call.admin:
         work = info["config"]["scheduler"]
         work["tenant_weights"] = {name: weight for name, weight in work["tenant_weights"].items()
-                                  if name == who.tenant}
+                                  if name == call.tenant}
     speculation = info.get("speculation") or {}
     state = {"memory": info.get("memory"), "speculation": speculation}
     if speculation.get("num_drafts"):
         state["avg_spec_accept_length"] = speculation["acceptance_length"]
     served = {"version": __version__, "served_model_name": info["model"],
               "tokenizer_path": info["model_path"], "internal_states": [state]}
-    return Reply(_encode(info | served))
+    return JsonReply(encode_json(info | served))
 
 
 async def version(http: HttpRequest) -> Response:
     """`/version`."""
-    return Reply(_encode({"version": __version__}))
+    return JsonReply(encode_json({"version": __version__}))
 
 
 async def health(http: HttpRequest) -> Response:
@@ -97,12 +96,12 @@ async def health(http: HttpRequest) -> Response:
         raise HttpError(503, error.message, None, SERVER, "unavailable") from None
     if engine.draining or not status.ready:
         raise HttpError(503, status.error or "not ready", None, SERVER, "unavailable")
-    return Reply(_encode({"ready": True}))
+    return JsonReply(encode_json({"ready": True}))
 
 
 async def is_scaling(http: HttpRequest) -> Response:
     """`/is_scaling_elastic_ep`: never."""
-    return Reply(_encode({"is_scaling_elastic_ep": False}))
+    return JsonReply(encode_json({"is_scaling_elastic_ep": False}))
 
 
 async def scale(http: HttpRequest) -> Response:

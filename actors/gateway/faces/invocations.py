@@ -9,7 +9,10 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.types import Message
 
-from actorium.actors.gateway.faces import chat_completions, completions, responses, sglang
+from actorium.actors.gateway.faces.chat_completions import ChatTurn
+from actorium.actors.gateway.faces.completions import CompletionsTurn
+from actorium.actors.gateway.faces.responses import ResponsesTurn
+from actorium.actors.gateway.faces.sglang import GenerateTurn
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 
@@ -25,8 +28,8 @@ class InvocationBody(Struct, kw_only=True):
 
 
 ROUTES: dict[str, Callable[[HttpRequest], Awaitable[Any]]] = {
-    "messages": chat_completions.completions, "prompt": completions.completions,
-    "input": responses.responses, "text": sglang.generate, "input_ids": sglang.generate}
+    "messages": ChatTurn.handle, "prompt": CompletionsTurn.handle,
+    "input": ResponsesTurn.handle, "text": GenerateTurn.handle, "input_ids": GenerateTurn.handle}
 """What answers a body with this field: the first that it has."""
 
 

@@ -205,8 +205,8 @@ OFF = ("responses are not stored: the engine runs with several gateways and with
 _encode = msgspec.json.Encoder().encode
 
 
-class Work(Protocol):
-    """A response under way, as `Responding` is."""
+class BackgroundWork(Protocol):
+    """A response under way, as `ResponsesTurn` is."""
 
     response: Any
 
@@ -300,7 +300,7 @@ def conversation(stored: Stored) -> bytes:
     return _encode([*parts[0], *parts[1], *output])
 
 
-class Jobs:
+class BackgroundJobs:
     """Responses that go on without their caller, of one gateway."""
 
     def __init__(self) -> None:
@@ -309,7 +309,7 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, tenant: str, work: Work, keeping: Keeping,
+    def start(self, tenant: str, work: BackgroundWork, keeping: Keeping,
               done: Callable[[], None]) -> None:
         """Do the work, and then call `done`. Its response has been put, as queued."""
         key = tenant, work.response.id
@@ -328,7 +328,7 @@ class Jobs:
         if (task := self._tasks.get((tenant, name))) is not None:
             task.cancel()
 
-    async def _run(self, work: Work, keeping: Keeping) -> None:
+    async def _run(self, work: BackgroundWork, keeping: Keeping) -> None:
         response = work.response
         response.status = "in_progress"
         try:
@@ -348,7 +348,7 @@ class Jobs:
         finally:
             await keeping.update(response)
 
-    async def _watched(self, work: Work, keeping: Keeping) -> None:
+    async def _watched(self, work: BackgroundWork, keeping: Keeping) -> None:
         running = asyncio.ensure_future(work.run())
         try:
             while not running.done():

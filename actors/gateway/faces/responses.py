@@ -1,8 +1,8 @@
-"""`/v1/responses`."""
+"""`/v1/responses`, and what can be asked of a stored response: itself, its input, its end."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from time import time
 from typing import Any, Literal
 
@@ -12,10 +12,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 
 from actorium.actors.client.requests import Completion, Request, StreamDelta
-from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway.engine_call import Ask
+from actorium.actors.gateway.engine_call import EngineCall, call_of, engine_of
 from actorium.actors.gateway.faces import answers
-from actorium.actors.gateway.faces.answers import Running
+from actorium.actors.gateway.faces.answers import UsageCounter
+from actorium.actors.gateway.faces.chat_protocol import Usage
 from actorium.actors.gateway.faces.response_store import (
     OFF,
     RUNNING,
@@ -32,15 +32,14 @@ from actorium.actors.gateway.faces.responses_output import Event, Item, Output, 
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
 from actorium.actors.gateway.faces.tokens import prompt_ids
 from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS
+from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.http.guard import Reply, caller, engine_of
-from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
-from actorium.actors.gateway.http.sse import EventStream
+from actorium.actors.gateway.http.http_errors import SERVER, HttpError
+from actorium.actors.gateway.http.replies import EventStream, JsonReply, encode_json
 from actorium.actors.gateway.parsers.choice_parser import Reader
-from actorium.actors.gateway.resume.delta_streams import together
-from actorium.actors.gateway.served_engine import Engine, Facts
+from actorium.actors.gateway.served_model import ServedModel
 
-_encode = msgspec.json.Encoder().encode
+MAX_LISTED = 100
 
 
 class ResponseUsage(Struct, kw_only=True):
@@ -81,56 +80,31 @@ class Response(Struct, kw_only=True):
     user: str | None = None
 
 
-async def responses(http: HttpRequest) -> HttpResponse | EventStream:
-    """The route."""
-    engine = engine_of(http)
-    body = await bodies.read(http, ResponsesBody)
-    body.check()
-    await engine.serves(body.model)
-    who, store = caller(http), engine.responses
-    engine.ask.fields = {"max_tokens": "max_output_tokens", "prompt": "input",
-                         "messages": "input"}
-    if body.background and store is None:
-        raise HttpError(400, f"background: {OFF}", "background")
-    context = await context_of(store, who.tenant, body.previous_response_id)
-    if body.background:
-        engine = engine.asked(Ask({}, who.tenant, http.url.path, engine.journal))
-    one = Responding(engine, await engine.facts(), body, who.request_id,
-                     msgspec.json.decode(context, type=list[InputItem]), who.tenant)
-    if body.alternatives() is not None:
-        await engine.pieces.ready()
-    if store is not None and body.store:
-        one.keeping = Keeping(store, who.tenant, context, body, one.name)
-    if body.background:
-        return Reply(await one.begin())
-    if body.stream:
-        return EventStream(one.events(), last=b"")
-    return Reply(_encode(await one.whole()))
+class ResponsesTurn(HttpTurn):
+    """One response under way. Implements `response_store.BackgroundWork`."""
 
-
-class Responding:
-    """One request under way. Implements `responses_keeping.Work`."""
-
-    keeping: Keeping | None = None
+    body_type = ResponsesBody
+    last_event = b""
+    body: ResponsesBody
+    _keeper: Keeping | None = None
     """Where the response is kept."""
+    _requests: list[Request]
 
-    def __init__(self, engine: Engine, facts: Facts, body: ResponsesBody, request_id: str,
-                 context: list[InputItem], tenant: str) -> None:
-        """context: the items before the request's own. Raises `HttpError` on what does not fit
-        together."""
-        self._engine, self._facts, self._body = engine, facts, body
+    def __init__(self, call: EngineCall, model: ServedModel, body: ResponsesBody) -> None:
+        super().__init__(call, model, body)
         self._tools = body.choice()
-        self._tenant = tenant
-        self.name = name = answers.name_of(body.request_id, request_id)
+        self._name = name = call.answer_id
         self._output = Output(name)
-        self._reader = self._new_reader()
-        self._number = 0
-        self._request = self._asked(context)
+        machine = model.parsing.machine(self._tools.schemas, self._tools.forced, True,
+                                        body.template_args())
+        self._parser = Reader(machine, True, MAX_TOOLS if body.parallel else 1)
+        self._counts = UsageCounter()
+        self._events_told = 0
         self.response = Response(
             id=f"resp_{name}", created_at=int(time()), background=body.background,
             previous_response_id=body.previous_response_id,
             instructions=body.instructions, max_output_tokens=body.max_output_tokens,
-            metadata=body.metadata or {}, model=facts.model,
+            metadata=body.metadata or {}, model=model.name,
             parallel_tool_calls=body.parallel, temperature=body.temperature, top_p=body.top_p,
             reasoning={"effort": None, "summary": None} | to_builtins(body.reasoning or {}),
             text=to_builtins(body.text) if body.text is not None and body.text.format is not None
@@ -138,64 +112,101 @@ class Responding:
             tool_choice=body.tool_choice or "auto", tools=list(body.tools or ()),
             top_logprobs=body.top_logprobs or 0, user=body.user)
 
-    def _new_reader(self) -> Reader:
-        tools, body = self._tools, self._body
-        machine = self._facts.parsing.machine(tools.schemas, tools.forced, True,
-                                              body.template_args())
-        return Reader(machine, True, MAX_TOOLS if body.parallel else 1)
+    def engine_fields(self) -> dict[str, str]:
+        return {"max_tokens": "max_output_tokens", "prompt": "input", "messages": "input"}
 
-    def _asked(self, context: list[InputItem]) -> Request:
-        """What the engine is asked. Raises `HttpError`."""
-        body = self._body
+    @property
+    def tells_token_texts(self) -> bool:
+        return self.body.alternatives() is not None
+
+    async def requests(self) -> list[Request]:
+        body, store, tenant = self.body, self.engine.responses, self.call.tenant
+        if body.background and store is None:
+            raise HttpError(400, f"background: {OFF}", "background")
+        context = await context_of(store, tenant, body.previous_response_id)
+        items = msgspec.json.decode(context, type=list[InputItem])
         structured = self._tools.structured(body.structured())
-        most = body.max_output_tokens
+        limit = body.max_output_tokens
         params = sampling(body, body.alternatives(), structured=structured,
-                          max_tokens=body.max_tokens if most is None else most)
-        return request_for(body, params, self._tenant, messages=list(body.turns(context)),
-                           template_args=body.template_args(), tools=self._tools.shown)
+                          max_tokens=body.max_tokens if limit is None else limit)
+        if store is not None and body.store:
+            self._keeper = Keeping(store, tenant, context, body, self._name)
+        return [request_for(body, params, tenant, messages=list(body.turns(items)),
+                            template_args=body.template_args(), tools=self._tools.shown)]
+
+    async def respond(self, requests: list[Request]) -> HttpResponse | EventStream:
+        if self.body.background:
+            return JsonReply(await self._start_in_background(requests))
+        self.response.store = self._keeper is not None
+        return await super().respond(requests)
 
     # --- all at once ---
 
-    async def whole(self) -> Response:
-        """The answer. Raises `ActoriumError`."""
-        self.response.store = self.keeping is not None
-        await self.run()
+    async def collect(self, requests: list[Request]) -> Response:
+        [[one]] = await self.call.complete(requests)
+        self._add(one)
+        self._finish(one, answers.usage([one.usage]))
         await self._keep()
         return self.response
 
-    async def run(self) -> None:
-        """Until there is a response. Raises `ActoriumError`."""
-        [choices] = await self._engine.complete([self._request])
-        self._take(choices[0])
-        self._finish(choices[0], answers.usage(answers.last_counts(choices)))
+    async def _keep(self) -> None:
+        if self._keeper is not None:
+            self.response.store = await self._keeper.put(self.response)
 
-    def failed(self, error: BaseException) -> HttpError:
-        """As the gateway tells it."""
-        return self._engine.ask.failed(error)
+    # --- in the background ---
 
-    async def begin(self) -> bytes:
+    async def _start_in_background(self, requests: list[Request]) -> bytes:
         """Have it go on without the caller, who is told how it begins. Raises `HttpError`."""
-        assert self.keeping is not None
+        assert self._keeper is not None
         self.response.status, self.response.store = "queued", True
-        if not await self.keeping.put(self.response):
+        if not await self._keeper.put(self.response):
             raise HttpError(503, "background: the response cannot be stored", "background", SERVER)
-        told, engine = _encode(self.response), self._engine
-        engine.ask.answer_id = self.name
-        engine.asks.add(engine.ask)
-        engine.jobs.start(self._tenant, self, self.keeping,
-                          lambda: engine.asks.discard(engine.ask))
+        told, calls, tenant = encode_json(self.response), self.engine.calls, self.call.tenant
+        self.call, self._requests = self.call.in_background(), requests
+        self.call.answer_id = self._name
+        calls.add(self.call)
+        self.engine.jobs.start(tenant, self, self._keeper, lambda: calls.discard(self.call))
         return told
 
-    async def _keep(self) -> None:
-        if self.keeping is not None:
-            self.response.store = await self.keeping.put(self.response)
+    async def run(self) -> None:
+        """Until there is a response. Raises `ActoriumError`."""
+        [[one]] = await self.call.complete(self._requests)
+        self._add(one)
+        self._finish(one, answers.usage([one.usage]))
 
-    def _take(self, one: Completion | StreamDelta) -> list[Event]:
-        told = answers.chat_logprobs(one.logprobs, self._engine.pieces)
-        pieces = self._reader.read(one.text, last=one.finish_reason is not None)
-        return self._output.take(pieces, told.content if told is not None else None)
+    def failed(self, error: BaseException) -> HttpError:
+        """What is told of an exception of the gateway's own."""
+        return self.call.failed(error)
 
-    def _finish(self, one: Completion | StreamDelta, used: answers.Usage) -> list[Event]:
+    # --- as it comes ---
+
+    def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
+        out = [] if self._events_told else [self._status_event("response.created"),
+                                            self._status_event("response.in_progress")]
+        for one in deltas:
+            self._counts.add(one)
+            out += self._add(one)
+            if one.finish_reason is not None:
+                out += self._finish(one, self._counts.usage())
+        return self._written(out)
+
+    async def end(self) -> bytes:
+        await self._keep()  # before its caller hears of the end, and asks for it
+        return self._written([self._status_event(f"response.{self.response.status}")])
+
+    async def refusal(self, error: HttpError) -> bytes:
+        out = self._output.close("incomplete")
+        self._end("failed", self._counts.usage())
+        fail(self.response, error)
+        await self._keep()
+        return self._written([*out, self._status_event("response.failed")])
+
+    def _add(self, one: Completion | StreamDelta) -> list[Event]:
+        logprobs = answers.chat_logprobs(one.logprobs, self.engine.token_texts)
+        parts = self._parser.read(one.text, last=one.finish_reason is not None)
+        return self._output.add(parts, logprobs.content if logprobs is not None else None)
+
+    def _finish(self, one: Completion | StreamDelta, used: Usage) -> list[Event]:
         """The last item ends, and with it the response."""
         whole = one.finish_reason == "stop"
         status: Status = "completed" if whole else "incomplete"
@@ -205,9 +216,9 @@ class Responding:
             aborted = one.finish_reason == "abort"
             self.response.incomplete_details = {
                 "reason": "aborted" if aborted else "max_output_tokens"}
-        return [*out, self._told(f"response.{status}")]
+        return out
 
-    def _end(self, status: Status, used: answers.Usage) -> None:
+    def _end(self, status: Status, used: Usage) -> None:
         self.response.status, self.response.output = status, self._output.items
         self.response.usage = ResponseUsage(
             input_tokens=used.prompt_tokens,
@@ -215,64 +226,28 @@ class Responding:
             output_tokens=used.completion_tokens, output_tokens_details={"reasoning_tokens": 0},
             total_tokens=used.total_tokens)
 
-    # --- as it comes ---
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The events of the stream. An error after the first one is an event as well."""
-        self.response.store = self.keeping is not None
-        async with self._engine.stream(self._request) as deltas:
-            counts, begun = Running(), False
-            try:
-                async for several in together(deltas):
-                    out = [] if begun else [self._told("response.created"),
-                                            self._told("response.in_progress")]
-                    begun = True
-                    for one in several:
-                        counts.add(one)
-                        out += self._take(one)
-                        if one.finish_reason is not None:
-                            out += self._finish(one, counts.usage())
-                    if self.response.status != "in_progress":
-                        await self._keep()  # before its caller hears of the end, and asks for it
-                    if out:
-                        yield self._written(out)
-            except ActoriumError as error:
-                if not begun:
-                    raise
-                out = self._failed(http_error(error), counts)
-                await self._keep()
-                yield self._written(out)
-
-    def _failed(self, error: HttpError, counts: Running) -> list[Event]:
-        out = self._output.close("incomplete")
-        self._end("failed", counts.usage())
-        fail(self.response, error)
-        return [*out, self._told("response.failed")]
-
-    def _told(self, kind: str) -> Event:
+    def _status_event(self, kind: str) -> Event:
         # Encoded now: the response goes on changing.
-        return Event(type=kind, response=msgspec.Raw(_encode(self.response)))
+        return Event(type=kind, response=msgspec.Raw(encode_json(self.response)))
 
     def _written(self, events: Iterable[Event]) -> bytes:
         out = []
         for one in events:
-            one.sequence_number = self._number
-            self._number += 1
-            out.append(b"event: %b\ndata: %b\n\n" % (one.type.encode(), _encode(one)))
+            one.sequence_number = self._events_told
+            self._events_told += 1
+            out.append(b"event: %b\ndata: %b\n\n" % (one.type.encode(), encode_json(one)))
         return b"".join(out)
 
 
-MAX_LISTED = 100
-
-
-def _asked(http: HttpRequest) -> tuple[ResponseStore | None, str, str]:
+def _addressed(http: HttpRequest) -> tuple[ResponseStore | None, str, str]:
     """(store, tenant, id)"""
-    return engine_of(http).responses, caller(http).tenant, http.path_params["id"]
+    call = call_of(http)
+    return call.engine.responses, call.tenant, http.path_params["id"]
 
 
 async def _stored(http: HttpRequest) -> Stored:
     """Raises `HttpError` 404, also for another tenant's."""
-    store, tenant, name = _asked(http)
+    store, tenant, name = _addressed(http)
     if store is None:
         raise HttpError(404, f"id: {name[:100]!r} is not known: {OFF}", "id", code="not_found")
     found = await store.get(tenant, name)
@@ -290,33 +265,33 @@ async def retrieve(http: HttpRequest) -> HttpResponse:
     if http.query_params.get("stream", "false").lower() not in ("false", "0"):
         raise HttpError(400, "stream: a stored response is not streamed; ask until its status is "
                         "neither queued nor in_progress", "stream")
-    return Reply((await _stored(http)).response)
+    return JsonReply((await _stored(http)).response)
 
 
 async def delete(http: HttpRequest) -> HttpResponse:
     """DELETE `/v1/responses/{id}`; one that is under way ends."""
     await _stored(http)
-    store, tenant, name = _asked(http)
+    store, tenant, name = _addressed(http)
     assert store is not None
     await store.delete(tenant, name)
     engine_of(http).jobs.cancel(tenant, name)
-    return Reply(_encode({"id": name, "object": "response.deleted", "deleted": True}))
+    return JsonReply(encode_json({"id": name, "object": "response.deleted", "deleted": True}))
 
 
 async def cancel(http: HttpRequest) -> HttpResponse:
     """POST `/v1/responses/{id}/cancel`; one that has ended stays as it is."""
     stored = await _stored(http)
-    store, tenant, name = _asked(http)
+    store, tenant, name = _addressed(http)
     assert store is not None
     told: dict[str, Any] = msgspec.json.decode(stored.response)
     if not told["background"]:
         raise HttpError(400, "id: only responses with background=true can be cancelled", "id")
     if stored.status in RUNNING:
-        response = _encode(told | {"status": "cancelled"})
+        response = encode_json(told | {"status": "cancelled"})
         await store.update(tenant, name, "cancelled", response)
         engine_of(http).jobs.cancel(tenant, name)
         stored = await _stored(http)
-    return Reply(stored.response)
+    return JsonReply(stored.response)
 
 
 async def input_items(http: HttpRequest) -> HttpResponse:
@@ -335,17 +310,19 @@ async def input_items(http: HttpRequest) -> HttpResponse:
             raise HttpError(400, f"after: there is no item {after[:100]!r}", "after")
         listed = listed[places[0] + 1:]
     shown = listed[:int(limit)]
-    return Reply(_encode({"object": "list", "data": shown, "has_more": len(shown) < len(listed),
-                          "first_id": shown[0]["id"] if shown else None,
-                          "last_id": shown[-1]["id"] if shown else None}))
+    return JsonReply(encode_json({
+        "object": "list", "data": shown, "has_more": len(shown) < len(listed),
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None}))
 
 
 async def input_tokens(http: HttpRequest) -> HttpResponse:
     """POST `/v1/responses/input_tokens`: of the prompt that the body becomes."""
-    engine, body = engine_of(http), await bodies.read(http, InputBody)
+    call, body = call_of(http), await bodies.read(http, InputBody)
+    engine = call.engine
     body.check()
-    await engine.serves(body.model)
-    context = await context_of(engine.responses, caller(http).tenant, body.previous_response_id)
+    await engine.check_model(body.model)
+    context = await context_of(engine.responses, call.tenant, body.previous_response_id)
     items = msgspec.json.decode(context, type=list[InputItem])
     ids = await prompt_ids(engine.client, body.prompted(items))
-    return Reply(_encode({"object": "response.input_tokens", "input_tokens": len(ids)}))
+    return JsonReply(encode_json({"object": "response.input_tokens", "input_tokens": len(ids)}))

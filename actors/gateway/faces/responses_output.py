@@ -95,7 +95,7 @@ class Output:
         self._untold: list[ContentLogprob] = []
         """Log-probabilities for the next words."""
 
-    def take(self, pieces: Sequence[Piece], logprobs: list[ContentLogprob] | None) -> list[Event]:
+    def add(self, pieces: Sequence[Piece], logprobs: list[ContentLogprob] | None) -> list[Event]:
         """More of the answer."""
         self._untold += logprobs or ()
         out: list[Event] = []
@@ -103,7 +103,7 @@ class Output:
             if not self._continues(piece):
                 out += self.close("completed")
                 out += self._begin(piece)
-            out += self._add(piece)
+            out += self._text_of(piece)
         return out
 
     def _continues(self, piece: Piece) -> bool:
@@ -133,7 +133,7 @@ class Output:
             out.append(self._event("content_part.added", content_index=0, part=part))
         return out
 
-    def _add(self, piece: Piece) -> list[Event]:
+    def _text_of(self, piece: Piece) -> list[Event]:
         if isinstance(piece, CallBegin):
             return []
         self._parts.append(piece.text)

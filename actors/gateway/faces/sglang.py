@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client.requests import Request, StreamDelta
-from actorium.actors.gateway.faces import answers
+from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.faces.sglang_body import (
     DEFAULT_NEW_TOKENS,
     GenerateBody,
@@ -20,153 +20,16 @@ from actorium.actors.gateway.faces.sglang_body import (
     Telling,
     renamed,
 )
+from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.http.guard import Reply, caller, engine_of
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.sse import EventStream, event
-from actorium.actors.gateway.resume.delta_streams import prompts_of, together
-from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.gateway.http.replies import JsonReply, encode_json, event
+from actorium.actors.gateway.resume.delta_streams import Deltas, prompts_of, with_ready
+from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.params import SamplingParams
 
-_encode = msgspec.json.Encoder().encode
 Prompt = str | list[int]
-
-
-class AbortBody(Struct, kw_only=True):
-    """Which requests are to end."""
-
-    rid: str = ""
-    """As `/generate` was given it, or told it; of other routes the id of the answer. Of several
-    prompts, all of them, or one by its number."""
-    abort_all: bool = False
-    """All of the caller's tenant; with the administrator's key, everybody's."""
-
-
-async def generate(http: HttpRequest) -> Response | EventStream:
-    """`/generate`."""
-    started = monotonic()
-    engine, body = engine_of(http), await bodies.read(http, GenerateBody)
-    body.check()
-    await engine.serves(body.model)
-    who = caller(http)
-    one = Generating(engine, body, (await engine.facts()).max_model_len, started, who.request_id)
-    requests = await one.requests(who.tenant)
-    engine.ask.labels = one.names
-    engine.ask.fields = {"prompt": "text" if body.input_ids is None else "input_ids"}
-    if body.stream:
-        return EventStream(one.events(requests))
-    return Reply(_encode(await one.whole(requests)))
-
-
-async def abort(http: HttpRequest) -> Response:
-    """`/abort_request`: of this engine's HTTP requests."""
-    engine, body = engine_of(http), await bodies.read(http, AbortBody)
-    if not body.rid and not body.abort_all:
-        raise HttpError(400, "rid: is required, or abort_all", "rid")
-    who = caller(http)
-    ended = await engine.abort("" if body.abort_all else body.rid,
-                               None if who.admin else who.tenant)
-    return Reply(_encode({"aborted": ended}))
-
-
-class Generating:
-    """One request under way: a prompt or several, each with one completion or several."""
-
-    def __init__(self, engine: Engine, body: GenerateBody, max_model_len: int, started: float,
-                 request_id: str) -> None:
-        """started: CLOCK_MONOTONIC seconds. Raises `HttpError` on what does not fit together."""
-        self._engine, self._body = engine, body
-        self._started, self._room = started, max_model_len
-        self._prompts = body.prompts(max_model_len)
-        count = len(self._prompts)
-        self._samplings = body.samplings(count)
-        self._n = self._samplings[0].n
-        self._tellings = body.tellings(count, self._n)
-        self._salts = body.salts(count)
-        self.names = body.names(count, self._n, answers.name_of(None, request_id))
-        """Of the completions, the first prompt's first."""
-        self._outputs: list[Output] = []
-
-    async def requests(self, tenant: str) -> list[Request]:
-        """What the engine is asked. Raises `HttpError`, `ActoriumError`."""
-        body, made = self._body, []
-        if body.return_text_in_logprobs and any(one.wanted for one in self._tellings):
-            await self._engine.pieces.ready()
-        for i, prompt in enumerate(self._prompts):
-            sampling, telling = self._samplings[i], self._tellings[i]
-            ids = await self._ids(prompt) if sampling.unlimited or telling.start == 0 else None
-            params = self._params(sampling, telling, ids)
-            mute = params.max_tokens == 0
-            if mute:
-                params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)
-            self._outputs += [
-                Output(name, telling, self._text_of(), mute, ids[0] if ids else None)
-                for name in self.names[i * self._n:(i + 1) * self._n]]
-            made.append(Request(prompt=prompt if ids is None else ids, params=params,
-                                timeout=body.timeout, tenant=tenant, priority=body.priority,
-                                cache_salt=self._salts[i]))
-        return made
-
-    async def _ids(self, prompt: Prompt) -> list[int]:
-        return await self._engine.client.tokenize(prompt) if isinstance(prompt, str) else prompt
-
-    def _text_of(self) -> Any:
-        return self._engine.pieces.text_of if self._body.return_text_in_logprobs else None
-
-    def _params(self, sampling: NativeSampling, telling: Telling,
-                ids: list[int] | None) -> SamplingParams:
-        """ids: of the prompt, where there is a default to be fitted into the context."""
-        params = sampling.resolved()
-        if sampling.unlimited and ids is not None:
-            room = max(1, self._room - len(ids))
-            params = msgspec.structs.replace(params, max_tokens=min(DEFAULT_NEW_TOKENS, room))
-        params = msgspec.structs.replace(params, **telling.params())
-        try:
-            mute = params.max_tokens == 0
-            (msgspec.structs.replace(params, max_tokens=None) if mute else params).check()
-        except ValueError as error:
-            given = [name for name in NativeSampling.__struct_fields__
-                     if getattr(sampling, name) is not msgspec.UNSET]
-            raise HttpError(400, renamed(str(error), given), "sampling_params") from None
-        return params
-
-    # --- all at once ---
-
-    async def whole(self, requests: list[Request]) -> Any:
-        """The answer: an object for each completion. One that was aborted tells what there was."""
-        async with self._engine.stream(*requests) as deltas:
-            async for several in together(deltas):
-                for delta in several:
-                    self._outputs[delta.index].add(delta)
-        seconds = monotonic() - self._started
-        told = [output.told(seconds) for output in self._outputs]
-        return told if self._body.several or self._n > 1 else told[0]
-
-    # --- as it comes ---
-
-    async def events(self, requests: list[Request]) -> AsyncGenerator[bytes, None]:
-        """The events of the stream, but the last, `[DONE]`: each is a completion as far as it has
-        come, with its number where there are several."""
-        numbered = self._body.several or self._n > 1
-        async with self._engine.stream(*requests) as deltas:
-            await deltas.accepted()
-            for i, tokens in enumerate(prompts_of(deltas)):
-                for output in self._outputs[i * self._n:(i + 1) * self._n]:
-                    output.prompt_tokens = tokens
-            async for several in together(deltas):
-                out = []
-                for delta in several:
-                    output = self._outputs[delta.index]
-                    output.add(delta)
-                    if delta.text or delta.token_ids or delta.finish_reason:
-                        told = output.told(monotonic() - self._started)
-                        out.append(event(_encode(told | {"index": delta.index} if numbered
-                                                 else told)))
-                if out:
-                    yield b"".join(out)
-
-
 WEIGHT_VERSION = "default"
 """SGLang's name of weights that were never replaced while serving."""
 Row = tuple[float | None, int, str | None]
@@ -177,11 +40,11 @@ class Output:
     """One completion, as far as it has come."""
 
     def __init__(self, name: str, telling: Telling, text_of: Callable[[int], str] | None,
-                 mute: bool = False, first: int | None = None) -> None:
-        """text_of: of tokens, where it is told; mute: the prompt alone is wanted; first: the first
-        token of the prompt, where its log-probabilities are told from there on."""
+                 prompt_only: bool = False, first: int | None = None) -> None:
+        """text_of: of tokens, where it is told; prompt_only: nothing is to be completed; first: the
+        first token of the prompt, where its log-probabilities are told from there on."""
         self._name, self._telling, self._text_of = name, telling, text_of
-        self._mute, self._first = mute, first
+        self._prompt_only, self._first = prompt_only, first
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -205,19 +68,20 @@ class Output:
 
     def told(self, seconds: float) -> dict[str, Any]:
         """All there is. seconds: since the request came."""
-        mute = self._mute
-        return {"text": "" if mute else "".join(self._text),
-                "output_ids": [] if mute else list(self._ids), "meta_info": self._meta(seconds)}
+        prompt_only = self._prompt_only
+        return {"text": "" if prompt_only else "".join(self._text),
+                "output_ids": [] if prompt_only else list(self._ids),
+                "meta_info": self._meta(seconds)}
 
     def _meta(self, seconds: float) -> dict[str, Any]:
         last = self._last
         used = last.usage if last is not None and last.usage is not None else \
             Usage(self.prompt_tokens, 0, len(self._ids))
-        done = 0 if self._mute else used.completion_tokens
+        done = 0 if self._prompt_only else used.completion_tokens
         meta: dict[str, Any] = {
             "id": self._name, "finish_reason": self._reason(done),
             "prompt_tokens": used.prompt_tokens, "weight_version": WEIGHT_VERSION,
-            **self._told_logprobs(), "completion_tokens": done,
+            **self._logprob_fields(), "completion_tokens": done,
             "cached_tokens": used.cached_tokens}
         if last is not None:
             meta |= _speculation(used) | {"e2e_latency": seconds}
@@ -230,7 +94,7 @@ class Output:
         if last.finish_reason == "abort":
             return {"type": "abort", "message": "The request was aborted.", "status_code": None,
                     "err_type": None}
-        if self._mute or last.finish_reason != "stop":
+        if self._prompt_only or last.finish_reason != "stop":
             return {"type": "length", "length": tokens}
         matched = last.stop_reason
         if matched is None and self._ids:
@@ -239,11 +103,11 @@ class Output:
 
     # --- log-probabilities ---
 
-    def _told_logprobs(self) -> dict[str, Any]:
+    def _logprob_fields(self) -> dict[str, Any]:
         telling = self._telling
         if not telling.wanted:
             return {}
-        prompt, said = self._prompt_part(), [] if self._mute else self._logprobs
+        prompt, said = self._prompt_part(), [] if self._prompt_only else self._logprobs
         told: dict[str, Any] = {
             "input_token_logprobs": self._prompt_rows(prompt),
             "output_token_logprobs": [self._row(one.logprob, one.token_id) for one in said]}
@@ -284,3 +148,121 @@ def _speculation(used: Usage) -> dict[str, Any]:
             "spec_accept_length": used.completion_tokens / max(steps, 1),
             "spec_accept_token_num": used.accepted_tokens,
             "spec_draft_token_num": used.draft_tokens, "spec_verify_ct": steps}
+
+
+class GenerateTurn(HttpTurn):
+    """One request under way: a prompt or several, each with one completion or several."""
+
+    body_type = GenerateBody
+    body: GenerateBody
+
+    def __init__(self, call: EngineCall, model: ServedModel, body: GenerateBody) -> None:
+        super().__init__(call, model, body)
+        self._prompts = body.prompts(model.max_model_len)
+        count = len(self._prompts)
+        self._samplings = body.samplings(count)
+        self._n = self._samplings[0].n
+        self._tellings = body.tellings(count, self._n)
+        self._salts = body.salts(count)
+        self._names = body.names(count, self._n, call.answer_id)
+        """Of the completions, the first prompt's first."""
+        self._outputs: list[Output] = []
+        self._several = body.several or self._n > 1
+
+    def engine_fields(self) -> dict[str, str]:
+        return {"prompt": "text" if self.body.input_ids is None else "input_ids"}
+
+    @property
+    def tells_token_texts(self) -> bool:
+        return self.body.return_text_in_logprobs and any(one.wanted for one in self._tellings)
+
+    async def requests(self) -> list[Request]:
+        body, made = self.body, []
+        for i, prompt in enumerate(self._prompts):
+            sampling, telling = self._samplings[i], self._tellings[i]
+            ids = await self._ids(prompt) if sampling.unlimited or telling.start == 0 else None
+            params = self._params(sampling, telling, ids)
+            prompt_only = params.max_tokens == 0
+            if prompt_only:
+                params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)
+            self._outputs += [
+                Output(name, telling, self._text_of(), prompt_only, ids[0] if ids else None)
+                for name in self._names[i * self._n:(i + 1) * self._n]]
+            made.append(Request(prompt=prompt if ids is None else ids, params=params,
+                                timeout=body.timeout, tenant=self.call.tenant,
+                                priority=body.priority, cache_salt=self._salts[i]))
+        self.call.labels = self._names
+        return made
+
+    async def _ids(self, prompt: Prompt) -> list[int]:
+        return await self.engine.client.tokenize(prompt) if isinstance(prompt, str) else prompt
+
+    def _text_of(self) -> Any:
+        return self.engine.token_texts.text_of if self.body.return_text_in_logprobs else None
+
+    def _params(self, sampling: NativeSampling, telling: Telling,
+                ids: list[int] | None) -> SamplingParams:
+        """ids: of the prompt, where there is a default to be fitted into the context."""
+        params = sampling.resolved()
+        if sampling.unlimited and ids is not None:
+            room = max(1, self.model.max_model_len - len(ids))
+            params = msgspec.structs.replace(params, max_tokens=min(DEFAULT_NEW_TOKENS, room))
+        params = msgspec.structs.replace(params, **telling.params())
+        try:
+            prompt_only = params.max_tokens == 0
+            (msgspec.structs.replace(params, max_tokens=None) if prompt_only else params).check()
+        except ValueError as error:
+            given = [name for name in NativeSampling.__struct_fields__
+                     if getattr(sampling, name) is not msgspec.UNSET]
+            raise HttpError(400, renamed(str(error), given), "sampling_params") from None
+        return params
+
+    async def collect(self, requests: list[Request]) -> Any:
+        """An object for each completion. One that was aborted tells what there was."""
+        async with self.call.stream(*requests) as stream:
+            async for delta in stream:
+                for one in with_ready(delta, stream):
+                    self._outputs[one.index].add(one)
+        seconds = monotonic() - self.call.began
+        told = [output.told(seconds) for output in self._outputs]
+        return told if self._several else told[0]
+
+    async def begin(self, stream: Deltas) -> None:
+        await stream.accepted()
+        for i, tokens in enumerate(prompts_of(stream)):
+            for output in self._outputs[i * self._n:(i + 1) * self._n]:
+                output.prompt_tokens = tokens
+
+    def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
+        """Each event is a completion as far as it has come, with its number where there are
+        several."""
+        out = []
+        for delta in deltas:
+            output = self._outputs[delta.index]
+            output.add(delta)
+            if delta.text or delta.token_ids or delta.finish_reason:
+                told = output.told(monotonic() - self.call.began)
+                if self._several:
+                    told["index"] = delta.index
+                out.append(event(encode_json(told)))
+        return b"".join(out)
+
+
+class AbortBody(Struct, kw_only=True):
+    """Which requests are to end."""
+
+    rid: str = ""
+    """As `/generate` was given it, or told it; of other routes the id of the answer. Of several
+    prompts, all of them, or one by its number."""
+    abort_all: bool = False
+    """All of the caller's tenant; with the administrator's key, everybody's."""
+
+
+async def abort(http: HttpRequest) -> Response:
+    """`/abort_request`: of this engine's HTTP requests."""
+    call, body = call_of(http), await bodies.read(http, AbortBody)
+    if not body.rid and not body.abort_all:
+        raise HttpError(400, "rid: is required, or abort_all", "rid")
+    ended = await call.abort_others("" if body.abort_all else body.rid,
+                                    None if call.admin else call.tenant)
+    return JsonReply(encode_json({"aborted": ended}))

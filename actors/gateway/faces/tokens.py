@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.requests import Request
+from actorium.actors.gateway.engine_call import call_of, engine_of
 from actorium.actors.gateway.faces.chat_protocol import ChatBody, Turn
 from actorium.actors.gateway.faces.completions import MAX_PROMPTS
 from actorium.actors.gateway.faces.sampling_fields import check_ids
 from actorium.actors.gateway.faces.tool_choice import Choice, Tool
 from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.http.guard import Reply, engine_of
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.served_engine import Engine
-from actorium.actors.gateway.token_texts import Pieces
-
-_encode = msgspec.json.Encoder().encode
+from actorium.actors.gateway.http.replies import JsonReply, encode_json
+from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.gateway.served_model import TokenTexts
 
 
 class TokenizeBody(Struct, kw_only=True):
@@ -108,7 +106,7 @@ async def tokenize(http: HttpRequest) -> Response:
     """`/tokenize`."""
     engine, body = engine_of(http), await bodies.read(http, TokenizeBody)
     body.check()
-    await engine.serves(body.model)
+    await engine.check_model(body.model)
     if body.messages is not None:
         columns = [await prompt_ids(engine.client, body.chat())]
         if body.add_special_tokens:
@@ -117,11 +115,11 @@ async def tokenize(http: HttpRequest) -> Response:
     else:
         columns = [await engine.client.tokenize(text, body.special) for text in body.texts()]
     if body.with_pieces or body.return_token_strs:
-        await engine.pieces.ready()
+        await engine.token_texts.ready()
     if body.content is not None:
-        return Reply(_encode({"tokens": _pieces(columns[0], engine.pieces)
+        return JsonReply(encode_json({"tokens": _pieces(columns[0], engine.token_texts)
                               if body.with_pieces else columns[0]}))
-    return Reply(_encode(await _answer(engine, body, columns)))
+    return JsonReply(encode_json(await _answer(engine, body, columns)))
 
 
 async def _special(client: AsyncClient) -> tuple[list[int], list[int]]:
@@ -132,22 +130,23 @@ async def _special(client: AsyncClient) -> tuple[list[int], list[int]]:
     return full[:at], full[at + len(bare):]
 
 
-async def _answer(engine: Engine, body: TokenizeBody, columns: list[list[int]]) -> dict[str, Any]:
+async def _answer(engine: ServedEngine, body: TokenizeBody,
+                  columns: list[list[int]]) -> dict[str, Any]:
     several = isinstance(body.prompt, list)
     told: dict[str, Any] = {
         "count": [len(ids) for ids in columns] if several else len(columns[0]),
-        "max_model_len": (await engine.facts()).max_model_len,
+        "max_model_len": (await engine.served_model()).max_model_len,
         "tokens": columns if several else columns[0]}
     if body.return_token_strs:
-        strings = [[engine.pieces.written(token) for token in ids] for ids in columns]
+        strings = [[engine.token_texts.written(token) for token in ids] for ids in columns]
         told["token_strs"] = strings if several else strings[0]
     return told
 
 
-def _pieces(ids: list[int], pieces: Pieces) -> list[dict[str, Any]]:
+def _pieces(ids: list[int], texts: TokenTexts) -> list[dict[str, Any]]:
     found = []
     for token in ids:
-        own = pieces.bytes_of(token)
+        own = texts.bytes_of(token)
         try:
             piece: str | list[int] = own.decode()
         except UnicodeDecodeError:
@@ -158,9 +157,10 @@ def _pieces(ids: list[int], pieces: Pieces) -> list[dict[str, Any]]:
 
 async def detokenize(http: HttpRequest) -> Response:
     """`/detokenize`: the text under each of the three projects' names."""
-    engine, body = engine_of(http), await bodies.read(http, DetokenizeBody)
-    await engine.serves(body.model)
-    engine.ask.fields = {"token_ids": "tokens"}
+    call, body = call_of(http), await bodies.read(http, DetokenizeBody)
+    engine = call.engine
+    model = await engine.check_model(body.model)
+    call.fields = {"token_ids": "tokens"}
     kinds = {isinstance(one, list) for one in body.tokens}
     if len(kinds) > 1:
         raise HttpError(400, "tokens: token ids and lists of them are mixed", "tokens")
@@ -168,10 +168,10 @@ async def detokenize(http: HttpRequest) -> Response:
     columns: list[Any] = list(body.tokens) if several else [body.tokens]
     if len(columns) > MAX_PROMPTS:
         raise HttpError(400, f"tokens: at most {MAX_PROMPTS} lists, got {len(columns)}", "tokens")
-    longest = (await engine.facts()).max_model_len
+    longest = model.max_model_len
     texts = []
     for ids in columns:
         check_ids(ids, longest, "tokens", completion=0)
         texts.append(await engine.client.detokenize(ids, body.skip_special_tokens))
     told = texts if several else texts[0]
-    return Reply(_encode({"prompt": told, "text": told, "content": told}))
+    return JsonReply(encode_json({"prompt": told, "text": told, "content": told}))

@@ -30,23 +30,23 @@ WATCHING = frozenset({"probe", "health"})
 MAX_PATH = 200
 
 
-class Stream(Protocol):
+class ProgressStream(Protocol):
     """What is asked of an `AsyncDeltaStream`."""
 
     @property
     def progress(self) -> RequestProgress | None: ...
 
 
-class Tally:
+class CallUsage:
     """What the engine did for one HTTP request."""
 
     __slots__ = ("_streams", "_usages")
 
     def __init__(self) -> None:
-        self._streams: list[Stream] = []
+        self._streams: list[ProgressStream] = []
         self._usages: list[list[Usage]] = []
 
-    def opened(self, stream: Stream) -> None:
+    def opened(self, stream: ProgressStream) -> None:
         """A stream of deltas, of which it is asked at the end what came."""
         self._streams.append(stream)
 
@@ -84,7 +84,7 @@ class Answered(NamedTuple):
     """The caller was there to the end."""
     request_id: str
     tenant: str
-    tally: Tally
+    usage: CallUsage
     rids: Sequence[str]
     """What the engine's actors call its requests."""
     began: float
@@ -129,7 +129,7 @@ def _line(one: Answered, took: float) -> tuple[str, dict[str, Any]]:
              f"{one.status}"]
     if one.tenant:
         fields["tenant"] = one.tenant
-    used, first = one.tally.read()
+    used, first = one.usage.read()
     if one.rids:
         fields["rids"] = list(one.rids)
     if used is not None:

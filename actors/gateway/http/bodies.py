@@ -1,4 +1,4 @@
-"""Reading a request's JSON: bounded, typed, with errors that name the field.
+"""CounterReading a request's JSON: bounded, typed, with errors that name the field.
 
 Unknown fields are ignored, since routers add some (but see `unsupported`); a wrong type is a 400;
 null for a field that may be absent is its absence (`nulls`).
@@ -15,51 +15,63 @@ import msgspec
 from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
+from actorium.actors.gateway.engine_call import call_of
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
+from actorium.actors.gateway.served_engine import BodyBudget
 
 SMALL = 64 << 10
 """Bytes of a body that are not counted among those that all requests may send at once."""
 PATIENCE = 16
 """Times the limit that is read of a body that is too large."""
 Body = TypeVar("Body")
+_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 _PLACE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
     """The request's body as a `kind`. Raises `HttpError` 400 or 413."""
-    body = decode(await raw(request), kind)
+    body, call = decode(await raw(request), kind), call_of(request)
     if getattr(body, "resumable", False):
-        request.app.ask.resumable = True
+        call.resumable = True
     if (name := getattr(body, "request_id", None)) is not None:
-        request.app.ask.answer_id = name
+        call.answer_id = _answer_id(name)
     return body
+
+
+def _answer_id(wanted: str) -> str:
+    """What an answer is called, as its request asks. Raises `HttpError` if that cannot be a name.
+    """
+    if not _NAME.fullmatch(wanted):
+        raise HttpError(400, "request_id: 1 to 128 printable ASCII characters without spaces",
+                        "request_id")
+    return wanted
 
 
 async def raw(request: Request) -> bytes:
     """The bytes of the body. Raises `HttpError` 408, 415 and 503, and 413 past the limit, told when
     the rest has been read and dropped, if that is not too much: who still sends does not read the
     answer."""
-    limit: int = request.app.settings.max_body_bytes
+    call = call_of(request)
+    settings = call.engine.settings
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise HttpError(415, f"content-encoding: {encoding[:40]!r} is not taken; send the body as "
                         "it is", "content-encoding", code="unsupported_encoding")
     try:
-        async with asyncio.timeout(request.app.settings.body_timeout):
-            body = await _bounded(request, limit)
+        async with asyncio.timeout(settings.body_timeout):
+            body = await _bounded(request, call.engine.bodies, settings.max_body_bytes)
     except ClientDisconnect:
         raise HttpError(400, "the body did not come to its end") from None
     except TimeoutError:
         raise HttpError(408, "the body did not come within "
-                        f"{request.app.settings.body_timeout:g} seconds", code="timeout") from None
-    request.app.ask.body(body)
+                        f"{settings.body_timeout:g} seconds", code="timeout") from None
+    call.on_body(body)
     return body
 
 
-async def _bounded(request: Request, limit: int) -> bytes:
+async def _bounded(request: Request, budget: BodyBudget, limit: int) -> bytes:
     parts: list[bytes] = []
     size = large = 0
-    held = request.app.bodies
     try:
         async for part in request.stream():
             size += len(part)
@@ -67,14 +79,14 @@ async def _bounded(request: Request, limit: int) -> bytes:
                 parts.append(part)
                 if size > SMALL:
                     large += len(part)
-                    held.now += len(part)
-                    if held.now > held.most:
+                    budget.used += len(part)
+                    if budget.used > budget.limit:
                         raise HttpError(503, "too many large bodies are being sent at once", None,
                                         SERVER, "too_many_bodies")
             elif size > PATIENCE * limit:
                 break
     finally:
-        held.now -= large
+        budget.used -= large
     if size > limit:
         raise HttpError(413, f"body: larger than the limit of {limit} bytes",
                         code="body_too_large")
@@ -142,9 +154,9 @@ def check_values(body: bytes) -> None:
            rest.count(b".") + rest.count(b"e") + rest.count(b"E") - words, MAX_FRACTIONS)
 
 
-def _bound(what: str, count: int, most: int) -> None:
-    if count > most:
-        raise HttpError(400, f"body: {count} {what} are more than the limit of {most}",
+def _bound(what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise HttpError(400, f"body: {count} {what} are more than the limit of {limit}",
                         code="body_too_large")
 
 

@@ -10,62 +10,35 @@ import os
 import re
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway.engine_call import Ask
+from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.access_log import GONE, Answered
 from actorium.actors.gateway.http.api_keys import Keys, shown
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
-from actorium.actors.gateway.http.request_task import in_stretches, until_disconnected
+from actorium.actors.gateway.http.request_task import AnswerSender, in_journal, until_disconnected
 from actorium.actors.gateway.http.routes import Access, Errors, allowed_methods, find
-from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_framing, check_repeated
 from actorium.actors.runtime.http.http_server import MAX_HEADERS, MAX_URL, OVER_LIMIT
 
 CLOSING = frozenset({"too_many_connections", "unsupported_framing"})
 """Codes of refusals after which a connection is of no use."""
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
+Headers = list[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-class Caller(NamedTuple):
-    """Who asks."""
-
-    request_id: str
-    tenant: str = ""
-    admin: bool = False
-    """With the administrator's key."""
-
-
-def caller(request: Request) -> Caller:
-    """Of a request that has passed the guard."""
-    found: Caller = request.scope["actorium.caller"]
-    return found
-
-
-def engine_of(request: Request) -> Engine:
-    """The engine behind the routes."""
-    found: Engine = request.scope["app"]
-    return found
-
-
-class Reply(Response):
-    """JSON that is encoded already."""
-
-    media_type = "application/json"
 
 
 class Guard:
     """The outermost application."""
 
-    def __init__(self, app: ASGIApp, engine: Engine, hosts: AllowedHosts | None = None) -> None:
+    def __init__(self, app: ASGIApp, engine: ServedEngine,
+                 hosts: AllowedHosts | None = None) -> None:
         """hosts: None = whoever calls has not come over a network. Raises `BadConfig`, naming the
         field."""
         self._app, self._engine, self._hosts = app, engine, hosts
@@ -76,19 +49,26 @@ class Guard:
         if scope["type"] != "http":
             return
         engine, route = self._engine, find(scope["path"])
-        ask = Ask(journal=engine.journal)
-        told = _Told(send, route.errors)
+        call, answer = EngineCall(engine), AnswerSender(send)
         headers = dict(scope["headers"])
         given = _request_id(headers.get(b"x-request-id", b""))
-        told.extra = [(b"x-request-id", given.encode() or os.urandom(12).hex().encode()),
-                      _NOSNIFF, *self._cors.headers(headers)]
+        request_id = given or os.urandom(12).hex()
+        answer.headers = [(b"x-request-id", request_id.encode()), _NOSNIFF,
+                          *self._cors.headers(headers)]
         engine.requests += 1
         engine.open += 1
         began, stayed, tenant = monotonic(), True, ""
+
+        async def refuse(error: HttpError) -> None:
+            if not answer.status:
+                body = error.body() if route.errors is Errors.OPENAI \
+                    else error.anthropic_body(request_id)
+                await answer.json(error.status, msgspec.json.encode(body), _headers_of(error))
+
         try:
             self._check_front(scope, headers)
             if self._cors.asks(scope["method"], headers):
-                await told.empty()
+                await answer.no_content()
                 return
             check_size(scope)
             if OVER_LIMIT in scope:
@@ -97,43 +77,43 @@ class Guard:
             tenant = self._keys.check(scope["path"], key)
             if route.changes(scope["method"]) and not self._keys.guard(scope["path"]):
                 self._cors.check(scope, headers)
-            ask = Ask(headers, tenant, scope["path"], engine.journal)
-            told.extra[0] = b"x-request-id", (given or ask.name).encode()
-            ask.answer_id = ask.name if ask.key else given or ask.name
-            engine.asks.add(ask)
-            scope["actorium.caller"] = Caller(ask.answer_id, tenant, self._keys.is_admin(key))
-            scope["app"] = engine.asked(ask)  # also has the router raise what it refuses
+            call = EngineCall(engine, headers, tenant, scope["path"], self._keys.is_admin(key))
+            request_id = given or call.name
+            answer.headers[0] = b"x-request-id", request_id.encode()
+            if not call.key:
+                call.answer_id = request_id
+            engine.calls.add(call)
+            scope["app"] = call  # also has the router raise what it refuses
             if engine.draining and route.access is not Access.OPEN:
                 raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
-            if route.generates and ask.mark is None:
+            if route.generates and call.position is None:
                 await engine.gate.enter()
-            stayed = await until_disconnected(in_stretches(self._app, ask), scope, receive,
-                                              told)
+            stayed = await until_disconnected(in_journal(self._app, call), scope, receive, answer)
             if stayed:
-                ask.finished()
+                call.finished()
         except ActoriumError as error:
-            ask.finished()
-            await told.refuse(http_error(error, ask.fields))
+            call.finished()
+            await refuse(http_error(error, call.fields))
         except HttpError as error:
-            ask.finished()
-            await told.refuse(error)
+            call.finished()
+            await refuse(error)
         except HTTPException as error:
             if error.status_code == 405:
                 allowed = ", ".join(allowed_methods(scope["path"]))
-                told.extra.append((b"allow", allowed.encode()))
-            await told.refuse(_refusal(scope, error))
+                answer.headers.append((b"allow", allowed.encode()))
+            await refuse(_refusal(scope, error))
         except RecursionError:
-            await told.refuse(HttpError(400, "body: nested too deeply", code="invalid_json"))
+            await refuse(HttpError(400, "body: nested too deeply", code="invalid_json"))
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            await told.refuse(ask.failed(error))
+            await refuse(call.failed(error))
         finally:
-            engine.asks.discard(ask)
+            engine.calls.discard(call)
             engine.open -= 1
             engine.access.answered(Answered(
-                scope, route, told.status or GONE, stayed, told.request_id, tenant,
-                ask.tally, ask.rids, began))
+                scope, route, answer.status or GONE, stayed, request_id, tenant, call.usage,
+                call.rids, began))
 
     def _check_front(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Raise `HttpError` for what is not meant for this server, or not to be understood."""
@@ -143,52 +123,15 @@ class Guard:
             raise HttpError(wrong.status, wrong.message, wrong.param, code=wrong.code)
 
 
-class _Told:
-    """`send`, which remembers whether the answer has begun, and adds headers to it."""
-
-    def __init__(self, send: Send, errors: Errors) -> None:
-        self._send, self._errors = send, errors
-        self._begun = False
-        self.status = 0
-        """Of the answer; 0 = none has begun."""
-        self.extra: list[tuple[bytes, bytes]] = []
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._begun, self.status = True, message["status"]
-            message["headers"] = [*message.get("headers", ()), *self.extra]
-        await self._send(message)
-
-    @property
-    def request_id(self) -> str:
-        """As the answer names it."""
-        return self.extra[0][1].decode("latin-1")
-
-    async def empty(self) -> None:
-        """Answer with headers alone."""
-        await self({"type": "http.response.start", "status": 204, "headers": []})
-        await self({"type": "http.response.body", "body": b""})
-
-    async def refuse(self, error: HttpError) -> None:
-        """Answer with the error, unless an answer has begun."""
-        if self._begun:
-            return
-        body = msgspec.json.encode(self._body(error))
-        headers = [(b"content-type", b"application/json"),
-                   (b"content-length", str(len(body)).encode())]
-        if error.retry_after:
-            headers.append((b"retry-after", str(error.retry_after).encode()))
-        if error.code in CLOSING:
-            headers.append((b"connection", b"close"))
-        if error.status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        await self({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self({"type": "http.response.body", "body": body})
-
-    def _body(self, error: HttpError) -> dict[str, Any]:
-        if self._errors is Errors.OPENAI:
-            return error.body()
-        return error.anthropic_body(dict(self.extra)[b"x-request-id"].decode())
+def _headers_of(error: HttpError) -> Headers:
+    found: Headers = []
+    if error.retry_after:
+        found.append((b"retry-after", str(error.retry_after).encode()))
+    if error.code in CLOSING:
+        found.append((b"connection", b"close"))
+    if error.status == 401:
+        found.append((b"www-authenticate", b"Bearer"))
+    return found
 
 
 def _refusal(scope: Scope, error: HTTPException) -> HttpError:
@@ -212,7 +155,6 @@ def _request_id(given: bytes) -> str:
     return text if _REQUEST_ID.fullmatch(text) else ""
 
 
-Headers = list[tuple[bytes, bytes]]
 _GRANTED: Headers = [
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
     (b"access-control-allow-headers", b"authorization, content-type, idempotency-key, "

@@ -33,7 +33,7 @@ def obstacle(status: Status) -> str:
     return status.error or not_at_work(needed, WORKING_PHASES)
 
 
-class Gate:
+class RecoveryGate:
     """One for a gateway's process."""
 
     def __init__(self, ask: Callable[[], Awaitable[Status]], patience: float) -> None:

@@ -19,8 +19,8 @@ from starlette.requests import Request as HttpRequest
 
 from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway.http.sse import EventStream, event
-from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.gateway.http.replies import EventStream, event
+from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.health import CounterReading, Growth, growth, read_counters, why_not_ready
 from actorium.actors.messages import ActorStatus, Status
 
@@ -128,7 +128,7 @@ def _why(status: Status, draining: bool) -> str:
 class Dashboard:
     """One for a gateway's process."""
 
-    def __init__(self, engine: Engine, period: float = PERIOD) -> None:
+    def __init__(self, engine: ServedEngine, period: float = PERIOD) -> None:
         self._engine, self._period = engine, period
         self._told: deque[tuple[int, bytes]] = deque(maxlen=DASHBOARD_SAMPLES)
         self._count = 0

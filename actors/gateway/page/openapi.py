@@ -21,7 +21,7 @@ from actorium.actors.gateway.faces.sampling_fields import UNSUPPORTED
 from actorium.actors.gateway.faces.sglang import AbortBody
 from actorium.actors.gateway.faces.sglang_body import GenerateBody, Unsupported
 from actorium.actors.gateway.faces.tokens import DetokenizeBody, TokenizeBody
-from actorium.actors.gateway.http.guard import Reply
+from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.gateway.http.routes import PARAMETER, ROUTES, Access, Errors, Route
 
 REF = "#/components/schemas/{name}"
@@ -170,4 +170,4 @@ class OpenApi:
         """`/openapi.json`."""
         if not self._made:
             self._made = msgspec.json.encode(document())
-        return Reply(self._made)
+        return JsonReply(self._made)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 
-from actorium.actors.gateway.faces.chat_protocol import Message, Said
-from actorium.actors.gateway.faces.tool_choice import Called, CalledFunction
 from actorium.actors.gateway.parsers.parts import (
     CallArguments,
     CallBegin,
     Machine,
     Piece,
     Reasoning,
-    Text,
     joined,
 )
 
-STOP, TOOL_CALLS, FUNCTION_CALL = "stop", "tool_calls", "function_call"
+STOP, TOOL_CALLS = "stop", "tool_calls"
 
 
 class ThoughtTokens:
@@ -97,59 +93,3 @@ class Reader:
     def reason(self, name: str | None) -> str | None:
         """The finish reason: calls are one of their own."""
         return TOOL_CALLS if name == STOP and self.calls else name
-
-
-def fresh_call_id() -> str:
-    return f"call_{os.urandom(12).hex()}"
-
-
-def delta(piece: Piece) -> Said:
-    """A piece as a stream tells it."""
-    match piece:
-        case Text(text):
-            return Said(content=text)
-        case Reasoning(text):
-            return Said(reasoning_content=text)
-        case CallBegin(call, name):
-            return Said(tool_calls=[Called(index=call, id=fresh_call_id(), type="function",
-                                           function=CalledFunction(name))])
-        case CallArguments(call, text):
-            return Said(tool_calls=[Called(index=call, function=CalledFunction(arguments=text))])
-
-
-def message(pieces: Iterable[Piece]) -> Message:
-    """A whole message."""
-    content, reasoning = "", ""
-    calls: list[Called] = []
-    for piece in pieces:
-        match piece:
-            case Text(text):
-                content += text
-            case Reasoning(text):
-                reasoning += text
-            case CallBegin(_, name):
-                calls.append(Called(id=fresh_call_id(), type="function",
-                                    function=CalledFunction(name)))
-            case CallArguments(_, text):
-                calls[-1].function.arguments += text
-    return Message(content=content if content or not calls else None,
-                   reasoning_content=reasoning or None, tool_calls=calls or None)
-
-
-def legacy_delta(piece: Piece) -> Said:
-    """A piece as a stream tells it to who asked with `functions`."""
-    match piece:
-        case CallBegin(_, name):
-            return Said(function_call=CalledFunction(name))
-        case CallArguments(_, text):
-            return Said(function_call=CalledFunction(arguments=text))
-        case _:
-            return delta(piece)
-
-
-def legacy_message(whole: Message) -> Message:
-    """The same message with its call as `function_call`."""
-    calls, whole.tool_calls = whole.tool_calls, None
-    if calls:
-        whole.function_call = calls[0].function
-    return whole

@@ -47,7 +47,7 @@ def prompts_of(stream: Deltas) -> tuple[int, ...]:
     return () if known is None else (known,)
 
 
-class Relay(AsyncIterator[StreamDelta]):
+class RelayedStream(AsyncIterator[StreamDelta]):
     """Deltas that come from another stream. Closing it closes that one."""
 
     def __init__(self, source: Deltas) -> None:
@@ -77,7 +77,7 @@ class Relay(AsyncIterator[StreamDelta]):
         """As `AsyncDeltaStream.aclose`."""
         await self._source.aclose()
 
-    async def __aenter__(self) -> Relay:
+    async def __aenter__(self) -> RelayedStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -88,15 +88,13 @@ AHEAD = 256
 """Takings of deltas before somebody wants them."""
 
 
-async def together(stream: Deltas) -> AsyncGenerator[list[StreamDelta], None]:
-    """What there is of a stream each time somebody asks, at least one delta, those of a choice
-    joined. Closing the stream is the caller's."""
-    async for delta in stream:
-        more = stream.more()
-        yield merge_deltas([delta, *more]) if more else [delta]
+def with_ready(delta: StreamDelta, stream: Deltas) -> list[StreamDelta]:
+    """A delta of a stream and all that have come behind it already, those of a choice joined."""
+    more = stream.more()
+    return merge_deltas([delta, *more]) if more else [delta]
 
 
-class Merged(AsyncIterator[StreamDelta]):
+class MergedStream(AsyncIterator[StreamDelta]):
     """The streams of several prompts as one, whose choices are numbered through: those of the
     second prompt follow those of the first. An error of one ends all. Closing it closes them."""
 
@@ -140,7 +138,7 @@ class Merged(AsyncIterator[StreamDelta]):
         for stream in self._streams:
             await stream.aclose()
 
-    async def __aenter__(self) -> Merged:
+    async def __aenter__(self) -> MergedStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -154,8 +152,8 @@ async def _side_by_side(streams: Sequence[Deltas]
 
     async def pump(number: int, stream: Deltas) -> None:
         try:
-            async for deltas in together(stream):
-                await ready.put((number, deltas))
+            async for delta in stream:
+                await ready.put((number, with_ready(delta, stream)))
             await ready.put((number, None))
         except Exception as error:
             await ready.put((number, error))
@@ -183,11 +181,11 @@ async def _side_by_side(streams: Sequence[Deltas]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Joins:
+class SharedStreams:
     """Those of one gateway, by name."""
 
     def __init__(self) -> None:
-        self._shared: dict[str, Shared] = {}
+        self._shared: dict[str, SharedStream] = {}
         self._draining = False
 
     def drain(self) -> None:
@@ -196,24 +194,25 @@ class Joins:
         for shared in list(self._shared.values()):
             shared.hurry()
 
-    def join(self, name: str, rid: str, open_: Callable[[], Deltas], grace: float) -> Reader:
+    def join(self, name: str, rid: str, open_: Callable[[], Deltas], grace: float
+             ) -> SharedStreamReader:
         """Read what goes by that name, which `open_` begins if nothing does. Raises `HttpError` 422
         if that was asked for something else."""
         shared = self._shared.get(name)
         if shared is None:
-            shared = self._shared[name] = Shared(rid, open_(), 0.0 if self._draining else grace,
-                                                 lambda: self._over(name, shared))
+            shared = self._shared[name] = SharedStream(
+                rid, open_(), 0.0 if self._draining else grace, lambda: self._over(name, shared))
         if shared.rid != rid:
             raise HttpError(422, "Idempotency-Key: in use with another path or body",
                             "Idempotency-Key", code="idempotency_key_reused")
-        return Reader(shared)
+        return SharedStreamReader(shared)
 
-    def _over(self, name: str, shared: Shared | None) -> None:
+    def _over(self, name: str, shared: SharedStream | None) -> None:
         if self._shared.get(name) is shared:
             del self._shared[name]
 
 
-class Shared:
+class SharedStream:
     """One request, read by a task of its own as long as anybody wants it, and `grace` seconds."""
 
     def __init__(self, rid: str, source: Deltas, grace: float, over: Callable[[], None]) -> None:
@@ -222,7 +221,7 @@ class Shared:
         self.error: Exception | None = None
         self.done = False
         self._grace, self._over = grace, over
-        self._readers: set[Reader] = set()
+        self._readers: set[SharedStreamReader] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._task = asyncio.ensure_future(self._read())
 
@@ -243,7 +242,7 @@ class Shared:
         for reader in self._readers:
             reader.news.set()
 
-    def enter(self, reader: Reader) -> None:
+    def enter(self, reader: SharedStreamReader) -> None:
         """Somebody reads it."""
         self._readers.add(reader)
         if self._timer is not None:
@@ -257,7 +256,7 @@ class Shared:
             self._timer.cancel()
             self._task.cancel()
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: SharedStreamReader) -> None:
         """He does not any more; the last one's going ends it after a while."""
         self._readers.discard(reader)
         if not self._readers and not self.done and self._timer is None:
@@ -265,10 +264,10 @@ class Shared:
             self._timer = loop.call_later(self._grace, self._task.cancel)
 
 
-class Reader(Relay):
+class SharedStreamReader(RelayedStream):
     """One of those who read a shared request, from its start."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedStream) -> None:
         super().__init__(shared.source)
         self._shared, self._at = shared, 0
         self.news = asyncio.Event()
@@ -295,7 +294,7 @@ class Reader(Relay):
         self._shared.leave(self)
 
 
-async def whole(streams: Sequence[Deltas]) -> Results:
+async def collected(streams: Sequence[Deltas]) -> Results:
     """Each stream's completions, or its error, in their order."""
     try:
         for number, stream in enumerate(streams):

@@ -22,7 +22,7 @@ import msgspec
 
 from actorium.actors.client.requests import StreamDelta, merge_deltas
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.resume.delta_streams import Deltas, Relay
+from actorium.actors.gateway.resume.delta_streams import Deltas, RelayedStream
 from actorium.actors.messages import TokenLogprob
 
 MAX_ID = 4096
@@ -46,7 +46,7 @@ class Cut(NamedTuple):
     ended: bool
 
 
-class Mark(NamedTuple):
+class StreamPosition(NamedTuple):
     """A place between two events of a stream."""
 
     rid: str
@@ -61,15 +61,15 @@ class Mark(NamedTuple):
         return f"{self.rid}:{prompts}:{_told(self.places)}:{_told(self.cuts)}:{self.events}"
 
 
-def parse(text: str) -> Mark:
+def parse_event_id(text: str) -> StreamPosition:
     """Inverse of `str`. Raises `HttpError` 400."""
     found = _ID.fullmatch(text) if len(text) <= MAX_ID else None
     if found is None:
         raise HttpError(400, "Last-Event-ID: not the id of an event of this engine",
                         "Last-Event-ID")
     rid, prompts, places, cuts, events = found.groups()
-    return Mark(rid, tuple(map(int, prompts.split(","))) if prompts else (), _cuts(places),
-                _cuts(cuts), int(events))
+    return StreamPosition(rid, tuple(map(int, prompts.split(","))) if prompts else (),
+                          _cuts(places), _cuts(cuts), int(events))
 
 
 def _cuts(text: str) -> list[Cut]:
@@ -80,7 +80,7 @@ def _cuts(text: str) -> list[Cut]:
     return found
 
 
-class Held:
+class ChoiceBuffer:
     """What has come of a choice, and was not handed on."""
 
     def __init__(self) -> None:
@@ -132,15 +132,15 @@ class Held:
         return made
 
 
-class Recut(Relay):
+class RecutStream(RelayedStream):
     """A stream told from its start, cut as a mark says: first its places, then its cuts together,
     then the rest."""
 
-    def __init__(self, source: Deltas, mark: Mark) -> None:
+    def __init__(self, source: Deltas, mark: StreamPosition) -> None:
         super().__init__(source)
         self._mark = mark
         self._places, self._cuts = deque(mark.places), list(mark.cuts)
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, ChoiceBuffer] = {}
         self._rest: list[StreamDelta] = []
         self._phase = KNOWN if mark.places else CUTS
 
@@ -182,21 +182,21 @@ class Recut(Relay):
         return None
 
     async def _cut(self, cut: Cut) -> StreamDelta:
-        held = self._held.setdefault(cut.choice, Held())
+        held = self._held.setdefault(cut.choice, ChoiceBuffer())
         while not held.holds(cut):
             delta = None if held.end else await anext(self._source, None)
             if delta is None:
                 raise HttpError(400, "Last-Event-ID: this stream has no such event",
                                 "Last-Event-ID")
-            self._held.setdefault(delta.index, Held()).add(delta)
+            self._held.setdefault(delta.index, ChoiceBuffer()).add(delta)
         return held.take(cut)
 
 
-class Tracked(Relay):
+class ResumableStream(RelayedStream):
     """A stream that knows what the route has had of it, and so how to name its events."""
 
-    def __init__(self, source: Deltas, rid: str, mark: Mark | None) -> None:
-        self._recut = Recut(source, mark) if mark is not None else None
+    def __init__(self, source: Deltas, rid: str, mark: StreamPosition | None) -> None:
+        self._recut = RecutStream(source, mark) if mark is not None else None
         super().__init__(self._recut or source)
         self._rid = rid
         # As `Cut`s, but plain tuples: this is done for every token.

@@ -19,7 +19,7 @@ from actorium.actors.detokenizer.ended_sequences import EndedSequences
 from actorium.actors.detokenizer.refusals import QuarantinedRequests
 from actorium.actors.errors import InvalidRequest, Quarantined
 from actorium.actors.gateway.faces.response_store import ResponseStore, Stored
-from actorium.actors.gateway.token_texts import Pieces
+from actorium.actors.gateway.served_model import TokenTexts
 from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
@@ -120,8 +120,8 @@ def tenants_shares(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def tokens_texts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    bound = fewer(monkeypatch, "gateway.token_texts", "TOKEN_TEXTS")
-    pieces = Pieces(Config())
+    bound = fewer(monkeypatch, "gateway.served_model", "TOKEN_TEXTS")
+    pieces = TokenTexts(Config())
     for token in range(1 << 20, (1 << 20) + 2 * bound - 1):
         pieces.bytes_of(token)
     return pieces

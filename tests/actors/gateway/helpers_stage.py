@@ -17,7 +17,7 @@ from helpers_gateway import Scripted, ScriptedStream
 from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.served_engine import Engine as Gateway
+from actorium.actors.gateway.served_engine import ServedEngine as Gateway
 from actorium.actors.messages import ActorStatus, Status
 
 EVIL = ('<img src=x onerror="window.pwned=1"><script>window.pwned=2</script>\n\n# <b>head</b>\n\n'
@@ -67,7 +67,7 @@ def staged(texts: list[str], **settings: Any) -> Iterator[tuple[Staged, str]]:
     server = uvicorn.Server(uvicorn.Config(build_app(gateway), lifespan="off", ws="none",
                                            log_config=None, timeout_graceful_shutdown=1))
     with pytest.MonkeyPatch.context() as patch, socket.socket() as sock:
-        patch.setattr("actorium.actors.gateway.served_engine.AsyncDeltaStream", Dripping)
+        patch.setattr("actorium.actors.gateway.engine_call.AsyncDeltaStream", Dripping)
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         thread = threading.Thread(target=lambda: server.run([sock]), daemon=True)

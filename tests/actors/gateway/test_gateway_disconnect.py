@@ -13,7 +13,7 @@ import pytest
 from helpers_served import Served, serving
 
 from actorium import Client
-from actorium.actors.gateway.http.request_task import until_disconnected
+from actorium.actors.gateway.http.request_task import AnswerSender, until_disconnected
 
 PROMPT = "Tell me a story about a fox."
 LONG = {"max_tokens": 3000, "ignore_eos": True}
@@ -146,7 +146,7 @@ class Connection:
 
 def run(app: Any, connection: Connection) -> bool:
     return asyncio.run(until_disconnected(app, {"type": "http", "method": "POST"},
-                                          connection.receive, connection.send))
+                                          connection.receive, AnswerSender(connection.send)))
 
 
 def test_work_after_the_answer_is_not_cancelled() -> None:

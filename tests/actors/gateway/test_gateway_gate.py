@@ -17,7 +17,7 @@ from helpers_served import Served, serving
 
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.recovery_gate import AGAIN, FRESH, Gate, obstacle
+from actorium.actors.gateway.http.recovery_gate import AGAIN, FRESH, RecoveryGate, obstacle
 from actorium.actors.health import SILENT_AFTER
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus, Status
@@ -68,7 +68,7 @@ def test_what_is_in_the_way() -> None:
 
 def test_who_comes_while_it_recovers_waits_and_is_let_in() -> None:
     async def check(watchdog: Watchdog) -> None:
-        gate = Gate(watchdog, 60.0)
+        gate = RecoveryGate(watchdog, 60.0)
         watchdog.says = status(worker_0="starting")
         waiting = [asyncio.ensure_future(seconds(gate.enter())) for _ in range(3)]
         await asyncio.sleep(0.3)
@@ -82,7 +82,7 @@ def test_who_comes_while_it_recovers_waits_and_is_let_in() -> None:
 
 def test_who_comes_when_it_has_lasted_is_refused_at_once() -> None:
     async def check(watchdog: Watchdog) -> None:
-        gate = Gate(watchdog, 0.3)
+        gate = RecoveryGate(watchdog, 0.3)
         watchdog.says = status(worker_0="loading")
         with pytest.raises(HttpError, match="not ready: worker-0 is loading") as caught:
             await gate.enter()
@@ -100,7 +100,7 @@ def test_who_comes_when_it_has_lasted_is_refused_at_once() -> None:
 
 def test_a_watchdog_that_does_not_answer_changes_nothing() -> None:
     async def check(watchdog: Watchdog) -> None:
-        gate = Gate(watchdog, 0.1)
+        gate = RecoveryGate(watchdog, 0.1)
         watchdog.says = EngineUnavailable("x")
         await gate.enter()
         watchdog.says = status(worker_0="exited")
@@ -119,7 +119,7 @@ def test_a_watchdog_that_does_not_answer_changes_nothing() -> None:
 
 def test_the_watchdog_is_asked_seldom() -> None:
     async def check(watchdog: Watchdog) -> None:
-        gate = Gate(watchdog, 0.1)
+        gate = RecoveryGate(watchdog, 0.1)
         until = time.monotonic() + 4 * FRESH
         while time.monotonic() < until:
             await gate.enter()

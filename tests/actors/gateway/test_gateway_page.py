@@ -22,7 +22,7 @@ from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.page import documents
 from actorium.actors.gateway.page.dashboard import Dashboard, Sampler
-from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.messages import ActorStatus, Status
 
 GAUGES = {"running": 3.0, "waiting": 2.0, "free_pages": 90.0, "used_pages": 10.0, "held_pages": 6.0,
@@ -53,14 +53,14 @@ class Watched(Scripted):
         return self.answer
 
 
-def over(client: Any, **settings: Any) -> Engine:
-    engine = Engine(Config(gateway=GatewayConfig(**settings)), Path("none"))
+def over(client: Any, **settings: Any) -> ServedEngine:
+    engine = ServedEngine(Config(gateway=GatewayConfig(**settings)), Path("none"))
     engine.client = client
     return engine
 
 
 @asynccontextmanager
-async def asking(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+async def asking(engine: ServedEngine) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=build_app(engine))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client

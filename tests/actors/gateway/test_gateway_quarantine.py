@@ -16,7 +16,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.parsers.choice_parser import Reader
-from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 
 CHAT = "/v1/chat/completions"
@@ -34,13 +34,14 @@ class Lives:
     """Incarnations of a gateway."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("actorium.actors.gateway.served_engine.AsyncDeltaStream",
+        monkeypatch.setattr("actorium.actors.gateway.engine_call.AsyncDeltaStream",
                             ScriptedStream)
         self.buffer = bytearray(SIZE)
         self.start()
 
     def start(self) -> None:
-        self.engine = Engine(Config(), Path("none"), InflightJournal(self.buffer, actor="gateway"))
+        self.engine = ServedEngine(Config(), Path("none"),
+                                   InflightJournal(self.buffer, actor="gateway"))
         self.engine.client = Scripted(["hello there"])  # type: ignore[assignment]
         self.app: ASGIApp = build_app(self.engine)
 
@@ -148,9 +149,9 @@ def test_nothing_stands_in_the_journal_while_a_request_waits(
         asyncio.get_running_loop().call_soon(
             lambda: seen.append(lives.engine.journal.overdue(1e12) is not None))
         await asyncio.sleep(0.001)
-        return await usual()
+        return await usual(None)
 
-    usual = lives.engine.facts
-    monkeypatch.setattr(Engine, "facts", lambda self: facts())
+    usual = lives.engine.check_model
+    monkeypatch.setattr(ServedEngine, "check_model", lambda self, name: facts())
     assert lives.post("hello").status_code == 200
     assert seen[:2] == [True, False]

@@ -12,12 +12,12 @@ from helpers_served import Event
 
 from actorium.actors.client.requests import StreamDelta
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.resume.delta_streams import Merged, Relay
-from actorium.actors.gateway.resume.event_ids import Mark, Tracked, parse
+from actorium.actors.gateway.resume.delta_streams import MergedStream, RelayedStream
+from actorium.actors.gateway.resume.event_ids import ResumableStream, StreamPosition, parse_event_id
 from actorium.actors.messages import TokenLogprob, Usage
 
 
-class Script(Relay):
+class Script(RelayedStream):
     """Deltas from a list; `more` takes as many as the draw says."""
 
     def __init__(self, deltas: list[StreamDelta], draw: random.Random) -> None:
@@ -68,7 +68,7 @@ def script(draw: random.Random, choices: int) -> list[StreamDelta]:
     return out
 
 
-async def events(stream: Tracked) -> AsyncGenerator[bytes, None]:
+async def events(stream: ResumableStream) -> AsyncGenerator[bytes, None]:
     """A route: roles, two events a delta, a last one of usage."""
     begun: set[int] = set()
     yield b"data: hello\n\n"
@@ -87,7 +87,7 @@ async def events(stream: Tracked) -> AsyncGenerator[bytes, None]:
     yield b"data: usage\n\n"
 
 
-async def told(stream: Tracked) -> list[Event]:
+async def told(stream: ResumableStream) -> list[Event]:
     out = []
     async for blob in events(stream):
         for one in stream.label(blob).split(b"\n\n")[:-1]:
@@ -101,12 +101,12 @@ def test_a_stream_goes_on_after_any_event_whatever_the_deltas(seed: int) -> None
     async def run() -> None:
         draw = random.Random(seed)
         choices = 1 + seed % 3
-        first = await told(Tracked(Script(script(draw, choices), draw), "r.d", None))
+        first = await told(ResumableStream(Script(script(draw, choices), draw), "r.d", None))
         assert len({one.id for one in first}) == len(first)
         for at in range(len(first)):
-            mark = parse(first[at].id)
+            mark = parse_event_id(first[at].id)
             assert str(mark) == first[at].id
-            again = await told(Tracked(Script(script(draw, choices), draw), "r.d", mark))
+            again = await told(ResumableStream(Script(script(draw, choices), draw), "r.d", mark))
             assert spoken(first[:at + 1] + again, choices) == spoken(first, choices)
             assert again[-1].data == "usage" if at + 1 < len(first) else again == []
 
@@ -119,14 +119,15 @@ def test_streams_of_several_prompts_go_on_together(seed: int) -> None:
         draw = random.Random(seed)
         prompts, choices = 2 + seed % 3, 1 + seed % 2
 
-        def source() -> Merged:
-            return Merged([Script(script(draw, choices), draw) for _ in range(prompts)], choices)
+        def source() -> MergedStream:
+            return MergedStream([Script(script(draw, choices), draw) for _ in range(prompts)],
+                                choices)
 
-        first = await told(Tracked(source(), "r.d", None))
+        first = await told(ResumableStream(source(), "r.d", None))
         assert {one.id.split(":")[1] for one in first} == {",".join(["7"] * prompts)}
         for at in range(0, len(first), 3):
-            mark = parse(first[at].id)
-            again = Tracked(source(), "r.d", mark)
+            mark = parse_event_id(first[at].id)
+            again = ResumableStream(source(), "r.d", mark)
             assert again.prompts() == (7,) * prompts
             rest = await told(again)
             assert spoken(first[:at + 1] + rest, prompts * choices) == \
@@ -151,7 +152,7 @@ def spoken(found: list[Event], choices: int) -> list[Any]:
                                   "r:1::0.1." + "9" * 400 + ":1", "r:\n:::1"])
 def test_what_is_no_id_is_refused(text: str) -> None:
     if text == "r::::1":
-        assert parse(text) == Mark("r", (), [], [], 1)
+        assert parse_event_id(text) == StreamPosition("r", (), [], [], 1)
         return
     with pytest.raises(HttpError):
-        parse(text)
+        parse_event_id(text)

@@ -15,7 +15,7 @@ from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.routes import ROUTES, Access, Errors, find
-from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.gateway.served_engine import ServedEngine
 
 TURN = [{"role": "user", "content": "Hi"}]
 
@@ -28,7 +28,7 @@ def filled(path: str) -> str:
 def ask(method: str, path: str, body: Any = None, headers: dict[str, str] | None = None,
         content: bytes | None = None, **settings: Any) -> httpx.Response:
     """One request to a gateway whose engine says "ok"."""
-    engine = Engine(Config(gateway=GatewayConfig(**settings)), Path("none"))
+    engine = ServedEngine(Config(gateway=GatewayConfig(**settings)), Path("none"))
     engine.client = Scripted(["ok"])  # type: ignore[assignment]
 
     async def run() -> httpx.Response:

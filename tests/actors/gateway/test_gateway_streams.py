@@ -10,8 +10,8 @@ import pytest
 
 from actorium.actors.client.requests import StreamDelta
 from actorium.actors.errors import QueueFull
-from actorium.actors.gateway.faces.answers import Running
-from actorium.actors.gateway.resume.delta_streams import Merged, together
+from actorium.actors.gateway.faces.answers import UsageCounter
+from actorium.actors.gateway.resume.delta_streams import MergedStream, with_ready
 from actorium.actors.messages import TokenLogprob, Usage
 
 
@@ -48,13 +48,13 @@ def delta(text: str, index: int = 0, end: bool = False) -> StreamDelta:
 
 
 async def read(stream: Any) -> list[list[StreamDelta]]:
-    return [several async for several in stream]
+    return [with_ready(one, stream) async for one in stream]
 
 
 def test_a_burst_is_one_delta_of_each_choice() -> None:
     bursts = [[delta("a")], [delta("b"), delta("x", 1), delta("c"), delta("y", 1)],
               [delta("d"), delta("", 0, end=True)], [delta("", 1, end=True)]]
-    got = asyncio.run(read(together(Bursts(bursts))))  # type: ignore[arg-type]
+    got = asyncio.run(read(Bursts(bursts)))
     assert [[(one.index, one.text) for one in several] for several in got] == \
         [[(0, "a")], [(0, "bc"), (1, "xy")], [(0, "d")], [(1, "")]]
     burst = got[1][0]
@@ -63,7 +63,7 @@ def test_a_burst_is_one_delta_of_each_choice() -> None:
 
 
 def test_running_counts_end_with_the_engines_own() -> None:
-    counts = Running(3)
+    counts = UsageCounter(3)
     assert (counts.usage().prompt_tokens, counts.usage().completion_tokens) == (3, 0)
     for one, want in ((delta("a"), 1), (delta("b", 1), 2), (delta("c"), 3),
                       (delta("", 0, end=True), 10), (delta("d", 1), 11)):
@@ -76,7 +76,7 @@ def test_streams_side_by_side_tell_all(number: int) -> None:
     streams: Any = [Bursts([[delta(c) for c in text] for text in ("ab", "c", "def")])
                     for _ in range(number)]
     said = [""] * number
-    for several in asyncio.run(read(together(Merged(streams, 2)))):
+    for several in asyncio.run(read(MergedStream(streams, 2))):
         for one in several:
             which, choice = divmod(one.index, 2)
             said[which] += one.text
@@ -89,4 +89,4 @@ def test_an_error_of_one_ends_all(number: int) -> None:
     streams: Any = [Bursts([[delta("a")]] * 50) for _ in range(number - 1)]
     streams.append(Bursts([[delta("a")]], QueueFull("full")))
     with pytest.raises(QueueFull):
-        asyncio.run(read(together(Merged(streams, 1))))
+        asyncio.run(read(MergedStream(streams, 1)))

@@ -10,7 +10,8 @@ import openai
 import pytest
 from helpers_gateway import Scripted, scripted_client
 
-from actorium.actors.gateway.parsers.choice_parser import Reader, message
+from actorium.actors.gateway.faces.chat_completions import message
+from actorium.actors.gateway.parsers.choice_parser import Reader
 from actorium.actors.gateway.parsers.parsing import Opening, Parsing
 
 HERMES = "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"

@@ -16,7 +16,7 @@ from helpers_gateway import Scripted, ScriptedStream, Served, served_to_openai
 from actorium.actors.client.requests import Request
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.served_engine import Engine
+from actorium.actors.gateway.served_engine import ServedEngine
 
 KEYS = "a sk-a\nb sk-b\n"
 
@@ -41,13 +41,13 @@ class Slow(Scripted):
             self.ended += 1
 
 
-def gateway(script: Scripted, **settings: Any) -> Engine:
-    engine = Engine(Config(gateway=GatewayConfig(**settings)), Path("none"))
+def gateway(script: Scripted, **settings: Any) -> ServedEngine:
+    engine = ServedEngine(Config(gateway=GatewayConfig(**settings)), Path("none"))
     engine.client = script  # type: ignore[assignment]
     return engine
 
 
-def client_of(engine: Engine, key: str = "-") -> openai.AsyncOpenAI:
+def client_of(engine: ServedEngine, key: str = "-") -> openai.AsyncOpenAI:
     transport = httpx.ASGITransport(app=build_app(engine))
     return openai.AsyncOpenAI(base_url="http://gateway/v1", api_key=key, max_retries=0,
                               http_client=httpx.AsyncClient(transport=transport))
@@ -62,7 +62,7 @@ def talk(work: Callable[[openai.AsyncOpenAI], Awaitable[None]], script: Scripted
 @pytest.mark.parametrize("file", [False, True])
 def test_a_response_is_there_until_it_is_deleted(monkeypatch: pytest.MonkeyPatch, stream: bool,
                                                  file: bool, tmp_path: Path) -> None:
-    monkeypatch.setattr("actorium.actors.gateway.served_engine.AsyncDeltaStream", ScriptedStream)
+    monkeypatch.setattr("actorium.actors.gateway.engine_call.AsyncDeltaStream", ScriptedStream)
 
     async def work(client: openai.AsyncOpenAI) -> None:
         if stream:
@@ -224,7 +224,7 @@ def test_a_fault_in_the_background_ends_that_response_alone(monkeypatch: pytest.
             raise ZeroDivisionError("a prompt's words")
 
         with monkeypatch.context() as patch:
-            patch.setattr("actorium.actors.gateway.faces.responses.Responding._take", broken)
+            patch.setattr("actorium.actors.gateway.faces.responses.ResponsesTurn._add", broken)
             made = await client.responses.create(model="demo", input="Hi", background=True)
             found = await until(client, made.id, "failed")
         assert found.error is not None and "words" not in found.error.message
@@ -285,7 +285,7 @@ def test_the_background_is_aborted_by_its_id_as_others_are() -> None:
         await client.responses.delete(made.id)
         while len(engine.jobs):
             await asyncio.sleep(0.01)
-        assert not engine.asks
+        assert not engine.calls
 
     asyncio.run(work())
 

@@ -1,0 +1,92 @@
+"""What routes answer with: JSON that is encoded already, and server-sent events, as pure ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.engine_call import EngineCall
+from actorium.actors.gateway.http.http_errors import HttpError, http_error
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no")]
+encode_json = msgspec.json.Encoder().encode
+
+
+class JsonReply(Response):
+    """JSON that is encoded already."""
+
+    media_type = "application/json"
+
+
+def event(payload: bytes) -> bytes:
+    """One event of this JSON."""
+    return b"data: %b\n\n" % payload
+
+
+def error_event(error: HttpError) -> bytes:
+    """An error within a stream, as OpenAI's clients know it."""
+    return event(encode_json(error.body()))
+
+
+class EventStream:
+    """A response that sends what `events` yields (whole events, several at once or none), as it
+    comes, and then `last`. Where its stream can be taken up, each event gets an id.
+
+    The first event is waited for before anything is sent, so that a refusal has a status of its
+    own. A later error becomes an event, by `refusal`, and ends the stream. When this is cancelled,
+    because the client has gone, `events` is closed, which aborts what it waits for.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], last: bytes = DONE,
+                 refusal: Callable[[HttpError], Awaitable[bytes]] | None = None
+                 ) -> None:
+        self._events, self._last, self._refusal = events, last, refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call: EngineCall = scope["app"]
+        events = self._events
+        try:
+            part = await self._first(call)
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            while part is not None:
+                if part:
+                    await send(_body(part))
+                try:
+                    part = call.label(await anext(events))
+                except StopAsyncIteration:
+                    part = None
+                except (asyncio.CancelledError, GeneratorExit):
+                    raise
+                except BaseException as error:
+                    told = _told(error, call)
+                    await send(_body(error_event(told) if self._refusal is None
+                                     else await self._refusal(told)))
+                    part = None
+            await send(_body(self._last))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await events.aclose()
+
+    async def _first(self, call: EngineCall) -> bytes | None:
+        """The first events that the client has not had; None if it has had all."""
+        async for events in self._events:
+            if labelled := call.label(events):
+                return labelled
+        return None
+
+
+def _told(error: BaseException, call: EngineCall) -> HttpError:
+    if isinstance(error, ActoriumError):
+        return http_error(error, call.fields)
+    return error if isinstance(error, HttpError) else call.failed(error)
+
+
+def _body(part: bytes) -> Message:
+    return {"type": "http.response.body", "body": part, "more_body": True}
