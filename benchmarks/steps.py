@@ -41,7 +41,7 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.core import Context, Send
 from actorium.actors.launcher.engine import Engine
-from actorium.actors.ledger.committer import Committer
+from actorium.actors.ledger.committer import LedgerCommitter
 from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import core
@@ -76,7 +76,7 @@ class Bench:
         self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
                                              checkpoints=64 if recurrent else None,
                                              acceptance=ACCEPTANCE)
-        self._commits = None if self.scheduler.ledger is None else Committer(
+        self._commits = None if self.scheduler.ledger is None else LedgerCommitter(
             self.scheduler, self.scheduler.ledger, patience=2.0)
         self._encoder = msgspec.msgpack.Encoder()
         self._to_scheduler = msgspec.msgpack.Decoder(ToScheduler)
@@ -99,7 +99,7 @@ class Bench:
             self.scheduler.on_message(self._to_scheduler.decode(frame), 0.0)
         sends = self.scheduler.on_wake(0.0)
         if self._commits is not None:
-            sends = self._commits.pass_on(sends, 0.0)
+            sends = self._commits.commit(sends, 0.0)
         sent = [(send.to, self._encoder.encode(send.message)) for send in sends]
         spent = (time.perf_counter_ns() - start) / 1000
         return spent, [frame for to, frame in sent if to == WORKER]

@@ -1,10 +1,10 @@
-"""The ledger of one engine: opened once, appended to before anything is told, compacted now and
-then. One writer, guarded by a lock.
+"""The ledger of one engine: a write-ahead log of requests and their output, opened once, compacted
+now and then. One writer, guarded by a lock.
 
-    ledger = Ledger(directory)          # read what an earlier life left
+    ledger = Ledger(directory)          # read what an earlier process left
     ledger.history                      # its requests and what they emitted
-    ledger.append(ADMITTED, ...); ledger.append(BATCH, ...)
-    ledger.commit()                     # one write; after it the news may be told
+    ledger.append(ADMISSION, ...); ledger.append(BATCH, ...)
+    ledger.commit()                     # one write; after it deltas may be sent
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, TypeAlias
 import msgspec
 
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
-from actorium.actors.ledger.records import META, History, Meta, record
+from actorium.actors.ledger.records import META, LedgerHistory, LedgerMeta, make_record
 from actorium.actors.ledger.segments import (
     BREAK,
+    DamagedRange,
     LedgerFull,
-    Record,
-    Torn,
-    Writer,
+    LedgerRecord,
+    SegmentWriter,
     pack,
     read_segment,
     remove,
@@ -41,30 +41,28 @@ SEGMENT_BYTES = 16 << 20
 """A segment that has grown past this, and past twice what was alive at the last compaction, is
 compacted."""
 ID_BYTES = 16
-"""Of a ledger's id, in hexadecimal digits."""
+"""Hexadecimal digits of a ledger's id."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
 SLICE_REQUESTS, SLICE_BYTES = 32, 1 << 18
-"""Written at once by a compaction: about a millisecond."""
-Alive: TypeAlias = Callable[[], Iterable[Sequence[Record]]]
-"""The records of each request that must not be forgotten, made when they are asked for."""
+"""What a compaction writes at once: about a millisecond of work."""
+Alive: TypeAlias = Callable[[], Iterable[Sequence[LedgerRecord]]]
+"""Yields the records of each request that must be kept, made when they are asked for."""
 
 
 class Compaction:
-    """One that is under way."""
+    """A compaction under way."""
 
-    def __init__(self, alive: Iterator[Sequence[Record]], old: list[Path]) -> None:
-        """old: the segments that go at the end, oldest first."""
+    def __init__(self, alive: Iterator[Sequence[LedgerRecord]], old: list[Path]) -> None:
+        """old: the segments that are removed at the end, oldest first."""
         self._alive, self.old = alive, old
         self.more = True
-        """There may be requests that were not written."""
+        """There may be requests that were not written yet."""
         self.bytes = 0
-        """Written so far."""
+        """Bytes written so far."""
 
-    def slice(self) -> list[Record]:
-        """Of some requests, each of them whole."""
-        records: list[Record] = []
+    def slice(self) -> list[LedgerRecord]:
+        """The records of the next few requests."""
+        records: list[LedgerRecord] = []
         size = 0
         for _ in range(SLICE_REQUESTS):
             found = next(self._alive, None)
@@ -79,15 +77,15 @@ class Compaction:
 
 
 class Ledger:
-    """Everything committed is on the way to the disk's cache before `commit` returns."""
+    """What `commit` was given is in the page cache (with sync, on the disk) when it returns."""
 
     def __init__(self, directory: Path, model: str = "", sync: bool = False,
-                 segment_bytes: int = SEGMENT_BYTES, anyway: bool = False) -> None:
-        """anyway: an engine runs that cannot do without: what cannot be read is said and left
-        alone, and where nothing can be written the first batch tells.
+                 segment_bytes: int = SEGMENT_BYTES, lenient: bool = False) -> None:
+        """lenient: for an engine that runs already: what cannot be read is logged and left alone,
+        and where nothing can be written the first `commit` fails.
 
         Raises `EngineUnavailable` if another process writes it, `BadConfig` if another user could;
-        and, unless anyway, `LedgerFull`, `OSError`, and `ValueError` naming a file that is no part
+        and, unless lenient, `LedgerFull`, `OSError`, and `ValueError` naming a file that is no part
         of it."""
         self.directory = directory
         self._boot, self._model = boot_id(), model
@@ -95,32 +93,32 @@ class Ledger:
         self._segment_bytes = segment_bytes
         self._alive = 0
         self._compaction: Compaction | None = None
-        self._waiting: list[Record] = []
+        self._waiting: list[LedgerRecord] = []
         self._lock = -1
-        self._alien: set[Path] = set()
-        """Segments that are none of ours, and stay as they are."""
-        self.torn: list[Torn] = []
-        """What is no record in our segments."""
+        self._foreign: set[Path] = set()
+        """Segments of other ledgers, which are not touched."""
+        self.damaged: list[DamagedRange] = []
+        """What could not be read in our segments."""
         try:
-            self._take_lock()
+            self._lock_directory()
         except OSError as error:
-            if not anyway:
+            if not lenient:
                 raise
             LOG.error("ledger_dir: %s: %s", directory, error.strerror)
         try:
-            found = self._read(anyway)
-            self.id = self._own_id(found)
-            self.history = self._join(found, anyway)
-            self._writer = Writer(directory, sync, later=anyway)
+            found = self._read(lenient)
+            self.id = self._choose_id(found)
+            self.history = self._merge(found, lenient)
+            self._writer = SegmentWriter(directory, sync, later=lenient)
         except (OSError, ValueError):
             os.close(self._lock)
             raise
-        self._files = set(found) - self._alien
-        """Segments that have to be there, or something is lost."""
-        # With the first batch: whoever opens a ledger and leaves it alone has changed nothing.
+        self._files = set(found) - self._foreign
+        """Segments without which something is lost."""
+        # Written with the first batch: opening a ledger changes nothing.
         self._waiting.append(self._head(self.history.next_sid))
 
-    def _take_lock(self) -> None:
+    def _lock_directory(self) -> None:
         try:
             private.check_directory(self.directory, make=True, keep_links=1)
             lock = private.open_file(self.directory / "lock", os.O_RDWR | os.O_CREAT)
@@ -136,27 +134,28 @@ class Ledger:
             os.close(self._lock)
         self._lock = lock
 
-    # --- what is there ---
+    # --- reading ---
 
-    def _read(self, anyway: bool) -> dict[Path, list[Record]]:
-        """The records of each segment, oldest first. Raises as `read_segment`, unless anyway."""
-        found: dict[Path, list[Record]] = {}
+    def _read(self, lenient: bool) -> dict[Path, list[LedgerRecord]]:
+        """The records of each segment, oldest first. Raises as `read_segment`, unless lenient."""
+        found: dict[Path, list[LedgerRecord]] = {}
         for path in segments(self.directory):
             try:
                 found[path], torn = read_segment(path)
             except (OSError, ValueError) as error:
-                if not anyway:
+                if not lenient:
                     raise
                 LOG.error("ledger_dir: %s", error)
-                self._alien.add(path)
+                self._foreign.add(path)
                 continue
-            self.torn += torn
+            self.damaged += torn
             for where in torn:
                 LOG.warning("%s", where)
         return found
 
-    def _own_id(self, found: dict[Path, list[Record]]) -> str:
-        """That of the lock's file, if a segment has it; else the last segment's; else a new one."""
+    def _choose_id(self, found: dict[Path, list[LedgerRecord]]) -> str:
+        """The ledger's id: the lock file's, if a segment has it; else the last segment's; else new.
+        """
         known = [id_ for records in found.values() if (id_ := _id_of(records))]
         with contextlib.suppress(OSError, ValueError):
             own = os.pread(self._lock, ID_BYTES, 0).decode("ascii")
@@ -170,21 +169,20 @@ class Ledger:
         with contextlib.suppress(OSError):
             os.pwrite(self._lock, own.encode(), 0)
 
-    def _join(self, found: dict[Path, list[Record]], anyway: bool) -> History:
-        """The history of our segments. Raises `ValueError` at those of another ledger, unless
-        anyway."""
-        history, last = History(), None
+    def _merge(self, found: dict[Path, list[LedgerRecord]], lenient: bool) -> LedgerHistory:
+        """The history of our segments. Raises `ValueError` at another ledger's, unless lenient."""
+        history, last = LedgerHistory(), None
         for path, records in found.items():
             if (id_ := _id_of(records)) and id_ != self.id:
                 text = f"{path} is of another ledger; remove it"
-                if not anyway:
+                if not lenient:
                     raise ValueError(text)
                 LOG.error("ledger_dir: %s", text)
-                self._alien.add(path)
+                self._foreign.add(path)
                 continue
             if last is not None and int(path.stem) != last + 1:
                 LOG.warning("segments are missing before %s", path.name)
-                history.read([Record(BREAK, b"")])
+                history.read([LedgerRecord(BREAK, b"")])
             last = int(path.stem)
             history.read(records)
         if history.unreadable:
@@ -192,17 +190,17 @@ class Ledger:
                         history.unreadable)
         return history
 
-    def _head(self, next_sid: int) -> Record:
-        return record(META, Meta(self._boot, self._model, next_sid, self.id))
+    def _head(self, next_sid: int) -> LedgerRecord:
+        return make_record(META, LedgerMeta(self._boot, self._model, next_sid, self.id))
 
     @property
     def same_boot(self) -> bool:
-        """The times in `history` are of this boot."""
+        """The times in `history` are of this boot of the machine."""
         return self.history.boots <= {self._boot}
 
     @property
     def bytes(self) -> int:
-        """On the disk, all segments."""
+        """Bytes of all segments on the disk."""
         total = 0
         for path in self._segments():
             with contextlib.suppress(OSError):
@@ -210,51 +208,50 @@ class Ledger:
         return total
 
     def _segments(self) -> list[Path]:
-        """Ours, oldest first."""
-        return [path for path in segments(self.directory) if path not in self._alien]
+        """Our segments, oldest first."""
+        return [path for path in segments(self.directory) if path not in self._foreign]
 
     @property
     def intact(self) -> bool:
-        """Nothing of it was removed, or hidden, since it was written."""
-        return self._writer.there and self._files.issubset(segments(self.directory))
+        """No file was removed or replaced since it was written."""
+        return self._writer.exists and self._files.issubset(segments(self.directory))
 
     def abandon(self) -> None:
-        """Write no more to the segment that was written: nobody would find it."""
+        """Write no more to the current segment: nobody would find it."""
         self._writer.close()
 
-    def forget_unwritten(self) -> None:
-        """The batch will not be written: `compact` is to say all that is alive."""
+    def discard_batch(self) -> None:
+        """Drop the batch: a `compact` is to write all that is alive instead."""
         self._waiting.clear()
 
     def append(self, kind: int, payload: Any) -> None:
         """Add to the batch. payload: bytes of the message, or the message."""
-        self._waiting.append(Record(kind, payload) if isinstance(payload, bytes)
-                             else record(kind, payload))
+        self._waiting.append(LedgerRecord(kind, payload) if isinstance(payload, bytes)
+                             else make_record(kind, payload))
 
-    def commit(self, records: Iterable[Record] = ()) -> None:
-        """Write the batch, these records after it. Raises `LedgerFull` and keeps it all for the
-        next try."""
+    def commit(self, records: Iterable[LedgerRecord] = ()) -> None:
+        """Write the batch and these records. Raises `LedgerFull`; the next try writes them all."""
         self._waiting += records
         if self._waiting:
             self._writer.commit(pack(self._waiting))
             self._waiting.clear()
 
     @property
-    def grown(self) -> bool:
+    def needs_compaction(self) -> bool:
         """It is time to compact."""
         return self._writer.size > max(self._segment_bytes, 2 * self._alive)
 
     def compact(self, alive: Alive, next_sid: int) -> None:
-        """Begin a new segment with what `alive` says, and forget the old ones. Raises `LedgerFull`
-        with everything as it was.
+        """Write a new segment with the records of `alive`, and remove the old ones. Raises
+        `LedgerFull` with everything as it was.
 
-        Killed half-way, it leaves old and new segments: reading both says the same.
+        Killed half-way, it leaves old and new segments, which together read the same.
         """
         old = self._segments()
-        before, writer = self._writer, Writer(self.directory, self._sync)
+        before, writer = self._writer, SegmentWriter(self.directory, self._sync)
         records = [record for each in alive() for record in each]
         try:
-            self._hold()
+            self._relock()
             writer.commit(pack([self._head(next_sid), *records]))
         except LedgerFull:
             remove(writer.path)
@@ -266,26 +263,25 @@ class Ledger:
         for path in old:
             remove(path)
 
-    def _hold(self) -> None:
-        """Have the lock that is in the directory, should somebody have removed it."""
+    def _relock(self) -> None:
+        """Lock the directory's lock file again, should somebody have removed it."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(self.directory / "lock"), os.fstat(self._lock)):
                 return
         try:
-            self._take_lock()
+            self._lock_directory()
         except (ActoriumError, OSError) as error:
             raise LedgerFull(errno.EIO, f"the ledger takes no more: {error}") from None
         self._write_id(self.id)
 
-    # --- the same, a slice at a time ---
+    # --- compaction a slice at a time ---
 
     def begin_compaction(self, alive: Alive, next_sid: int) -> None:
-        """Begin a new segment, to which `compact_some` writes what `alive` says, between the
-        batches that come meanwhile. Raises `LedgerFull` with everything as it was.
+        """Begin a new segment, to which `compact_slice` writes the records of `alive`, between the
+        batches of meanwhile. Raises `LedgerFull` with everything as it was.
 
-        What is said of a request is what is true when it is asked for, so that it may stand behind
-        batches that it has in it. Until the end, the old segments say all that the new one does
-        not say yet.
+        A request is written as it is then, so its records may follow batches that they include.
+        Until the end, the old segments have all that the new one does not have yet.
         """
         old = self._segments()
         self._writer.roll()
@@ -295,17 +291,18 @@ class Ledger:
 
     @property
     def compacting(self) -> bool:
-        """`compact_some` has more to do."""
+        """`compact_slice` has more to do."""
         return self._compaction is not None
 
-    def compact_some(self) -> None:
-        """A slice of it. Raises `LedgerFull`; then it is given up, and nothing is lost."""
+    def compact_slice(self) -> None:
+        """Write a slice. Raises `LedgerFull`; then the compaction is given up, and nothing is lost.
+        """
         compaction = self._compaction
         if compaction is None:
             return
         records = compaction.slice()
         if not records and not compaction.more:
-            self._forget_one(compaction)
+            self._remove_old_segment(compaction)
             return
         batch = pack([*self._waiting, *records])
         try:
@@ -316,8 +313,8 @@ class Ledger:
         self._waiting.clear()
         compaction.bytes += len(batch)
 
-    def _forget_one(self, compaction: Compaction) -> None:
-        """An old segment: giving its pages back takes its time."""
+    def _remove_old_segment(self, compaction: Compaction) -> None:
+        """Remove one old segment at a time, since freeing its pages takes a while."""
         if compaction.old:
             self._files.discard(compaction.old[0])
             remove(compaction.old.pop(0))
@@ -325,7 +322,7 @@ class Ledger:
             self._alive, self._compaction = compaction.bytes, None
 
     def close(self, forget: bool = False) -> None:
-        """Give up the lock; forget: nothing is unfinished, the files may go."""
+        """Release the lock. forget: nothing is unfinished, so remove the files."""
         self._writer.close()
         if forget:
             for path in self._segments():
@@ -335,16 +332,16 @@ class Ledger:
             os.close(self._lock)
 
 
-def _id_of(records: list[Record]) -> str:
-    """The id of a segment's ledger; "" = it has none, or it cannot be read."""
+def _id_of(records: list[LedgerRecord]) -> str:
+    """The id of the ledger that a segment belongs to; "" = none, or not readable."""
     with contextlib.suppress(msgspec.DecodeError, IndexError):
         if records[0].kind == META:
-            return msgspec.msgpack.decode(records[0].payload, type=Meta).ledger
+            return msgspec.msgpack.decode(records[0].payload, type=LedgerMeta).ledger
     return ""
 
 
 def boot_id() -> str:
-    """The machine's boot, or "" where the kernel does not tell."""
+    """Id of the machine's boot, or "" where the kernel has none."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the ledger says, and reading it back: every request that was admitted, with all it emitted.
+"""The ledger's records, and reading them back: every request that was admitted, with its output.
 
 Pure. Reading is idempotent: a compaction that was cut short leaves records twice, and twice is as
 good as once. Requests are told apart by (client, rid), tokens by their number.
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.ledger.segments import BREAK, Record
+from actorium.actors.ledger.segments import BREAK, LedgerRecord
 from actorium.actors.messages import (
     Column,
     Count,
@@ -23,15 +23,15 @@ from actorium.actors.messages import (
     TokenBatch,
 )
 
-META, ADMITTED, BATCH, EMITTED = 1, 2, 3, 4
+META, ADMISSION, BATCH, OUTPUT = 1, 2, 3, 4
 """Kinds of records."""
 
 
-class Meta(Struct, frozen=True, array_like=True):
-    """First of every segment: whose it is."""
+class LedgerMeta(Struct, frozen=True, array_like=True):
+    """First of every segment."""
 
     boot: str
-    """Id of the machine's boot: CLOCK_MONOTONIC times mean nothing in another one."""
+    """Id of the machine's boot: CLOCK_MONOTONIC times mean nothing after another one."""
     model: str
     next_sid: Sid = 1
     """Sequences from here on have not been numbered yet (as of the segment's start)."""
@@ -39,28 +39,28 @@ class Meta(Struct, frozen=True, array_like=True):
     """Id of the ledger: numbers of sequences mean nothing in another one."""
 
 
-class Admitted(Struct, frozen=True, array_like=True):
-    """A request is on the ring; its choices are the sequences sid, sid + 1, ..."""
+class AdmissionRecord(Struct, frozen=True, array_like=True):
+    """A request was admitted; its choices are the sequences sid, sid + 1, ..."""
 
     submit: Submit
     sid: Sid
 
 
-class Emitted(Struct, frozen=True, array_like=True):
-    """All that a sequence has said, in one record: what compaction keeps of its batches."""
+class OutputRecord(Struct, frozen=True, array_like=True):
+    """All that a sequence has emitted, in one record: what compaction keeps of its batches."""
 
     sid: Sid
     tokens: Column
     cached_tokens: Count | None = None
     logprobs: list[RowLogprobs] = []
-    """In order; together of all the tokens."""
+    """In order; together they cover all the tokens."""
     prompt_logprobs: list[RowLogprobs] = []
     finish: SequenceEvent | None = None
     drafted: Count = 0
     accepted: Count = 0
 
 
-class Said(Struct):
+class SequenceOutput(Struct):
     """What is known of one sequence."""
 
     sid: int
@@ -72,92 +72,92 @@ class Said(Struct):
     drafted: int = 0
     """Drafts verified for it, and those accepted."""
     accepted: int = 0
-    doubt: bool = False
-    """Something of it may be missing: it goes on behind what is known, whatever was its end."""
+    incomplete: bool = False
+    """Some of it may be missing: it goes on after what is known, whether or not it had ended."""
 
 
-class Entry(Struct):
+class LedgerEntry(Struct):
     """What is known of one request."""
 
     submit: Submit
-    choices: list[Said]
+    choices: list[SequenceOutput]
     model: str = ""
-    """Of the segment that it was found in; "" = not known."""
+    """Model of the segment that it was found in; "" = not known."""
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Every choice has ended."""
-        return all(said.finish is not None for said in self.choices)
+        return all(output.finish is not None for output in self.choices)
 
 
-class History:
-    """The ledger, read."""
+class LedgerHistory:
+    """What the records read so far say."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[bytes, str], Entry] = {}
+        self.entries: dict[tuple[bytes, str], LedgerEntry] = {}
         self.next_sid = 1
-        self.meta: Meta | None = None
-        """Of the last segment."""
+        self.meta: LedgerMeta | None = None
+        """Of the last segment read."""
         self.boots: set[str] = set()
-        """Of all of them."""
+        """Boots of all segments read."""
         self.unreadable = 0
         """Records that are whole but mean nothing to this version."""
-        self._said: dict[int, Said] = {}
+        self._outputs: dict[int, SequenceOutput] = {}
 
-    def read(self, records: Iterable[Record]) -> History:
-        """Take records in order; returns self."""
+    def read(self, records: Iterable[LedgerRecord]) -> LedgerHistory:
+        """Apply records in order; returns self."""
         for kind, payload in records:
             if kind == BREAK:
-                self._break()
+                self._on_break()
                 continue
             try:
-                self._take(kind, payload)
+                self._apply(kind, payload)
             except (msgspec.DecodeError, KeyError):
                 self.unreadable += 1
-                self._break()
+                self._on_break()
         return self
 
-    def _break(self) -> None:
-        """Here something may be missing of whoever was there."""
-        for said in self._said.values():
-            said.doubt = said.finish is None
+    def _on_break(self) -> None:
+        """Records may be missing here, of any sequence that runs."""
+        for output in self._outputs.values():
+            output.incomplete = output.finish is None
 
-    def _take(self, kind: int, payload: bytes) -> None:
+    def _apply(self, kind: int, payload: bytes) -> None:
         message = _DECODE[kind](payload)
-        if isinstance(message, Meta):
+        if isinstance(message, LedgerMeta):
             self.meta = message
             self.boots.add(message.boot)
             self.next_sid = max(self.next_sid, message.next_sid)
-        elif isinstance(message, Admitted):
-            self._admitted(message)
-        elif isinstance(message, Emitted):
-            self._emitted(message)
+        elif isinstance(message, AdmissionRecord):
+            self._on_admission(message)
+        elif isinstance(message, OutputRecord):
+            self._on_output(message)
         else:
-            self._batch(message)
+            self._on_batch(message)
 
-    def _admitted(self, message: Admitted) -> None:
+    def _on_admission(self, message: AdmissionRecord) -> None:
         submit = message.submit
         key = submit.client, submit.rid
         self.next_sid = max(self.next_sid, message.sid + submit.n)
-        known = self.entries.get(key) or self._handed_over(message)
-        if known is not None and known.over and message.sid > known.choices[-1].sid:
-            self.forget(key)  # long over, and its rid was used again
+        known = self.entries.get(key) or self._adopted(message)
+        if known is not None and known.finished and message.sid > known.choices[-1].sid:
+            self.forget(key)  # long finished, and its rid was used again
             known = None
         if known is None:
-            choices = [Said(message.sid + i, bytearray(), logprobs=[], prompt_logprobs=[])
+            choices = [SequenceOutput(message.sid + i, bytearray(), logprobs=[], prompt_logprobs=[])
                        for i in range(submit.n)]
-            self.entries[key] = Entry(submit, choices, self.meta.model if self.meta else "")
-            self._said.update((said.sid, said) for said in choices)
+            self.entries[key] = LedgerEntry(submit, choices, self.meta.model if self.meta else "")
+            self._outputs.update((output.sid, output) for output in choices)
 
-    def _handed_over(self, message: Admitted) -> Entry | None:
-        """The entry of these very sequences, that was another client's before. Of two requests that
-        claim the same numbers, which only a damaged ledger has, the later one has them."""
+    def _adopted(self, message: AdmissionRecord) -> LedgerEntry | None:
+        """The entry of these very sequences, which another client had before. Of two requests with
+        the same sids, which only a damaged ledger has, the later one gets them."""
         submit = message.submit
         theirs = {message.sid + i for i in range(submit.n)}
-        if theirs.isdisjoint(self._said):
+        if theirs.isdisjoint(self._outputs):
             return None
         for before, entry in [*self.entries.items()]:
-            if theirs.isdisjoint(said.sid for said in entry.choices):
+            if theirs.isdisjoint(output.sid for output in entry.choices):
                 continue
             if entry.choices[0].sid == message.sid and _same(entry.submit, submit):
                 del self.entries[before]
@@ -167,62 +167,62 @@ class History:
             self.forget(before)
         return None
 
-    def _emitted(self, message: Emitted) -> None:
-        said = self._said.get(message.sid)
-        if said is None or len(message.tokens) < len(said.tokens):
+    def _on_output(self, message: OutputRecord) -> None:
+        output = self._outputs.get(message.sid)
+        if output is None or len(message.tokens) < len(output.tokens):
             return
-        said.tokens = bytearray(message.tokens)
-        said.logprobs = list(message.logprobs)
-        said.prompt_logprobs = list(message.prompt_logprobs)
-        said.cached_tokens = message.cached_tokens
-        said.drafted, said.accepted = message.drafted, message.accepted
-        said.doubt = False
-        said.finish = message.finish or said.finish
+        output.tokens = bytearray(message.tokens)
+        output.logprobs = list(message.logprobs)
+        output.prompt_logprobs = list(message.prompt_logprobs)
+        output.cached_tokens = message.cached_tokens
+        output.drafted, output.accepted = message.drafted, message.accepted
+        output.incomplete = False
+        output.finish = message.finish or output.finish
 
-    def _batch(self, batch: TokenBatch) -> None:
+    def _on_batch(self, batch: TokenBatch) -> None:
         sids, starts = (memoryview(c).cast("i") for c in (batch.sids, batch.starts))
         fresh: dict[int, int] = {}
         at = 0
         for row, (sid, start, count) in enumerate(zip(sids, starts, batch.counts, strict=True)):
-            said = self._said.get(sid)
+            output = self._outputs.get(sid)
             mine, at = batch.tokens[4 * at:4 * (at + count)], at + count
-            if said is None or said.finish is not None:
+            if output is None or output.finish is not None:
                 continue
-            known = len(said.tokens) // 4 - start
-            said.doubt = known < 0 or (said.doubt and known >= count)
+            known = len(output.tokens) // 4 - start
+            output.incomplete = known < 0 or (output.incomplete and known >= count)
             if 0 <= known < count:
-                said.tokens += mine[4 * known:]
+                output.tokens += mine[4 * known:]
                 fresh[sid] = known
                 if batch.drafts and row >= batch.firsts:
-                    said.drafted += batch.drafts
-                    said.accepted += count - 1
+                    output.drafted += batch.drafts
+                    output.accepted += count - 1
         for event in batch.events:
-            self._event(event, fresh.get(event.sid))
+            self._on_event(event, fresh.get(event.sid))
 
-    def _event(self, event: SequenceEvent, known: int | None) -> None:
-        """known: how many of the batch's tokens had been read before; None = it brings none."""
-        said = self._said.get(event.sid)
-        if said is None or said.finish is not None:
+    def _on_event(self, event: SequenceEvent, known: int | None) -> None:
+        """known: how many of the batch's tokens were read before; None = it has none of them."""
+        output = self._outputs.get(event.sid)
+        if output is None or output.finish is not None:
             return
         if event.cached_tokens is not None:
-            said.cached_tokens = event.cached_tokens
+            output.cached_tokens = event.cached_tokens
         if event.logprobs is not None and known is not None:
-            said.logprobs.append(cut(event.logprobs, known))
+            output.logprobs.append(cut(event.logprobs, known))
         if event.prompt_logprobs is not None:
-            starts = {row.start for row in said.prompt_logprobs}
+            starts = {row.start for row in output.prompt_logprobs}
             if event.prompt_logprobs.start not in starts:
-                said.prompt_logprobs.append(event.prompt_logprobs)
-        if event.finish_reason is not None and not said.doubt:
-            said.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None)
+                output.prompt_logprobs.append(event.prompt_logprobs)
+        if event.finish_reason is not None and not output.incomplete:
+            output.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None)
 
     def forget(self, key: tuple[bytes, str]) -> None:
-        """A request that nobody will ask for again."""
-        for said in self.entries.pop(key).choices:
-            del self._said[said.sid]
+        """Drop a request that nobody will ask for again."""
+        for output in self.entries.pop(key).choices:
+            del self._outputs[output.sid]
 
 
 def _same(one: Submit, other: Submit) -> bool:
-    """Whether they ask for the same, whoever does."""
+    """Whether they are the same request, whoever sent it."""
     return (one.rid, one.prompt, one.n, one.seed, one.params) == (
         other.rid, other.prompt, other.n, other.seed, other.params)
 
@@ -237,23 +237,23 @@ def cut(row: RowLogprobs, first: int) -> RowLogprobs:
                        row.top_ids[k * first:], row.top_logprobs[k * first:])
 
 
-def entry_records(entry: Entry) -> Iterator[Record]:
-    """The records that say all of an entry: what compaction writes."""
-    yield record(ADMITTED, Admitted(entry.submit, entry.choices[0].sid))
-    for said in entry.choices:
-        if said.tokens or said.finish or said.prompt_logprobs:
-            yield record(EMITTED, Emitted(said.sid, bytes(said.tokens), said.cached_tokens,
-                                          said.logprobs, said.prompt_logprobs, said.finish,
-                                          said.drafted, said.accepted))
+def entry_records(entry: LedgerEntry) -> Iterator[LedgerRecord]:
+    """The records of an entry that compaction writes."""
+    yield make_record(ADMISSION, AdmissionRecord(entry.submit, entry.choices[0].sid))
+    for output in entry.choices:
+        if output.tokens or output.finish or output.prompt_logprobs:
+            yield make_record(OUTPUT, OutputRecord(
+                output.sid, bytes(output.tokens), output.cached_tokens, output.logprobs,
+                output.prompt_logprobs, output.finish, output.drafted, output.accepted))
 
 
-def record(kind: int, message: Any) -> Record:
+def make_record(kind: int, message: Any) -> LedgerRecord:
     """A message as a record."""
-    return Record(kind, _encode(message))
+    return LedgerRecord(kind, _encode(message))
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _DECODE: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(type_).decode
-    for kind, type_ in ((META, Meta), (ADMITTED, Admitted), (BATCH, TokenBatch),
-                        (EMITTED, Emitted))}
+    for kind, type_ in ((META, LedgerMeta), (ADMISSION, AdmissionRecord), (BATCH, TokenBatch),
+                        (OUTPUT, OutputRecord))}

@@ -3,8 +3,8 @@
 A segment is `NNNNNNNN.seg`: a header, then records. A record is u32 length of the payload, u32 CRC
 of kind and payload (zlib.crc32), u8 kind, payload; little-endian. One `write` commits a batch of
 records, so a process that is killed leaves whole batches: the page cache keeps what was written.
-What a crash of the machine (or a full disk) tore is found by length or CRC and left out; so is what
-was damaged since, and what stands behind it is read where its length leads to another record.
+What a crash of the machine (or a full disk) cut short is found by length or CRC and left out; so is
+what was damaged since, and what follows it is read where its length leads to another record.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ HEAD = struct.Struct("<IIB")
 CRC_OF_KIND = [zlib.crc32(bytes((kind,))) for kind in range(256)]
 SUFFIX = ".seg"
 BREAK = 0
-"""Kind of what no file holds: here something may be missing."""
+"""Kind of a record that no file holds: records may be missing here."""
 MAX_PAYLOAD = 64 << 20
-"""A length beyond this is rubbish, not a record."""
+"""Bytes; a greater length is damage."""
 
 
 class LedgerFull(OSError):
-    """The disk takes no more, whyever (it is full, read-only or gone): nothing of the batch was
+    """Nothing can be written (the disk is full, read-only or gone): no part of the batch was
     committed."""
 
 
-class Record(NamedTuple):
-    """One entry."""
+class LedgerRecord(NamedTuple):
+    """One record of a segment."""
 
     kind: int
-    """1..255, what the payload is."""
+    """1..255: the type of the payload."""
     payload: bytes
 
 
-class Torn(NamedTuple):
-    """Where something in a segment is no record."""
+class DamagedRange(NamedTuple):
+    """Bytes of a segment that are no record."""
 
     path: Path
     at: int
-    """Where it begins."""
+    """Offset of its first byte."""
     lost: int
-    """Bytes of it."""
+    """Number of bytes."""
     end: bool = True
-    """The segment was not read beyond it."""
+    """Nothing after it can be read."""
 
     def __str__(self) -> str:
         name, lost = self.path.name, f"{self.lost} bytes"
@@ -60,17 +60,17 @@ class Torn(NamedTuple):
         return f"{name}: damaged at byte {self.at}: {lost} are left out, those behind them are read"
 
 
-def pack(records: Iterable[Record]) -> bytes:
-    """The bytes of a batch."""
+def pack(records: Iterable[LedgerRecord]) -> bytes:
+    """The bytes of a batch of records."""
     parts: list[bytes] = []
     for kind, payload in records:
         parts += HEAD.pack(len(payload), zlib.crc32(payload, CRC_OF_KIND[kind]), kind), payload
     return b"".join(parts)
 
 
-def unpack(data: bytes) -> tuple[list[Record], int]:
-    """(records of a segment up to its first fault, offset at which they end). Raises `ValueError`
-    where the header is no ledger's."""
+def unpack(data: bytes) -> tuple[list[LedgerRecord], int]:
+    """(records of a segment up to its first damage, offset at which they end). Raises `ValueError`
+    where the header is not a ledger's."""
     _check_head(data)
     records, at = [], len(MAGIC)
     while (found := _record_at(data, at)) is not None:
@@ -88,8 +88,8 @@ def _check_head(data: bytes) -> None:
         raise ValueError("not a segment of a ledger")
 
 
-def _record_at(data: bytes, at: int) -> Record | None:
-    """What stands there, if it is whole."""
+def _record_at(data: bytes, at: int) -> LedgerRecord | None:
+    """The record at this offset; None = it is not whole."""
     if at + HEAD.size > len(data):
         return None
     length, crc, kind = HEAD.unpack_from(data, at)
@@ -97,7 +97,7 @@ def _record_at(data: bytes, at: int) -> Record | None:
     if (kind == BREAK or length > MAX_PAYLOAD or len(payload) < length
             or zlib.crc32(payload, CRC_OF_KIND[kind]) != crc):
         return None
-    return Record(kind, payload)
+    return LedgerRecord(kind, payload)
 
 
 def segments(directory: Path) -> list[Path]:
@@ -106,12 +106,11 @@ def segments(directory: Path) -> list[Path]:
                   key=lambda path: int(path.stem))
 
 
-def read_segment(path: Path) -> tuple[list[Record], list[Torn]]:
-    """Its whole records in order, a `BREAK` wherever something is none, and what that is.
+def read_segment(path: Path) -> tuple[list[LedgerRecord], list[DamagedRange]]:
+    """Its whole records in order, with a `BREAK` for each damaged range, and those ranges.
 
-    It is read on behind a record of which all but the length may be wrong: there stands another
-    one, or this is not its length. Raises `OSError`, and `ValueError` naming a file that is none of
-    ours.
+    Behind a damaged record reading goes on if its length leads to another record. Raises `OSError`,
+    and `ValueError` naming a file that is no segment.
     """
     try:
         data = private.read_file(path)
@@ -120,50 +119,50 @@ def read_segment(path: Path) -> tuple[list[Record], list[Torn]]:
         raise ValueError(str(error)) from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    records: list[Record] = []
-    torn: list[Torn] = []
+    records: list[LedgerRecord] = []
+    damaged: list[DamagedRange] = []
     if not data.startswith(MAGIC):
-        records.append(Record(BREAK, b""))
-        torn.append(Torn(path, 0, min(len(data), len(MAGIC)), len(data) <= len(MAGIC)))
+        records.append(LedgerRecord(BREAK, b""))
+        damaged.append(DamagedRange(path, 0, min(len(data), len(MAGIC)), len(data) <= len(MAGIC)))
     at = len(MAGIC)
     while at < len(data):
         if (found := _record_at(data, at)) is not None:
             records.append(found)
             at += HEAD.size + len(found.payload)
             continue
-        records.append(Record(BREAK, b""))
+        records.append(LedgerRecord(BREAK, b""))
         behind = at + HEAD.size
         if behind <= len(data):
             behind += int(HEAD.unpack_from(data, at)[0])
         end = _record_at(data, behind) is None
-        torn.append(Torn(path, at, len(data) - at if end else behind - at, end))
+        damaged.append(DamagedRange(path, at, len(data) - at if end else behind - at, end))
         if end:
             break
         at = behind
-    return records, torn
+    return records, damaged
 
 
-def read_all(directory: Path) -> tuple[list[Record], list[Torn]]:
-    """Every whole record of all segments, and what was torn (see `read_segment`)."""
-    records: list[Record] = []
-    torn: list[Torn] = []
+def read_all(directory: Path) -> tuple[list[LedgerRecord], list[DamagedRange]]:
+    """Every whole record of all segments, and the damaged ranges (see `read_segment`)."""
+    records: list[LedgerRecord] = []
+    damaged: list[DamagedRange] = []
     for path in segments(directory):
         found, bad = read_segment(path)
-        records, torn = records + found, torn + bad
-    return records, torn
+        records, damaged = records + found, damaged + bad
+    return records, damaged
 
 
-class Writer:
+class SegmentWriter:
     """Appends to one new segment at a time. Not thread-safe: a ledger has one writer."""
 
     def __init__(self, directory: Path, sync: bool = False, later: bool = False) -> None:
-        """sync: fdatasync each batch, so that it survives the machine's crash, not only ours;
-        later: where nothing can be written now, the first batch will tell. Raises `LedgerFull`."""
+        """sync: fdatasync each batch, so that it survives a crash of the machine, not only ours;
+        later: where nothing can be written now, fail at the first `commit`. Raises `LedgerFull`."""
         self._directory, self._sync = directory, sync
         self._number = 0
         self._fd = -1
         self.size = 0
-        """Bytes of the segment that is written."""
+        """Bytes of the current segment."""
         try:
             self._begin()
         except LedgerFull:
@@ -181,7 +180,7 @@ class Writer:
 
     @property
     def path(self) -> Path:
-        """The segment that is written."""
+        """The current segment."""
         return self._directory / f"{self._number:08d}{SUFFIX}"
 
     def roll(self) -> Path:
@@ -210,14 +209,14 @@ class Writer:
             self._begin()
         try:
             _write(self._fd, batch, self.size, self._sync)
-        except Uncut:
-            self.close()  # nothing that follows would be read
+        except PartialWrite:
+            self.close()  # what followed could not be read
             raise
         self.size += len(batch)
 
     @property
-    def there(self) -> bool:
-        """What was written can be read: the file is still where it was made."""
+    def exists(self) -> bool:
+        """The current segment is still where it was made."""
         if self._fd < 0:
             return True
         try:
@@ -232,12 +231,12 @@ class Writer:
 
 
 def remove(path: Path) -> None:
-    """Remove a segment, if that can be: who reads it once more reads the same."""
+    """Remove a file if possible; a segment that stays is read twice, which does no harm."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
-class Uncut(LedgerFull):
+class PartialWrite(LedgerFull):
     """Part of a batch stays in the file."""
 
 
@@ -254,7 +253,7 @@ def _write(fd: int, data: bytes, size: int, sync: bool = False) -> None:
             if done:
                 os.ftruncate(fd, size)
         except OSError:
-            raise _full(error, Uncut) from None
+            raise _full(error, PartialWrite) from None
         raise _full(error) from None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actorium.actors.config import tree as configs
 from actorium.actors.core import Context
-from actorium.actors.ledger.records import Entry, History, Said
+from actorium.actors.ledger.records import LedgerEntry, LedgerHistory, SequenceOutput
 from actorium.actors.messages import StepPlan
 from actorium.actors.recorder.recorder import STUCK, checksum
 from actorium.actors.recorder.tape import SUFFIXES, BadTape, Past, Recording, Turn, join, read
@@ -140,11 +140,11 @@ def fresh_core(recording: Recording) -> SchedulerCore:
                                                     header.past.now), Anything)
 
 
-def _history(past: Past) -> History:
-    history = History()
+def _history(past: Past) -> LedgerHistory:
+    history = LedgerHistory()
     history.next_sid = past.next_sid
     for kept in past.kept:
-        choices = [Said(c.sid, bytearray(c.tokens), c.cached_tokens, [], [], c.finish)
+        choices = [SequenceOutput(c.sid, bytearray(c.tokens), c.cached_tokens, [], [], c.finish)
                    for c in kept.choices]
-        history.entries[kept.submit.client, kept.submit.rid] = Entry(kept.submit, choices)
+        history.entries[kept.submit.client, kept.submit.rid] = LedgerEntry(kept.submit, choices)
     return history

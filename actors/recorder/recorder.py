@@ -16,7 +16,7 @@ import msgspec
 
 from actorium.actors.config import tree as configs
 from actorium.actors.core import Context, Core, CoreObserver, Send
-from actorium.actors.ledger.records import Entry
+from actorium.actors.ledger.records import LedgerEntry
 from actorium.actors.messages import Reset, StepPlan, StepResult, Submit
 from actorium.actors.recorder.tape import (
     VERSION,
@@ -71,7 +71,7 @@ class Recorder(CoreObserver):
         kept = [self._kept(entry) for entry in ledger.history.entries.values()]
         return Past(kept, ledger.history.next_sid, ledger.same_boot, monotonic())
 
-    def _kept(self, entry: Entry) -> Kept:
+    def _kept(self, entry: LedgerEntry) -> Kept:
         prompt, submit, veil = entry.submit.prompt, entry.submit, self._veil
 
         def said(tokens: bytes) -> bytes:

@@ -38,7 +38,7 @@ from actorium.actors.runtime.rundir import address
 from actorium.actors.runtime.security.curve_gate import CurveGate, open_curve_gate
 
 if TYPE_CHECKING:
-    from actorium.actors.ledger.committer import Committer
+    from actorium.actors.ledger.committer import LedgerCommitter
 
 LOG = logging.getLogger("actorium.shell")
 BURST = 256
@@ -69,7 +69,7 @@ class Shell:
         self.inbox: Inbox | None = None
         self.front: Front | None = None
         self._gate: CurveGate | None = None
-        self._commits: Committer | None = None
+        self._commits: LedgerCommitter | None = None
         self.outboxes: dict[str, Outbox] = {}
         self._hwm = ctx.config.runtime.queue_messages
         self._watched: set[str] = set()
@@ -116,10 +116,10 @@ class Shell:
             if self._gate is not None:
                 self.loop.add_reader(self._gate.fd, self._gate.serve)
         if core.ledger is not None:
-            from actorium.actors.ledger.committer import Committer
+            from actorium.actors.ledger.committer import LedgerCommitter
 
             patience = self.ctx.config.recovery.ledger_patience
-            self._commits = Committer(core, core.ledger, patience)
+            self._commits = LedgerCommitter(core, core.ledger, patience)
         core.on_start(self.post)
         self.loop.call_soon(self.wake)
 
@@ -228,20 +228,21 @@ class Shell:
         elif self._look_timer is None:  # this wake may be the last for long
             self._look_timer = self.loop.call_later(BEAT_GAP, self._on_look_timer)
         if self._commits is not None:
-            self._commits.tidy()
+            self._commits.maintain()
         if self._drain_until is not None and core.done and self._all_sent():
             self.loop.stop()
 
     # --- sending ---
 
-    def _commit(self, commits: Committer, sends: Sequence[Send], now: float) -> Sequence[Send]:
+    def _commit(self, commits: LedgerCommitter, sends: Sequence[Send], now: float
+                ) -> Sequence[Send]:
         was_full = commits.full
-        sends = commits.pass_on(sends, now)
+        sends = commits.commit(sends, now)
         if commits.full and not was_full:
             self.loop.call_later(commits.pause, self._on_commit_retry, commits)
         return sends
 
-    def _on_commit_retry(self, commits: Committer) -> None:
+    def _on_commit_retry(self, commits: LedgerCommitter) -> None:
         now = monotonic()
         for send in commits.retry(now):
             self._send(send, now)
@@ -289,7 +290,7 @@ class Shell:
 
     def _flush(self, role: str) -> None:
         outbox, deaf = self.outboxes[role], self.outboxes[role].deaf
-        if deaf and self._commits is not None and self._commits.holds:
+        if deaf and self._commits is not None and self._commits.holding:
             return  # what is held there is from before that which is dropped
         if outbox.flush():
             self.loop.remove_reader(outbox.fd)
@@ -315,7 +316,7 @@ class Shell:
             self._arm_retry()
 
     def _all_sent(self) -> bool:
-        held = self._commits is not None and self._commits.holds
+        held = self._commits is not None and self._commits.holding
         return not held and not any(box.waiting for box in self.outboxes.values()) and not (
             self.front is not None and self.front.waiting)
 

@@ -29,7 +29,7 @@ from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import Quarantined
 from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.ledger.ledger import Ledger
-from actorium.actors.ledger.segments import Record
+from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import (
     Cancel,
     Flush,
@@ -293,7 +293,7 @@ class SchedulerCore(Core):
                                    f"{tokens} tokens emitted")
         return bool(live)
 
-    def alive(self) -> Iterator[list[Record]]:
+    def alive(self) -> Iterator[list[LedgerRecord]]:
         """Records that say all that must not be forgotten, of one request after the other: as it is
         when it is asked for, wherever it is by then. Those that come meanwhile have records of
         their own."""

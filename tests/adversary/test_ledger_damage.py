@@ -21,7 +21,7 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.ledger import segments as files
 from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.ledger.ledger import Ledger
-from actorium.actors.ledger.records import ADMITTED, BATCH, Admitted, Entry
+from actorium.actors.ledger.records import ADMISSION, BATCH, AdmissionRecord, LedgerEntry
 from actorium.actors.ledger.segments import HEAD, MAGIC
 from actorium.actors.messages import SequenceEvent, Submit
 
@@ -56,7 +56,7 @@ def write(directory: Path, seed: int, model: str = MODEL, lives: int = 3,
                 next_sid += 1
                 told[truth.submit.rid] = truth
                 live.append(truth)
-                ledger.append(ADMITTED, Admitted(truth.submit, truth.sid))
+                ledger.append(ADMISSION, AdmissionRecord(truth.submit, truth.sid))
             rows, events = [], []
             for truth in list(live):
                 if chance.random() < 0.85:
@@ -75,7 +75,7 @@ def write(directory: Path, seed: int, model: str = MODEL, lives: int = 3,
     return told
 
 
-def tokens_of(entry: Entry) -> list[int]:
+def tokens_of(entry: LedgerEntry) -> list[int]:
     return list(memoryview(bytes(entry.choices[0].tokens)).cast("i"))
 
 
@@ -98,7 +98,7 @@ def goes_on(directory: Path) -> None:
     """What is appended to it now is read by the next life."""
     ledger = Ledger(directory, MODEL)
     number = ledger.history.next_sid
-    ledger.append(ADMITTED, Admitted(submit("new"), number))
+    ledger.append(ADMISSION, AdmissionRecord(submit("new"), number))
     ledger.append(BATCH, batch((number, 0, [1, 2]), (number, 2, [3])))
     ledger.commit()
     ledger.close()
@@ -130,7 +130,7 @@ def original(tmp_path: Path) -> Original:
     found = Original(tmp_path)
     whole = Ledger(found.path, MODEL)
     nothing_wrong(whole, found.told)
-    assert len(whole.history.entries) == len(found.told) and not whole.torn
+    assert len(whole.history.entries) == len(found.told) and not whole.damaged
     whole.close()
     (found.path / "00000004.seg").unlink(missing_ok=True)
     return found
@@ -209,11 +209,11 @@ def test_changed_anywhere(original: Original, lines: Lines, tried: Callable[...,
             assert text.startswith(("a ledger of version", "not a segment of a ledger"))
         else:
             nothing_wrong(ledger, original.told)
-            assert ledger.torn and len(lines()) == len(ledger.torn) <= 3
+            assert ledger.damaged and len(lines()) == len(ledger.damaged) <= 3
             ledger.close()
-        anyway = Ledger(made, MODEL, anyway=True)
-        nothing_wrong(anyway, original.told)
-        anyway.close()
+        ledger = Ledger(made, MODEL, lenient=True)
+        nothing_wrong(ledger, original.told)
+        ledger.close()
         original.forget(made)
 
 
@@ -367,7 +367,7 @@ def test_of_another_model(original: Original, number: str, tmp_path: Path) -> No
     (made / "lock").unlink()
     shutil.copytree(other, made, dirs_exist_ok=True)
     mine = Ledger(made, MODEL)  # goes on with what another model has left, as nobody may
-    mine.append(ADMITTED, Admitted(submit("mine"), 500))
+    mine.append(ADMISSION, AdmissionRecord(submit("mine"), 500))
     mine.commit()
     mine.close()
     (made / "00000001.seg").rename(made / number)

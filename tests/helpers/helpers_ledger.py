@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from actorium.actors.ledger.ledger import Ledger
-from actorium.actors.ledger.records import ADMITTED, BATCH, Admitted
+from actorium.actors.ledger.records import ADMISSION, BATCH, AdmissionRecord, make_record
+from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import RowLogprobs, SequenceEvent, Submit, TextParams, TokenBatch
 from actorium.actors.params import Resolved
 
@@ -26,6 +27,11 @@ def batch(*rows: tuple[int, int, list[int]], events: list[SequenceEvent] | None 
                       events or [])
 
 
+def admission(submit: Submit, sid: int) -> LedgerRecord:
+    """The record of a request whose first sequence is `sid`."""
+    return make_record(ADMISSION, AdmissionRecord(submit, sid))
+
+
 def row(*values: float, k: int = 2) -> RowLogprobs:
     count = len(values)
     return RowLogprobs(0, 0, np.array(values, np.float32).tobytes(), ints(*range(count)),
@@ -34,6 +40,6 @@ def row(*values: float, k: int = 2) -> RowLogprobs:
 
 def fill(ledger: Ledger, rids: str) -> None:
     for i, rid in enumerate(rids):
-        ledger.append(ADMITTED, Admitted(submit(rid), 1 + i))
+        ledger.append(ADMISSION, AdmissionRecord(submit(rid), 1 + i))
         ledger.append(BATCH, batch((1 + i, 0, [i, i])))
         ledger.commit()

@@ -21,8 +21,8 @@ from helpers_scheduler import CLIENT, column, config
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Context, Send
-from actorium.actors.ledger.records import META, History, Meta, record
-from actorium.actors.ledger.segments import Record
+from actorium.actors.ledger.records import META, LedgerHistory, LedgerMeta, make_record
+from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import (
     Cancel,
     Recall,
@@ -64,11 +64,11 @@ class Lives:
         self.reader = Reader(self.stops, self.to_scheduler)
         self.deaf = False
         """The detokenizer has not read for so long that what it is told is dropped."""
-        self.ledger: list[Record] = [record(META, Meta("boot", ""))]
+        self.ledger: list[LedgerRecord] = [make_record(META, LedgerMeta("boot", ""))]
         self.fills = 0
         """Commits that will fail yet."""
         self.held: list[Send] | None = None
-        self.held_records: list[Record] = []
+        self.held_records: list[LedgerRecord] = []
         self.to_detokenizer: deque[Any] = deque()
         self.to_worker: deque[Any] = deque()
         self.epochs = {"scheduler": 0, "worker": 0}
@@ -89,10 +89,10 @@ class Lives:
         self.epochs["scheduler"] += 1
         self.to_scheduler.clear()
         self.held, self.held_records, self.deaf = None, [], False
-        self.compacting: Iterator[list[Record]] | None = None
+        self.compacting: Iterator[list[LedgerRecord]] | None = None
         context = Context(self.settings, Path("/nowhere"), "scheduler",
                           self.epochs["scheduler"], 0)
-        past = PriorRun(History().read(self.ledger), True, self.now)
+        past = PriorRun(LedgerHistory().read(self.ledger), True, self.now)
         self.scheduler = core.SchedulerCore(context, past)
 
     def new_worker(self) -> None:
@@ -218,7 +218,7 @@ class Lives:
             return
         if self.compacting is None:
             self.compacting, self.old = iter(self.scheduler.alive()), len(self.ledger)
-            self.ledger.append(record(META, Meta("boot", "", self.scheduler.next_sid)))
+            self.ledger.append(make_record(META, LedgerMeta("boot", "", self.scheduler.next_sid)))
         for _ in range(self.chance.randint(0, 6)):
             records = next(self.compacting, None)
             if records is None:

@@ -18,16 +18,16 @@ from actorium.actors.config.retention import RETAINED_BYTES, RETAINED_REQUESTS
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Send
 from actorium.actors.ledger.records import (
-    ADMITTED,
+    ADMISSION,
     BATCH,
-    Admitted,
-    Entry,
-    History,
-    Said,
+    AdmissionRecord,
+    LedgerEntry,
+    LedgerHistory,
+    SequenceOutput,
     entry_records,
-    record,
+    make_record,
 )
-from actorium.actors.ledger.segments import Record
+from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import Open, RowLogprobs, TokenBatch
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.scheduler.cache.page_allocator import Ints
@@ -54,7 +54,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class PriorRun(NamedTuple):
     """What an earlier life of the scheduler has left."""
 
-    history: History
+    history: LedgerHistory
     same_boot: bool
     """Its times are of this boot of the machine."""
     now: float
@@ -127,7 +127,8 @@ class RecoveryLog:
     def admitted(self, request: RequestState) -> None:
         """A request is on the ring."""
         if self._writes:
-            self._write(record(ADMITTED, Admitted(request.submit, request.choices[0].sid)))
+            first = request.choices[0].sid
+            self._write(make_record(ADMISSION, AdmissionRecord(request.submit, first)))
 
     def adopted(self, request: RequestState, table: SlotTable) -> None:
         """A request is another client's from now on."""
@@ -138,9 +139,9 @@ class RecoveryLog:
     def told(self, batch: TokenBatch) -> None:
         """A batch is about to be told."""
         if self._writes:
-            self._write(record(BATCH, batch))
+            self._write(make_record(BATCH, batch))
 
-    def _write(self, written: Record) -> None:
+    def _write(self, written: LedgerRecord) -> None:
         self._records.append(Send(LEDGER, written))
 
     @property
@@ -153,9 +154,9 @@ class RecoveryLog:
         records, self._records = self._records, []
         return records
 
-    def entry(self, request: RequestState, table: SlotTable) -> list[Record]:
+    def entry(self, request: RequestState, table: SlotTable) -> list[LedgerRecord]:
         """The records that say all of a request."""
-        return list(entry_records(Entry(request.submit, [
+        return list(entry_records(LedgerEntry(request.submit, [
             _choice_record(choice, table) for choice in request.choices])))
 
     # --- telling once more ---
@@ -266,8 +267,8 @@ def _alternatives(row: RowLogprobs) -> int:
     return len(row.top_ids) // len(row.chosen) if row.chosen else 0
 
 
-def _choice_record(sequence: SequenceState, table: SlotTable) -> Said:
-    return Said(sequence.sid, bytearray(emitted_of(sequence, table).tobytes()),
+def _choice_record(sequence: SequenceState, table: SlotTable) -> SequenceOutput:
+    return SequenceOutput(sequence.sid, bytearray(emitted_of(sequence, table).tobytes()),
                 sequence.cached_len if sequence.first_token_reported else None, sequence.logprobs,
                 sequence.prompt_logprobs, sequence.finish, *drafts_at(sequence, table))
 
@@ -293,7 +294,7 @@ def restore_requests(past: PriorRun, timeout: float) -> Iterator[RequestState]:
         yield request
 
 
-def _restore(sequence: SequenceState, said: Said) -> None:
+def _restore(sequence: SequenceState, said: SequenceOutput) -> None:
     sequence.emitted = np.frombuffer(bytes(said.tokens), np.int32)
     sequence.preempted = bool(len(sequence.emitted))
     sequence.logprobs, sequence.prompt_logprobs = said.logprobs, said.prompt_logprobs

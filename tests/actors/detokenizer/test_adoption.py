@@ -12,8 +12,15 @@ from helpers_text import context, i4, loaded, write_model
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.detokenizer.core import DetokenizerCore
-from actorium.actors.ledger.records import ADMITTED, Admitted, Entry, History, Said, entry_records
-from actorium.actors.ledger.records import record as record_of
+from actorium.actors.ledger.records import (
+    ADMISSION,
+    AdmissionRecord,
+    LedgerEntry,
+    LedgerHistory,
+    SequenceOutput,
+    entry_records,
+    make_record,
+)
 from actorium.actors.messages import (
     Attach,
     Cancel,
@@ -94,15 +101,15 @@ def test_an_aborted_one_may_be_sent_again() -> None:
 
 
 def test_the_ledger_knows_the_new_client() -> None:
-    said = Said(4, bytearray(column([5, 6])))
+    said = SequenceOutput(4, bytearray(column([5, 6])))
     old, new = submit(), submit(B)
-    records = [*entry_records(Entry(old, [said])), *entry_records(Entry(new, [said]))]
+    records = [*entry_records(LedgerEntry(old, [said])), *entry_records(LedgerEntry(new, [said]))]
     for twice in (records, records + records, records[1:] + records):
-        history = History().read(twice)
+        history = LedgerHistory().read(twice)
         assert list(history.entries) == [(B, RID)]
         assert ints(bytes(history.entries[B, RID].choices[0].tokens)) == [5, 6]
-    other = record_of(ADMITTED, Admitted(submit(A, rid="else"), 9))
-    assert len(History().read([*records, other]).entries) == 2
+    other = make_record(ADMISSION, AdmissionRecord(submit(A, rid="else"), 9))
+    assert len(LedgerHistory().read([*records, other]).entries) == 2
 
 
 # --- the detokenizer ---

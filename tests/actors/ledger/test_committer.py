@@ -13,10 +13,10 @@ import pytest
 from actorium.actors.config.tree import Config, ModelConfig, RecoveryConfig
 from actorium.actors.core import LEDGER, Context, Core, Send
 from actorium.actors.errors import BadConfig, EngineUnavailable
-from actorium.actors.ledger.committer import Committer, open_ledger
+from actorium.actors.ledger.committer import LedgerCommitter, open_ledger
 from actorium.actors.ledger.ledger import Ledger
-from actorium.actors.ledger.records import ADMITTED, Admitted, record
-from actorium.actors.ledger.segments import LedgerFull, Record, Writer, read_all
+from actorium.actors.ledger.records import ADMISSION, AdmissionRecord, make_record
+from actorium.actors.ledger.segments import LedgerFull, LedgerRecord, SegmentWriter, read_all
 from actorium.actors.messages import Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.runtime.rundir import RunDir
@@ -30,9 +30,9 @@ class Recording(Core):
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.heard: list[str] = []
-        self.kept: list[Record] = []
+        self.kept: list[LedgerRecord] = []
 
-    def alive(self) -> Iterable[list[Record]]:
+    def alive(self) -> Iterable[list[LedgerRecord]]:
         return [[record] for record in self.kept]
 
     def on_ledger_full(self, why: str, now: float) -> None:
@@ -47,7 +47,7 @@ class Recording(Core):
 
 def sends(*names: str) -> list[Send]:
     """Names in capitals are records."""
-    return [Send(LEDGER, Record(9, n.encode())) if n.isupper() else Send(n, n) for n in names]
+    return [Send(LEDGER, LedgerRecord(9, n.encode())) if n.isupper() else Send(n, n) for n in names]
 
 
 def said(passed: Iterable[Send]) -> str:
@@ -59,35 +59,35 @@ def written(directory: Path) -> list[bytes]:
 
 
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    def commit(self: Writer, batch: bytes) -> None:
+    def commit(self: SegmentWriter, batch: bytes) -> None:
         raise LedgerFull(errno.ENOSPC, "the ledger takes no more: no space")
 
-    monkeypatch.setattr(Writer, "commit", commit)
+    monkeypatch.setattr(SegmentWriter, "commit", commit)
 
 
 def test_records_are_there_before_what_follows(tmp_path: Path) -> None:
-    commits = Committer(core := Recording(Ledger(tmp_path)), core.ledger)
-    assert said(commits.pass_on(sends("a", "b"), 0.0)) == "a b"
+    commits = LedgerCommitter(core := Recording(Ledger(tmp_path)), core.ledger)
+    assert said(commits.commit(sends("a", "b"), 0.0)) == "a b"
     assert written(tmp_path) == []
-    assert said(commits.pass_on(sends("a", "X", "Y", "b", "c"), 0.0)) == "a b c"
+    assert said(commits.commit(sends("a", "X", "Y", "b", "c"), 0.0)) == "a b c"
     assert written(tmp_path) == [b"X", b"Y"] and not core.heard
     commits.close()
 
 
 def test_a_full_disk_holds_back_what_follows(tmp_path: Path,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = Committer(core := Recording(Ledger(tmp_path)), core.ledger)
+    commits = LedgerCommitter(core := Recording(Ledger(tmp_path)), core.ledger)
     with monkeypatch.context() as patch:
         full(patch)
-        assert said(commits.pass_on(sends("a", "X", "b"), 0.0)) == "a" and commits.full
+        assert said(commits.commit(sends("a", "X", "b"), 0.0)) == "a" and commits.full
         assert core.heard == ["the ledger takes no more: no space"]
-        assert said(commits.pass_on(sends("order", "refusal"), 0.1)) == "order refusal"
+        assert said(commits.commit(sends("order", "refusal"), 0.1)) == "order refusal"
         assert list(commits.retry(0.2)) == [] and commits.full
         assert written(tmp_path) == []
-    core.kept = [Record(9, b"KEPT")]
+    core.kept = [LedgerRecord(9, b"KEPT")]
     assert said(commits.retry(0.3)) == "b" and not commits.full
     assert core.heard[1:] == ["ok"] and written(tmp_path) == [b"KEPT", b"X"]
-    assert said(commits.pass_on(sends("Z", "c"), 0.4)) == "c"
+    assert said(commits.commit(sends("Z", "c"), 0.4)) == "c"
     core.done = True
     commits.close()
     assert not list(tmp_path.iterdir()), "all was told: nothing is kept"
@@ -95,23 +95,23 @@ def test_a_full_disk_holds_back_what_follows(tmp_path: Path,
 
 def test_requests_go_on_without_a_ledger_after_a_while(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = Committer(core := Recording(Ledger(tmp_path)), core.ledger, patience=2.0)
+    commits = LedgerCommitter(core := Recording(Ledger(tmp_path)), core.ledger, patience=2.0)
     with monkeypatch.context() as patch:
         full(patch)
-        assert said(commits.pass_on(sends("a", "X", "b"), 10.0)) == "a" and commits.holds
-        assert list(commits.retry(11.9)) == [] and commits.holds
-        assert said(commits.retry(12.1)) == "b" and not commits.holds
+        assert said(commits.commit(sends("a", "X", "b"), 10.0)) == "a" and commits.holding
+        assert list(commits.retry(11.9)) == [] and commits.holding
+        assert said(commits.retry(12.1)) == "b" and not commits.holding
         assert core.heard[1:] == ["lost: the ledger takes no more: no space"]
-        assert said(commits.pass_on(sends("c", "Y", "d"), 12.2)) == "c d"
+        assert said(commits.commit(sends("c", "Y", "d"), 12.2)) == "c d"
         pauses = []
         for _ in range(8):
             assert list(commits.retry(12.3)) == [] and commits.full
             pauses.append(commits.pause)
         assert pauses == sorted(pauses) and pauses[-1] == 5.0, "each try writes all that is alive"
-    core.kept = [Record(9, b"KEPT")]
+    core.kept = [LedgerRecord(9, b"KEPT")]
     assert said(commits.retry(13.0)) == "" and not commits.full
     assert core.heard[2:] == ["ok"] and written(tmp_path) == [b"KEPT"]
-    assert said(commits.pass_on(sends("Z", "e"), 14.0)) == "e"
+    assert said(commits.commit(sends("Z", "e"), 14.0)) == "e"
     assert written(tmp_path) == [b"KEPT", b"Z"] and commits.pause == 0.1
     commits.close()
 
@@ -120,18 +120,18 @@ def test_requests_go_on_without_a_ledger_after_a_while(
 def test_a_disk_that_fails_in_any_way_is_a_full_one(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Read-only from now on, or gone: the scheduler does not die of it."""
-    commits = Committer(core := Recording(Ledger(tmp_path)), core.ledger, patience=2.0)
+    commits = LedgerCommitter(core := Recording(Ledger(tmp_path)), core.ledger, patience=2.0)
 
     def fails(*_: object) -> int:
         raise OSError(number, "no")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", fails)
-        assert said(commits.pass_on(sends("a", "X", "b"), 0.0)) == "a" and commits.holds
+        assert said(commits.commit(sends("a", "X", "b"), 0.0)) == "a" and commits.holding
         assert list(commits.retry(0.2)) == []
         patch.setattr(os, "open", fails)
         assert list(commits.retry(0.3)) == [] and said(commits.retry(2.1)) == "b"
-    core.kept = [Record(9, b"KEPT")]
+    core.kept = [LedgerRecord(9, b"KEPT")]
     commits.retry(3.0)
     assert written(tmp_path) == [b"KEPT"] and core.heard[-1] == "ok"
     commits.close()
@@ -140,46 +140,46 @@ def test_a_disk_that_fails_in_any_way_is_a_full_one(
 def test_files_that_are_gone_are_written_anew(tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory, a segment or its lock: nobody else may take the place."""
-    monkeypatch.setattr("actorium.actors.ledger.committer.LOOK", 0.0)
+    monkeypatch.setattr("actorium.actors.ledger.committer.CHECK_FILES", 0.0)
     where = tmp_path / "ledger"
-    commits = Committer(core := Recording(Ledger(where)), core.ledger)
-    core.kept = [Record(9, b"KEPT")]
+    commits = LedgerCommitter(core := Recording(Ledger(where)), core.ledger)
+    core.kept = [LedgerRecord(9, b"KEPT")]
     for turn in range(3):
-        commits.pass_on(sends("X", "a"), 0.0)
+        commits.commit(sends("X", "a"), 0.0)
         if turn:
             shutil.rmtree(where)
         else:
             next(where.glob("*.seg")).unlink()
-        commits.tidy()
+        commits.maintain()
         assert written(where) == [b"KEPT"], "and what was told is in it"
         with pytest.raises(EngineUnavailable, match="another engine writes this"):
             Ledger(where)
     shutil.rmtree(where)
     where.write_text("a file")
-    commits.tidy()
-    assert said(commits.pass_on(sends("Y", "b"), 0.0)) == "" and commits.holds
+    commits.maintain()
+    assert said(commits.commit(sends("Y", "b"), 0.0)) == "" and commits.holding
     where.unlink()
     assert said(commits.retry(0.1)) == "b" and written(where) == [b"KEPT", b"Y"]
     commits.close()
 
 
 def test_compaction_when_it_has_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = Committer(core := Recording(Ledger(tmp_path, segment_bytes=300)), core.ledger)
-    core.kept = [Record(9, b"KEPT")]
-    commits.pass_on(sends(*["X" * 50] * 3), 0.0)
-    commits.tidy()
+    commits = LedgerCommitter(core := Recording(Ledger(tmp_path, segment_bytes=300)), core.ledger)
+    core.kept = [LedgerRecord(9, b"KEPT")]
+    commits.commit(sends(*["X" * 50] * 3), 0.0)
+    commits.maintain()
     assert len(written(tmp_path)) == 3, "not yet"
-    commits.pass_on(sends(*["X" * 50] * 3), 0.0)
+    commits.commit(sends(*["X" * 50] * 3), 0.0)
     with monkeypatch.context() as patch:
         full(patch)
-        commits.tidy()
-        commits.tidy()
+        commits.maintain()
+        commits.maintain()
     assert len(written(tmp_path)) == 6, "it could not, and nothing is lost"
-    assert said(commits.pass_on(sends(*["X" * 50] * 6), 0.0)) == ""
-    commits.tidy()
-    commits.pass_on(sends("Y"), 0.0)
+    assert said(commits.commit(sends(*["X" * 50] * 6), 0.0)) == ""
+    commits.maintain()
+    commits.commit(sends("Y"), 0.0)
     for _ in range(10):
-        commits.tidy()
+        commits.maintain()
     assert written(tmp_path) == [b"Y", b"KEPT"], "what comes meanwhile stays as it is"
     commits.close()
     assert written(tmp_path) == [b"Y", b"KEPT"], "it was not done: what is unfinished stays"
@@ -187,21 +187,21 @@ def test_compaction_when_it_has_grown(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_disk_that_is_full_in_the_middle_of_a_compaction(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = Committer(core := Recording(Ledger(tmp_path, segment_bytes=300)), core.ledger)
-    core.kept = [Record(9, b"KEPT %d" % number) for number in range(100)]
-    commits.pass_on(sends(*["X" * 50] * 6), 0.0)
+    commits = LedgerCommitter(core := Recording(Ledger(tmp_path, segment_bytes=300)), core.ledger)
+    core.kept = [LedgerRecord(9, b"KEPT %d" % number) for number in range(100)]
+    commits.commit(sends(*["X" * 50] * 6), 0.0)
     for _ in range(3):
-        commits.tidy()
+        commits.maintain()
     assert core.ledger.compacting and len(written(tmp_path)) == 6 + 2 * 32
     with monkeypatch.context() as patch:
         full(patch)
-        commits.pass_on(sends("Z", "z"), 0.0)
-        commits.tidy()
+        commits.commit(sends("Z", "z"), 0.0)
+        commits.maintain()
         assert list(commits.retry(0.1)) == [] and commits.full
     assert said(commits.retry(0.2)) == "z"
     assert written(tmp_path) == [*[b"KEPT %d" % number for number in range(100)], b"Z"]
     for _ in range(20):
-        commits.tidy()
+        commits.maintain()
     assert len(list(tmp_path.glob("*.seg"))) == 1
     commits.close()
 
@@ -231,13 +231,13 @@ def test_a_ledger_of_another_model(tmp_path: Path) -> None:
     submit = Submit("r", b"c", b"\0\0\0\0", 1, Resolved(max_tokens=1), TextParams(), seed=1)
     ledger = open_ledger(context(tmp_path, tmp_path / "own", "one"))
     assert ledger is not None
-    ledger.append(ADMITTED, Admitted(submit, 1))
+    ledger.append(ADMISSION, AdmissionRecord(submit, 1))
     ledger.commit()
     ledger.close()
     with pytest.raises(BadConfig, match="own holds 1 unfinished requests of the model 'one'"):
         open_ledger(context(tmp_path, tmp_path / "own", "two"))
     again = open_ledger(context(tmp_path, tmp_path / "own", "one"))
-    assert again is not None and not again.history.entries[b"c", "r"].over
+    assert again is not None and not again.history.entries[b"c", "r"].finished
     again.close()
 
 
@@ -246,10 +246,10 @@ def test_a_directory_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(BadConfig, match=r"^ledger_dir: .*file"):
         open_ledger(context(tmp_path, tmp_path / "file"))
 
-    def roll(self: Writer) -> None:
+    def roll(self: SegmentWriter) -> None:
         raise LedgerFull(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(Writer, "roll", roll)
+    monkeypatch.setattr(SegmentWriter, "roll", roll)
     with pytest.raises(EngineUnavailable, match=r"^ledger_dir: .*no space"):
         open_ledger(context(tmp_path, tmp_path / "own"))
 
@@ -258,7 +258,7 @@ def test_the_run_directory_goes_with_its_ledger(tmp_path: Path) -> None:
     run_dir = RunDir("e", str(tmp_path))
     ledger = open_ledger(context(run_dir.path))
     assert ledger is not None
-    ledger.append(9, record(ADMITTED, b"x").payload)
+    ledger.append(9, make_record(ADMISSION, b"x").payload)
     ledger.commit()
     ledger.close()
     run_dir.close()

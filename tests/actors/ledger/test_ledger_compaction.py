@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_ledger import batch, fill, ints, row, submit
+from helpers_ledger import admission, batch, fill, ints, row, submit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,26 +21,25 @@ from actorium.actors.ledger import ledger as ledgers
 from actorium.actors.ledger import segments as files
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import (
-    ADMITTED,
     BATCH,
-    Admitted,
-    History,
+    LedgerHistory,
     entry_records,
-    record,
+    make_record,
 )
-from actorium.actors.ledger.segments import LedgerFull, Record, read_all
+from actorium.actors.ledger.segments import LedgerFull, LedgerRecord, read_all
 from actorium.actors.messages import SequenceEvent
 
 
 def test_compaction_forgets_what_is_over(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, segment_bytes=2000)
     fill(ledger, "abcdefghijkl")
-    assert ledger.grown
-    history = History().read(read_all(tmp_path)[0])
+    assert ledger.needs_compaction
+    history = LedgerHistory().read(read_all(tmp_path)[0])
     kept = [history.entries[b"client", rid] for rid in "bd"]
     before = ledger.bytes
     ledger.compact(lambda: (list(entry_records(entry)) for entry in kept), 13)
-    assert ledger.bytes < before and not ledger.grown and len(files.segments(tmp_path)) == 1
+    assert ledger.bytes < before and not ledger.needs_compaction
+    assert len(files.segments(tmp_path)) == 1
     ledger.append(BATCH, batch((2, 2, [5])))
     ledger.commit()
     ledger.close()
@@ -62,7 +61,7 @@ def test_compaction_may_be_cut_short_anywhere(stop: int) -> None:
         ledger._writer.roll()  # more than one old segment
         ledger.append(BATCH, batch((2, 2, [7])))
         ledger.commit()
-        expected = History().read(read_all(path)[0])
+        expected = LedgerHistory().read(read_all(path)[0])
         copy = Path(folder) / "copy"
         steps = 0
 
@@ -85,10 +84,10 @@ def test_compaction_may_be_cut_short_anywhere(stop: int) -> None:
         ledger.close()
         for directory in (copy, path):
             if directory.exists():
-                found = History().read(read_all(directory)[0])
+                found = LedgerHistory().read(read_all(directory)[0])
                 for entry in found.entries.values():
                     for said in entry.choices:
-                        said.doubt = False  # of a segment that was begun, no more can be said
+                        said.incomplete = False  # of a segment that was begun, no more can be said
                 assert found.entries == expected.entries
 
 
@@ -96,19 +95,19 @@ class Writing:
     """A ledger to which all sorts of things are written, and what it must say."""
 
     def __init__(self, path: Path) -> None:
-        self.ledger, self.records, self.sids = Ledger(path), list[Record](), 0
+        self.ledger, self.records, self.sids = Ledger(path), list[LedgerRecord](), 0
 
-    def append(self, *records: Record) -> None:
+    def append(self, *records: LedgerRecord) -> None:
         self.ledger.commit(records)
         self.records += records
 
     @property
-    def expected(self) -> History:
-        return History().read(self.records)
+    def expected(self) -> LedgerHistory:
+        return LedgerHistory().read(self.records)
 
     def admit(self) -> None:
         self.sids += 2
-        self.append(record(ADMITTED, Admitted(submit(f"r{self.sids}", n=2), self.sids)))
+        self.append(admission(submit(f"r{self.sids}", n=2), self.sids))
 
     def say(self, sid: int, count: int, end: bool) -> None:
         """Of one sequence, if it is there and lives."""
@@ -118,15 +117,15 @@ class Writing:
             start = len(said.tokens) // 4
             event = SequenceEvent(sid, logprobs=row(*map(float, range(count)))) if not end else \
                 SequenceEvent(sid, finish_reason="stop")
-            self.append(record(BATCH, batch((sid, start, [sid] * count), events=[event])))
+            self.append(make_record(BATCH, batch((sid, start, [sid] * count), events=[event])))
 
     def compact(self) -> None:
         if self.ledger.compacting:
-            self.ledger.compact_some()
+            self.ledger.compact_slice()
         else:
             self.ledger.begin_compaction(self.alive, self.sids + 2)
 
-    def alive(self) -> Iterator[list[Record]]:
+    def alive(self) -> Iterator[list[LedgerRecord]]:
         for key in list(self.expected.entries):
             yield list(entry_records(self.expected.entries[key]))
 
@@ -143,20 +142,20 @@ def test_a_compaction_by_slices_says_the_same_at_any_moment(steps: list[Any]) ->
         writing = Writing(Path(folder))
         for name, *args in [("admit",), *steps, *[("compact",)] * 20]:
             getattr(writing, name)(*args)
-            found = History().read(read_all(Path(folder))[0])
+            found = LedgerHistory().read(read_all(Path(folder))[0])
             assert found.entries == writing.expected.entries
         while writing.ledger.compacting:
             writing.compact()
         assert len(files.segments(Path(folder))) == 1
-        assert History().read(read_all(Path(folder))[0]).next_sid >= writing.sids + 2
+        assert LedgerHistory().read(read_all(Path(folder))[0]).next_sid >= writing.sids + 2
         writing.ledger.close()
 
 
 def test_no_slice_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many requests are kept: a step that follows waits for one slice."""
     ledger = Ledger(tmp_path, segment_bytes=1)
-    said = [[record(ADMITTED, Admitted(submit(f"r{number}", prompt=bytes(400)), number + 1)),
-             record(BATCH, batch((number + 1, 0, [7] * 250)))] for number in range(4096)]
+    said = [[admission(submit(f"r{number}", prompt=bytes(400)), number + 1),
+             make_record(BATCH, batch((number + 1, 0, [7] * 250)))] for number in range(4096)]
     for records in said:
         ledger.commit(records)
     written, spent, write = [], [], os.write
@@ -164,11 +163,11 @@ def test_no_slice_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ledger.begin_compaction(lambda: iter(said), 5000)
     while ledger.compacting:
         before = time.thread_time()
-        ledger.compact_some()
+        ledger.compact_slice()
         spent.append(time.thread_time() - before)
     assert max(written) < ledgers.SLICE_BYTES + 4000 and len(written) >= 4096 // 32
     assert statistics.median(spent) < 0.01
-    assert len(History().read(read_all(tmp_path)[0]).entries) == 4096
+    assert len(LedgerHistory().read(read_all(tmp_path)[0]).entries) == 4096
     ledger.close()
 
 
@@ -184,12 +183,12 @@ def test_compaction_on_a_full_disk_leaves_all_as_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(LedgerFull):
-            ledger.compact(lambda: [[Record(1, b"x")]], 1)
+            ledger.compact(lambda: [[LedgerRecord(1, b"x")]], 1)
         ledger.append(BATCH, batch((1, 2, [9])))
         with pytest.raises(LedgerFull):
             ledger.commit()
     assert read_all(tmp_path)[0] == before
     ledger.commit()
-    history = History().read(read_all(tmp_path)[0])
+    history = LedgerHistory().read(read_all(tmp_path)[0])
     assert bytes(history.entries[b"client", "a"].choices[0].tokens) == ints(0, 0, 9)
     ledger.close()

@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 import msgspec
-from helpers_ledger import batch, ints, row, submit
+from helpers_ledger import admission, batch, ints, row, submit
 
 from actorium.actors.ledger.records import (
-    ADMITTED,
+    ADMISSION,
     BATCH,
-    Admitted,
-    History,
+    LedgerHistory,
     cut,
     entry_records,
-    record,
+    make_record,
 )
-from actorium.actors.ledger.segments import Record
+from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import SequenceEvent
 
 
 def test_a_history() -> None:
     end = SequenceEvent(2, finish_reason="stop", stop_token=5)
-    history = History().read([
-        record(ADMITTED, Admitted(submit("a", n=2), 1)),
-        record(BATCH, batch((1, 0, [10]), (2, 0, [20, 21]),
+    history = LedgerHistory().read([
+        admission(submit("a", n=2), 1),
+        make_record(BATCH, batch((1, 0, [10]), (2, 0, [20, 21]),
                             events=[SequenceEvent(1, cached_tokens=16, logprobs=row(-1.0))])),
-        record(BATCH, batch((1, 1, [11, 12]), (2, 2, [5]),
+        make_record(BATCH, batch((1, 1, [11, 12]), (2, 2, [5]),
                             events=[end, SequenceEvent(1, logprobs=row(-2.0, -3.0))])),
-        record(BATCH, batch((2, 3, [99]), (7, 0, [1]))),
+        make_record(BATCH, batch((2, 3, [99]), (7, 0, [1]))),
     ])
     entry = history.entries[b"client", "a"]
     first, second = entry.choices
     assert (bytes(first.tokens), first.cached_tokens) == (ints(10, 11, 12), 16)
     assert [len(r.chosen) // 4 for r in first.logprobs] == [1, 2]
     assert (bytes(second.tokens), second.finish) == (ints(20, 21, 5), end), "later tokens are void"
-    assert history.next_sid == 3 and not entry.over and history.unreadable == 0
+    assert history.next_sid == 3 and not entry.finished and history.unreadable == 0
 
 
 def test_twice_is_as_good_as_once() -> None:
-    records = [record(ADMITTED, Admitted(submit("a"), 4)),
-               record(BATCH, batch((4, 0, [1, 2]), events=[
+    records = [admission(submit("a"), 4),
+               make_record(BATCH, batch((4, 0, [1, 2]), events=[
                    SequenceEvent(4, logprobs=row(-1.0, -2.0), prompt_logprobs=row(-9.0))])),
-               record(BATCH, batch((4, 2, [3]), events=[
+               make_record(BATCH, batch((4, 2, [3]), events=[
                    SequenceEvent(4, finish_reason="length", logprobs=row(-3.0))]))]
-    once, twice = History().read(records), History().read([*records, *records])
+    once, twice = LedgerHistory().read(records), LedgerHistory().read([*records, *records])
     assert once.entries == twice.entries and once.next_sid == twice.next_sid == 5
-    overlap = History().read([*records[:2], record(BATCH, batch((4, 1, [2, 3]), events=[
+    overlap = LedgerHistory().read([*records[:2], make_record(BATCH, batch((4, 1, [2, 3]), events=[
         SequenceEvent(4, finish_reason="length", logprobs=row(-2.0, -3.0))]))])
     said = overlap.entries[b"client", "a"].choices[0]
     assert bytes(said.tokens) == ints(1, 2, 3)
@@ -58,18 +57,18 @@ def test_a_row_of_logprobs_is_cut() -> None:
 
 
 def test_what_compaction_writes_says_the_same() -> None:
-    history = History().read([
-        record(ADMITTED, Admitted(submit("a", n=2), 1)), record(ADMITTED, Admitted(submit("b"), 3)),
-        record(BATCH, batch((1, 0, [10]), (3, 0, [30, 31]), events=[
+    history = LedgerHistory().read([
+        admission(submit("a", n=2), 1), admission(submit("b"), 3),
+        make_record(BATCH, batch((1, 0, [10]), (3, 0, [30, 31]), events=[
             SequenceEvent(1, cached_tokens=0, logprobs=row(-1.0), prompt_logprobs=row(-2.0)),
             SequenceEvent(3, finish_reason="length")]))])
-    again = History().read(r for e in history.entries.values() for r in entry_records(e))
+    again = LedgerHistory().read(r for e in history.entries.values() for r in entry_records(e))
     assert again.entries == history.entries and again.next_sid == history.next_sid
 
 
 def test_unknown_records_are_counted() -> None:
-    history = History().read([Record(77, b"x"), Record(ADMITTED, b"\xc1"),
-                              record(ADMITTED, Admitted(submit("a"), 1))])
+    history = LedgerHistory().read([LedgerRecord(77, b"x"), LedgerRecord(ADMISSION, b"\xc1"),
+                              admission(submit("a"), 1)])
     assert history.unreadable == 2 and len(history.entries) == 1
 
 
@@ -77,24 +76,24 @@ def test_drafts_are_counted_from_the_batches() -> None:
     first = batch((1, 0, [1]), (2, 0, [1, 2]))  # 1 has the token after its prompt here
     first = msgspec.structs.replace(first, drafts=3, firsts=1)
     second = msgspec.structs.replace(batch((1, 1, [2, 3, 4]), (2, 2, [3])), drafts=2)
-    opened = [record(ADMITTED, Admitted(submit(rid), sid)) for sid, rid in ((1, "a"), (2, "b"))]
-    records = [*opened, *(record(BATCH, b) for b in (first, second, second))]
-    history = History().read(records)
+    opened = [admission(submit(rid), sid) for sid, rid in ((1, "a"), (2, "b"))]
+    records = [*opened, *(make_record(BATCH, b) for b in (first, second, second))]
+    history = LedgerHistory().read(records)
     said = [entry.choices[0] for entry in history.entries.values()]
     assert [(s.drafted, s.accepted) for s in said] == [(2, 2), (5, 1)]
     compacted = [r for entry in history.entries.values() for r in entry_records(entry)]
     for again in (compacted, compacted + records, records + compacted):
-        assert History().read(again).entries == history.entries
+        assert LedgerHistory().read(again).entries == history.entries
 
 
 def test_a_rid_that_was_used_again_is_another_request() -> None:
     end = batch(events=[SequenceEvent(1, "length")])
-    first = [record(ADMITTED, Admitted(submit("a"), 1)), record(BATCH, batch((1, 0, [5]))),
-             record(BATCH, end)]
-    second = [record(ADMITTED, Admitted(submit("a"), 7)), record(BATCH, batch((7, 0, [6])))]
-    history = History().read(first + second)
+    first = [admission(submit("a"), 1), make_record(BATCH, batch((1, 0, [5]))),
+             make_record(BATCH, end)]
+    second = [admission(submit("a"), 7), make_record(BATCH, batch((7, 0, [6])))]
+    history = LedgerHistory().read(first + second)
     (entry,) = history.entries.values()
-    assert not entry.over and bytes(entry.choices[0].tokens) == ints(6)
-    assert History().read(first + second + second).entries == history.entries
-    (entry,) = History().read(first[:2] + second).entries.values()
+    assert not entry.finished and bytes(entry.choices[0].tokens) == ints(6)
+    assert LedgerHistory().read(first + second + second).entries == history.entries
+    (entry,) = LedgerHistory().read(first[:2] + second).entries.values()
     assert entry.choices[0].sid == 1, "it is the same as long as it is not over"

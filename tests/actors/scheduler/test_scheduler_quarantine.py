@@ -14,7 +14,7 @@ from helpers_scheduler import CLIENT, Ring, column, config, expected
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Context
-from actorium.actors.ledger.records import META, History, Meta, record
+from actorium.actors.ledger.records import META, LedgerHistory, LedgerMeta, make_record
 from actorium.actors.messages import Cancel, Hello, Recall, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
@@ -283,14 +283,14 @@ class Lives:
     def __init__(self) -> None:
         self.settings = msgspec.structs.replace(config(), recovery=RecoveryConfig(restart=True))
         self.buffer, self.epoch, self.deaths = bytearray(SIZE), 0, 0
-        self.ledger = [record(META, Meta("boot", ""))]
+        self.ledger = [make_record(META, LedgerMeta("boot", ""))]
         self.told: list[Any] = []
         self.start()
 
     def start(self) -> None:
         self.epoch += 1
         context = Context(self.settings, Path("/nowhere"), "scheduler", self.epoch, 0)
-        past = PriorRun(History().read(self.ledger), True, 100.0)
+        past = PriorRun(LedgerHistory().read(self.ledger), True, 100.0)
         self.ring = Ring(config(), start=False)
         self.ring.scheduler = SchedulerCore(context, past, vocabulary, InflightJournal(self.buffer))
 
