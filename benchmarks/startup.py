@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PARSE = ("from actorium.tools.cli.flags import parse; "
+PARSE = ("from actorium.tools.cli.command_line import parse; "
          "from actorium.tools.cli.generate_command import GenerateOptions; "
          "parse('actorium generate', ['--prompt', 'x', '--max-tokens', '8'], GenerateOptions)")
 COMMANDS: dict[str, tuple[list[str], float | None]] = {

@@ -2,7 +2,7 @@
 
 Every source becomes a `Layer`: field name -> (value, the name its writer used for it), so that an
 error speaks of `--block-size`, `ACTORIUM_PAGE_SIZE` or `engine.toml: memory.page_size`, whichever
-was written. The flags themselves are parsed by `actorium.tools.cli.flags`.
+was written. The flags themselves are parsed by `actorium.tools.cli.command_line`.
 """
 
 from __future__ import annotations
@@ -105,32 +105,27 @@ def split_optional(hint: Any) -> tuple[Any, bool]:
 # --- one value -----------------------------------------------------------------------------------
 
 def coerce(kind: type, value: Any, optional: bool = False) -> Any:
-    """`value` as `kind`; strings are read (`32k` = 32,768, `true`, `none`).
+    """`value` as `kind`; texts are read (`32k` = 32,768, `true`, `none`).
 
     Raises `ValueError` with what is wanted ("must be a whole number, ...").
     """
-    if kind == Names and isinstance(value, str | list | tuple):
-        return tuple(name for one in ([value] if isinstance(value, str) else value)
-                     for name in _names(one))
-    if isinstance(value, str) and kind is not str:
-        return _parse(kind, value.strip(), optional)
-    if value is None and optional:
-        return None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind == Table and isinstance(value, Mapping):
-        return {_table_name(name): _table_number(name, number) for name, number in value.items()}
-    if kind == JsonObject and isinstance(value, Mapping):
-        return _as_json(value)
-    if type(value) is kind:
-        return value
-    raise ValueError(f"must be {_WANT[kind]}, got {value!r}")
-
-
-def _names(value: Any) -> list[str]:
-    if not isinstance(value, str):
-        raise ValueError(f"must be {_WANT[Names]}, got {value!r} among them")
-    return [found for name in value.split(",") if (found := name.strip())]
+    more = ""
+    try:
+        if isinstance(value, str) and kind is not str:
+            more = " (suffixes k, m, g allowed)" if kind is int else ""
+            value = value.strip()
+            value = _parsed(kind, value, optional)
+        if kind == Table and isinstance(value, Mapping):
+            return {_table_name(name): _table_number(name, number)
+                    for name, number in value.items()}
+        if kind == JsonObject and isinstance(value, Mapping):
+            return _as_json(value)
+        found = msgspec.convert(value, kind | None if optional else kind)
+    except _TableError:
+        raise
+    except ValueError:
+        raise ValueError(f"must be {_WANT[kind]}{more}, got {value!r}") from None
+    return _split_names(found) if kind == Names else found
 
 
 _WANT = {int: "a whole number", float: "a number", bool: "true or false", str: "a string",
@@ -139,30 +134,26 @@ _WANT = {int: "a whole number", float: "a number", bool: "true or false", str: "
          JsonObject: "a table or a JSON object"}
 
 
-def _parse(kind: type, text: str, optional: bool) -> Any:
+def _parsed(kind: type, text: str, optional: bool) -> Any:
+    """What a text stands for. Raises `ValueError`."""
     if optional and text.lower() in ("", "none", "null"):
         return None
-    try:
-        if kind is bool:
-            return _parse_bool(text)
-        if kind == Table:
-            return coerce(kind, _parse_table(text))
-        if kind == JsonObject:
-            return _json_object(text)
-        return _parse_int(text) if kind is int else float(text)
-    except _TableError:
-        raise
-    except ValueError:
-        more = " (suffixes k, m, g allowed)" if kind is int else ""
-        raise ValueError(f"must be {_WANT[kind]}{more}, got {text!r}") from None
+    if kind is bool:
+        return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(
+            text.lower(), text)
+    if kind is int:
+        scale = _SUFFIXES.get(text[-1:].lower())
+        number = int(text) if scale is None else float(text[:-1]) * scale
+        return int(number) if math.isfinite(number) and number == int(number) else text
+    if kind is float:
+        return float(text)
+    if kind == Names:
+        return [text]
+    return _parse_table(text) if kind == Table else _json_object(text)
 
 
-def _parse_bool(text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ValueError(text)
+def _split_names(values: Iterable[str]) -> Names:
+    return tuple(found for value in values for name in value.split(",") if (found := name.strip()))
 
 
 def _parse_table(text: str) -> Mapping[str, Any]:
@@ -212,16 +203,6 @@ def _table_number(name: Any, number: Any) -> float:
         raise _TableError(f"{name}: {error}") from None
     assert isinstance(read, float)
     return read
-
-
-def _parse_int(text: str) -> int:
-    scale = _SUFFIXES.get(text[-1:].lower())
-    if scale is None:
-        return int(text)
-    number = float(text[:-1]) * scale
-    if not math.isfinite(number) or number != int(number):
-        raise ValueError(text)
-    return int(number)
 
 
 def setting(field: Field, value: Any, origin: str) -> Setting:

@@ -27,8 +27,8 @@ from actorium.tools.bench.result_files import read_results
 from actorium.tools.cli import bench_serve, bench_session
 from actorium.tools.cli.bench_options import BenchServeOptions, check_serve
 from actorium.tools.cli.bench_session import target_of
-from actorium.tools.cli.flags import parse
-from actorium.tools.cli.help import field_docs
+from actorium.tools.cli.command_line import parse
+from actorium.tools.cli.flag_help import field_docs
 
 VLLM_FIELDS = {
     "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts",

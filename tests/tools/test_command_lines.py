@@ -15,7 +15,8 @@ from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir as models
 from actorium.tools.cli import foreign_flags, main
 from actorium.tools.cli.bench_offline import OfflineOptions
-from actorium.tools.cli.flags import NoOptions, Parsed, command_flags, parse
+from actorium.tools.cli.command_line import Parsed, parse
+from actorium.tools.cli.flags import NoOptions, command_flags
 from actorium.tools.cli.serve_command import ServeOptions
 from actorium.tools.cli.translate import foreign_flags_table
 

@@ -28,8 +28,8 @@ from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset,
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, TokenVocabulary
 from actorium.tools.bench.result_tables import offline_table
 from actorium.tools.bench.throughput import Watch, run_batch, throughput
+from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import own_engine
-from actorium.tools.cli.flags import Parsed, parse
 
 ABOUT = """Offline throughput through the real engine. With a dataset (--num-prompts,
 --dataset-name, --random-input-len, ...): its requests all at once, with the rows of SGLang's

@@ -32,8 +32,8 @@ from actorium.tools.cli.bench_session import (
     session_of,
     target_of,
 )
+from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import own_engine
-from actorium.tools.cli.flags import Parsed, parse
 
 ABOUT = """Load on a serving engine: one of its own, with --name NAME one that runs already, or with
 --base-url (or --host, --port) any server that speaks OpenAI's API or SGLang's. Flags, rows and the

@@ -27,7 +27,7 @@ from actorium.tools.bench.figures import counters
 from actorium.tools.bench.http_client import Http
 from actorium.tools.bench.load_driver import Stream
 from actorium.tools.cli.bench_options import BenchServeOptions
-from actorium.tools.cli.flags import Parsed
+from actorium.tools.cli.command_line import Parsed
 
 SELF = "self"
 """--base-url of the engine's own HTTP face."""

@@ -10,8 +10,8 @@ from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.rundir import engine_dir, is_running
+from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import own_engine
-from actorium.tools.cli.flags import Parsed, parse
 from actorium.tools.cli.sampling_flags import SamplingOptions, sampling_of
 
 if TYPE_CHECKING:

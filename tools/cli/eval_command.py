@@ -14,8 +14,8 @@ from actorium.actors.client.requests import Request
 from actorium.actors.errors import ActoriumError, BadConfig
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.params import SamplingParams
+from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.engines import own_engine
-from actorium.tools.cli.flags import parse
 from actorium.tools.demo.demo_tasks import TASKS, TaskItem, held_out, score
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from actorium.tools.cli import foreign_flags
+from actorium.tools.cli.flag_help import field_docs, metavar, sections, shown_default, shown_names
 from actorium.tools.cli.flags import Flag, command_flags
 from actorium.tools.cli.foreign_flags import Group
-from actorium.tools.cli.help import field_docs, metavar, sections, shown_default, shown_names
 from actorium.tools.cli.serve_command import ServeOptions
 
 BEGIN, END = "<!-- {}: made by tools/cli/flag_docs.py -->\n", "<!-- end of {} -->\n"

@@ -15,8 +15,8 @@ import msgspec
 from actorium.actors.errors import ActoriumError, BadConfig
 from actorium.actors.launcher.preflight import check_machine
 from actorium.tools.cli import jsonl
+from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import own_engine
-from actorium.tools.cli.flags import Parsed, parse
 from actorium.tools.cli.sampling_flags import SamplingOptions, sampling_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from actorium.actors.config.sources import suggestion
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.security import curve_keys as keys
-from actorium.tools.cli.flags import parse
+from actorium.tools.cli.command_line import parse
 
 ABOUT = """Keys of engines that listen on tcp (`actorium serve --listen tcp://HOST:PORT`).
 

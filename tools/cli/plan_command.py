@@ -35,7 +35,7 @@ from actorium.gpu.plan.memory_plan import (
 )
 from actorium.gpu.plan.reuse import choices
 from actorium.gpu.plan.sizes import device_budget
-from actorium.tools.cli.flags import Parsed, parse
+from actorium.tools.cli.command_line import Parsed, parse
 
 PROG = "actorium plan [MODEL_OR_CONFIG_JSON]"
 ABOUT = """Where every byte of one GPU goes, how many tokens that holds, and what one more request,

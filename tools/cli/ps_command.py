@@ -23,7 +23,8 @@ from actorium.actors.runtime.process import process_usage
 from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
 from actorium.actors.runtime.security import private_paths as private
 from actorium.tools.cli import status
-from actorium.tools.cli.flags import NoOptions, parse
+from actorium.tools.cli.command_line import parse
+from actorium.tools.cli.flags import NoOptions
 
 ANSWER_SECONDS = 1.0
 SILENT = "no answer"

@@ -14,7 +14,7 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
 from actorium.actors.recorder.player import Played, load, play
 from actorium.actors.recorder.tape import BadTape, Recording, Turn
-from actorium.tools.cli.flags import parse
+from actorium.tools.cli.command_line import parse
 
 ABOUT = """Feed a fresh scheduler with a recording (RUN_DIR/scheduler.tape0, or a crash report) and
 show the plans that it makes. Exit codes: 0 they are those of then, 1 they are not."""

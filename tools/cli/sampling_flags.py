@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from actorium.actors.errors import BadConfig
 from actorium.actors.params import SamplingParams
-from actorium.tools.cli.flags import Parsed
+from actorium.tools.cli.command_line import Parsed
 
 _PARAMS = frozenset(SamplingParams.__struct_fields__)
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from actorium.actors.config.tree import Config
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir as models
-from actorium.tools.cli.flags import Parsed, parse
+from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.start_up import StartUp, watch
 
 PORT = 8000

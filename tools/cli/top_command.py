@@ -18,7 +18,7 @@ from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.process import ProcessUsage, process_usage
 from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
 from actorium.tools.cli import status
-from actorium.tools.cli.flags import parse
+from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.ps_command import name_first
 
 if TYPE_CHECKING:

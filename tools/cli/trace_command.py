@@ -9,7 +9,7 @@ from msgspec import Struct
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.step_events import BadEvents
 from actorium.tools.bench import timeline as trace
-from actorium.tools.cli.flags import parse
+from actorium.tools.cli.command_line import parse
 
 ABOUT = """Read what an engine that was started with --trace DIR has written there, and tell when
 the device idled, and why."""

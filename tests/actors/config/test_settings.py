@@ -11,8 +11,9 @@ from actorium.actors.config import sources as settings
 from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.tools.cli.flags import Flag, NoOptions, command_flags, parse
-from actorium.tools.cli.help import field_docs
+from actorium.tools.cli.command_line import parse
+from actorium.tools.cli.flag_help import field_docs
+from actorium.tools.cli.flags import Flag, NoOptions, command_flags
 
 
 def config_of(*argv: str) -> Config:
@@ -298,6 +299,34 @@ def test_options_of_a_command_beside_the_settings() -> None:
     assert parsed.written["max_tokens"] == "--max-tokens"
     with pytest.raises(BadConfig, match="--max-tokens: must be a whole number"):
         parse("actorium x", ["--max-tokens", "few"], Own)
+
+
+@pytest.mark.parametrize(("argv", "prompt", "model"), [
+    (["--prompt", "-abc"], ["-abc"], ""), (["--prompt=--"], ["--"], ""),
+    (["--prompt", "-"], ["-"], ""), (["--prompt", "--d e"], ["--d e"], ""),
+    (["--prompt", "-1e5", "--json", "dir"], ["-1e5"], "dir"),
+    (["--json", "dir", "--prompt", ""], [""], "dir"),
+    (["--prompt", "a", "--", "-dir"], ["a"], "-dir"),
+    (["--api-key", "-s0mething-secret", "--prompt", "=", "--json", "true"], ["="], ""),
+    (["--prompt", "a", "-c", "512", "dir"], ["a"], "dir"),
+])
+def test_values_that_begin_with_a_dash_are_values(argv: list[str], prompt: list[str],
+                                                  model: str) -> None:
+    parsed = parse("actorium x", argv, Own)
+    assert (parsed.options.prompt, parsed.config.model.model) == (prompt, model)
+    assert parsed.config.gateway.api_key in (None, "-s0mething-secret")
+
+
+@pytest.mark.parametrize(("argv", "error"), [
+    (["--json", "-x"], "-x: no such flag"), (["--json", "a", "b"], "b: unexpected argument"),
+    (["--json", "--", "-a", "-b"], "-b: unexpected argument"),
+    (["--prompt", "--json"], "--prompt: a value is missing"),
+    (["--no-json=x"], "--no-json: must be true or false"), (["--cofnig", "x"], "--cofnig: no such"),
+])
+def test_words_that_are_nobodys_are_named(argv: list[str], error: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        parse("actorium x", argv, Own)
+    assert caught.value.message.startswith(error)
 
 
 def test_every_setting_has_a_flag_a_default_and_a_text() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from helpers_cli import NULL, Cli
 
-from actorium.tools.cli.flags import parse
+from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.serve_command import PORT, ServeOptions, configured
 
 

@@ -26,7 +26,7 @@ ORDER = (
     "says so (docs/cli.md).")
 
 
-def show_help(prog: str, options: type[Struct], flags: list[Flag], about: str,
+def print_help(prog: str, options: type[Struct], flags: list[Flag], about: str,
               what: str) -> NoReturn:
     """Print the flags of a command and exit 0. what: "" or all, a section, or a part of a flag's
     name. Raises `BadConfig` if nothing is called so."""
