@@ -78,9 +78,9 @@ class Lives:
         self.new_worker()
 
     @property
-    def packed(self) -> dict[Key, Told]:
+    def received(self) -> dict[Key, Told]:
         """What the clients know."""
-        return self.reader.packed
+        return self.reader.received
 
     # --- lives -----------------------------------------------------------------------------------
 
@@ -264,11 +264,11 @@ class Lives:
 
     def over(self, rid: str) -> bool:
         """Whether the client knows all about a request."""
-        return all(self.packed.get((rid, i), Told()).reason for i in range(self.submits[rid].n))
+        return all(self.received.get((rid, i), Told()).reason for i in range(self.submits[rid].n))
 
     # --- a schedule ------------------------------------------------------------------------------
 
-    def play(self, arrays: int) -> None:
+    def play(self, moves: int) -> None:
         """So many random moves."""
         usual = [self.work, self.hear, self.detokenize]
         rare = [self.submit, self.submit, self.submit, self.ask_again, self.cancel, self.compact,
@@ -276,7 +276,7 @@ class Lives:
                 self.kill_detokenizer]
         if not self.poisonous:
             rare.append(self.kill_worker)
-        for _ in range(arrays):
+        for _ in range(moves):
             self.now += self.chance.random()
             self.chance.choice(usual if self.chance.random() < 0.85 else rare)()
 
@@ -315,7 +315,7 @@ class Lives:
 
     def violations(self) -> Iterator[str]:
         """Whatever a client was told that its request does not say."""
-        for (rid, index), told in self.packed.items():
+        for (rid, index), told in self.received.items():
             submit = self.submits[rid]
             seed, prompt = choice_seed(submit.seed, index), len(submit.prompt) // 4
             want = [null_worker.next_token(seed, prompt + i, null_worker.VOCAB)

@@ -94,7 +94,7 @@ class Reader:
 
     def __init__(self, stops: dict[Key, int], to_scheduler: deque[Any]) -> None:
         """stops: tokens after which a stop string matches."""
-        self.packed: dict[Key, Told] = {}
+        self.received: dict[Key, Told] = {}
         self.unknown: set[str] = set()
         """Requests that the scheduler does not know."""
         self._stops, self._to_scheduler = stops, to_scheduler
@@ -191,7 +191,7 @@ class Reader:
 
     def _tell(self, seq: Seq, start: int, event: SequenceEvent | None) -> None:
         """To the client, who drops what it knows."""
-        told = self.packed.setdefault(seq.key, Told())
+        told = self.received.setdefault(seq.key, Told())
         if told.reason is not None:
             both = min(len(told.tokens), len(seq.tokens))
             assert told.tokens[:both] == seq.tokens[:both], "a told token has changed"

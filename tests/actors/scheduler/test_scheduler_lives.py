@@ -36,9 +36,9 @@ def test_schedules() -> None:
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         deaths.update(lives.deaths)
-        ends.update(told.reason or "" for told in lives.told.values())
-        ends.update(told.error or "" for told in lives.told.values())
-        tokens += sum(len(told.tokens) for told in lives.told.values())
+        ends.update(told.reason or "" for told in lives.received.values())
+        ends.update(told.error or "" for told in lives.received.values())
+        tokens += sum(len(told.tokens) for told in lives.received.values())
     print(f"{schedules()} schedules, {tokens} tokens, deaths {dict(deaths)}, ends {dict(ends)}, "
           f"{time.monotonic() - start:.1f} s")
     assert min(deaths.values()) > schedules(), "every actor dies more than once a schedule"
@@ -47,7 +47,7 @@ def test_schedules() -> None:
 
 def test_a_seed_replays() -> None:
     one, two = live(7), live(7)
-    assert one.told == two.told and one.deaths == two.deaths
+    assert one.received == two.received and one.deaths == two.deaths
 
 
 @pytest.mark.parametrize("tooth", ["uncommitted", "forgetful", "unfenced"])
