@@ -16,7 +16,7 @@ from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deep
 from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.gemma3_config import gemma3
 from actorium.gpu.families.granite_config import granite, granite_layer
-from actorium.gpu.families.llama_config import causal_layer, llama, mistral, qwen2, qwen3
+from actorium.gpu.families.llama_config import causal_layer, llama, ministral, mistral, qwen2, qwen3
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.qwen_hybrid_config import (
     HYBRIDS,
@@ -48,6 +48,7 @@ class Architecture(NamedTuple):
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(llama, causal_layer),
     "MistralForCausalLM": Architecture(mistral, causal_layer),
+    "MinistralForCausalLM": Architecture(ministral, causal_layer),
     "Qwen2ForCausalLM": Architecture(qwen2, causal_layer),
     "Qwen3ForCausalLM": Architecture(qwen3, causal_layer),
     "Gemma3ForCausalLM": Architecture(gemma3, causal_layer),

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3: decoders with attention in all layers."""
+"""Llama, Mistral, Ministral, Qwen2 and Qwen3: decoders with attention in all layers."""
 
 from __future__ import annotations
 
@@ -41,6 +41,18 @@ def mistral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     if raw.get("sliding_window") is None:
         return shape
     return replace(shape, windows=(get.int("sliding_window"),) * shape.layers)
+
+
+def ministral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Ministral's config: windows in the layers that `layer_types` name, in all of them
+    where it is absent; by default of 4,096 tokens, and none where `sliding_window` is null."""
+    get = Fields(raw, where)
+    shape = decoder_shape(get, dtype)
+    if raw.get("sliding_window", 0) is None:
+        return shape
+    window = get.int("sliding_window", 4096)
+    return replace(shape, windows=layer_windows(get, shape.layers, window)
+                   or (window,) * shape.layers)
 
 
 def qwen2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

@@ -37,9 +37,9 @@ __all__ = ["MODELS", "Model", "load_model"]
 
 LOG = logging.getLogger("actorium.model")
 MODELS: dict[str, type[Model]] = {
-    **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM",
-                     "Qwen3ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-                    CausalLM),
+    **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM",
+                     "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM",
+                     "Gemma3ForConditionalGeneration"), CausalLM),
     "DeepseekV3ForCausalLM": DeepseekLM,
     **dict.fromkeys(HYBRIDS, HybridLM),
     "GraniteMoeHybridForCausalLM": GraniteLM,

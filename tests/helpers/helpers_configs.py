@@ -29,6 +29,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
     {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, "dtype": "float32"},
     {"architectures": ["MistralForCausalLM"], "sliding_window": 48},
+    {"architectures": ["MinistralForCausalLM"], "sliding_window": 48, "layer_types": [
+        "full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
     {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 32,
      "max_window_layers": 1},
     {"architectures": ["Qwen3ForCausalLM"]},
