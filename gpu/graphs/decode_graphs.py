@@ -22,7 +22,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,14 +32,11 @@ from actorium.actors.messages import StepPlan
 from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase
 from actorium.gpu.plan import graph_memory as plan
 from actorium.gpu.plan.graph_memory import GraphShape, Refusals
+from actorium.gpu.step.forward import ForwardPass, Proposer
 from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
 from actorium.gpu.step.sampler import SamplerBuffers, SamplerOutput, sample_and_commit
-from actorium.gpu.step.speculation import MTPProposer
 from actorium.gpu.step.staging import Array, Upload
 from actorium.gpu.step.tables import HOLDS, SAMPLES, TRUNCATES, SlotTables
-
-if TYPE_CHECKING:
-    from actorium.gpu.step.runner import ModelRunner
 
 CLASSES = (0, SAMPLES, SAMPLES | TRUNCATES)
 """What steps need whose sampling is captured: greedy ones, those that draw, those that truncate."""
@@ -147,17 +144,18 @@ class GraphReplay:
 
 
 class DecodeGraphRunner:
-    """Graphs of a runner's decode steps."""
+    """Graphs of whole decode steps."""
 
-    def __init__(self, runner: ModelRunner, capturer: Capturer,
-                 shapes: Sequence[GraphShape]) -> None:
-        """shapes: in the order of capture."""
-        self._runner, self._capturer, self.shapes = runner, capturer, list(shapes)
+    def __init__(self, forward_pass: ForwardPass, capturer: Capturer, shapes: Sequence[GraphShape],
+                 force: tuple[float, ...] = ()) -> None:
+        """shapes: in the order of capture; force: see `sampler.commit`."""
+        self._pass, self._capturer, self.shapes = forward_pass, capturer, list(shapes)
+        self._force = force
         self._sizes = sorted({shape.rows for shape in shapes})
-        self._statics = StaticBuffers(runner.tables, self._sizes[-1],
+        self._statics = StaticBuffers(forward_pass.tables, self._sizes[-1],
                                       max(own.q_len for own in shapes))
         self._tiers: dict[tuple[int, int], CapturedDecode] = {}
-        self._chosen = np.zeros(runner.tables.slots, np.int32)
+        self._chosen = np.zeros(forward_pass.tables.slots, np.int32)
         """Host: what `SlotTables.chosen` holds."""
         self.replays = 0
         """Steps served so far."""
@@ -175,39 +173,40 @@ class DecodeGraphRunner:
 
     @torch.inference_mode()
     def _captured(self, shape: GraphShape) -> CapturedDecode:
-        runner, take = self._runner, self._capturer.capture
+        take = self._capturer.capture
         forward, (step, normed, logits) = take(partial(self._forward, shape))
         tier = CapturedDecode(shape, forward, self._capturer.borrow(logits))
         for needs in CLASSES:
             tier.draws[needs], _ = take(partial(self._draw, shape, step, logits, needs))
-        drafting = runner.drafting
-        if drafting is not None and shape.q_len > 1 and normed is not None:
-            tier.drafts, _ = take(partial(self._draft, drafting, shape, step, normed))
+        proposer = self._pass.proposer
+        if proposer is not None and shape.q_len > 1 and normed is not None:
+            tier.drafts, _ = take(partial(self._draft, proposer, shape, step, normed))
         return tier
 
     def _forward(self, shape: GraphShape) -> tuple[InputBatch, Tensor | None, Tensor]:
         """The step, its rows after the final norm where drafts are made of them, and logits."""
-        runner, t = self._runner, self._runner.tables
+        t = self._pass.tables
         step = decode_batch(t, np.zeros(shape.rows, np.int32), shape.q_len, t.max_len)
         step.bounded = False
         fill_decodes(t, step, t.chosen[:shape.rows],
                      (self._statics.positions(shape), self._statics.row_slots(shape)))
-        recurrent = runner.recurrent(StepPlan(0, 0), step)
-        if runner.drafting is None:
-            return step, None, runner.model.logits(runner.forward_rows(step, recurrent))
-        normed = runner.forward_all(step, recurrent)
-        return step, normed, runner.model.head_logits(normed)
+        recurrent = self._pass.recurrent(StepPlan(0, 0), step)
+        model = self._pass.model
+        if self._pass.proposer is None:
+            return step, None, model.logits(self._pass.all_rows(step, recurrent))
+        normed = self._pass.all_rows_normed(step, recurrent)
+        return step, normed, model.head_logits(normed)
 
     def _draw(self, shape: GraphShape, step: InputBatch, logits: Tensor, needs: int) -> None:
-        t = self._runner.tables
+        t = self._pass.tables
         own = replace(step, flags=np.full(len(step.row_slots), needs, np.uint8), needs=needs)
-        sample_and_commit(t, own, logits, (), self._runner.force,
+        sample_and_commit(t, own, logits, (), self._force,
                           SamplerBuffers(self._statics.tokens(shape), self._statics.packed(shape)))
 
-    def _draft(self, drafting: MTPProposer, shape: GraphShape, step: InputBatch,
+    def _draft(self, proposer: Proposer, shape: GraphShape, step: InputBatch,
                normed: Tensor) -> None:
-        drafting.follow(step, shape.q_len - 1, self._statics.tokens(shape),
-                        self._statics.counts(shape), normed)
+        proposer.propose(step, shape.q_len - 1, self._statics.tokens(shape),
+                         self._statics.counts(shape), normed)
 
     # --- serving -----------------------------------------------------------------------------
 
@@ -221,17 +220,17 @@ class DecodeGraphRunner:
         tier = self._tiers.get((rows, step.q_len))
         if tier is None:
             return None
-        drafting = drafts > 0 and self._runner.drafting is not None
+        drafting = drafts > 0 and self._pass.proposer is not None
         needs = self._class(step)
         if drafting and (drafts != step.q_len - 1 or tier.drafts is None):
             return None
         self._choose(step, rows, up)
         self.replays += 1
-        return GraphReplay(self._runner.tables, self._statics, tier, needs, drafting)
+        return GraphReplay(self._pass.tables, self._statics, tier, needs, drafting)
 
     def _class(self, step: InputBatch) -> int | None:
         """What the step needs, if that is captured."""
-        needs, t = step.needs, self._runner.tables
+        needs, t = step.needs, self._pass.tables
         if needs & HOLDS and not (t.host_low[step.slots] <= t.host_min[step.slots]).any():
             needs &= ~HOLDS  # nobody's end is held back any longer
         return needs if needs in CLASSES else None
@@ -241,7 +240,7 @@ class DecodeGraphRunner:
         wanted[:len(step.decode)] = step.decode
         if not np.array_equal(wanted, self._chosen[:rows]):
             self._chosen[:rows] = wanted
-            up.cells(self._runner.tables.chosen, np.arange(rows, dtype=np.int32), wanted)
+            up.cells(self._pass.tables.chosen, np.arange(rows, dtype=np.int32), wanted)
 
 
 def why_eager(model: Any, device: torch.device) -> Refusals:

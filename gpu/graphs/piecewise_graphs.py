@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,9 +29,6 @@ from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 from actorium.kernels.inputs import Input, settled
-
-if TYPE_CHECKING:
-    from actorium.gpu.step.runner import ModelRunner
 
 NOTHING = AttentionPlan(0, None, None, None)
 """What a segment knows of how its rows attend."""
@@ -100,15 +97,16 @@ class StaticInputs:
 
 
 class PiecewiseGraphRunner:
-    """Segments of a runner's steps."""
+    """Graphs of a model's layers from one attention to the next."""
 
-    def __init__(self, runner: ModelRunner, capturer: Capturer, sizes: Sequence[int]) -> None:
-        """sizes: tokens that segments are captured for, in the order of capture."""
-        assert isinstance(runner.model, Decoder)
-        self._model, self._pools = runner.model, runner.pools
+    def __init__(self, model: Decoder, pools: Sequence[KVPagePool], capturer: Capturer,
+                 sizes: Sequence[int]) -> None:
+        """pools: of each group of layers; sizes: tokens that segments are captured for, in the
+        order of capture."""
+        self._model, self._pools = model, pools
         self._capturer, self.shapes = capturer, list(sizes)
         self._sizes = sorted(sizes)
-        self._inputs = StaticInputs(runner.model, runner.tables.groups, self._sizes[-1])
+        self._inputs = StaticInputs(model, len(pools), self._sizes[-1])
         self._chains: dict[int, PiecewiseGraph] = {}
         self.replays = 0
         """Steps served so far."""
@@ -162,7 +160,7 @@ class PiecewiseGraphRunner:
         return self._sizes[at] if at < len(self._sizes) else 0
 
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
-                recurrent: RecurrentBatch | None) -> Tensor:
+                recurrent: RecurrentBatch | None = None) -> Tensor:
         """See `Decoder.forward`; of a step that is served."""
         model, batch = self._model, batches[0]
         count = len(batch.tokens)

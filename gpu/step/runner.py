@@ -14,11 +14,7 @@ from torch import Tensor
 
 from actorium.actors.messages import RowLogprobs, RowMask, StepPlan, StepResult
 from actorium.actors.params import Resolved
-from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, GraphReplay
-from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
-from actorium.gpu.models.decoder import Drafter
-from actorium.gpu.step.batch import ForwardBatch
+from actorium.gpu.step.forward import ForwardPass, Proposer, StepModel
 from actorium.gpu.step.input_batch import (
     InputBatch,
     PromptLogprobRows,
@@ -28,9 +24,8 @@ from actorium.gpu.step.input_batch import (
 )
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.sampler import SamplerOutput, sample_and_commit
-from actorium.gpu.step.speculation import MTPProposer, ProposeHook, propose_with_hook
 from actorium.gpu.step.staging import Download, Upload
-from actorium.gpu.step.states import RecurrentBatch, StatePool
+from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, SlotTables
 from actorium.kernels.reference.logprobs import Logprobs, join
 
@@ -38,6 +33,8 @@ LOGITS_BYTES = 256 << 20
 """Most that the logits of prompt positions may take at once."""
 
 
+ProposeHook = Callable[[I32, I32, int], I32]
+"""(slots, positions, k) -> i32[n, k]: drafts of the tokens at each slot's position and after it."""
 ToLogits = Callable[[Tensor], Tensor]
 OnQueue = Callable[[], None]
 WaitForMasks = Callable[[StepPlan], Sequence[RowMask]]
@@ -53,20 +50,37 @@ def _no_masks(plan: StepPlan) -> Sequence[RowMask]:
     raise ValueError(f"masks: those of step {plan.step} should follow, nobody waits for them")
 
 
-class RunnableModel(Protocol):
-    """What the runner needs of a model."""
+class StepReplay(Protocol):
+    """A step of decodes that is replayed from graphs; see `graphs.decode_graphs`."""
 
-    shape: ModelShape
-    drafter: Drafter | None
+    @property
+    def logits(self) -> Tensor:
+        """[rows, V], rows >= those of the step; after `forward`."""
 
-    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
-                recurrent: RecurrentBatch | None = None) -> Tensor: ...
+    @property
+    def packed(self) -> Tensor | None:
+        """i64[2 + q_len, rows], after `finish`: counts, finish and tokens of `SamplerOutput`. None
+        where the step is sampled operation by operation."""
 
-    def logits(self, rows: Tensor) -> Tensor: ...
+    def lend(self, step: InputBatch) -> None:
+        """Give the step's rows on the device to `step`."""
 
-    def norm_rows(self, rows: Tensor) -> Tensor: ...
+    def forward(self) -> None:
+        """Queue everything up to the logits."""
 
-    def head_logits(self, normed: Tensor) -> Tensor: ...
+    def finish(self) -> None:
+        """Queue sampling and drafts."""
+
+    def follow(self, emitted: SamplerOutput) -> None:
+        """Queue drafts after a sampling that was done outside."""
+
+
+class StepGraphs(Protocol):
+    """Graphs of whole steps of decodes."""
+
+    def serve(self, step: InputBatch, drafts: int, up: Upload) -> StepReplay | None:
+        """How to replay a step that makes so many drafts; None: it must run otherwise. What the
+        graph needs goes to the upload."""
 
 
 @dataclass(slots=True)
@@ -113,47 +127,21 @@ class LaunchedStep:
             _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us)
 
 
-class ModelRunner:
+class ModelRunner(ForwardPass):
     """Runs plans, in order, on one device."""
 
-    def __init__(self, model: RunnableModel, pools: list[KVPagePool], tables: SlotTables,
-                 states: StatePool | None = None, draft_pool: KVPagePool | None = None,
+    def __init__(self, model: StepModel, pools: list[KVPagePool], tables: SlotTables,
+                 states: StatePool | None = None, proposer: Proposer | None = None,
                  propose: ProposeHook | None = None, force: tuple[float, ...] = ()) -> None:
-        """pools: of each group of the model's layers; states: of its recurrent layers; draft_pool:
-        of its MTP layer, which is not run without. propose: makes the drafts instead; force: accept
+        """See `ForwardPass`. propose: makes the drafts where there is no proposer; force: accept
         drafts with these probabilities, by place in the window, whatever was sampled."""
-        self.model, self.pools, self.tables, self.states = model, pools, tables, states
+        super().__init__(model, pools, tables, states, proposer)
         self.arrays = tables.arrays
-        self._propose, self.force = propose, force
-        self.graphs: DecodeGraphRunner | None = None
-        self.segments: PiecewiseGraphRunner | None = None
-        self.served = {"full_graph": 0, "piecewise_graph": 0, "eager": 0}
-        """Steps so far, by how they were run: one graph, graphs with attention between them, or
-        operation by operation."""
+        self._hook, self.force = propose, force
+        self.graphs: StepGraphs | None = None
         self.wait: WaitForMasks = _no_masks
         self.window = 1
         """Rows of each decode of the last step."""
-        self.draft_with(draft_pool)
-
-    def draft_with(self, pool: KVPagePool | None) -> None:
-        """Draft with the model's MTP layer, whose pages are these; None: do not run it."""
-        self.draft_pool, model = pool, self.model
-        self._drafting: MTPProposer | None = None
-        if pool is None:
-            return
-        assert model.drafter is not None
-        full = [group.window for group in model.shape.groups].index(0)
-        self._drafting = MTPProposer(model.drafter, pool, self.tables, full)
-
-    @property
-    def drafting(self) -> MTPProposer | None:
-        """What drafts with the model's layer."""
-        return self._drafting
-
-    @property
-    def all_pools(self) -> list[KVPagePool]:
-        """That of the MTP layer as well."""
-        return [*self.pools, self.draft_pool] if self.draft_pool else self.pools
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step, to its end."""
@@ -195,9 +183,8 @@ class ModelRunner:
             self._run(plan, step, up, out)
         else:
             self._replay(captured, step, up, out)
-        if plan.drafts and self._propose is not None and self._drafting is None \
-                and len(step.slots):
-            propose_with_hook(self._propose, self.tables, step, plan.drafts)
+        if plan.drafts and self._hook is not None and self.proposer is None and len(step.slots):
+            self._propose_with(self._hook, step, plan.drafts)
         if "masked" in step.sent:
             slots = self.arrays.long(up[step.sent["masked"]])
             out.drafts = self.arrays.fetch(self.tables.drafts.tokens[slots, :plan.drafts])
@@ -219,17 +206,24 @@ class ModelRunner:
 
     def _run(self, plan: StepPlan, step: InputBatch, up: Upload, out: LaunchedStep) -> None:
         """The step, operation by operation; segments of it perhaps as they were captured."""
-        recurrent, drafting = self.recurrent(plan, step), self._drafting
-        if drafting is not None and drafting.wants(step, plan.drafts):
-            normed = self.forward_all(step, recurrent)
-            emitted = self._tell(step, normed.index_select(0, step.batches[0].logit_rows),
-                                 self.model.head_logits, up, out)
-            rows, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
-            drafting.follow(step, plan.drafts, rows, counts, normed)
-        else:
-            self._tell(step, self._forward(step, recurrent), self.model.logits, up, out)
+        recurrent, proposer = self.recurrent(plan, step), self.proposer
+        if proposer is None or not proposer.needs_hidden(step, plan.drafts):
+            self._sample_rows(step, self.wanted_rows(step, recurrent), self.model.logits, up, out)
+            return
+        normed = self.all_rows_normed(step, recurrent)
+        emitted = self._sample_rows(step, normed.index_select(0, step.batches[0].logit_rows),
+                                    self.model.head_logits, up, out)
+        rows, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
+        proposer.propose(step, plan.drafts, rows, counts, normed)
 
-    def _replay(self, captured: GraphReplay, step: InputBatch, up: Upload,
+    def _propose_with(self, hook: ProposeHook, step: InputBatch, drafts: int) -> None:
+        """Write the hook's drafts to the tables. Waits for the device."""
+        t = self.tables
+        (length,) = self.arrays.fetch_rows(t.seq_len[step.slots_d]).wait()
+        (given,) = self.arrays.stage(hook(step.slots, length, drafts))
+        t.drafts.tokens[step.slots_d, :drafts] = self.arrays.long(given)
+
+    def _replay(self, captured: StepReplay, step: InputBatch, up: Upload,
                 out: LaunchedStep) -> None:
         """The step, as it was captured; perhaps but for sampling."""
         self.served["full_graph"] += 1
@@ -246,27 +240,8 @@ class ModelRunner:
         if step.q_len > 1:
             out.learn = self._learn(step)
 
-    def forward_all(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
-        """[T, hidden]: of every row, after the final norm."""
-        return self.model.norm_rows(self.forward_rows(step, recurrent))
-
-    def forward_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
-        """[T, hidden]: of every row, before it."""
-        for batch in step.batches:
-            batch.all_rows = True
-        return self._forward(step, recurrent)
-
-    def _forward(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
-        """See `Decoder.forward`."""
-        own: RunnableModel | PiecewiseGraphRunner = self.model
-        if self.segments is not None and self.segments.serves(step):
-            own = self.segments
-        self.served["eager" if own is self.model else "piecewise_graph"] += 1
-        return own.forward(step.batches, self.pools, recurrent)
-
-    def _tell(self, step: InputBatch, wanted: Tensor, to_logits: ToLogits, up: Upload,
-              out: LaunchedStep
-              ) -> SamplerOutput | None:
+    def _sample_rows(self, step: InputBatch, wanted: Tensor, to_logits: ToLogits, up: Upload,
+                     out: LaunchedStep) -> SamplerOutput | None:
         """Sample, and what else the result tells. wanted: [R, hidden], the rows `logit_rows`."""
         rows, emitted = len(step.row_slots), None
         if rows:
@@ -276,17 +251,6 @@ class ModelRunner:
             out.prompt_values = self._prompts(step.prompts, self.arrays.tensor(tokens),
                                               wanted[rows:], to_logits)
         return emitted
-
-    def recurrent(self, plan: StepPlan, step: InputBatch) -> RecurrentBatch | None:
-        """The step's rows of the states."""
-        if self.states is None:
-            return None
-        slots, drafts, tensor = step.slots_d[step.ending:], self.tables.drafts, self.arrays.tensor
-        decodes, extends = tensor(self.arrays.long(slots)), step.batches[0].extends
-        if not drafts.most:
-            return RecurrentBatch(self.states, self.states.rows(plan, extends, decodes))
-        return RecurrentBatch(self.states, self.states.rows(plan, extends, decodes, step.q_len,
-                                                            tensor(drafts.accepted[slots])))
 
     def _sample(self, step: InputBatch, logits: Tensor, up: Upload,
                 out: LaunchedStep) -> SamplerOutput:

@@ -7,21 +7,18 @@ Nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.decoder import Drafter
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.staging import Array, HostArrays
-from actorium.gpu.step.tables import I32, LIMIT, SlotTables
-
-ProposeHook = Callable[[I32, I32, int], I32]
-"""(slots, positions, k) -> i32[n, k]: drafts of the tokens at each slot's position and after it."""
+from actorium.gpu.step.tables import LIMIT, SlotTables
 
 
 class MTPProposer:
@@ -29,15 +26,15 @@ class MTPProposer:
 
     def __init__(self, drafter: Drafter, pool: KVPagePool, tables: SlotTables, group: int) -> None:
         """pool: of the layer; group: of the model's layers with full attention."""
-        self._drafter, self._pool, self._tables, self._group = drafter, pool, tables, group
+        self.pool, self._drafter, self._tables, self._group = pool, drafter, tables, group
 
-    def wants(self, step: InputBatch, drafts: int) -> bool:
+    def needs_hidden(self, step: InputBatch, drafts: int) -> bool:
         """Whether the step's hidden states are needed: for drafts, or to keep a prompt's keys and
         values whole."""
         return drafts > 0 or step.extends is not None
 
-    def follow(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
-               hidden: Tensor) -> None:
+    def propose(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
+                hidden: Tensor) -> None:
         """Take the step in, and write so many drafts for every sampled sequence to the tables.
 
         sampled: i64[rows], what was sampled for each row (None: there are none); counts:
@@ -48,10 +45,10 @@ class MTPProposer:
         tokens = tensor(self._following(step, sampled))
         if not drafts or sampled is None:
             batch, n = _extends_alone(batch), batch.extend_tokens
-            self._drafter.forward(tokens[:n], hidden[:n], batch, self._pool, batch.logit_rows)
+            self._drafter.forward(tokens[:n], hidden[:n], batch, self.pool, batch.logit_rows)
             return
         wanted = tensor(self._last_rows(step, batch.extend_tokens, counts))
-        out = self._drafter.forward(tokens, hidden, batch, self._pool, wanted)
+        out = self._drafter.forward(tokens, hidden, batch, self.pool, wanted)
         self._chain(step, drafts, out)
 
     def _following(self, step: InputBatch, sampled: Array) -> Array:
@@ -100,7 +97,7 @@ class MTPProposer:
                 arrays.tensor(token), arrays.tensor(long(where(at < t.max_len, at, t.max_len - 1))),
                 arrays.tensor(long(where(ended | (at >= limit), 0, index))), [], 0, len(rows),
                 pages, arrays.tensor(where(ended, 1, at + 1)), bound - 1 + i, rows)
-            out = self._drafter.forward(arrays.tensor(token), out, batch, self._pool, None)
+            out = self._drafter.forward(arrays.tensor(token), out, batch, self.pool, None)
             token = self._likeliest(out)
             t.drafts.tokens[slots, i] = token
 
@@ -112,12 +109,14 @@ class MTPProposer:
         return logits.argmax(1)
 
 
-def propose_with_hook(hook: ProposeHook, t: SlotTables, step: InputBatch, drafts: int) -> None:
-    """Write the drafts that `hook` gives to the tables. Waits for the device."""
-    (length,) = t.arrays.fetch_rows(t.seq_len[step.slots_d]).wait()
-    given = hook(step.slots, length, drafts)
-    (given_d,) = t.arrays.stage(given)
-    t.drafts.tokens[step.slots_d, :drafts] = t.arrays.long(given_d)
+def make_proposer(drafter: Drafter | None, shape: ModelShape, pool: KVPagePool | None,
+                  tables: SlotTables) -> MTPProposer | None:
+    """A model's proposer, whose keys and values are in this pool; None without one."""
+    if pool is None:
+        return None
+    assert drafter is not None
+    full = [group.window for group in shape.groups].index(0)
+    return MTPProposer(drafter, pool, tables, full)
 
 
 def _extends_alone(batch: ForwardBatch) -> ForwardBatch:

@@ -30,6 +30,7 @@ from actorium.gpu.plan.memory_plan import MemoryPlan, demand_of, make_plan
 from actorium.gpu.plan.sizes import device_budget, page_table_width
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.speculation import make_proposer
 from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
@@ -221,8 +222,9 @@ def _allocate(config: Config, model: Model, device: torch.device
                         max_drafts(config, shape), model.ops.sampling)
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = ModelRunner(model, sinks, tables, make_states(config, shape, slots, 0, device),
-                         make_draft_pool(shape, 1, size, dtype, device),
                          force=parse_acceptance(config.speculation.force_acceptance))
+    runner.proposer = make_proposer(model.drafter, shape, make_draft_pool(
+        shape, 1, size, dtype, device), tables)
     workspace, step = 0, Step(0, 0)
     graphs, demand = _graphs(config, runner), demand_of(config)
     if device.type == "cuda":
@@ -238,7 +240,8 @@ def _allocate(config: Config, model: Model, device: torch.device
         runner.states = make_states(config, shape, slots, plan.checkpoints, device)
     pages = [pool.pages for pool in plan.pools]
     runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
-    runner.draft_with(make_draft_pool(shape, pages[-1], size, dtype, device))
+    runner.proposer = make_proposer(model.drafter, shape, make_draft_pool(
+        shape, pages[-1], size, dtype, device), tables)
     footprint = Footprint(planned_bytes(plan, graphs), {"workspace": workspace}, step)
     return runner, footprint, plan
 
@@ -283,8 +286,12 @@ def _graphs(config: Config, runner: ModelRunner) -> Graphs:
 def _to_capture(runner: ModelRunner, graphs: Graphs, capturer: Capturer
                 ) -> tuple[DecodeGraphRunner | None, PiecewiseGraphRunner | None]:
     """These graphs, of one memory. Decodes come first: the logits of the largest take most."""
-    return (DecodeGraphRunner(runner, capturer, graphs.decodes) if graphs.decodes else None,
-            PiecewiseGraphRunner(runner, capturer, graphs.tokens) if graphs.tokens else None)
+    model = runner.model
+    assert isinstance(model, Model)
+    return (DecodeGraphRunner(runner, capturer, graphs.decodes, runner.force)
+            if graphs.decodes else None,
+            PiecewiseGraphRunner(model, runner.pools, capturer, graphs.tokens)
+            if graphs.tokens else None)
 
 
 def _graph_bytes(runner: ModelRunner, graphs: Graphs) -> int:

@@ -184,7 +184,7 @@ def shapes(sizes: list[int], windows: Iterable[int] = (1,)) -> list[GraphShape]:
 def with_graphs(runner: ModelRunner, sizes: list[int],
                 windows: Iterable[int] = (1,)) -> DecodeGraphRunner:
     """Capture a runner's decode steps, by recording."""
-    graphs = DecodeGraphRunner(runner, RecordingCapturer(), shapes(sizes, windows))
+    graphs = DecodeGraphRunner(runner, RecordingCapturer(), shapes(sizes, windows), runner.force)
     graphs.capture(lambda phase, detail: None)
     runner.graphs = graphs
     return graphs
@@ -202,7 +202,8 @@ def with_segments(runner: ModelRunner, sizes: list[int]) -> PiecewiseGraphRunner
     """Capture segments of a runner's steps, by recording, in one memory with its graphs."""
     graphs = runner.graphs
     capturer = graphs._capturer if graphs is not None else RecordingCapturer()
-    segments = PiecewiseGraphRunner(runner, capturer, sorted(sizes, reverse=True))
+    segments = PiecewiseGraphRunner(runner.model, runner.pools, capturer,
+                                    sorted(sizes, reverse=True))
     segments.capture(lambda phase, detail: None)
     runner.segments = segments
     return segments

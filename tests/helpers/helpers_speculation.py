@@ -15,8 +15,8 @@ from actorium.actors.messages import Admit, RowMask, StepPlan, StepResult
 from actorium.actors.params import Resolved
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_draft_pool, make_pools
-from actorium.gpu.step.runner import ModelRunner
-from actorium.gpu.step.speculation import ProposeHook
+from actorium.gpu.step.runner import ModelRunner, ProposeHook
+from actorium.gpu.step.speculation import make_proposer
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SEED_LOW, SlotTables
@@ -49,7 +49,8 @@ def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slo
     for pool in (*pools, *([own] if own else [])):
         for pages_of in pool.layers:
             pages_of.fill_(RUBBISH)
-    return ModelRunner(model, pools, tables, states, own, propose, force)
+    proposer = make_proposer(getattr(model, "drafter", None), shape, own, tables)
+    return ModelRunner(model, pools, tables, states, proposer, propose, force)
 
 
 class Guess:

@@ -102,7 +102,7 @@ def seconds(code: str) -> float:
     return time.perf_counter() - began
 
 
-@pytest.mark.parametrize("package", ["actors", "tools"])
+@pytest.mark.parametrize("package", ["actors", "gpu", "kernels", "tools"])
 def test_no_module_imports_one_that_imports_it(package: str) -> None:
     """Not lazily nor for a type either."""
     assert circles(needs(package)) == []

@@ -194,7 +194,7 @@ def test_a_step_is_one_copy_to_the_device_or_none(make: Callable[[str], Any]) ->
 def test_what_is_captured_and_what_is_not(make: Callable[[str], Any]) -> None:
     runner = make_runner(make("attention"), 0, slots=8, arrays=DeviceArrays)
     said: list[tuple[str, str]] = []
-    graphs = DecodeGraphRunner(runner, RecordingCapturer(), shapes(SIZES))
+    graphs = DecodeGraphRunner(runner, RecordingCapturer(), shapes(SIZES), runner.force)
     before = [t.clone() for t in (runner.tables.seq_len, runner.tables.ended, *runner.tables.pages)]
     graphs.capture(lambda phase, detail: said.append((phase, detail)))
     after = (runner.tables.seq_len, runner.tables.ended, *runner.tables.pages)

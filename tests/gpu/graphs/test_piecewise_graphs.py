@@ -156,7 +156,7 @@ def test_the_largest_first_and_nothing_but_the_sink(make: Callable[[str], Any]) 
     for layer in runner.pools[0].layers:
         layer.fill_(math.nan)
     said: list[tuple[str, str]] = []
-    segments = PiecewiseGraphRunner(runner, RecordingCapturer(), [20, 8, 3])
+    segments = PiecewiseGraphRunner(runner.model, runner.pools, RecordingCapturer(), [20, 8, 3])
     segments.capture(lambda phase, detail: said.append((phase, detail)))
     assert said == [("warming", f"segments {i}/3") for i in range(3)]
     assert runner.segments is None, "nothing is served before all are there"

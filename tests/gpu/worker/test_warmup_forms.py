@@ -171,8 +171,9 @@ def capture(runner: ModelRunner, forms: Forms, drafts: int) -> None:
     """Graphs of a few sizes, which a launcher would not see; as `worker.device` does it.
     """
     capturer = Rerun(forms)
-    runner.graphs = DecodeGraphRunner(runner, capturer, shapes([1, 4], range(1, drafts + 2)))
-    runner.segments = PiecewiseGraphRunner(runner, capturer, [32, 8])
+    runner.graphs = DecodeGraphRunner(runner, capturer, shapes([1, 4], range(1, drafts + 2)),
+                                      runner.force)
+    runner.segments = PiecewiseGraphRunner(runner.model, runner.pools, capturer, [32, 8])
     runner.graphs.capture(lambda *_: None)
     runner.segments.capture(lambda *_: None)
     warm_up_kernels(runner, 32, lambda *_: None)

@@ -75,10 +75,11 @@ def _runner(model: Any, sizes: Sequence[int] = (), windows: Sequence[int] = (1,)
         runner = make_runner(model, device=DEVICE, arrays=arrays, **options)
     graphs, segments, capturer = None, None, CudaCapturer(DEVICE)
     if sizes:
-        graphs = DecodeGraphRunner(runner, capturer, shapes(list(sizes), windows))
+        graphs = DecodeGraphRunner(runner, capturer, shapes(list(sizes), windows), runner.force)
         graphs.capture(lambda phase, detail: None)
     if tokens:
-        segments = PiecewiseGraphRunner(runner, capturer, sorted(tokens, reverse=True))
+        segments = PiecewiseGraphRunner(runner.model, runner.pools, capturer,
+                                        sorted(tokens, reverse=True))
         segments.capture(lambda phase, detail: None)
     runner.graphs, runner.segments = graphs, segments
     return runner
@@ -222,7 +223,7 @@ def test_capturing_leaves_live_tables_alone(path: Path) -> None:
         tokens = np.arange(9, dtype=np.int32).tobytes()
         admit = Admit(3, tokens, 9, 0, np.array([5, 6], np.int32).tobytes(), PARAMS[0], 3)
         runner.run(StepPlan(1, 1, admit=[admit], extend=np.array([3, 9], np.int32).tobytes()))
-    graphs = DecodeGraphRunner(other, CudaCapturer(DEVICE), shapes([1, 4]))
+    graphs = DecodeGraphRunner(other, CudaCapturer(DEVICE), shapes([1, 4]), other.force)
     graphs.capture(lambda phase, detail: None)
     other.graphs = graphs
     plan = StepPlan(1, 2, decode=np.array([3], np.int32).tobytes())
