@@ -1,28 +1,27 @@
 """The contract between an actor's pure core and the shell that runs it (`runtime/shell.py`).
 
-A core does no IO, reads no clock, starts no thread and draws no randomness of its own: the shell
-hands it messages and the time (CLOCK_MONOTONIC seconds) and sends what it returns. So a core can be
-driven by a unit test, a simulation with a virtual clock, or a benchmark, without a process.
+A core does no IO, reads no clock, starts no thread and draws no random numbers: the shell hands it
+messages and the time (CLOCK_MONOTONIC seconds) and sends what it returns. So a unit test, a
+simulation with a virtual clock or a benchmark can drive a core without a process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from actorium.actors.config.tree import Config
-from actorium.actors.runtime.inflight_journal import InflightJournal
 
 CLIENT = "client"
 LEDGER = "ledger"
-"""Where a core sends records that must be committed before what follows them is told."""
-IDLE_BEAT = 0.5
-"""Seconds between the heartbeats of an actor that rests."""
+"""Receiver of records that must be committed before the messages after them are sent."""
+IDLE_HEARTBEAT = 0.5
+"""Seconds between the heartbeats of an actor that has nothing to do."""
 
 
 class Send(NamedTuple):
-    """One message to send: `to` is a role ("scheduler", "worker-0", ...), `CLIENT` or `LEDGER`."""
+    """One message to send. `to` is a role ("scheduler", "worker-0", ...), `CLIENT` or `LEDGER`."""
 
     to: str
     message: Any
@@ -31,11 +30,11 @@ class Send(NamedTuple):
 
 
 class Health(NamedTuple):
-    """What a heartbeat tells of a core."""
+    """What a heartbeat reports about a core."""
 
     phase: str
     step: int
-    """Work done, monotonic."""
+    """Work done so far; never falls."""
     budget: float
     """Seconds the phase may take without progress before it counts as hung."""
     gauges: dict[str, float] = {}
@@ -43,60 +42,71 @@ class Health(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a role's `build` function gets."""
+    """The argument of a role's `build` function."""
 
     config: Config
     run_dir: Path
     role: str
     epoch: int
     entropy: int
-    """63 random bits for cores that need fresh seeds (drawn once, by the shell)."""
+    """63 random bits, drawn once by the entry point, for cores that need fresh seeds."""
+
+
+class RequestJournal(Protocol):
+    """What the shell asks of the journal of requests in progress (`runtime/inflight_journal.py`).
+    """
+
+    def overdue(self, now: float) -> tuple[float, float] | None:
+        """(seconds spent, seconds allowed) of a request that takes too long; None if none does."""
+
+    def gauges(self) -> dict[str, float]:
+        """Counts for the heartbeat."""
 
 
 class Core:
-    """An actor's logic, the base of every actor's core.
+    """An actor's logic: the base class of every actor's core.
 
-    The shell drains a burst of messages into `on_message` / `on_client`, then calls `on_wake` once
-    and sends what it returns, in order. It sends to the core's own role by calling `on_message`.
-    Hooks that a core does not define do nothing.
+    The shell hands a burst of messages to `on_message` and `on_client`, then calls `on_wake` once
+    and sends what it returns, in order. A message that a core sends to its own role comes back by
+    `on_message`. Hooks that a core does not define do nothing.
     """
 
     inbox: Any = None
     """Closed union of the messages that the core accepts from actors."""
     front: Any = None
-    """The same from clients; None = it has none."""
-    journal: InflightJournal | None = None
-    """Says what the core works on, to its next incarnation and in heartbeats."""
+    """Closed union of the messages that it accepts from clients; None = it has no front."""
+    journal: RequestJournal | None = None
+    """The requests in progress, for the next incarnation and for heartbeats."""
     ledger: Any = None
-    """The `Ledger` that takes what is sent to `LEDGER`; None = there is none."""
+    """The `Ledger` that stores what is sent to `LEDGER`; None = there is none."""
     next_sid: int = 1
-    """Of a core with a ledger: the first sequence number that was never given."""
+    """The first sequence number that was never given (cores with a ledger)."""
 
     def on_message(self, message: Any, now: float) -> None:
-        """Take one message of the inbox."""
+        """Handle one message of the inbox."""
         raise NotImplementedError
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
-        """Take one message of the front, from the ROUTER identity `client`."""
+        """Handle one message of the front, from the ROUTER identity `client`."""
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        """Everything to send now. Called after each burst, and at `next_timer`."""
+        """Return everything to send now. Called after each burst, and at `next_timer`."""
         raise NotImplementedError
 
     def next_timer(self) -> float | None:
-        """When to call `on_wake` though no message came; None = never."""
+        """When to call `on_wake` even if no message comes; None = never."""
         return None
 
     def drain(self, now: float) -> None:
-        """Admit nothing new; `done` becomes true when what was running has finished."""
+        """Admit nothing new; `done` becomes true when running work has finished."""
 
     @property
     def done(self) -> bool:
-        """What was running when `drain` was called has finished."""
+        """Whether all work that ran when `drain` was called has finished."""
         raise NotImplementedError
 
     def health(self) -> Health:
-        """For the heartbeats."""
+        """What the heartbeats report."""
         raise NotImplementedError
 
     def on_start(self, post: Callable[..., None]) -> None:
@@ -104,42 +114,42 @@ class Core:
         it runs `call` on the shell's thread, then wakes the core."""
 
     def on_bad_client(self, client: bytes, error_text: str) -> None:
-        """A frame of this client is no message of `front`; the text is one line that names the
+        """A client sent a frame that is no message of `front`. The text is one line that names the
         field where it can."""
 
     def on_client_gone(self, client: bytes, now: float) -> None:
-        """Something was to be sent to this client, but it is not connected, or has not read for so
-        long that its backlog was dropped."""
+        """A message could not be delivered: the client is not connected, or read so slowly that its
+        backlog was dropped."""
 
     def on_client_slow(self, client: bytes, slow: bool, now: float) -> None:
-        """The client does not read what is sent to it, which waits here; or (not slow) it has read
-        all of it."""
+        """The client has stopped reading and messages for it wait here; or, with `slow` false, it
+        has caught up."""
 
-    def on_missed(self, role: str, now: float) -> bool:
-        """This actor does not read, and the backlog for it is full. True = all of it is dropped,
-        and what comes until it reads again, when `on_hears` is called: then everything has to be
-        told once more. False: that is a fault."""
+    def on_peer_stuck(self, role: str, now: float) -> bool:
+        """An actor does not read, and the backlog for it is full. Return True to drop the backlog
+        and all messages until `on_peer_back`, after which everything has to be sent again; False
+        makes it a fault of this actor."""
         return False
 
-    def on_hears(self, role: str, now: float) -> None:
-        """This actor reads again; see `on_missed`."""
+    def on_peer_back(self, role: str, now: float) -> None:
+        """The actor of `on_peer_stuck` reads again."""
 
-    def alive(self) -> Iterable[Sequence[Any]]:
-        """Of a core with a ledger: the records of all that is not over, a slice at a time."""
+    def live_records(self) -> Iterable[Sequence[Any]]:
+        """The ledger records of every unfinished request, in slices (cores with a ledger)."""
         return ()
 
     def on_ledger_full(self, why: str, now: float) -> None:
-        """The ledger takes no more, and what was to be told after those records waits."""
+        """The ledger accepts no records; messages that follow the refused ones wait."""
 
     def on_ledger_lost(self, why: str, now: float) -> None:
-        """Nothing waits for the ledger any more, and what is told is not durable."""
+        """Messages no longer wait for the ledger: what they report is not durable."""
 
     def on_ledger_ok(self, now: float) -> None:
-        """The ledger takes records again, and what waited has gone out."""
+        """The ledger accepts records again, and what waited has been sent."""
 
 
 class CoreObserver(Core):
-    """A core around another core, as that one in all that a subclass does not define."""
+    """A core that wraps another one and forwards every hook that a subclass does not override."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -185,14 +195,14 @@ class CoreObserver(Core):
     def on_client_slow(self, client: bytes, slow: bool, now: float) -> None:
         self._core.on_client_slow(client, slow, now)
 
-    def on_missed(self, role: str, now: float) -> bool:
-        return self._core.on_missed(role, now)
+    def on_peer_stuck(self, role: str, now: float) -> bool:
+        return self._core.on_peer_stuck(role, now)
 
-    def on_hears(self, role: str, now: float) -> None:
-        self._core.on_hears(role, now)
+    def on_peer_back(self, role: str, now: float) -> None:
+        self._core.on_peer_back(role, now)
 
-    def alive(self) -> Iterable[Sequence[Any]]:
-        return self._core.alive()
+    def live_records(self) -> Iterable[Sequence[Any]]:
+        return self._core.live_records()
 
     def on_ledger_full(self, why: str, now: float) -> None:
         self._core.on_ledger_full(why, now)

@@ -19,8 +19,12 @@ WORKING_PHASES = READY_PHASES | {"draining"}
 """Phases in which what was accepted goes on."""
 STARTING_PHASES = frozenset({"starting", "loading", "warming"})
 EXITED = "exited"
-SILENT = "silent"
-"""What a phase is called whose actor has not been heard of for too long."""
+SILENT, HUNG = "silent", "hung"
+"""States of an actor whose heartbeats stay away, and of one that makes no progress."""
+ONE_REQUEST = "busy with one request"
+"""Detail of the heartbeats of an actor whose request in progress is overdue."""
+HISTOGRAM_MARK = "|"
+"""In the name of a gauge that is part of a histogram (`runtime/histograms.py`)."""
 SILENT_AFTER = 2.0
 """Seconds without a heartbeat after which an actor's last word no longer counts."""
 MEMORY_GAUGES = (
@@ -51,6 +55,11 @@ def why_not_ready(status: Status) -> str:
     if status.ready or status.error:
         return status.error or ""
     return not_at_work(status.actors) or "not every actor has been heard of"
+
+
+def plain_gauges(gauges: Mapping[str, float]) -> dict[str, float]:
+    """The gauges that are no part of a histogram: those for people."""
+    return {name: value for name, value in gauges.items() if HISTOGRAM_MARK not in name}
 
 
 class CounterReading(NamedTuple):

@@ -115,11 +115,11 @@ class DetokenizerCore(Core):
             self._readers.slow.discard(client)
             self._tell_lost(client)
 
-    def on_missed(self, role: str, now: float) -> bool:
+    def on_peer_stuck(self, role: str, now: float) -> bool:
         """The scheduler does not read: what it is sent is dropped until it does."""
         return role == "scheduler"
 
-    def on_hears(self, role: str, now: float) -> None:
+    def on_peer_back(self, role: str, now: float) -> None:
         """It reads again: what it tells of all sequences shows what of ours it has missed."""
         self._out.append(self._hello())
 

@@ -20,7 +20,7 @@ from actorium.actors.gateway.http import api_keys
 from actorium.actors.messages import Message
 from actorium.actors.runtime.http import listening
 from actorium.actors.runtime.http.listening import ListenAddress
-from actorium.actors.runtime.inflight_journal import open_journal
+from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
 
 FILE = "gateway.json"
 BACKLOG = 2048
@@ -44,6 +44,7 @@ class GatewayCore(Core):
 
     inbox: Any = Nudge
     front: Any = None
+    journal: InflightJournal
 
     def __init__(self, ctx: Context, sock: socket.socket) -> None:
         self._ctx, self._sock = ctx, sock

@@ -1,4 +1,4 @@
-"""The launcher's children: each actor a process that leads its own group, watched by its pidfd."""
+"""The launcher's child processes: each actor leads a process group and is watched by its pidfd."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from actorium.actors.messages import Child, Exited
-from actorium.actors.runtime.inflight_journal import mark_hung
 from actorium.actors.runtime.process import kill_group, process_activity, python, send_signal
-from actorium.actors.watchdog.hangs import HUNG
 
 STDERR = 2
-KEPT_BACK = frozenset({"ACTORIUM_API_KEY", "ACTORIUM_ADMIN_KEY", "HF_TOKEN",
-                       "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"})
-"""Variables that hold secrets, for which no actor asks: keys are in its configuration, and nothing
-is fetched."""
+SECRETS = frozenset({"ACTORIUM_API_KEY", "ACTORIUM_ADMIN_KEY", "HF_TOKEN",
+                     "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"})
+"""Environment variables that no actor gets: keys are in its configuration, and nothing is
+downloaded."""
 SOCKETS = (".inbox", ".front")
 STACKS_SIGNAL = signal.SIGUSR1
 """Has an actor write the stacks of all its threads into its log."""
 
 
-class Actor:
+class ActorProcess:
     """A running child."""
 
     def __init__(self, role: str, epoch: int, process: subprocess.Popen[bytes]) -> None:
@@ -40,20 +38,20 @@ class Actor:
         return status
 
 
-class Actors:
-    """An engine's actors, those that run and those that are gone."""
+class ActorProcesses:
+    """An engine's actors: those that run, and the exits of those that are gone."""
 
     def __init__(self, run_dir: Path, roles: Mapping[str, str], poll: select.poll) -> None:
-        """`roles`: role -> "module:function" of what builds it; pidfds are registered in `poll`."""
-        self.running: dict[int, Actor] = {}
+        """roles: role -> "module:function" of what builds it; pidfds are registered in `poll`."""
+        self.running: dict[int, ActorProcess] = {}
         """By pidfd."""
         self._run_dir, self._roles, self._poll = run_dir, roles, poll
         self._epochs: dict[str, int] = {}
         self._exits: dict[str, Exited] = {}
-        """Of the roles that nobody plays at the moment."""
+        """Of the roles that nobody runs at the moment."""
 
-    def spawn(self, role: str, epoch: int = 1) -> Actor | None:
-        """Start an incarnation; None if the role is unknown, or has seen this epoch already."""
+    def spawn(self, role: str, epoch: int = 1) -> ActorProcess | None:
+        """Start an incarnation; None if the role is unknown, runs, or has had this epoch."""
         if role not in self._roles or epoch <= self._epochs.get(role, 0):
             return None
         if any(actor.role == role for actor in self.running.values()):
@@ -62,10 +60,10 @@ class Actors:
         argv = python("actorium.actors.runtime.main", role, str(self._run_dir), str(epoch),
                       str(os.getpid()), self._roles[role])
         # The engine's stdout belongs to whoever runs the launcher.
-        environ = {name: value for name, value in os.environ.items() if name not in KEPT_BACK}
+        environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=STDERR,
                                    process_group=0, env=environ)
-        actor = Actor(role, epoch, process)
+        actor = ActorProcess(role, epoch, process)
         self.running[actor.pidfd] = actor
         self._epochs[role] = epoch
         self._exits.pop(role, None)
@@ -73,45 +71,43 @@ class Actors:
         return actor
 
     def _remove_sockets(self, role: str) -> None:
-        """Who connects from now on waits for the new ones."""
+        """Peers that connect from now on wait for the new ones."""
         for suffix in SOCKETS:
             (self._run_dir / f"{role}{suffix}").unlink(missing_ok=True)
 
-    def take(self, pidfd: int) -> tuple[Actor, Exited]:
+    def reap(self, pidfd: int) -> tuple[ActorProcess, Exited]:
         """Reap the dead actor behind `pidfd`."""
         actor = self.running.pop(pidfd)
         self._poll.unregister(pidfd)
-        gone = Exited(actor.role, actor.pid, actor.epoch, actor.reap())
-        self._exits[actor.role] = gone
-        return actor, gone
+        exited = Exited(actor.role, actor.pid, actor.epoch, actor.reap())
+        self._exits[actor.role] = exited
+        return actor, exited
 
-    def find(self, role: str, pid: int) -> Actor | None:
+    def find(self, role: str, pid: int) -> ActorProcess | None:
         """The running actor of this role, if it has this pid."""
         return next((a for a in self.running.values() if (a.role, a.pid) == (role, pid)), None)
 
-    def runs(self, actor: Actor) -> bool:
-        """It has not been reaped."""
+    def is_running(self, actor: ActorProcess) -> bool:
+        """Whether it has not been reaped."""
         return self.running.get(actor.pidfd) is actor
 
-    def dump(self, actor: Actor, reason: str) -> bool:
-        """Have it write down its stacks, before it is killed for that reason; False = it is
-        stopped, and cannot."""
-        if reason.startswith(HUNG):
-            mark_hung(self._run_dir, actor.role)
-        send_signal(actor.pid, STACKS_SIGNAL)
-        sight = process_activity(actor.pid)
-        return sight is not None and not sight.stopped
-
     def children(self) -> list[Child]:
-        """Who runs."""
+        """The running actors."""
         return [Child(a.role, a.pid, a.epoch) for a in self.running.values()]
 
-    def down(self) -> list[Exited]:
-        """The last ends of the roles that nobody plays."""
+    def exits(self) -> list[Exited]:
+        """The last exits of the roles that nobody runs."""
         return list(self._exits.values())
 
     def close(self) -> None:
-        """Kill and reap whoever is left."""
+        """Kill and reap all that are left."""
         for actor in self.running.values():
             actor.reap()
         self.running.clear()
+
+
+def dump_stacks(actor: ActorProcess) -> bool:
+    """Have the actor write its stacks into its log; False if it is stopped and cannot."""
+    send_signal(actor.pid, STACKS_SIGNAL)
+    activity = process_activity(actor.pid)
+    return activity is not None and not activity.stopped

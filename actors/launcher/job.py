@@ -35,6 +35,7 @@ class JobReport(Struct, frozen=True, omit_defaults=True):
 def main(argv: list[str]) -> int:
     """Run the job on stdin for the process `argv[0]`, reporting to the descriptor `argv[1]`."""
     from actorium.actors.launcher.launcher import Launcher
+    from actorium.actors.launcher.observers import launcher_observers
 
     parent, report_fd = int(argv[0]), int(argv[1])
     os.set_inheritable(report_fd, False)
@@ -45,7 +46,8 @@ def main(argv: list[str]) -> int:
             os.write(report_fd, msgspec.json.encode(line) + b"\n")
 
     launcher = Launcher(job.config, job.roles,
-                        lambda path: report(JobReport("started", run_dir=str(path))))
+                        lambda path: report(JobReport("started", run_dir=str(path))),
+                        launcher_observers())
     launcher.tie_to(parent)
     code = launcher.run()
     if launcher.failure is not None:

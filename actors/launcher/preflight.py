@@ -1,11 +1,12 @@
-"""What can be refused before anything is started: what the machine and the disk do not have.
+"""Checks before anything is started: packages, devices, files and keys that are missing.
 
-Nothing heavy is loaded for it; what a look cannot tell, the actors find out.
+Nothing heavy is imported for them; the actors find out the rest.
 """
 
 from __future__ import annotations
 
 import ctypes
+from importlib.util import find_spec
 from pathlib import Path
 
 from actorium.actors.config.tree import Config
@@ -32,6 +33,30 @@ def check_machine(config: Config) -> None:
     template = config.model.chat_template
     if template and not is_jinja(template) and not Path(template).expanduser().is_file():
         raise BadConfig(f"chat_template: no such file: {template!r}", "model.chat_template")
+
+
+def check_packages(config: Config) -> None:
+    """Raise `BadConfig` if packages are missing that the engine needs: the base install is the
+    client alone."""
+    needed = ["uvloop", "numpy"]
+    if not config.model.skip_tokenizer:
+        needed += ["tokenizers", "jinja2"]
+    if not config.device.null_worker:
+        needed += ["torch", "safetensors"]
+    if config.probes.probe_port is not None or config.gateway.port is not None:
+        needed += ["uvicorn", "httptools", "prometheus_client"]
+    if config.gateway.port is not None:
+        needed += ["starlette"]
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise BadConfig(f"an engine needs {', '.join(missing)}: pip install 'actorium[engine]'")
+
+
+def check_keys(config: Config) -> None:
+    """Raise `BadConfig` if the engine is to listen on tcp and has no usable server key."""
+    if config.runtime.listen is not None:
+        from actorium.actors.runtime.security import curve_keys
+
+        curve_keys.read_server(curve_keys.directory(config.runtime.keys_dir))
 
 
 def _has_driver() -> bool:

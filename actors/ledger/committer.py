@@ -118,7 +118,8 @@ class LedgerCommitter:
         if self._ledger.compacting:
             self._try(self._ledger.compact_slice)
         elif self._ledger.needs_compaction:
-            self._try(lambda: self._ledger.begin_compaction(self._core.alive, self._core.next_sid))
+            self._try(lambda: self._ledger.begin_compaction(self._core.live_records,
+                                                            self._core.next_sid))
 
     def _try(self, compacting: Callable[[], None]) -> None:
         try:
@@ -134,7 +135,7 @@ class LedgerCommitter:
             raise
 
     def _compact(self) -> None:
-        self._ledger.compact(self._core.alive, self._core.next_sid)
+        self._ledger.compact(self._core.live_records, self._core.next_sid)
 
     def close(self) -> None:
         """Close the ledger; its files are removed if all that they hold was sent."""

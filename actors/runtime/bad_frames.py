@@ -1,27 +1,54 @@
-"""One clear line about a frame that is no message, with field names instead of positions."""
+"""Frames that are no messages: counted, and described in one line with the names of fields."""
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 import typing
+from collections import Counter
 from typing import Any
 
 import msgspec
 
+LOG = logging.getLogger("actorium.mailbox")
+RECENT = 10.0
+"""Seconds between two log lines about the same kind of bad frame."""
 _PATH = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$(?P<path>.*)`$", re.DOTALL)
 _INDEX = re.compile(r"^\[(\d+)\](.*)$", re.DOTALL)
 
 
+class BadFrames:
+    """Counts bad frames by kind, and logs each kind at most every `RECENT` seconds."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.counts: Counter[str] = Counter()
+        self._logged: dict[str, float] = {}
+
+    def add(self, kind: str, text: str) -> None:
+        self.counts[kind] += 1
+        now = time.monotonic()
+        if now - self._logged.get(kind, -RECENT) >= RECENT:
+            self._logged[kind] = now
+            LOG.warning("%s: bad frame (%s, %d so far): %s", self.where, kind,
+                        self.counts[kind], text[:200])
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+
 class _Tagged(msgspec.Struct, array_like=True):
-    """The first element of an array; the others, which may be a million, are skipped."""
+    """The first element of an array; the others, possibly a million, are skipped."""
 
     tag: msgspec.Raw
 
 
 def describe_bad_frame(frame: bytes, union: Any, error: Exception) -> str:
-    """Why `frame` could not be decoded as `union`: "params.top_p: Expected `float`, got `str`".
+    """Say why `frame` could not be decoded as `union`: "params.top_p: Expected `float`, got `str`".
 
-    msgspec names the place by its index in the array; the message's tag gives the field's name.
+    msgspec gives the field's index in the array; the message's tag tells which struct's it is.
     """
     match = _PATH.match(str(error))
     if not isinstance(error, msgspec.ValidationError) or match is None:

@@ -1,8 +1,9 @@
 """Fixed-bucket histograms that travel as gauges of a heartbeat, and the buckets of each.
 
-An actor counts into a `Histogram`; its beats carry the counts that are not zero, under names that
-hold a `MARK`; the watchdog makes histograms of them again for `/metrics`. Prometheus' rule: a
-bucket holds what is less than or equal to its bound; what is above the last one counts as well.
+An actor counts into a `Histogram`; its heartbeats carry the counts that are not zero, under names
+with a `MARK` ("ttft|3", "ttft|sum"); the watchdog makes histograms of them again for `/metrics`.
+As in Prometheus a bucket holds values up to and including its bound; values above the last bound
+are counted as well.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 
-MARK = "|"
-"""Between a histogram's name and the index of a bucket: "ttft|3", "ttft|sum"."""
+from actorium.actors.health import HISTOGRAM_MARK as MARK
+
 SUM = "sum"
 HTTP_REQUESTS = "http_seconds"
 """The gateways' histogram; the others are the scheduler's."""
@@ -70,8 +71,3 @@ def read(gauges: Mapping[str, float], name: str) -> tuple[list[float], float]:
     """The counts by bucket, and the sum, of the histogram `name` in a beat's gauges."""
     counts = [gauges.get(f"{name}{MARK}{i}", 0.0) for i in range(len(BOUNDS[name]) + 1)]
     return counts, gauges.get(f"{name}{MARK}{SUM}", 0.0)
-
-
-def without(gauges: Mapping[str, float]) -> dict[str, float]:
-    """The gauges that are no part of a histogram: for people."""
-    return {name: value for name, value in gauges.items() if MARK not in name}

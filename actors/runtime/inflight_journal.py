@@ -23,7 +23,7 @@ the engine. Not so an actor that dies whatever it works on. If it dies with inno
 that are not worked on again, nobody is convicted, and of `SUSPECTS_EACH` such deaths one counts as
 any other: the engine ends after `SUSPECTS_EACH * (max_restarts + 1)` of them within a window. If
 all that it works on kills it, `streak` grows with each conviction, being set back only by a request
-that gets to its end, and from `BROKEN` on a conviction absolves of nothing.
+that gets to its end, and from `supervisor.BROKEN` on a conviction absolves of nothing.
 """
 
 from __future__ import annotations
@@ -50,16 +50,12 @@ MOST = 255
 """Names at place 0; at the others there is one."""
 SUSPECTS, CONVICTS = 64, 2048
 """Kept; the oldest are forgotten."""
-BROKEN = 32
-"""Convictions in a row, nothing getting to its end in between, that speak against the actor."""
 ASIDE = 9.0
 """By how much longer a thread may take, for which nobody waits, than the loop."""
 NOBODY = bytes(NAME)
 ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Not the failure of a request, but somebody's wish. All others are failures: a panic of Rust code
 is a BaseException and no Exception."""
-BUSY = "busy with one request"
-"""The detail of a heartbeat that tells of an overdue one."""
 
 _HUNG = struct.Struct("<d")
 _COUNTS = struct.Struct("<IIII")
@@ -158,10 +154,10 @@ class InflightJournal:
             raise error
         self.failures += 1
         self._write_counts()
-        from actorium.actors.runtime.logs import stack_of
+        from actorium.actors.runtime.logs import error_fields
 
         LOG.error("request %s is quarantined: %s", rid or "of a thread", type(error).__name__,
-                  extra={"fields": stack_of(error)})
+                  extra={"fields": error_fields(error)})
         return Quarantined(f"the {self._actor} failed on this request ({type(error).__name__}); it "
                            "is not tried again")
 

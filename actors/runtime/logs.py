@@ -5,7 +5,7 @@ where it is wanted the lines on the work (`OPERATION`), as text or as JSON. Nobo
 reads stderr: a thread writes there, and where it cannot keep up lines are dropped, and counted.
 
 No line may hold a prompt, an output or a key; of an exception in the service of a request only its
-type and where it was raised are told (`stack_of`), since its message may quote any of them.
+type and where it was raised are told (`error_fields`), since its message may quote any of them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name, value in getattr(record, "fields", {}).items()
                  if name not in line}
         if record.exc_info and record.exc_info[1] is not None:
-            line |= stack_of(record.exc_info[1])
+            line |= error_fields(record.exc_info[1])
         return msgspec.json.encode(line).decode()
 
 
@@ -186,17 +186,17 @@ def _log_what_nobody_caught() -> None:
     def in_thread(gone: threading.ExceptHookArgs) -> None:
         if gone.exc_value is not None and gone.exc_type is not SystemExit:
             LOG.error("a thread ends: %s", gone.exc_type.__name__,
-                      extra={"fields": stack_of(gone.exc_value)})
+                      extra={"fields": error_fields(gone.exc_value)})
 
     def unraisable(one: sys.UnraisableHookArgs) -> None:
         if one.exc_value is not None:
             LOG.error("ignored: %s", one.exc_type.__name__,
-                      extra={"fields": stack_of(one.exc_value)})
+                      extra={"fields": error_fields(one.exc_value)})
 
     threading.excepthook, sys.unraisablehook = in_thread, unraisable
 
 
-def words_of(error: BaseException, quotable: bool = False) -> str:
+def error_text(error: BaseException, quotable: bool = False) -> str:
     """What may be told of an exception that ends an actor: its type and its text, unless that may
     quote what a caller has sent; then its type and where it was raised.
 
@@ -212,7 +212,7 @@ def words_of(error: BaseException, quotable: bool = False) -> str:
     return f"{kind.__name__}{place}"
 
 
-def stack_of(error: BaseException) -> dict[str, Any]:
+def error_fields(error: BaseException) -> dict[str, Any]:
     """The fields of a line about an exception: its type, and where it was raised; not its message,
     which may quote what a caller has sent."""
     return {"error": type(error).__name__,

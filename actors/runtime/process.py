@@ -1,5 +1,5 @@
-"""Processes: death with the parent, waiting by pidfd, killing whole groups, words for an exit,
-and what the kernel says of a process: CPU time, memory, whether it could run.
+"""Processes: death with the parent, waiting by pidfd, killing process groups, describing an exit;
+and from /proc a process' CPU time, memory and whether it could run.
 
 Run as a module, it becomes another program that dies with its parent:
 `python -m actorium.actors.runtime.process PARENT_PID PROGRAM ARG...`.
@@ -22,9 +22,9 @@ EXIT_DRAINED = 0
 EXIT_FAULT = 1
 EXIT_BAD_CONFIG = 2
 EXIT_ORPHAN = 70
-"""The parent was gone before the child could tie its life to it."""
+"""The parent had died before the child could bind its life to it."""
 DRAIN_SIGNAL = signal.SIGUSR2
-"""Tells an actor to admit nothing new, but to stay."""
+"""Has an actor admit nothing new, but keep running."""
 PR_SET_PDEATHSIG = 1
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -47,8 +47,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def raise_file_limit() -> None:
-    """Let this process have as many files, and so connections, as the system allows it: the usual
-    soft limit of 1,024 is less than a gateway's callers at once."""
+    """Raise the limit on open files, and so on connections, to what the system allows: the usual
+    soft limit of 1,024 is less than a gateway's concurrent callers."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -65,8 +65,8 @@ def tied(argv: list[str]) -> list[str]:
 
 
 def hide_arguments(words: Iterable[str]) -> None:
-    """Write over these words in this process's command line, which every user of the machine can
-    read. Where the system has no such place, nothing happens."""
+    """Overwrite these words in this process's command line, which every user of the machine can
+    read. Does nothing where the system does not allow it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/cmdline", "rb") as file:
             line = file.read()
@@ -104,7 +104,7 @@ def wait_exit(pidfd: int, timeout: float) -> bool:
 
 
 def describe_exit(returncode: int) -> str:
-    """Words for an exit code, or for minus the number of a signal."""
+    """Describe an exit code, or minus the number of a signal."""
     if returncode >= 0:
         return f"exited with code {returncode}"
     try:
@@ -117,18 +117,18 @@ def describe_exit(returncode: int) -> str:
 # --- what /proc says of a process --------------------------------------------------------------
 
 class ProcessUsage(NamedTuple):
-    """As of now; the CPU time is that of all its threads."""
+    """What a process has used; the CPU time is that of all its threads."""
 
     cpu_seconds: float
     resident_bytes: int
 
 
 class ProcessActivity(NamedTuple):
-    """What a process that says nothing looks like at a moment."""
+    """The state of a process at one moment."""
 
     stopped: bool
     """By a signal: it does nothing until another one."""
-    eager: bool
+    runnable: bool
     """A thread of it runs, waits for a processor or for a disk: it may only be starved."""
     cpu_seconds: float
 
@@ -144,21 +144,22 @@ def process_activity(pid: int) -> ProcessActivity | None:
     fields = _stat(f"/proc/{pid}")
     if fields is None:
         return None
-    return ProcessActivity(fields[0] == b"T", _eager(pid), _cpu(fields))
+    return ProcessActivity(fields[0] == b"T", _runnable(pid), _cpu(fields))
 
 
 def activity_seen_by_watcher(pid: int) -> ProcessActivity | None:
-    """As `process_activity`, and eager also while another thread of this very process is: a
-    heartbeat may then still be on its way, or lie unread at the thread that reads sockets. (That is
+    """As `process_activity`, but also runnable while another thread of the calling process is: a
+    heartbeat may then still be on its way, or wait at the thread that reads sockets. (That is
     looked at last, as heartbeats come that way.)"""
-    sight = process_activity(pid)
-    if sight is None or sight.eager or sight.stopped:
-        return sight
-    return sight._replace(eager=_eager(os.getpid(), besides=threading.get_native_id()))
+    activity = process_activity(pid)
+    if activity is None or activity.runnable or activity.stopped:
+        return activity
+    return activity._replace(runnable=_runnable(os.getpid(), besides=threading.get_native_id()))
 
 
-def _eager(pid: int, besides: int = 0) -> bool:
-    """Whether a thread of the process, but for that one, runs, wants to, or waits for a disk."""
+def _runnable(pid: int, besides: int = 0) -> bool:
+    """Whether a thread of the process other than `besides` runs, waits for a processor, or waits
+    for a disk."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             if int(task) != besides:
@@ -169,7 +170,7 @@ def _eager(pid: int, besides: int = 0) -> bool:
 
 
 def _stat(entry: str) -> list[bytes] | None:
-    """The fields of its stat after the name, the state first."""
+    """The fields of its `stat` after the name, the state first; None = it is gone."""
     try:
         with open(f"{entry}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -1,7 +1,10 @@
-"""The thin shell around a pure core: sockets, loop, timer, signals, health, epoch, last words.
+"""The thin shell around a pure core: sockets, event loop, timer, signals, health, fatal errors.
 
 One wake takes a bounded burst from inbox and front, hands it to the core, asks the core once what
 to send, and sends it. Between wakes the process sleeps in epoll; nothing polls.
+
+The shell knows two features by their interface alone, and `main` hands it what implements them:
+the ledger's `CommitLog`, and the `FrontGate` that lets clients of other machines in.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import signal
 import traceback
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 import uvloop
 import zmq
@@ -24,55 +27,100 @@ import zmq
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 from actorium.actors.messages import Fatal
-from actorium.actors.runtime.heartbeat import LAUNCHER, WATCHDOG, Beats
-from actorium.actors.runtime.inflight_journal import InflightJournal
-from actorium.actors.runtime.logs import stack_of, words_of
-from actorium.actors.runtime.mailbox import CLIENT_HWM, Front, Inbox, Outbox, Overflow
+from actorium.actors.runtime.front import CLIENT_HWM, Front
+from actorium.actors.runtime.heartbeat import Heartbeats
+from actorium.actors.runtime.logs import error_fields, error_text
+from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
     EXIT_DRAINED,
     EXIT_FAULT,
 )
+from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG
 from actorium.actors.runtime.rundir import address
-from actorium.actors.runtime.security.curve_gate import CurveGate, open_curve_gate
-
-if TYPE_CHECKING:
-    from actorium.actors.ledger.committer import LedgerCommitter
 
 LOG = logging.getLogger("actorium.shell")
 BURST = 256
 """Messages taken from one socket before the core is asked what to send."""
-BEAT_GAP = 0.01
-"""Seconds between two looks at a busy core's health: a new phase is told within that time."""
+HEALTH_GAP = 0.01
+"""Seconds between two looks at a busy core's health: a new phase is reported within that time."""
 RETRY = 0.02
-"""Seconds after which a full pipe is tried again, should its fd not have told."""
+"""Seconds after which a full pipe is tried again, in case its fd did not become readable."""
 
 
-def run_actor(build: Callable[[Context], Core], ctx: Context) -> int:
-    """Run one actor until it is told to stop, or fails. Returns the exit code of its process.
+class FrontGate(Protocol):
+    """Authenticates clients of other machines (`runtime/security/curve_gate.py`)."""
 
-    0 drained; 1 a fault of the core; 2 `BadConfig` or `BadModel`. The watchdog and the launcher
-    are told of a fault by `Fatal`.
+    refused: int
+    """Connections refused so far."""
+
+    @property
+    def fd(self) -> int: ...
+
+    def serve(self) -> None:
+        """Call when `fd` is readable."""
+
+    def close(self) -> None: ...
+
+
+class CommitLog(Protocol):
+    """Holds messages back until the records before them are stored (`ledger/committer.py`)."""
+
+    full: bool
+    """The last commit failed: call `retry` every `pause` seconds."""
+    pause: float
+
+    @property
+    def holding(self) -> bool:
+        """Whether messages wait for the ledger."""
+
+    def commit(self, sends: Sequence[Send], now: float) -> Sequence[Send]:
+        """Store the records among `sends`; return the messages that may be sent now."""
+
+    def retry(self, now: float) -> Sequence[Send]:
+        """Try again after a failure; return the messages that may be sent now."""
+
+    def maintain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Extensions(NamedTuple):
+    """The features around a shell. Each function returns None where its feature is not wanted."""
+
+    open_gate: Callable[[Context, zmq.Context[Any], Front], FrontGate | None] = \
+        lambda ctx, context, front: None
+    open_commit_log: Callable[[Context, Core], CommitLog | None] = lambda ctx, core: None
+
+
+def run_actor(build: Callable[[Context], Core], ctx: Context,
+              extensions: Extensions = Extensions()) -> int:
+    """Run one actor until it is stopped or fails. Returns the exit code of its process.
+
+    0 drained; 1 a fault of the core; 2 `BadConfig` or `BadModel`. A fault is reported to the
+    watchdog and the launcher by `Fatal`.
     """
-    return Shell(ctx).run(build)
+    return Shell(ctx, extensions).run(build)
 
 
 class Shell:
     """One actor."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, extensions: Extensions) -> None:
         self.ctx = ctx
         self.loop = uvloop.new_event_loop()
         self.context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self.core: Core | None = None
         self.inbox: Inbox | None = None
         self.front: Front | None = None
-        self._gate: CurveGate | None = None
-        self._commits: LedgerCommitter | None = None
+        self._extensions = extensions
+        self._gate: FrontGate | None = None
+        self._commit_log: CommitLog | None = None
         self.outboxes: dict[str, Outbox] = {}
         self._hwm = ctx.config.runtime.queue_messages
-        self._watched: set[str] = set()
+        self._full_pipes: set[str] = set()
+        """Roles whose outbox has a backlog."""
         self._retry_timer: asyncio.TimerHandle | None = None
         self._failure: BaseException | None = None
         self._drain_until: float | None = None
@@ -80,24 +128,24 @@ class Shell:
         self._timer_at = math.inf
         self._wake_queued = False
         self._health = Health("starting", 0, ctx.config.runtime.start_timeout)
-        self._beats = Beats(ctx, self.context, self._health, self._ask_loop)
-        self._journal: InflightJournal | None = None
-        self._look_timer: asyncio.TimerHandle | None = None
-        self._looked_at = -math.inf
+        self._heartbeats = Heartbeats(ctx, self.context, self._health, self._ask_loop)
+        self._health_timer: asyncio.TimerHandle | None = None
+        self._health_at = -math.inf
+        """When the core's health was read last."""
 
     # --- life ---
 
     def run(self, build: Callable[[Context], Core]) -> int:
         try:
-            self._beats.start()
+            self._heartbeats.start()
             self.core = build(self.ctx)
-            self._journal = self._beats.journal = self.core.journal
-            gc.freeze()  # what start-up made lives to the end: not worth a collector's look
+            self._heartbeats.journal = self.core.journal
+            gc.freeze()  # objects made at start-up live to the end: the collector may skip them
             self._start(self.core)
             self.loop.run_forever()
         except Exception as error:
             self._failure = error
-        code = EXIT_DRAINED if self._failure is None else self._last_words(self._failure)
+        code = EXIT_DRAINED if self._failure is None else self._report_fatal(self._failure)
         self._close()
         return code
 
@@ -112,37 +160,34 @@ class Shell:
             self.front = Front(self.context, address(run_dir, f"{role}.front"), core.front,
                                hwm=min(self._hwm, CLIENT_HWM))
             self.loop.add_reader(self.front.fd, self.wake)
-            self._gate = open_curve_gate(self.ctx, self.context, self.front)
+            self._gate = self._extensions.open_gate(self.ctx, self.context, self.front)
             if self._gate is not None:
                 self.loop.add_reader(self._gate.fd, self._gate.serve)
-        if core.ledger is not None:
-            from actorium.actors.ledger.committer import LedgerCommitter
-
-            patience = self.ctx.config.recovery.ledger_patience
-            self._commits = LedgerCommitter(core, core.ledger, patience)
+        self._commit_log = self._extensions.open_commit_log(self.ctx, core)
         core.on_start(self.post)
         self.loop.call_soon(self.wake)
 
     def _listen_to_signals(self) -> None:
-        """Within the loop: uvloop loses what arrives between this and its start. Before it, a
-        signal ends the process, which has nothing to drain yet."""
+        """Called within the loop: uvloop loses signals that arrive between this and its start.
+        Before it, a signal ends the process, which has nothing to drain yet."""
         self.loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         self.loop.add_signal_handler(DRAIN_SIGNAL, self._on_drain)
 
     def _on_exception(self, _loop: Any, context: dict[str, Any]) -> None:
-        """A callback raised: the core is in no known state, so this is the end of the actor."""
+        """A callback raised: the core's state is unknown, so the actor ends."""
         self._failure = context.get("exception") or RuntimeError(str(context.get("message")))
         self.loop.stop()
 
-    def _last_words(self, error: BaseException) -> int:
+    def _report_fatal(self, error: BaseException) -> int:
+        """Log the error and send `Fatal`; returns the exit code."""
         bad = isinstance(error, BadConfig | BadModel)
         known = isinstance(error, ActoriumError)
         loading = self._health.phase in ("starting", "loading")
-        # A worker sees numbers alone, and its errors are the device's.
+        # A worker sees only numbers, and its errors are the device's.
         quotable = loading or self.ctx.role.startswith("worker")
-        message = str(error) if known else words_of(error, quotable)
+        message = str(error) if known else error_text(error, quotable)
         stack = "".join(traceback.format_tb(error.__traceback__))
-        LOG.error("fatal: %s", message, extra={"fields": stack_of(error)})
+        LOG.error("fatal: %s", message, extra={"fields": error_fields(error)})
         code = error.code if isinstance(error, ActoriumError) else "internal"
         fatal = Fatal(self.ctx.role, os.getpid(), self.ctx.epoch, message, stack, code)
         for role in (LAUNCHER, WATCHDOG):
@@ -152,13 +197,13 @@ class Shell:
         return EXIT_BAD_CONFIG if bad else EXIT_FAULT
 
     def _close(self) -> None:
-        self._beats.stop()
+        self._heartbeats.stop()
         for socket in (self.inbox, self.front, self._gate, *self.outboxes.values()):
             if socket is not None:
                 socket.close()
-        if self._commits is not None:
-            self._commits.close()
-        self.context.term()  # waits for what is on its way, a fraction of a second at the most
+        if self._commit_log is not None:
+            self._commit_log.close()
+        self.context.term()  # waits a fraction of a second for messages on their way
         self.loop.close()
 
     # --- the wake ---
@@ -179,7 +224,7 @@ class Shell:
             self.loop.call_soon(self.wake)
 
     def wake(self) -> None:
-        """Take a burst, ask the core, send. Goes on in the next turn of the loop if more waits."""
+        """Take a burst, ask the core, send; in the next turn of the loop again if more waits."""
         self._wake_queued = False
         core, inbox, front = self.core, self.inbox, self.front
         assert core is not None and inbox is not None
@@ -187,25 +232,25 @@ class Shell:
         for message in inbox.receive(BURST):
             core.on_message(message, now)
         more = inbox.more
-        look_again = front is not None and (front.waiting or front.pending())
-        if front is not None and look_again:
-            self._take_clients(core, front, now)
+        front_used = front is not None and (front.waiting or front.pending())
+        if front is not None and front_used:
+            self._receive_clients(core, front, now)
         sends = core.on_wake(now)
-        if self._commits is not None:
-            sends = self._commit(self._commits, sends, now)
+        if self._commit_log is not None:
+            sends = self._commit(self._commit_log, sends, now)
         for send in sends:
             self._send(send, now)
         if front is not None:
-            if front.lost or front.turned:
-                self._tell_of_clients(core, front, now)
-            # Sending on the front may have taken the edge of what clients sent meanwhile.
-            more = more or ((look_again or bool(sends)) and front.pending())
+            if front.lost or front.pace_changes:
+                self._report_clients(core, front, now)
+            # Sending on the front may have swallowed the edge of messages that came meanwhile.
+            more = more or ((front_used or bool(sends)) and front.pending())
         if more:
             self.wake_soon()
         self._arm_timer(core, now)
         self._after_wake(core, now)
 
-    def _take_clients(self, core: Core, front: Front, now: float) -> None:
+    def _receive_clients(self, core: Core, front: Front, now: float) -> None:
         for client, message in front.receive(BURST):
             core.on_client(client, message, now)
         for client, text in front.refused:
@@ -213,41 +258,41 @@ class Shell:
         if front.waiting:
             front.flush()
 
-    def _tell_of_clients(self, core: Core, front: Front, now: float) -> None:
-        """Who has fallen behind or caught up, and who is gone."""
-        (turned, front.turned), (lost, front.lost) = (front.turned, []), (front.lost, [])
-        for client, slow in turned:
+    def _report_clients(self, core: Core, front: Front, now: float) -> None:
+        """Tell the core which clients fell behind or caught up, and which are gone."""
+        changes, lost = front.pace_changes, front.lost
+        front.pace_changes, front.lost = [], []
+        for client, slow in changes:
             core.on_client_slow(client, slow, now)
         for client in lost:
             core.on_client_gone(client, now)
         self.wake_soon()
 
     def _after_wake(self, core: Core, now: float) -> None:
-        if now - self._looked_at >= BEAT_GAP:
-            self._look(now)
-        elif self._look_timer is None:  # this wake may be the last for long
-            self._look_timer = self.loop.call_later(BEAT_GAP, self._on_look_timer)
-        if self._commits is not None:
-            self._commits.maintain()
+        if now - self._health_at >= HEALTH_GAP:
+            self._read_health(now)
+        elif self._health_timer is None:  # this wake may be the last for long
+            self._health_timer = self.loop.call_later(HEALTH_GAP, self._on_health_timer)
+        if self._commit_log is not None:
+            self._commit_log.maintain()
         if self._drain_until is not None and core.done and self._all_sent():
             self.loop.stop()
 
     # --- sending ---
 
-    def _commit(self, commits: LedgerCommitter, sends: Sequence[Send], now: float
-                ) -> Sequence[Send]:
-        was_full = commits.full
-        sends = commits.commit(sends, now)
-        if commits.full and not was_full:
-            self.loop.call_later(commits.pause, self._on_commit_retry, commits)
+    def _commit(self, log: CommitLog, sends: Sequence[Send], now: float) -> Sequence[Send]:
+        was_full = log.full
+        sends = log.commit(sends, now)
+        if log.full and not was_full:
+            self.loop.call_later(log.pause, self._on_commit_retry, log)
         return sends
 
-    def _on_commit_retry(self, commits: LedgerCommitter) -> None:
+    def _on_commit_retry(self, log: CommitLog) -> None:
         now = monotonic()
-        for send in commits.retry(now):
+        for send in log.retry(now):
             self._send(send, now)
-        if commits.full:
-            self.loop.call_later(commits.pause, self._on_commit_retry, commits)
+        if log.full:
+            self.loop.call_later(log.pause, self._on_commit_retry, log)
         else:
             self.wake_soon()
 
@@ -267,11 +312,11 @@ class Shell:
                 outbox.send(send.message)
             except Overflow:
                 assert self.core is not None
-                if not self.core.on_missed(send.to, now):
+                if not self.core.on_peer_stuck(send.to, now):
                     raise
-                outbox.give_up()
+                outbox.drop_backlog()
             if outbox.waiting:
-                self._watch(send.to, outbox)
+                self._flush_when_writable(send.to, outbox)
 
     def _outbox(self, role: str) -> Outbox:
         outbox = self.outboxes.get(role)
@@ -281,33 +326,33 @@ class Shell:
             self.outboxes[role] = outbox
         return outbox
 
-    def _watch(self, role: str, outbox: Outbox) -> None:
-        """A pipe is full: listen to its fd until its backlog is sent."""
-        if role not in self._watched:
-            self._watched.add(role)
+    def _flush_when_writable(self, role: str, outbox: Outbox) -> None:
+        """A pipe is full: watch its fd until the backlog is sent."""
+        if role not in self._full_pipes:
+            self._full_pipes.add(role)
             self.loop.add_reader(outbox.fd, self._flush, role)
         self._arm_retry()
 
     def _flush(self, role: str) -> None:
-        outbox, deaf = self.outboxes[role], self.outboxes[role].deaf
-        if deaf and self._commits is not None and self._commits.holding:
-            return  # what is held there is from before that which is dropped
+        outbox, dropping = self.outboxes[role], self.outboxes[role].dropping
+        if dropping and self._commit_log is not None and self._commit_log.holding:
+            return  # the messages held there are older than those that are dropped
         if outbox.flush():
             self.loop.remove_reader(outbox.fd)
-            self._watched.discard(role)
-            if deaf:
+            self._full_pipes.discard(role)
+            if dropping:
                 assert self.core is not None
-                self.core.on_hears(role, monotonic())
+                self.core.on_peer_back(role, monotonic())
             self.wake_soon()
 
     def _arm_retry(self) -> None:
-        """Try again soon: a send to one peer may swallow the edge that was meant for another."""
+        """Try again soon: a send to one peer may swallow the edge of another peer's fd."""
         if self._retry_timer is None:
             self._retry_timer = self.loop.call_later(RETRY, self._on_retry)
 
     def _on_retry(self) -> None:
         self._retry_timer = None
-        for role in tuple(self._watched):
+        for role in tuple(self._full_pipes):
             self._flush(role)
         if self.front is not None and self.front.waiting:
             self.front.flush()
@@ -316,21 +361,21 @@ class Shell:
             self._arm_retry()
 
     def _all_sent(self) -> bool:
-        held = self._commits is not None and self._commits.holding
+        held = self._commit_log is not None and self._commit_log.holding
         return not held and not any(box.waiting for box in self.outboxes.values()) and not (
             self.front is not None and self.front.waiting)
 
     # --- timer ---
 
     def _arm_timer(self, core: Core, now: float) -> None:
-        """Wake at `next_timer`. An earlier alarm that is no longer wanted rings for nothing."""
+        """Wake at `next_timer`. An earlier timer that is no longer wanted fires without effect."""
         due = core.next_timer()
         if due is None or due >= self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = due
-        # Rounded up to uvloop's milliseconds, or it would ring early and spin.
+        # Rounded up to uvloop's milliseconds, or it would fire early and spin.
         self._timer = self.loop.call_later(max(0, math.ceil((due - now) * 1e3)) / 1e3,
                                            self._on_timer)
 
@@ -346,46 +391,46 @@ class Shell:
 
     # --- heartbeats ---
 
-    def _look(self, now: float) -> None:
-        """Look at the core's health, for the beats to tell."""
+    def _read_health(self, now: float) -> None:
+        """Read the core's health, for the heartbeats to report."""
         assert self.core is not None
-        old, health = self._health, self.core.health()
-        if self._journal is not None and (gauges := self._journal.gauges()):
+        old, health, journal = self._health, self.core.health(), self.core.journal
+        if journal is not None and (gauges := journal.gauges()):
             health = health._replace(gauges=health.gauges | gauges)
-        if told := self._strangers():
-            health = health._replace(gauges=health.gauges | told)
+        if gauges := self._rejections():
+            health = health._replace(gauges=health.gauges | gauges)
         self._health = health
-        self._looked_at = now
+        self._health_at = now
         if self._health.detail and self._health.detail != old.detail:
             LOG.info("%s", self._health.detail)
-        self._beats.tell(self._health)
+        self._heartbeats.update(self._health)
 
-    def _strangers(self) -> dict[str, float]:
-        """Frames that were no messages, and connections that were not let in."""
+    def _rejections(self) -> dict[str, float]:
+        """Counts of bad frames and of refused connections, where there were any."""
         bad = sum(box.bad.total for box in (self.inbox, self.front) if box is not None)
         refused = self._gate.refused if self._gate is not None else 0
         counts = {"bad_frames": float(bad), "refused_connections": float(refused)}
         return {name: count for name, count in counts.items() if count}
 
-    def _on_look_timer(self) -> None:
-        self._look_timer = None
-        self._look(monotonic())
+    def _on_health_timer(self) -> None:
+        self._health_timer = None
+        self._read_health(monotonic())
 
     def _ask_loop(self) -> None:
-        """From the thread of the beats: does the loop turn?"""
+        """Called by the heartbeats' thread: does the loop turn?"""
         with contextlib.suppress(RuntimeError):  # it is closed
-            self.loop.call_soon_threadsafe(self._answer)
+            self.loop.call_soon_threadsafe(self._on_asked)
 
-    def _answer(self) -> None:
-        self._beats.answer()
+    def _on_asked(self) -> None:
+        self._heartbeats.loop_turned()
         now = monotonic()
-        if now - self._looked_at >= BEAT_GAP:
-            self._look(now)
+        if now - self._health_at >= HEALTH_GAP:
+            self._read_health(now)
 
     # --- stopping ---
 
     def _on_drain(self) -> None:
-        """Admit nothing new from here on, and go on until SIGTERM."""
+        """Admit nothing new from here on, and keep running until SIGTERM."""
         assert self.core is not None
         self.core.drain(monotonic())
         self.wake_soon()

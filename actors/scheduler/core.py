@@ -293,7 +293,7 @@ class SchedulerCore(Core):
                                    f"{tokens} tokens emitted")
         return bool(live)
 
-    def alive(self) -> Iterator[list[LedgerRecord]]:
+    def live_records(self) -> Iterator[list[LedgerRecord]]:
         """Records that say all that must not be forgotten, of one request after the other: as it is
         when it is asked for, wherever it is by then. Those that come meanwhile have records of
         their own."""

@@ -30,7 +30,9 @@ class GrammarCompiler(CoreObserver):
     def __init__(self, core: Core, masking: StructuredOutputManager) -> None:
         super().__init__(core)
         self._structured_output = masking
-        self._journal: InflightJournal = core.journal or InflightJournal(actor="scheduler")
+        own = core.journal
+        self._journal = own if isinstance(own, InflightJournal) else InflightJournal(
+            actor="scheduler")
         self._offload = Offload(self._journal)
         self._post: Post | None = None
         self._jobs: dict[str, OffloadJob[PreparedGrammar]] = {}

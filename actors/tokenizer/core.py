@@ -127,7 +127,7 @@ class TokenizerCore(Core):
         """A frame that is no message of the front: its rid is unknown, so `rid` is "-"."""
         self._reject(client, "-", InvalidRequest(error_text))
 
-    def on_missed(self, role: str, now: float) -> bool:
+    def on_peer_stuck(self, role: str, now: float) -> bool:
         """The scheduler does not read: what it is sent is dropped until it does. Clients send all
         that has no effect once more."""
         return role == "scheduler"

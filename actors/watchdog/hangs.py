@@ -1,19 +1,19 @@
-"""Who hangs: two signals, and the budgets that the actors declare.
+"""Which actors hang: judged by their heartbeats and by the time budgets that they declare.
 
-Beats come from a thread of their own. No beats: the process is stopped, or never gives the
-interpreter away. Beats, but a loop that does not turn, or steps that do not move, for longer than
-the phase's budget: it is stuck, or what it waits for is. A beat of the thread alone would lie while
-the loop is stuck, one of the loop alone while a long kernel runs.
+Heartbeats come from a thread of their own. If they stay away, the process is stopped or never
+releases the interpreter. If they come, but the loop does not turn or steps do not move for longer
+than the phase's budget, the actor is stuck, or what it waits for is. A heartbeat of the thread
+alone would hide a stuck loop; one of the loop alone would be late while a long kernel runs.
 
-Silence has a third explanation: the machine is so busy that the thread gets no processor. To kill
-for that would be worse than to notice a hang late, since the next incarnation needs far more of the
-processor than a beat does. So three beats that stay away are enough only where the kernel bears
-witness (`Witness`) that the actor will not come back by itself: it is stopped, or all of its
-threads sleep, it has used no processor since its beat was due, and no thread of who watches it has
-to wait for one (`process.activity_seen_by_watcher`). Who runs, wants to run or waits
-for a disk gets `DOUBT` times as long. And the lateness of the watchdog itself, who may be the one
-that starves, is nobody's silence (`Supervisor`); nor is that of its own beats, which come to it as
-all others do. As long as they are late an actor that sleeps may well have beaten.
+Silence has a third explanation: the machine is so busy that the thread gets no processor. Killing
+for that would be worse than noticing a hang late, since the next incarnation needs far more of the
+processor than a heartbeat does. So three missing heartbeats are enough only if the kernel confirms
+(`SilenceDiagnosis`) that the actor will not recover by itself: it is stopped, or all of its threads
+sleep, it has used no processor time since its heartbeat was due, and no thread of its supervisor
+waits for a processor (`process.activity_seen_by_watcher`). An actor that runs, is runnable or waits
+for a disk gets `DOUBT` times as long. The supervisor's own lateness does not count as silence of
+others (`Supervisor`), nor does lateness of the watchdog's own heartbeats, which travel as all
+others do: while they are late, an actor that sleeps may well have sent one.
 """
 
 from __future__ import annotations
@@ -21,32 +21,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from actorium.actors.health import EXITED, SILENT, STARTING_PHASES
-from actorium.actors.runtime.inflight_journal import BUSY
+from actorium.actors.health import EXITED, HUNG, ONE_REQUEST, SILENT, STARTING_PHASES
 from actorium.actors.runtime.process import ProcessActivity
-from actorium.actors.watchdog.supervised import Ward
+from actorium.actors.watchdog.supervised import Supervised
 
-HUNG = "hung"
 STOPPED, ASLEEP = "stopped", "asleep"
-"""What is known of who is silent."""
+"""Diagnoses of a silent actor."""
 STARTING_SILENCE = 60.0
-"""Seconds without a beat that an actor gets while it starts or loads."""
+"""Seconds without a heartbeat that an actor is allowed while it starts or loads."""
 STOPPED_SILENCE = 5.0
-"""The same, if it is stopped. More than a load is at stake: to a watchdog that was just started an
-actor is `starting` until it beats, however long it has worked."""
+"""The same if it is stopped. It is more than for one that works: to a watchdog that was just
+started an actor is `starting` until its first heartbeat, however long it has worked."""
 BEATS_MISSED = 3.0
-"""With a slow heartbeat, silence is no less than so many beats."""
+"""With a slow heartbeat, silence is no less than so many periods."""
 DOUBT = 4.0
-"""By how much longer an actor may be silent of which it is not known that it cannot beat."""
+"""Factor of the silence allowed to an actor that may still be able to send a heartbeat."""
 GLANCE = 0.1
-"""Seconds by which a beat is overdue when the kernel is asked for the first time."""
+"""Seconds by which a heartbeat is overdue when the kernel is asked for the first time."""
 MARGIN = 5.0
-"""Seconds that who waits gets beyond the budget of whom it waits for: that one is judged first."""
+"""Seconds that a waiting actor gets beyond the budget of the one it waits for, which is thus judged
+first."""
 WAITS_FOR = {"scheduler": ("worker",), "detokenizer": ("scheduler", "worker")}
-"""Whose steps move only when others' do (role -> prefixes of roles)."""
+"""Role -> prefixes of roles without whose steps its own do not move."""
 WATCHED = 0.25
-"""Seconds for which an actor is seen to use no processor, at the least, before it counts as asleep.
-"""
+"""Seconds without use of a processor, at the least, after which an actor counts as asleep."""
 
 
 class Hang(NamedTuple):
@@ -57,81 +55,84 @@ class Hang(NamedTuple):
     text: str
 
 
-class Witness:
-    """What is known of actors that are late, beside their silence."""
+class SilenceDiagnosis:
+    """Finds out from the kernel why actors are silent."""
 
-    def __init__(self, look: Callable[[int], ProcessActivity | None], heartbeat: float) -> None:
-        """look: at the process of a pid, as `process.process_activity`; heartbeat: seconds between
-        beats."""
-        self._look, self._heartbeat = look, heartbeat
+    def __init__(self, activity_of: Callable[[int], ProcessActivity | None],
+                 heartbeat: float) -> None:
+        """activity_of: the activity of a pid, as `process.process_activity`; heartbeat: seconds
+        between the heartbeats of a busy actor."""
+        self._activity_of, self._heartbeat = activity_of, heartbeat
         self._first: dict[str, tuple[float, ProcessActivity]] = {}
-        """Role -> when its beat was first seen to be late, and what it looked like."""
+        """Role -> when its heartbeat was first found to be late, and its activity then."""
 
-    def testify(self, ward: Ward, now: float) -> str:
-        """Why the actor will not beat any more, in a word; empty if that is not known."""
-        if now - ward.seen < ward.period(self._heartbeat) + GLANCE or ward.phase == EXITED:
-            self._first.pop(ward.role, None)
+    def diagnose(self, actor: Supervised, now: float) -> str:
+        """`STOPPED` or `ASLEEP` if the actor will send no more heartbeats; empty if that is not
+        known."""
+        if now - actor.seen < actor.period(self._heartbeat) + GLANCE or actor.phase == EXITED:
+            self._first.pop(actor.role, None)
             return ""
-        sight = self._look(ward.pid)
-        if sight is None:
+        activity = self._activity_of(actor.pid)
+        if activity is None:
             return ""
-        since, first = self._first.setdefault(ward.role, (now, sight))
-        if sight.stopped:
+        since, first = self._first.setdefault(actor.role, (now, activity))
+        if activity.stopped:
             return STOPPED
-        idle = not sight.eager and sight.cpu_seconds == first.cpu_seconds
+        idle = not activity.runnable and activity.cpu_seconds == first.cpu_seconds
         return ASLEEP if idle and now - since >= WATCHED else ""
 
 
-def find_hang(ward: Ward, wards: Mapping[str, Ward], now: float, silence: float,
-              heartbeat: float, known: str = "") -> Hang | None:
-    """What is wrong with `ward`, one of `wards`; None = nothing.
+def find_hang(actor: Supervised, actors: Mapping[str, Supervised], now: float, silence: float,
+              heartbeat: float, diagnosis: str = "") -> Hang | None:
+    """What is wrong with `actor`, one of `actors`; None = nothing.
 
-    silence: seconds without beats that mean a hang of an actor that cannot beat, as `known` says
-    (see `Witness.testify`); heartbeat: seconds between beats of a busy actor.
+    silence: seconds without heartbeats that mean a hang of an actor which can send none according
+    to `diagnosis` (of `SilenceDiagnosis`); heartbeat: seconds between those of a busy actor.
     """
-    if ward.phase == EXITED or ward.condemned:
+    if actor.phase == EXITED or actor.hang_cause:
         return None
-    patience = max(silence if known else DOUBT * silence, BEATS_MISSED * heartbeat)
-    patience += ward.period(heartbeat) - heartbeat
-    return (_silent(ward, now, patience, known) or _stuck_loop(ward)
-            or _stalled(ward, wards, now))
+    patience = max(silence if diagnosis else DOUBT * silence, BEATS_MISSED * heartbeat)
+    patience += actor.period(heartbeat) - heartbeat
+    return (_silent(actor, now, patience, diagnosis) or _stuck_loop(actor)
+            or _stalled(actor, actors, now))
 
 
-def _silent(ward: Ward, now: float, silence: float, known: str) -> Hang | None:
-    if ward.phase in STARTING_PHASES:
-        silence = max(silence, STOPPED_SILENCE if known == STOPPED else STARTING_SILENCE)
-    age = now - ward.seen
+def _silent(actor: Supervised, now: float, silence: float, diagnosis: str) -> Hang | None:
+    if actor.phase in STARTING_PHASES:
+        silence = max(silence, STOPPED_SILENCE if diagnosis == STOPPED else STARTING_SILENCE)
+    age = now - actor.seen
     if age <= silence:
         return None
-    how = f", {known}" if known else ""
-    return Hang(SILENT, f"no sign of life for {age:.1f} s ({ward.phase}{how})")
+    how = f", {diagnosis}" if diagnosis else ""
+    return Hang(SILENT, f"no sign of life for {age:.1f} s ({actor.phase}{how})")
 
 
-def _stuck_loop(ward: Ward) -> Hang | None:
-    if not 0 < ward.budget < ward.loop_age:
+def _stuck_loop(actor: Supervised) -> Hang | None:
+    if not 0 < actor.budget < actor.loop_age:
         return None
-    what = f"it has been {BUSY}" if ward.detail == BUSY else "its loop has not turned"
-    return Hang(HUNG, f"{what} for {ward.loop_age:.1f} s "
-                      f"({ward.phase}, {ward.budget:g} s allowed)")
+    busy = actor.detail == ONE_REQUEST
+    what = f"it has been {ONE_REQUEST}" if busy else "its loop has not turned"
+    return Hang(HUNG, f"{what} for {actor.loop_age:.1f} s "
+                      f"({actor.phase}, {actor.budget:g} s allowed)")
 
 
-def _stalled(ward: Ward, wards: Mapping[str, Ward], now: float) -> Hang | None:
-    """Steps do not move though there is work. Who waits for an actor that is starting, or that is
+def _stalled(actor: Supervised, actors: Mapping[str, Supervised], now: float) -> Hang | None:
+    """Steps do not move although there is work. An actor that waits for one that is starting, or
     within its own budget, is not to blame."""
-    if ward.budget <= 0 or ward.phase not in STARTING_PHASES | {"stepping"}:
+    if actor.budget <= 0 or actor.phase not in STARTING_PHASES | {"stepping"}:
         return None
-    since, budget = ward.moved, ward.budget
-    if ward.phase == "stepping":
-        for other in _waited_for(ward, wards):
-            if other.phase == EXITED or other.phase in STARTING_PHASES or other.condemned:
+    since, budget = actor.moved, actor.budget
+    if actor.phase == "stepping":
+        for other in _waited_for(actor, actors):
+            if other.phase == EXITED or other.phase in STARTING_PHASES or other.hang_cause:
                 return None
             since, budget = max(since, other.moved), max(budget, other.budget + MARGIN)
     age = now - since
     if age <= budget:
         return None
-    return Hang(HUNG, f"no progress for {age:.1f} s ({ward.phase}, {ward.budget:g} s allowed)")
+    return Hang(HUNG, f"no progress for {age:.1f} s ({actor.phase}, {actor.budget:g} s allowed)")
 
 
-def _waited_for(ward: Ward, wards: Mapping[str, Ward]) -> list[Ward]:
-    prefixes = WAITS_FOR.get(ward.role, ())
-    return [other for role, other in wards.items() if role.split("-")[0] in prefixes]
+def _waited_for(actor: Supervised, actors: Mapping[str, Supervised]) -> list[Supervised]:
+    prefixes = WAITS_FOR.get(actor.role, ())
+    return [other for role, other in actors.items() if role.split("-")[0] in prefixes]

@@ -15,7 +15,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.health import READY_PHASES, bytes_of
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.process import ProcessUsage
-from actorium.actors.watchdog.supervised import Ward
+from actorium.actors.watchdog.supervised import Supervised
 
 SCHEDULER, DETOKENIZER, WORKER = "scheduler", "detokenizer", "worker-0"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
@@ -46,7 +46,7 @@ class MetricFamily(NamedTuple):
 class MetricsInput(NamedTuple):
     """What the metrics are made of."""
 
-    wards: Mapping[str, Ward]
+    actors: Mapping[str, Supervised]
     restarts: Mapping[tuple[str, str], int]
     """Restarts ordered, by (role, cause)."""
     processes: Mapping[str, ProcessUsage]
@@ -173,8 +173,8 @@ def families(facts: MetricsInput) -> Iterator[MetricFamily]:
 
 
 def _gauges(facts: MetricsInput, role: str) -> Mapping[str, float]:
-    ward = facts.wards.get(role)
-    return {} if ward is None else ward.gauges
+    actor = facts.actors.get(role)
+    return {} if actor is None else actor.gauges
 
 
 def _row(prefix: str, row: Row, facts: MetricsInput, labels: dict[str, str]) -> MetricFamily:
@@ -229,7 +229,7 @@ def _vllm_apart(facts: MetricsInput, common: dict[str, str]) -> Iterator[MetricF
 
 def _http(facts: MetricsInput) -> Iterator[MetricFamily]:
     """Of all gateways together, by the names of prometheus_fastapi_instrumentator."""
-    gateways = [ward.gauges for role, ward in facts.wards.items() if role.startswith("gateway")]
+    gateways = [actor.gauges for role, actor in facts.actors.items() if role.startswith("gateway")]
     counts: Counter[tuple[str, ...]] = Counter()
     for gauges in gateways:
         counts.update({tuple(name.split(histograms.MARK)[1:]): int(n)
@@ -287,32 +287,32 @@ def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
 
 
 def _actors(facts: MetricsInput) -> Iterator[MetricFamily]:
-    wards = sorted(facts.wards.values(), key=lambda ward: ward.role)
+    actors = sorted(facts.actors.values(), key=lambda actor: actor.role)
 
     def each(name: str, about: str, values: list[float], kind: str = GAUGE) -> MetricFamily:
         return _family(f"actorium:{name}", kind, about, [
-            ({"role": w.role}, v) for w, v in zip(wards, values, strict=True)])
+            ({"role": w.role}, v) for w, v in zip(actors, values, strict=True)])
 
     beat = facts.config.runtime.heartbeat
     yield each("actor_up", "1 while the actor works and is heard of.",
-               [float(w.works(facts.now, beat)) for w in wards])
+               [float(w.is_ready(facts.now, beat)) for w in actors])
     yield each("actor_epoch", "Its incarnation; 1 = it was never started again.",
-               [float(w.epoch) for w in wards])
-    yield each("actor_steps", "Work done, in its own units.", [float(w.step) for w in wards],
+               [float(w.epoch) for w in actors])
+    yield each("actor_steps", "Work done, in its own units.", [float(w.step) for w in actors],
                COUNTER)
     yield each("step_age_seconds", "Since its work last moved; 0 while it rests.",
                [0.0 if w.phase in READY_PHASES - {"stepping"} else max(0.0, facts.now - w.moved)
-                for w in wards])
+                for w in actors])
     yield each("beat_age_seconds", "Since it was last heard of.",
-               [max(0.0, facts.now - w.seen) for w in wards])
+               [max(0.0, facts.now - w.seen) for w in actors])
     yield _family("actorium:actor_phase", GAUGE, "The phase it is in.",
-                  [({"role": w.role, "phase": w.phase}, 1.0) for w in wards])
+                  [({"role": w.role, "phase": w.phase}, 1.0) for w in actors])
     yield each("actor_quarantined_requests", "Requests that it failed on, or died of.",
-               [w.gauges.get("journal_quarantined", 0.0) for w in wards], COUNTER)
+               [w.gauges.get("journal_quarantined", 0.0) for w in actors], COUNTER)
     yield each("bad_frames", "Frames that came to it and are no messages.",
-               [w.gauges.get("bad_frames", 0.0) for w in wards], COUNTER)
+               [w.gauges.get("bad_frames", 0.0) for w in actors], COUNTER)
     yield each("refused_connections", "Connections by tcp of which it does not know the key.",
-               [w.gauges.get("refused_connections", 0.0) for w in wards], COUNTER)
+               [w.gauges.get("refused_connections", 0.0) for w in actors], COUNTER)
     known = sorted(facts.processes.items())
     yield _family("actorium:process_cpu_seconds", COUNTER, "CPU time of its process.",
                   [({"role": role}, p.cpu_seconds) for role, p in known])

@@ -42,7 +42,7 @@ class ProbedEngine(Protocol):
 
     def condition(self, now: float) -> EngineCondition: ...
 
-    def facts(self, now: float) -> metrics.MetricsInput: ...
+    def metrics_input(self, now: float) -> metrics.MetricsInput: ...
 
 
 class ProbeResponse(NamedTuple):
@@ -133,9 +133,9 @@ class ProbeApp:
     def _startup(self, _accept: str) -> ProbeResponse:
         time = self._clock()
         now = self._engine.condition(time)
-        actors = {ward.role: {"phase": ward.phase, "detail": ward.detail,
-                              "seconds": round(max(0.0, time - ward.moved), 3)}
-                  for ward in self._engine.facts(time).wards.values()}
+        actors = {actor.role: {"phase": actor.phase, "detail": actor.detail,
+                              "seconds": round(max(0.0, time - actor.moved), 3)}
+                  for actor in self._engine.metrics_input(time).actors.values()}
         if now.started:
             return json_response(200, started=True, actors=actors)
         return json_response(503, now.retry_after, started=False, why=now.why, actors=actors)
@@ -152,7 +152,7 @@ class ProbeApp:
     # --- what it does ---
 
     def _load(self, _accept: str) -> ProbeResponse:
-        scheduler = self._engine.facts(self._clock()).wards.get(metrics.SCHEDULER)
+        scheduler = self._engine.metrics_input(self._clock()).actors.get(metrics.SCHEDULER)
         told = scheduler.gauges if scheduler is not None else {}
         counts = {name: int(told.get(name, 0)) for name in
                   ("running", "waiting", "waiting_requests", "free_pages", "held_pages",
@@ -163,9 +163,9 @@ class ProbeApp:
         return json_response(200, version=__version__)
 
     def _metrics(self, accept: str) -> ProbeResponse:
-        facts = self._engine.facts(self._clock())
-        running = {ward.role: process for ward in facts.wards.values()
-                   if (process := process_usage(ward.pid)) is not None}
+        facts = self._engine.metrics_input(self._clock())
+        running = {actor.role: process for actor in facts.actors.values()
+                   if (process := process_usage(actor.pid)) is not None}
         body, kind = metrics.render(facts._replace(processes=running), accept)
         return ProbeResponse(200, body, kind)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from actorium.actors.config.tree import Config
 from actorium.actors.watchdog.hangs import find_hang
-from actorium.actors.watchdog.supervised import Ward
+from actorium.actors.watchdog.supervised import Supervised
 
 SCHEDULER = "scheduler"
 WAITING, LEDGER_FULL = "waiting_requests", "ledger_full"
@@ -36,7 +36,7 @@ class EngineCondition(NamedTuple):
 class EngineView(NamedTuple):
     """What the watchdog knows at a moment."""
 
-    wards: Mapping[str, Ward]
+    actors: Mapping[str, Supervised]
     expected: frozenset[str]
     """Roles that the launcher has started."""
     error: str | None
@@ -60,23 +60,23 @@ def _obstacles(known: EngineView, config: Config, now: float) -> list[str]:
         return [known.error]
     if not known.expected:
         return ["no actor has been started"]
-    wards = [known.wards[role] for role in sorted(known.expected)]
-    found = [f"{ward.role} is {ward.state}" + (f" ({ward.detail})" if ward.detail else "")
-             for ward in wards if not ward.works(now, config.runtime.heartbeat)]
+    actors = [known.actors[role] for role in sorted(known.expected)]
+    found = [f"{actor.role} is {actor.state}" + (f" ({actor.detail})" if actor.detail else "")
+             for actor in actors if not actor.is_ready(now, config.runtime.heartbeat)]
     if not found and config.recovery.restart and not known.started:
         return ["the launcher is being told that all are there"]
-    return found or _hung(wards, known, config, now) or _full(known, config)
+    return found or _hung(actors, known, config, now) or _full(known, config)
 
 
-def _hung(wards: list[Ward], known: EngineView, config: Config, now: float) -> list[str]:
-    hangs = ((ward.role, find_hang(ward, known.wards, now, config.recovery.silence,
-                                   config.runtime.heartbeat)) for ward in wards)
+def _hung(actors: list[Supervised], known: EngineView, config: Config, now: float) -> list[str]:
+    hangs = ((actor.role, find_hang(actor, known.actors, now, config.recovery.silence,
+                                   config.runtime.heartbeat)) for actor in actors)
     return [f"{role}: {hang.text}" for role, hang in hangs if hang is not None]
 
 
 def _full(known: EngineView, config: Config) -> list[str]:
     """Why a request that came now would be refused."""
-    scheduler = known.wards.get(SCHEDULER)
+    scheduler = known.actors.get(SCHEDULER)
     if scheduler is None:
         return []
     waiting, limit = scheduler.gauges.get(WAITING, 0.0), config.scheduler.max_num_queued_reqs

@@ -1,10 +1,10 @@
-"""When a dead actor is started again, and when no more.
+"""When a dead actor is started again, and when it is not.
 
 One for one, after a delay that doubles from death to death, and never more often than an intensity
-limit allows (as Erlang's supervisors). Pure: the caller brings the time, CLOCK_MONOTONIC seconds.
+limit allows, like Erlang's supervisors. Pure: the caller passes the time, CLOCK_MONOTONIC seconds.
 
-Restarts are counted over `window` seconds *of work*: an actor that dies each time it has loaded
-for two minutes gets no further than one that dies at once.
+Restarts are counted over `window` seconds *of work*: an actor that dies each time after loading for
+two minutes gets no further than one that dies at once.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from actorium.actors.runtime.splitmix64 import splitmix64
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 30.0
 JITTER = 0.25
-"""Part of the delay by which it is longer or shorter, at random: actors that died together do not
-come back in step for ever."""
+"""Part of the delay by which it is longer or shorter, at random, so that actors which died together
+do not come back in step for ever."""
 HEALTHY_AFTER = 60.0
 """Seconds of work in one life after which delays start from the first one again."""
 STEP_BACK = 10.0
 """Seconds of work that halve the next delay."""
 SUSPECTS_EACH = 8
-"""Deaths of which one request each is suspected, that together count as one: as many requests may
-come at once that kill an actor, before the first of them is sent again and convicted."""
+"""Deaths with one suspected request each that together count as one: so many requests that kill an
+actor may come at once before the first of them is sent again and convicted."""
 
 
 class SeededUniform:
@@ -47,12 +47,12 @@ class RestartRecord(Struct):
     delays: int = 0
     """How often the next delay is doubled."""
     worked: float = 0.0
-    """Seconds it has worked in all its past lives."""
+    """Seconds of work in all its past lives."""
     working_since: float | None = None
     counted: deque[float] = field(default_factory=deque)
     """`worked` at each restart within the window."""
     suspected: int = 0
-    """Deaths of which a request is suspected. (Not told to the next watchdog.)"""
+    """Deaths with a suspected request. (The next watchdog is not told.)"""
 
 
 class Restarts:
@@ -61,18 +61,18 @@ class Restarts:
     def __init__(self, limit: int, window: float, seed: int) -> None:
         """At most `limit` restarts of a role within `window` seconds of its work."""
         self.limit, self.window = limit, window
-        self._dice = SeededUniform(seed)
+        self._random = SeededUniform(seed)
         self._records: dict[str, RestartRecord] = {}
         self._changed: set[str] = set()
 
-    def works(self, role: str, now: float) -> None:
+    def on_ready(self, role: str, now: float) -> None:
         """The role is ready (again)."""
         record = self._record(role)
         if record.working_since is None:
             record.working_since = now
             self._changed.add(role)
 
-    def died(self, role: str, now: float) -> float | None:
+    def on_death(self, role: str, now: float) -> float | None:
         """When to start it again; None if it has died too often for that."""
         record = self._record(role)
         lived = 0.0 if record.working_since is None else max(0.0, now - record.working_since)
@@ -89,51 +89,51 @@ class Restarts:
         self._changed.add(role)
         return now + self._delay(record.delays - 1)
 
-    def progress(self, role: str) -> None:
-        """The last restart has led somewhere: it does not count."""
+    def forgive_last(self, role: str) -> None:
+        """The last restart made progress towards the culprit: it does not count."""
         record = self._record(role)
         if record.counted:
             record.counted.pop()
         record.delays = max(0, record.delays - 1)
         self._changed.add(role)
 
-    def narrowed(self, role: str) -> None:
-        """The last death has left suspects among requests: of `SUSPECTS_EACH` such restarts one
+    def on_suspected_death(self, role: str) -> None:
+        """The last death has made requests suspects: of `SUSPECTS_EACH` such restarts one
         counts."""
         record = self._record(role)
         record.suspected += 1
         if record.suspected % SUSPECTS_EACH:
-            self.progress(role)
+            self.forgive_last(role)
 
-    def absolve(self, role: str) -> None:
-        """All its deaths were somebody else's doing: none of its restarts counts."""
+    def forgive_all(self, role: str) -> None:
+        """A request caused its deaths: none of its restarts counts."""
         record = self._record(role)
         record.counted.clear()
         record.delays = 0
         self._changed.add(role)
 
-    # --- for the next one who counts ---
+    # --- for the next watchdog ---
 
-    def changed(self, role: str) -> RestartRecord | None:
-        """What is known of the role, if that is not what the last call said."""
+    def take_changed(self, role: str) -> RestartRecord | None:
+        """The role's record if it has changed since the last call."""
         if role not in self._changed:
             return None
         self._changed.discard(role)
         return self._records[role]
 
-    def record(self, role: str) -> RestartRecord | None:
-        """What is known of the role, if anything."""
+    def get(self, role: str) -> RestartRecord | None:
+        """The role's record, if there is one."""
         return self._records.get(role)
 
-    def recall(self, role: str, record: RestartRecord) -> None:
-        """Go on from what another one knew."""
+    def restore(self, role: str, record: RestartRecord) -> None:
+        """Continue from the previous watchdog's record."""
         if record.working_since is None:
             record.working_since = self._record(role).working_since
         self._records[role] = record
 
     def _delay(self, deaths: int) -> float:
         delay = FIRST_DELAY * 2.0 ** min(deaths, 32)
-        spread = 1 + JITTER * (2 * self._dice.uniform() - 1)
+        spread = 1 + JITTER * (2 * self._random.uniform() - 1)
         return min(LONGEST_DELAY, delay * spread)
 
     def _record(self, role: str) -> RestartRecord:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actorium.actors.health import CounterReading, growth
-from actorium.actors.watchdog.supervised import Ward
+from actorium.actors.watchdog.supervised import Supervised
 
 SCHEDULER, WORKER = "scheduler", "worker-0"
 COUNTERS = ("steps", "computed_prompt_tokens", "tokens", "cache_lookup_tokens", "cache_hit_tokens",
@@ -37,15 +37,15 @@ class StatsLogger:
         self._before: dict[str, CounterReading] = {}
 
     def next_timer(self) -> float | None:
-        """When to look; None = never."""
+        """When to tick; None = never."""
         return self._due
 
-    def look(self, wards: Mapping[str, Ward], now: float) -> StatsLine | None:
+    def tick(self, actors: Mapping[str, Supervised], now: float) -> StatsLine | None:
         """The line that is due at `now`; None if none is, or there was no work."""
         if not self._seconds or (self._due is not None and now < self._due):
             return None
         first, self._due = self._due is None, now + self._seconds
-        scheduler, worker = wards.get(SCHEDULER), wards.get(WORKER)
+        scheduler, worker = actors.get(SCHEDULER), actors.get(WORKER)
         took, done = self._since(scheduler, COUNTERS)
         modes = self._since(worker, tuple(f"steps_{mode}" for mode in GRAPHS))[1]
         if first or scheduler is None:
@@ -55,14 +55,14 @@ class StatsLogger:
             return None
         return _line(told, done, modes, took)
 
-    def _since(self, ward: Ward | None, names: tuple[str, ...]
+    def _since(self, actor: Supervised | None, names: tuple[str, ...]
                ) -> tuple[float, Mapping[str, float]]:
-        """Seconds between the beats of the last look and of this one, and what was counted."""
-        if ward is None:
+        """Seconds between the beats of the last tick and of this one, and what was counted."""
+        if actor is None:
             return 0.0, dict.fromkeys(names, 0.0)
-        counts = {name: ward.gauges.get(name, 0.0) for name in names}
-        before = self._before.get(ward.role)
-        new = self._before[ward.role] = CounterReading(ward.epoch, ward.seen, counts)
+        counts = {name: actor.gauges.get(name, 0.0) for name in names}
+        before = self._before.get(actor.role)
+        new = self._before[actor.role] = CounterReading(actor.epoch, actor.seen, counts)
         grown = growth(before, new)
         if grown is None:  # it counts from 0 on
             return self._seconds, counts

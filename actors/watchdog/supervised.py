@@ -1,19 +1,19 @@
-"""What is known of the actors that somebody watches over."""
+"""What a supervisor knows of one actor."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from actorium.actors.core import IDLE_BEAT
+from actorium.actors.core import IDLE_HEARTBEAT
 from actorium.actors.health import READY_PHASES, RESTING, SILENT
 from actorium.actors.messages import Beat
 
 LATE = 1.0
-"""Seconds by which a beat is overdue before its actor no longer counts as ready."""
+"""Seconds by which a heartbeat is overdue before its actor no longer counts as ready."""
 
 
-class Ward(Struct):
-    """One actor. Times are CLOCK_MONOTONIC seconds."""
+class Supervised(Struct):
+    """One incarnation of an actor. Times are CLOCK_MONOTONIC seconds."""
 
     role: str
     pid: int
@@ -23,19 +23,20 @@ class Ward(Struct):
     moved: float
     """When `step` last moved or the phase changed."""
     seen: float
+    """When the last heartbeat came."""
     detail: str = ""
     gauges: dict[str, float] = {}
     budget: float = 0.0
-    """Seconds that the phase may take without progress; 0 = it has not said."""
+    """Seconds that the phase may take without progress; 0 = not known yet."""
     loop_age: float = 0.0
     """Seconds since its loop last turned, as of `seen`."""
-    condemned: str = ""
+    hang_cause: str = ""
     """It counts as hung and is about to be killed: "silent" or "hung"."""
     resting: bool = False
-    """Its last two beats told of no work: the next one takes `IDLE_BEAT`."""
+    """Its last two heartbeats reported no work: the next one comes after `IDLE_HEARTBEAT`."""
 
-    def hear(self, beat: Beat, now: float) -> None:
-        """Take a beat of this very incarnation."""
+    def on_beat(self, beat: Beat, now: float) -> None:
+        """Apply a heartbeat of this very incarnation."""
         if beat.step != self.step or beat.phase != self.phase:
             self.moved = now
         self.resting = beat.phase in RESTING and beat.step == self.step
@@ -44,20 +45,20 @@ class Ward(Struct):
         self.budget, self.loop_age = beat.budget, beat.loop_age
 
     def period(self, heartbeat: float) -> float:
-        """Seconds until its next beat. `heartbeat`: those between two of a busy actor."""
-        return max(heartbeat, IDLE_BEAT) if self.resting else heartbeat
+        """Seconds until its next heartbeat. heartbeat: the period of a busy actor."""
+        return max(heartbeat, IDLE_HEARTBEAT) if self.resting else heartbeat
 
-    def works(self, now: float, heartbeat: float) -> bool:
-        """In a phase in which it works, and heard of lately. `heartbeat`: seconds between beats."""
-        overdue = now - self.seen - max(heartbeat, IDLE_BEAT)
-        return self.phase in READY_PHASES and overdue < LATE and not self.condemned
+    def is_ready(self, now: float, heartbeat: float) -> bool:
+        """In a phase in which it works, and heard of lately. heartbeat: as in `period`."""
+        overdue = now - self.seen - max(heartbeat, IDLE_HEARTBEAT)
+        return self.phase in READY_PHASES and overdue < LATE and not self.hang_cause
 
     @property
     def state(self) -> str:
-        """Why it is not at work, in a word."""
+        """One word for an actor that is not ready."""
         return SILENT if self.phase in READY_PHASES else self.phase
 
 
-def born(role: str, pid: int, epoch: int, now: float) -> Ward:
+def starting(role: str, pid: int, epoch: int, now: float) -> Supervised:
     """An actor that was just started."""
-    return Ward(role, pid, epoch, "starting", 0, now, now)
+    return Supervised(role, pid, epoch, "starting", 0, now, now)

@@ -1,8 +1,8 @@
-"""What is done about the dead and the hung: whom to kill, whom to start again, when to give up.
+"""What is done about dead and hung actors: which to kill, which to start again, when to give up.
 
-Pure but for what it is given to look at processes with: it is told of the dead, looks at the wards
-now and then, and returns orders to the launcher. What it knows of restarts is told the launcher,
-too, who hands it to the next one: no limit begins anew with a new watchdog.
+Pure, but for the function that looks at processes: it is told of deaths, looks at the actors now
+and then, and returns orders to the launcher. What it knows of restarts goes to the launcher as
+well, which hands it to the next watchdog: no limit begins anew with a new watchdog.
 """
 
 from __future__ import annotations
@@ -13,117 +13,122 @@ from typing import NamedTuple
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import MAX_RESTARTS, Kill, Restarted, Spawn
-from actorium.actors.runtime.inflight_journal import BROKEN
 from actorium.actors.runtime.process import EXIT_FAULT, ProcessActivity, describe_exit
 from actorium.actors.runtime.roles import LAUNCHER
-from actorium.actors.watchdog.hangs import GLANCE, STOPPED, Witness, find_hang
+from actorium.actors.watchdog.hangs import GLANCE, STOPPED, SilenceDiagnosis, find_hang
 from actorium.actors.watchdog.restart_policy import RestartRecord, Restarts
-from actorium.actors.watchdog.supervised import Ward
+from actorium.actors.watchdog.supervised import Supervised
 
 TICK = 0.25
-"""Seconds between two looks at the wards."""
+"""Seconds between two looks at the actors."""
 OVERSLEPT = 0.05
-"""Seconds beyond a tick after which it was the watchdog itself that did not run."""
+"""Seconds beyond a tick after which it was the supervisor itself that did not run."""
 SUSPECTS, QUARANTINED = "suspects", "quarantined"
-"""Gauges of the scheduler: sequences under suspicion of killing the worker, and those convicted."""
+"""Gauges of the scheduler: sequences suspected of killing the worker, and those convicted."""
+BROKEN = 32
+"""Convictions in a row, no request finishing in between, that speak against the actor itself."""
 
 
-class Blame(NamedTuple):
-    """Deaths in the middle of requests that nobody is convicted of yet, and convictions."""
+class JournalCounts(NamedTuple):
+    """Gauges of an actor's in-flight journal: deaths during requests of which none is convicted
+    yet, and convictions."""
 
     deaths: float = 0.0
     convictions: float = 0.0
 
 
 class Supervisor:
-    """The hands' orders. Times are CLOCK_MONOTONIC seconds."""
+    """Gives orders to the launcher. Times are CLOCK_MONOTONIC seconds."""
 
     def __init__(self, recovery: RecoveryConfig, heartbeat: float, seed: int,
-                 sight: Callable[[int], ProcessActivity | None] = lambda pid: None) -> None:
-        """heartbeat: seconds between the beats of a busy actor; seed: of the restarts' jitter;
-        sight: how the process of a pid looks, as `process.process_activity`."""
+                 activity_of: Callable[[int], ProcessActivity | None] = lambda pid: None) -> None:
+        """heartbeat: seconds between the heartbeats of a busy actor; seed: for the jitter of
+        restart delays; activity_of: the activity of a pid, as `process.process_activity`."""
         self.counts: Counter[tuple[str, str]] = Counter()
         """Restarts ordered, by (role, cause); causes: killed, fault, exited, silent, hung."""
-        self.verdict: str | None = None
+        self.give_up_reason: str | None = None
         """Why the engine has to end."""
         self._recovery, self._heartbeat = recovery, heartbeat
-        self._witness = Witness(sight, heartbeat)
+        self._silence = SilenceDiagnosis(activity_of, heartbeat)
         self._restarts = Restarts(recovery.max_restarts, recovery.restart_window, seed)
         self._due: dict[str, tuple[float, int]] = {}
         """Role -> (when to start it, epoch)."""
         self._orders: list[Kill | Spawn] = []
-        self._looked: float | None = None
+        self._last_tick: float | None = None
         self._lag = 0.0
-        """Seconds by which the watchdog's own beats were late, less those since then."""
+        """Seconds by which the watchdog's own heartbeats were late, less the time since then."""
         self._suspicion: dict[str, float] = {}
-        self._blamed: dict[str, Blame] = {}
-        """By role, as its journal said last."""
+        self._journal_counts: dict[str, JournalCounts] = {}
+        """By role, as its journal reported last."""
 
-    # --- what happens ---
+    # --- events ---
 
-    def works(self, role: str, now: float) -> None:
+    def on_ready(self, role: str, now: float) -> None:
         """An actor is ready."""
-        self._restarts.works(role, now)
+        self._restarts.on_ready(role, now)
 
-    def gone(self, ward: Ward, status: int, why: str, now: float) -> None:
-        """An actor has died, of `why` if it could say so: start it again, or give up."""
-        cause = ward.condemned or _cause(status)
-        at = self._restarts.died(ward.role, now)
+    def on_exit(self, actor: Supervised, status: int, why: str, now: float) -> None:
+        """An actor has died: start it again, or give up. why: the error that it reported, if it
+        could."""
+        cause = actor.hang_cause or _cause(status)
+        at = self._restarts.on_death(actor.role, now)
         if at is not None:
-            self.counts[ward.role, cause] += 1
-            self._due[ward.role] = (at, ward.epoch + 1)
-        elif self.verdict is None:
+            self.counts[actor.role, cause] += 1
+            self._due[actor.role] = (at, actor.epoch + 1)
+        elif self.give_up_reason is None:
             r, end = self._recovery, f"{describe_exit(status)}{why and ': ' + why}"
             times = f"{r.max_restarts} time{'s' if r.max_restarts != 1 else ''}"
-            self.verdict = (f"{ward.role} (pid {ward.pid}) {end}; it was started again "
-                            f"{times} within {r.restart_window:g} s of work")
-            self._orders.append(Kill(LAUNCHER, 0, self.verdict))
+            self.give_up_reason = (f"{actor.role} (pid {actor.pid}) {end}; it was started again "
+                                   f"{times} within {r.restart_window:g} s of work")
+            self._orders.append(Kill(LAUNCHER, 0, self.give_up_reason))
 
-    def started(self, role: str, epoch: int) -> None:
-        """An incarnation runs: nothing is to be started any more."""
+    def on_started(self, role: str, epoch: int) -> None:
+        """An incarnation runs: a restart that was due is done."""
         if role in self._due and epoch >= self._due[role][1]:
             del self._due[role]
 
-    def suspicion(self, gauges: Mapping[str, float]) -> None:
-        """What the scheduler says of who kills the worker. Where the circle of suspects gets
-        smaller, the worker's last restart does not count; where one is convicted, none does."""
+    def on_suspect_gauges(self, gauges: Mapping[str, float]) -> None:
+        """The scheduler's gauges on which sequence kills the worker. When it has fewer suspects,
+        the worker's last restart does not count; when one is convicted, none does."""
         new = {name: gauges.get(name, 0.0) for name in (SUSPECTS, QUARANTINED)}
         old, self._suspicion = self._suspicion, new
         for role in {r for r, _ in self.counts if r.startswith("worker")}:
             if new[QUARANTINED] > old.get(QUARANTINED, new[QUARANTINED]):
-                self._restarts.absolve(role)
+                self._restarts.forgive_all(role)
             elif new[SUSPECTS] < old.get(SUSPECTS, 0.0):
-                self._restarts.progress(role)
+                self._restarts.forgive_last(role)
 
-    def blames(self, role: str, gauges: Mapping[str, float]) -> None:
-        """What an actor says of requests that it has died of (`runtime.inflight_journal` argues why
+    def on_journal_gauges(self, role: str, gauges: Mapping[str, float]) -> None:
+        """An actor's gauges on requests that have killed it (`runtime.inflight_journal` argues why
         this is bounded)."""
         if "journal_deaths" not in gauges:
             return
-        old = self._blamed.get(role, Blame())
-        new = self._blamed[role] = Blame(gauges["journal_deaths"], gauges["journal_convictions"])
+        old = self._journal_counts.get(role, JournalCounts())
+        new = JournalCounts(gauges["journal_deaths"], gauges["journal_convictions"])
+        self._journal_counts[role] = new
         if new.convictions > old.convictions and gauges["journal_streak"] < BROKEN:
-            self._restarts.absolve(role)
+            self._restarts.forgive_all(role)
         elif new.deaths > old.deaths:
-            self._restarts.narrowed(role)
+            self._restarts.on_suspected_death(role)
 
-    # --- what is done ---
+    # --- orders ---
 
-    def look(self, wards: Mapping[str, Ward], now: float, own: Ward | None = None
+    def tick(self, actors: Mapping[str, Supervised], now: float, own: Supervised | None = None
              ) -> list[Kill | Spawn]:
-        """Judge who hangs; everything that is to be done now. own: what is known of the watchdog,
-        whose beats come to it the way all others do."""
-        self._excuse(wards, now)
+        """Find hung actors; return all orders that are due now. own: the watchdog's state, whose
+        heartbeats reach it as all others do."""
+        self._excuse_own_pause(actors, now)
         lag = self._lateness(own, now)
-        self._looked = now
-        for ward in wards.values():
-            known = self._witness.testify(ward, now)
-            if lag and known != STOPPED:
-                known = ""
-            hang = find_hang(ward, wards, now, self._recovery.silence + lag, self._heartbeat, known)
+        self._last_tick = now
+        for actor in actors.values():
+            diagnosis = self._silence.diagnose(actor, now)
+            if lag and diagnosis != STOPPED:
+                diagnosis = ""
+            hang = find_hang(actor, actors, now, self._recovery.silence + lag, self._heartbeat,
+                             diagnosis)
             if hang is not None:
-                ward.condemned = hang.cause
-                self._orders.append(Kill(ward.role, ward.pid, f"{hang.cause}: {hang.text}"))
+                actor.hang_cause = hang.cause
+                self._orders.append(Kill(actor.role, actor.pid, f"{hang.cause}: {hang.text}"))
         for role, (at, epoch) in list(self._due.items()):
             if now >= at:
                 del self._due[role]
@@ -131,49 +136,52 @@ class Supervisor:
         orders, self._orders = self._orders, []
         return orders
 
-    def _excuse(self, wards: Mapping[str, Ward], now: float) -> None:
-        """Time in which the watchdog itself was stopped is nobody's silence."""
-        slept = 0.0 if self._looked is None else now - self._looked - TICK
+    def _excuse_own_pause(self, actors: Mapping[str, Supervised], now: float) -> None:
+        """Time in which the supervisor itself was stopped does not count as silence."""
+        slept = 0.0 if self._last_tick is None else now - self._last_tick - TICK
         if slept > OVERSLEPT:
-            for ward in wards.values():
-                ward.seen, ward.moved = min(now, ward.seen + slept), min(now, ward.moved + slept)
+            for actor in actors.values():
+                actor.seen = min(now, actor.seen + slept)
+                actor.moved = min(now, actor.moved + slept)
 
-    def _lateness(self, own: Ward | None, now: float) -> float:
-        """Seconds that a beat may take at the moment, beyond what it should."""
+    def _lateness(self, own: Supervised | None, now: float) -> float:
+        """Seconds by which heartbeats may be late at the moment."""
         late = 0.0 if own is None else now - own.seen - own.period(self._heartbeat) - GLANCE
-        since = 0.0 if self._looked is None else now - self._looked
+        since = 0.0 if self._last_tick is None else now - self._last_tick
         self._lag = max(0.0, late, self._lag - since)
         return self._lag
 
-    def news(self) -> list[Restarted]:
-        """What the launcher has to know of restarts, before it gets the orders of this look. A
-        restart that is not ordered yet is not told: the next watchdog hears of that death itself.
-        """
+    def next_timer(self) -> float:
+        """When to call `tick` again."""
+        tick = 0.0 if self._last_tick is None else self._last_tick + TICK
+        return min([tick, *(at for at, _ in self._due.values())])
+
+    # --- what the next watchdog has to know ---
+
+    def changed_restarts(self) -> list[Restarted]:
+        """Restart records that have changed, for the launcher, to be sent before the orders of this
+        tick. A restart that is not ordered yet is left out: the next watchdog hears of that death
+        itself."""
         roles = {role for role, _ in self.counts if role not in self._due}
-        records = ((role, self._restarts.changed(role)) for role in sorted(roles))
-        return [self._told(role, record) for role, record in records if record is not None]
+        records = ((role, self._restarts.take_changed(role)) for role in sorted(roles))
+        return [self._restarted(role, record) for role, record in records if record is not None]
 
-    def known(self, role: str) -> list[Restarted]:
-        """All that is known of this role's restarts: one entry, or none."""
-        record = self._restarts.record(role)
-        return [] if record is None else [self._told(role, record)]
+    def restarts_of(self, role: str) -> list[Restarted]:
+        """The restart record of this role: one entry, or none."""
+        record = self._restarts.get(role)
+        return [] if record is None else [self._restarted(role, record)]
 
-    def _told(self, role: str, record: RestartRecord) -> Restarted:
+    def _restarted(self, role: str, record: RestartRecord) -> Restarted:
         causes = {cause: n for (r, cause), n in self.counts.items() if r == role}
         return Restarted(role, record.delays, record.worked, record.working_since,
                          list(record.counted)[-MAX_RESTARTS:], causes)
 
-    def recall(self, told: Iterable[Restarted]) -> None:
-        """Go on from what the watchdog before knew."""
-        for r in told:
-            self._restarts.recall(r.role, RestartRecord(r.delays, r.worked, r.working_since,
-                                                 deque(r.counted)))
+    def restore(self, restarts: Iterable[Restarted]) -> None:
+        """Continue from the previous watchdog's records."""
+        for r in restarts:
+            self._restarts.restore(r.role, RestartRecord(r.delays, r.worked, r.working_since,
+                                                         deque(r.counted)))
             self.counts.update({(r.role, cause): n for cause, n in r.causes.items()})
-
-    def next_timer(self) -> float:
-        """When to look again."""
-        tick = 0.0 if self._looked is None else self._looked + TICK
-        return min([tick, *(at for at, _ in self._due.values())])
 
     def gauges(self) -> dict[str, float]:
         """Restarts ordered so far: "restarts.ROLE.CAUSE" -> how many."""

@@ -35,6 +35,7 @@ from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.errors import BadConfig, BadModel, EngineFailed, EngineUnavailable
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.launcher.launcher import Launcher
+from actorium.actors.launcher.observers import launcher_observers
 from actorium.actors.messages import Kill
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import ROLES, roles_of, stop_rank
@@ -272,9 +273,9 @@ def test_bad_configuration_exits_2_and_names_the_field(base: Path) -> None:
 
 def test_what_is_not_installed_is_said_before_anything_starts(
         base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("actorium.actors.runtime.roles.find_spec", lambda name: None)
+    monkeypatch.setattr("actorium.actors.launcher.preflight.find_spec", lambda name: None)
     config = make_config(base)
-    assert Launcher(config, roles()).run() == 2
+    assert Launcher(config, roles(), observers=launcher_observers()).run() == 2
     assert capsys.readouterr().err == (
         "actorium: an engine needs uvloop, numpy, tokenizers, jinja2, torch, safetensors: "
         "pip install 'actorium[engine]'\n")

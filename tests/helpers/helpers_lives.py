@@ -217,7 +217,7 @@ class Lives:
         if self.held is not None:
             return
         if self.compacting is None:
-            self.compacting, self.old = iter(self.scheduler.alive()), len(self.ledger)
+            self.compacting, self.old = iter(self.scheduler.live_records()), len(self.ledger)
             self.ledger.append(make_record(META, LedgerMeta("boot", "", self.scheduler.next_sid)))
         for _ in range(self.chance.randint(0, 6)):
             records = next(self.compacting, None)

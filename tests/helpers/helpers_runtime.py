@@ -333,6 +333,7 @@ LAUNCH = """
 import signal, sys, threading, msgspec
 from actorium.actors.launcher.job import EngineJob
 from actorium.actors.launcher.launcher import Launcher
+from actorium.actors.launcher.observers import launcher_observers
 job = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineJob)
 def stray():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -340,7 +341,7 @@ def started(path):
     print("started", path, flush=True)
     if "stray" in sys.argv:
         threading.Timer(0.5, stray).start()
-sys.exit(Launcher(job.config, job.roles, started).run())
+sys.exit(Launcher(job.config, job.roles, started, launcher_observers()).run())
 """
 
 

@@ -48,6 +48,7 @@ def run(_command: str, argv: list[str]) -> int:
                               checks=[check_machine]))
     models.resolve(config.model.model)
     from actorium.actors.launcher.launcher import Launcher
+    from actorium.actors.launcher.observers import launcher_observers
 
     over = threading.Event()
 
@@ -56,6 +57,6 @@ def run(_command: str, argv: list[str]) -> int:
         threading.Thread(target=watch, args=(run_dir, show, over), daemon=True).start()
 
     try:
-        return Launcher(config, started=started).run()
+        return Launcher(config, started=started, observers=launcher_observers()).run()
     finally:
         over.set()

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zmq
 from zmq.utils import z85
 
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
+from actorium.actors.runtime.front import Front
 from actorium.actors.runtime.security import curve_keys as keys
 from actorium.actors.runtime.security import endpoints
-
-if TYPE_CHECKING:
-    from actorium.actors.runtime.mailbox import Front
 
 LOG = logging.getLogger("actorium.gate")
 ZAP = "inproc://zeromq.zap.01"

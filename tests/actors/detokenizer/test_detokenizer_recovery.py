@@ -103,8 +103,8 @@ def test_a_scheduler_that_did_not_read_hears_what_it_missed(core: DetokenizerCor
     wake(core, 0.0)
     core.on_client_gone(B, 0.1)
     assert [m for m in wake(core, 1.0)[1] if isinstance(m, Cancel)] == [Cancel("lost", B)]
-    assert core.on_missed("scheduler", 1.0) and not core.on_missed("watchdog", 1.0)
-    core.on_hears("scheduler", 1.0)
+    assert core.on_peer_stuck("scheduler", 1.0) and not core.on_peer_stuck("watchdog", 1.0)
+    core.on_peer_back("scheduler", 1.0)
     assert wake(core, 1.0)[1] == [HELLO]
     open_(core, said=b"abcdef", stop=("cd",))
     open_(core, 2, "lost", said=b"xyz", client=B)

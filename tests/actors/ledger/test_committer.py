@@ -32,7 +32,7 @@ class Recording(Core):
         self.heard: list[str] = []
         self.kept: list[LedgerRecord] = []
 
-    def alive(self) -> Iterable[list[LedgerRecord]]:
+    def live_records(self) -> Iterable[list[LedgerRecord]]:
         return [[record] for record in self.kept]
 
     def on_ledger_full(self, why: str, now: float) -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.runtime import inflight_journal as journal
 from actorium.actors.runtime.inflight_journal import (
-    BROKEN,
     CONVICTS,
     SIZE,
     SUSPECTS,
@@ -21,8 +20,8 @@ from actorium.actors.runtime.inflight_journal import (
     name_of,
 )
 from actorium.actors.watchdog.restart_policy import SUSPECTS_EACH
-from actorium.actors.watchdog.supervised import born
-from actorium.actors.watchdog.supervisor import Supervisor
+from actorium.actors.watchdog.supervised import starting
+from actorium.actors.watchdog.supervisor import BROKEN, Supervisor
 
 A, B, C = (name_of(text) for text in (b"a", b"b", b"c"))
 
@@ -190,20 +189,20 @@ class Actor:
         self.supervisor = Supervisor(RecoveryConfig(max_restarts=limit), 0.25, 1)
         self.buffer = bytearray(SIZE)
         self.living = InflightJournal(self.buffer)
-        self.ward, self.now, self.deaths = born("tokenizer", 1, 1, 0.0), 0.0, 0
-        self.supervisor.works("tokenizer", 0.0)
+        self.supervised, self.now, self.deaths = starting("tokenizer", 1, 1, 0.0), 0.0, 0
+        self.supervisor.on_ready("tokenizer", 0.0)
 
     def die(self, *names: bytes) -> bool:
         """False: it is not started again."""
         self.living.put_all(list(names))
         self.now += 0.01
-        self.supervisor.gone(self.ward, -9, "", self.now)
-        if self.supervisor.verdict is not None:
+        self.supervisor.on_exit(self.supervised, -9, "", self.now)
+        if self.supervisor.give_up_reason is not None:
             return False
         self.deaths += 1
         self.living = InflightJournal(self.buffer)
-        self.supervisor.works("tokenizer", self.now)
-        self.supervisor.blames("tokenizer", self.living.gauges())
+        self.supervisor.on_ready("tokenizer", self.now)
+        self.supervisor.on_journal_gauges("tokenizer", self.living.gauges())
         return True
 
 
@@ -232,7 +231,7 @@ def test_an_actor_that_dies_of_nobody_ends_the_engine(names: int) -> None:
         if not actor.die(*(name_of(b"%d %d" % (number, i)) for i in range(names))):
             break
     assert actor.deaths <= (SUSPECTS_EACH if names else 1) * 6
-    assert "was started again 5 times" in (actor.supervisor.verdict or "")
+    assert "was started again 5 times" in (actor.supervisor.give_up_reason or "")
 
 
 def test_an_actor_that_everything_kills_ends_the_engine() -> None:

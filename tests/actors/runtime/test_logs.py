@@ -55,7 +55,7 @@ def test_of_an_exception_only_type_and_place_are_told() -> None:
     try:
         raise ValueError("the secret that a caller sent")
     except ValueError as error:
-        told = logs.stack_of(error)
+        told = logs.error_fields(error)
     assert told["error"] == "ValueError" and "test_logs.py" in told["stack"]
     assert "that a caller sent" not in told["stack"].replace(
         'raise ValueError("the secret that a caller sent")', "")

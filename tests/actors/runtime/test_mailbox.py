@@ -17,9 +17,10 @@ from helpers_runtime import Say, Told, Union, short_dir
 
 from actorium.actors import messages as m
 from actorium.actors.messages import Generate, SamplingParams
-from actorium.actors.runtime import mailbox
+from actorium.actors.runtime import front as front_module
 from actorium.actors.runtime.bad_frames import describe_bad_frame
-from actorium.actors.runtime.mailbox import Front, Inbox, Outbox, Overflow
+from actorium.actors.runtime.front import Front
+from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
 
 encode = msgspec.msgpack.encode
 
@@ -299,7 +300,7 @@ def test_a_gone_client_is_counted(context: zmq.Context[Any], base: Path) -> None
 
 def test_a_slow_client_is_given_up_at_the_limit(context: zmq.Context[Any], base: Path,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "CLIENT_BACKLOG_MESSAGES", 500)
+    monkeypatch.setattr(front_module, "CLIENT_BACKLOG_MESSAGES", 500)
     front = Front(context, f"ipc://{base}/x.front", Union, hwm=100)
     slow = dealer(context, front.address, b"slow", RCVHWM=10)
     fast = dealer(context, front.address, b"fast")
@@ -345,7 +346,7 @@ def test_a_slow_client_that_catches_up_gets_everything_in_order(
         assert msgspec.msgpack.decode(slow.recv(), type=Told).number == i
     front.flush()
     assert not front.waiting and not front.lost and front.dropped == 0
-    assert front.turned[0] == (b"slow", True) and front.turned[-1] == (b"slow", False)
+    assert front.pace_changes[0] == (b"slow", True) and front.pace_changes[-1] == (b"slow", False)
 
 
 def test_an_identity_goes_to_its_newest_connection(context: zmq.Context[Any], base: Path) -> None:

@@ -319,7 +319,7 @@ def test_a_stopped_process_is_silent(base: Path) -> None:
         actor.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, actor.pid, os.WSTOPPED)
         dog.inbox.receive(1000)
-        # IDLE_BEAT is half a second: nothing comes in twice that time.
+        # IDLE_HEARTBEAT is half a second: nothing comes in twice that time.
         assert not dog.inbox.socket.poll(1000)
         actor.process.send_signal(signal.SIGCONT)
         dog.until(lambda m: True)

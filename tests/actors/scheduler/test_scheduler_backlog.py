@@ -30,7 +30,7 @@ def test_an_outbox_that_gave_up_drops_all_until_somebody_reads() -> None:
         with pytest.raises(Overflow, match="inbox: 16 messages wait"):
             for number in range(33):
                 outbox.send(Hello("early", number))
-        outbox.give_up()
+        outbox.drop_backlog()
         outbox.send(Hello("late", 33))
         assert (outbox.dropped, outbox.waiting, outbox.flush()) == (18, True, False)
         inbox = Inbox(context, address, ToScheduler, hwm=16)

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from actorium.actors.core import IDLE_BEAT
-from actorium.actors.health import READY_PHASES
+from actorium.actors.core import IDLE_HEARTBEAT
+from actorium.actors.health import HUNG, READY_PHASES, SILENT
 from actorium.actors.messages import Beat
 from actorium.actors.runtime.process import (
     ProcessActivity,
@@ -22,26 +22,24 @@ from actorium.actors.runtime.process import (
 )
 from actorium.actors.watchdog.hangs import (
     DOUBT,
-    HUNG,
     MARGIN,
-    SILENT,
     STARTING_SILENCE,
     STOPPED_SILENCE,
     WATCHED,
     Hang,
-    Witness,
+    SilenceDiagnosis,
     find_hang,
 )
-from actorium.actors.watchdog.supervised import Ward, born
+from actorium.actors.watchdog.supervised import Supervised, starting
 
 SILENCE, HEARTBEAT, TICK = 3.0, 0.25, 0.25
 
 
 class Actor:
-    """Beats into its ward as its phase has it."""
+    """Heartbeats into its supervised as its phase has it."""
 
     def __init__(self, role: str, phase: str = "idle", budget: float = 60.0) -> None:
-        self.ward = born(role, 7, 1, 0.0)
+        self.supervised = starting(role, 7, 1, 0.0)
         self.phase, self.budget = phase, budget
         self.step = 0
         self.beats, self.loops, self.steps = True, True, False
@@ -52,24 +50,25 @@ class Actor:
         self.step += self.steps
         if self.beats:
             age = now - self._looped
-            self.ward.hear(Beat(self.ward.role, 7, 1, self.phase, self.step, self.budget,
-                                loop_age=age), now)
+            beat = Beat(self.supervised.role, 7, 1, self.phase, self.step, self.budget,
+                        loop_age=age)
+            self.supervised.on_beat(beat, now)
 
 
 def run(*actors: Actor, start: float = 0.0, seconds: float,
-        known: str = "stopped") -> dict[str, tuple[float, Hang]]:
-    """Who was found hanging, when (seconds after `start`), and how. known: of who is silent."""
-    wards: dict[str, Ward] = {actor.ward.role: actor.ward for actor in actors}
+        diagnosis: str = "stopped") -> dict[str, tuple[float, Hang]]:
+    """Who was found hanging, when (seconds after `start`), and how. diagnosis: of who is silent."""
+    by_role: dict[str, Supervised] = {actor.supervised.role: actor.supervised for actor in actors}
     found: dict[str, tuple[float, Hang]] = {}
     for tick in range(int(seconds / TICK) + 1):
         now = start + tick * TICK
         for actor in actors:
             actor.turn(now)
-        for ward in wards.values():
-            hang = find_hang(ward, wards, now, SILENCE, HEARTBEAT, known)
+        for supervised in by_role.values():
+            hang = find_hang(supervised, by_role, now, SILENCE, HEARTBEAT, diagnosis)
             if hang is not None:
-                ward.condemned = hang.cause
-                found[ward.role] = (now - start, hang)
+                supervised.hang_cause = hang.cause
+                found[supervised.role] = (now - start, hang)
     return found
 
 
@@ -90,7 +89,7 @@ def test_one_that_may_only_be_starved_gets_longer(phase: str) -> None:
     actor = Actor("a", phase)
     run(actor, seconds=30.0)
     actor.beats = False
-    when, hang = run(actor, start=30.0, seconds=20.0, known="")["a"]
+    when, hang = run(actor, start=30.0, seconds=20.0, diagnosis="")["a"]
     assert hang.cause == SILENT and abs(when - DOUBT * SILENCE) <= 2 * TICK
     assert hang.text.endswith(f"({phase})")
 
@@ -98,62 +97,65 @@ def test_one_that_may_only_be_starved_gets_longer(phase: str) -> None:
 class Kernel:
     """What is to be seen of one process."""
 
-    def __init__(self, **sight: object) -> None:
-        self.sight: ProcessActivity | None = ProcessActivity(False, False, 1.0)._replace(**sight)
+    def __init__(self, **activity: object) -> None:
+        self.activity: ProcessActivity | None = ProcessActivity(
+            False, False, 1.0)._replace(**activity)
         self.asked = 0
 
-    def look(self, pid: int) -> ProcessActivity | None:
+    def activity_of(self, pid: int) -> ProcessActivity | None:
         self.asked += 1
-        return self.sight
+        return self.activity
 
 
-def said_of(kernel: Kernel, until: float, busy: bool = True, works: float = 0.0) -> str:
+def diagnosis_of(kernel: Kernel, until: float, busy: bool = True, works: float = 0.0) -> str:
     """Of an actor that is silent from 100.0 on and uses `works` of a processor."""
-    ward = born("a", 7, 1, 100.0)
-    ward.phase, ward.resting = "stepping" if busy else "idle", not busy
-    witness, said = Witness(kernel.look, HEARTBEAT), ""
+    supervised = starting("a", 7, 1, 100.0)
+    supervised.phase, supervised.resting = "stepping" if busy else "idle", not busy
+    diagnosis, said = SilenceDiagnosis(kernel.activity_of, HEARTBEAT), ""
     for tick in range(int((until - 100.0) / 0.05 + 1.5)):
-        if kernel.sight is not None:
-            kernel.sight = kernel.sight._replace(cpu_seconds=1.0 + 0.05 * tick * works)
-        said = witness.testify(ward, 100.0 + 0.05 * tick)
+        if kernel.activity is not None:
+            kernel.activity = kernel.activity._replace(cpu_seconds=1.0 + 0.05 * tick * works)
+        said = diagnosis.diagnose(supervised, 100.0 + 0.05 * tick)
     return said
 
 
 def test_the_stopped_and_the_sleeping_are_told_from_the_starved() -> None:
-    assert said_of(Kernel(stopped=True), 100.75) == "stopped"
-    assert said_of(Kernel(), 100.75) == "asleep"
-    assert said_of(Kernel(eager=True), 103.0) == "", "it wants to run"
-    assert said_of(Kernel(), 103.0, works=0.5) == "", "it runs between the looks"
+    assert diagnosis_of(Kernel(stopped=True), 100.75) == "stopped"
+    assert diagnosis_of(Kernel(), 100.75) == "asleep"
+    assert diagnosis_of(Kernel(runnable=True), 103.0) == "", "it wants to run"
+    assert diagnosis_of(Kernel(), 103.0, works=0.5) == "", "it runs between the looks"
     gone = Kernel()
-    gone.sight = None
-    assert said_of(gone, 103.0) == "", "the launcher will tell"
+    gone.activity = None
+    assert diagnosis_of(gone, 103.0) == "", "the launcher will tell"
 
 
 def test_sleep_is_watched_for_a_while() -> None:
     kernel = Kernel()
-    witness, ward = Witness(kernel.look, HEARTBEAT), born("a", 7, 1, 100.0)
-    assert [witness.testify(ward, now) for now in (102.0, 102.01, 102.0 + WATCHED)] == [
+    diagnosis = SilenceDiagnosis(kernel.activity_of, HEARTBEAT)
+    supervised = starting("a", 7, 1, 100.0)
+    assert [diagnosis.diagnose(supervised, now) for now in (102.0, 102.01, 102.0 + WATCHED)] == [
         "", "", "asleep"]
-    ward.seen = 102.2
-    assert witness.testify(ward, 102.3) == ""
-    assert [witness.testify(ward, now) for now in (103.0, 103.1)] == ["", ""], "from the start"
+    supervised.seen = 102.2
+    assert diagnosis.diagnose(supervised, 102.3) == ""
+    found = [diagnosis.diagnose(supervised, now) for now in (103.0, 103.1)]
+    assert found == ["", ""], "from the start"
 
 
 def test_who_is_on_time_is_not_looked_at() -> None:
-    for busy, period in ((True, HEARTBEAT), (False, IDLE_BEAT)):
+    for busy, period in ((True, HEARTBEAT), (False, IDLE_HEARTBEAT)):
         kernel = Kernel()
-        said_of(kernel, 100.0 + period, busy)
+        diagnosis_of(kernel, 100.0 + period, busy)
         assert kernel.asked == 0
 
 
 def test_a_resting_actor_is_known_by_its_beats() -> None:
-    ward = born("a", 7, 1, 0.0)
+    supervised = starting("a", 7, 1, 0.0)
     for step, phase, resting in ((0, "idle", True), (4, "idle", False), (4, "idle", True),
                                  (4, "stepping", False), (4, "ready", True)):
-        ward.hear(Beat("a", 7, 1, phase, step, 5.0), 1.0)
-        assert ward.resting == resting
-        assert ward.period(HEARTBEAT) == (IDLE_BEAT if resting else HEARTBEAT)
-        assert ward.period(2.0) == 2.0
+        supervised.on_beat(Beat("a", 7, 1, phase, step, 5.0), 1.0)
+        assert supervised.resting == resting
+        assert supervised.period(HEARTBEAT) == (IDLE_HEARTBEAT if resting else HEARTBEAT)
+        assert supervised.period(2.0) == 2.0
 
 
 def test_who_watches_and_starves_is_no_witness_of_sleep() -> None:
@@ -162,16 +164,16 @@ def test_who_watches_and_starves_is_no_witness_of_sleep() -> None:
     works = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha512", b"x", b"y", 1_500_000))
     try:
         until = time.monotonic() + 20
-        while not (sight := activity_seen_by_watcher(sleeps.pid)) or sight.eager:
+        while not (activity := activity_seen_by_watcher(sleeps.pid)) or activity.runnable:
             assert time.monotonic() < until, "the thread that looks does not count"
         works.start()
-        while not (sight := activity_seen_by_watcher(sleeps.pid)) or not sight.eager:
+        while not (activity := activity_seen_by_watcher(sleeps.pid)) or not activity.runnable:
             assert works.is_alive() and time.monotonic() < until
-        assert process_activity(sleeps.pid) == sight._replace(eager=False)
+        assert process_activity(sleeps.pid) == activity._replace(runnable=False)
         os.kill(sleeps.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, sleeps.pid, os.WSTOPPED)
-        sight = activity_seen_by_watcher(sleeps.pid)
-        assert sight is not None and sight.stopped and not sight.eager
+        activity = activity_seen_by_watcher(sleeps.pid)
+        assert activity is not None and activity.stopped and not activity.runnable
     finally:
         sleeps.kill()
         sleeps.wait()
@@ -186,15 +188,15 @@ def test_processes_are_seen_as_they_are() -> None:
     spins = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         until = time.monotonic() + 20
-        while (sight := process_activity(spins.pid)) is None or sight.cpu_seconds < 0.1:
+        while (activity := process_activity(spins.pid)) is None or activity.cpu_seconds < 0.1:
             assert time.monotonic() < until
-        assert sight.eager and not sight.stopped
-        sight = process_activity(sleeps.pid)
-        assert sight is not None and not sight.eager and not sight.stopped
+        assert activity.runnable and not activity.stopped
+        activity = process_activity(sleeps.pid)
+        assert activity is not None and not activity.runnable and not activity.stopped
         os.kill(spins.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, spins.pid, os.WSTOPPED)
-        sight = process_activity(spins.pid)
-        assert sight is not None and sight.stopped and not sight.eager
+        activity = process_activity(spins.pid)
+        assert activity is not None and activity.stopped and not activity.runnable
     finally:
         for process in (sleeps, spins):
             process.kill()
@@ -207,7 +209,7 @@ def test_who_loads_may_be_silent_for_longer(phase: str) -> None:
     actor = Actor("a", phase, budget=600.0)
     run(actor, seconds=0.0)
     actor.beats = False
-    when, hang = run(actor, seconds=100.0, known="asleep")["a"]
+    when, hang = run(actor, seconds=100.0, diagnosis="asleep")["a"]
     assert hang.cause == SILENT and abs(when - STARTING_SILENCE) <= TICK
     assert "no sign of life for 60." in hang.text and phase in hang.text
 
@@ -226,8 +228,8 @@ def test_who_loads_and_is_stopped_does_not_load(phase: str) -> None:
 def test_one_that_never_says_a_word_is_found() -> None:
     actor = Actor("a")
     actor.beats = False
-    assert run(actor, seconds=59.0, known="") == {}
-    assert run(actor, seconds=61.0, known="")["a"][1].cause == SILENT
+    assert run(actor, seconds=59.0, diagnosis="") == {}
+    assert run(actor, seconds=61.0, diagnosis="")["a"][1].cause == SILENT
 
 
 @pytest.mark.parametrize("phase", sorted(READY_PHASES) + ["draining"])
@@ -275,7 +277,7 @@ def test_who_waits_is_not_to_blame_for_whom_it_waits() -> None:
     found = run(worker, scheduler, detokenizer, seconds=200.0)
     assert found.keys() == {"worker-0"}
     # It is killed, starts and loads for five minutes, while the others go on to wait.
-    worker.ward = born("worker-0", 8, 2, 200.0)
+    worker.supervised = starting("worker-0", 8, 2, 200.0)
     worker.phase, worker.budget = "loading", 600.0
     assert run(worker, scheduler, detokenizer, start=200.0, seconds=300.0) == {}
 
@@ -288,15 +290,15 @@ def test_who_has_no_excuse_is_found() -> None:
 
 
 def test_a_slow_heartbeat_is_no_silence() -> None:
-    ward = born("a", 7, 1, 0.0)
-    ward.hear(Beat("a", 7, 1, "idle", 0, 5.0), 0.0)
-    for known in ("", "asleep"):
-        assert find_hang(ward, {"a": ward}, 29.0, SILENCE, 10.0, known) is None
-        assert find_hang(ward, {"a": ward}, 31.0, SILENCE, 10.0, known) is not None
+    supervised = starting("a", 7, 1, 0.0)
+    supervised.on_beat(Beat("a", 7, 1, "idle", 0, 5.0), 0.0)
+    for diagnosis in ("", "asleep"):
+        assert find_hang(supervised, {"a": supervised}, 29.0, SILENCE, 10.0, diagnosis) is None
+        assert find_hang(supervised, {"a": supervised}, 31.0, SILENCE, 10.0, diagnosis) is not None
 
 
 def test_the_dead_and_the_condemned_are_left_alone() -> None:
-    for phase, condemned in (("exited", ""), ("idle", SILENT)):
-        ward = born("a", 7, 1, 0.0)
-        ward.phase, ward.condemned = phase, condemned
-        assert find_hang(ward, {"a": ward}, 1000.0, SILENCE, HEARTBEAT) is None
+    for phase, hang_cause in (("exited", ""), ("idle", SILENT)):
+        supervised = starting("a", 7, 1, 0.0)
+        supervised.phase, supervised.hang_cause = phase, hang_cause
+        assert find_hang(supervised, {"a": supervised}, 1000.0, SILENCE, HEARTBEAT) is None

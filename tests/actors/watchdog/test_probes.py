@@ -18,7 +18,7 @@ from actorium.actors.watchdog import probe_routes as web
 from actorium.actors.watchdog import probe_server as probes
 from actorium.actors.watchdog.metrics import MetricsInput
 from actorium.actors.watchdog.readiness import EngineCondition, EngineView, judge
-from actorium.actors.watchdog.supervised import Ward, born
+from actorium.actors.watchdog.supervised import Supervised, starting
 
 ROLES = ("worker-0", "scheduler")
 READY = EngineCondition(True, True, True, "", 0)
@@ -28,13 +28,13 @@ READY = EngineCondition(True, True, True, "", 0)
 
 def known(error: str | None = None, draining: bool = False, started: bool = True,
           **changes: Any) -> EngineView:
-    """Two actors at rest, heard of at 100.0; `changes` are fields of the scheduler's ward."""
-    wards = {role: born(role, 10, 1, 100.0) for role in ROLES}
-    for ward in wards.values():
-        ward.phase, ward.budget = "idle", 5.0
+    """Two actors at rest, heard of at 100.0; `changes` are fields of the scheduler's actor."""
+    actors = {role: starting(role, 10, 1, 100.0) for role in ROLES}
+    for actor in actors.values():
+        actor.phase, actor.budget = "idle", 5.0
     for name, value in changes.items():
-        setattr(wards["scheduler"], name, value)
-    return EngineView(wards, frozenset(ROLES), error, draining, started)
+        setattr(actors["scheduler"], name, value)
+    return EngineView(actors, frozenset(ROLES), error, draining, started)
 
 
 def test_all_at_work_is_ready() -> None:
@@ -54,7 +54,7 @@ def test_all_at_work_is_ready() -> None:
 def test_what_keeps_an_engine_from_being_ready(changes: dict[str, Any], why: str) -> None:
     config = Config(scheduler=SchedulerConfig(max_num_queued_reqs=4))
     facts = known(**changes)
-    facts.wards["worker-0"].moved = 80.0
+    facts.actors["worker-0"].moved = 80.0
     judged = judge(facts, config, 100.4)
     assert judged == EngineCondition(True, True, False, why, 1)
 
@@ -82,13 +82,13 @@ def test_nothing_is_ready_before_it_was_started() -> None:
 class FakeEngine:
     def __init__(self, condition: EngineCondition = READY) -> None:
         self.is_ = condition
-        self.wards: dict[str, Ward] = {}
+        self.actors: dict[str, Supervised] = {}
 
     def condition(self, now: float) -> EngineCondition:
         return self.is_
 
-    def facts(self, now: float) -> MetricsInput:
-        return MetricsInput(self.wards, {}, {}, self.is_.ready, Config(), "m", "1", now)
+    def metrics_input(self, now: float) -> MetricsInput:
+        return MetricsInput(self.actors, {}, {}, self.is_.ready, Config(), "m", "1", now)
 
 
 def ask(app: web.ProbeApp, path: str, method: str = "GET",
@@ -151,8 +151,8 @@ def test_what_is_no_probe_is_refused() -> None:
 
 def test_startup_tells_the_phases() -> None:
     app, engine = make_app(EngineCondition(True, False, False, "worker-0 is loading", 1))
-    engine.wards["worker-0"] = born("worker-0", 1, 1, 97.0)
-    engine.wards["worker-0"].phase, engine.wards["worker-0"].detail = "loading", "3/5 shards"
+    engine.actors["worker-0"] = starting("worker-0", 1, 1, 97.0)
+    engine.actors["worker-0"].phase, engine.actors["worker-0"].detail = "loading", "3/5 shards"
     told = json.loads(ask(app, "/startupz")[2])
     assert told["actors"] == {"worker-0": {"phase": "loading", "detail": "3/5 shards",
                                            "seconds": 3.0}}
@@ -160,8 +160,8 @@ def test_startup_tells_the_phases() -> None:
 
 def test_load_counts() -> None:
     app, engine = make_app()
-    engine.wards["scheduler"] = born("scheduler", 1, 1, 97.0)
-    engine.wards["scheduler"].gauges = {"running": 3.0, "waiting": 4.0, "free_pages": 9.0}
+    engine.actors["scheduler"] = starting("scheduler", 1, 1, 97.0)
+    engine.actors["scheduler"].gauges = {"running": 3.0, "waiting": 4.0, "free_pages": 9.0}
     told = json.loads(ask(app, "/load")[2])
     assert (told["server_load"], told["running"], told["free_pages"]) == (7, 3, 9)
 

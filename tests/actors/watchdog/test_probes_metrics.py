@@ -19,7 +19,7 @@ from actorium.actors.runtime.histograms import Histogram
 from actorium.actors.runtime.process import ProcessUsage, process_usage
 from actorium.actors.watchdog.metrics import HISTOGRAMS, OWN, MetricsInput, families, render
 from actorium.actors.watchdog.probe_server import served_name
-from actorium.actors.watchdog.supervised import Ward, born
+from actorium.actors.watchdog.supervised import Supervised, starting
 
 DASHBOARD = Path(__file__).parents[3] / "tools/grafana/actorium.json"
 NAMES_OF_VLLM = (
@@ -60,11 +60,11 @@ VLLMS_GAPS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0
               10.0, 20.0, 40.0, 80.0)
 
 
-def wards(**scheduler: float) -> dict[str, Ward]:
-    found = {role: born(role, 10 + i, 1, 100.0)
+def actors(**scheduler: float) -> dict[str, Supervised]:
+    found = {role: starting(role, 10 + i, 1, 100.0)
              for i, role in enumerate(("scheduler", "worker-0", "detokenizer"))}
-    for ward in found.values():
-        ward.phase = "idle"
+    for actor in found.values():
+        actor.phase = "idle"
     found["scheduler"].gauges = scheduler
     found["worker-0"].gauges = {"weights_bytes": 5.0, "weights_bytes_planned": 6.0,
                                 "steps_full_graph": 7.0, "steps_eager": 2.0}
@@ -72,7 +72,7 @@ def wards(**scheduler: float) -> dict[str, Ward]:
 
 
 def facts(gauges: dict[str, float] | None = None, **more: Any) -> MetricsInput:
-    made = MetricsInput(wards(**(gauges or {})), {("worker-0", "killed"): 2},
+    made = MetricsInput(actors(**(gauges or {})), {("worker-0", "killed"): 2},
                  {"scheduler": ProcessUsage(1.5, 4096)}, True,
                  Config(model=ModelConfig(model="a/model"), runtime=RuntimeConfig(name="e")),
                  "model", "1.2", 103.0)
@@ -157,8 +157,8 @@ def test_http_requests_of_all_gateways_together() -> None:
     seen.add(0.02)
     made = facts()
     for i in range(2):
-        made.wards[f"gateway-{i}"] = born(f"gateway-{i}", 30 + i, 1, 100.0)
-        made.wards[f"gateway-{i}"].gauges = {"http|POST|/v1/completions|2xx": 3.0 + i,
+        made.actors[f"gateway-{i}"] = starting(f"gateway-{i}", 30 + i, 1, 100.0)
+        made.actors[f"gateway-{i}"].gauges = {"http|POST|/v1/completions|2xx": 3.0 + i,
                                              "http|GET|/metrics|4xx": 1.0, **seen.gauges()}
     assert value(made, "http_requests_total", method="POST", handler="/v1/completions",
                  status="2xx") == 7
@@ -170,9 +170,9 @@ def test_http_requests_of_all_gateways_together() -> None:
 def test_our_own() -> None:
     made = facts({"busy_us": 3e6, "idle_us": 1e6, "late_us": 5e5, "cached_pages": 9.0,
                   "preemptions_memory": 2.0})
-    made.wards["scheduler"].phase, made.wards["scheduler"].seen = "stepping", 102.0
-    made.wards["worker-0"].seen = 90.0
-    made.wards["detokenizer"].gauges = {"duplicates_dropped": 11.0}
+    made.actors["scheduler"].phase, made.actors["scheduler"].seen = "stepping", 102.0
+    made.actors["worker-0"].seen = 90.0
+    made.actors["detokenizer"].gauges = {"duplicates_dropped": 11.0}
     for want, name, labels in (
             (3.0, "actorium:device_busy_seconds_total", {}),
             (0.375, "actorium:device_idle_ratio", {}),
@@ -218,8 +218,8 @@ def test_both_formats_are_served() -> None:
 
 
 def test_nothing_is_known_yet_and_the_text_still_comes() -> None:
-    assert value(facts(wards={}), "vllm:num_requests_running") == 0
-    assert ("actorium:actor_up", frozenset()) not in values(facts(wards={}))
+    assert value(facts(actors={}), "vllm:num_requests_running") == 0
+    assert ("actorium:actor_up", frozenset()) not in values(facts(actors={}))
 
 
 def test_names_are_given_once_and_each_has_a_text() -> None:

@@ -21,7 +21,7 @@ from actorium.actors.watchdog.restart_policy import (
     Restarts,
     SeededUniform,
 )
-from actorium.actors.watchdog.supervised import Ward, born
+from actorium.actors.watchdog.supervised import Supervised, starting
 from actorium.actors.watchdog.supervisor import TICK, Supervisor
 
 LIVES = st.lists(st.tuples(st.floats(0, 200), st.floats(0, 200)), max_size=60)
@@ -39,9 +39,9 @@ def live(policy: Restarts, lives: list[tuple[float, float]],
     now, restarts = 0.0, []
     for loading, working in lives:
         now += loading
-        policy.works(role, now)
+        policy.on_ready(role, now)
         now += working
-        at = policy.died(role, now)
+        at = policy.on_death(role, now)
         if at is None:
             break
         restarts.append((now, at))
@@ -94,8 +94,8 @@ def test_who_dies_now_and_then_comes_back_fast() -> None:
 def test_roles_do_not_share_a_limit() -> None:
     policy = Restarts(2, 60.0, 1)
     for role, _ in itertools.product("abc", range(2)):
-        assert policy.died(role, 1.0) is not None
-    assert [policy.died(role, 2.0) for role in "abc"] == [None] * 3
+        assert policy.on_death(role, 1.0) is not None
+    assert [policy.on_death(role, 2.0) for role in "abc"] == [None] * 3
 
 
 def test_dice_are_fair_enough_and_repeatable() -> None:
@@ -113,13 +113,13 @@ def kill_again_and_again(supervisor: Supervisor, gauges: list[dict[str, float]])
     Returns how many there were before the supervisor gave up, or all."""
     now = 0.0
     for epoch, told in enumerate(gauges, 1):
-        ward = born("worker-0", 10 + epoch, epoch, now)
-        supervisor.works("worker-0", now)
-        supervisor.suspicion(told)
-        supervisor.gone(ward, -9, "", now)
-        if supervisor.verdict is not None:
+        actor = starting("worker-0", 10 + epoch, epoch, now)
+        supervisor.on_ready("worker-0", now)
+        supervisor.on_suspect_gauges(told)
+        supervisor.on_exit(actor, -9, "", now)
+        if supervisor.give_up_reason is not None:
             return epoch - 1
-        while not (orders := supervisor.look({}, now)):
+        while not (orders := supervisor.tick({}, now)):
             now = max(now, supervisor.next_timer())
         assert orders == [Spawn("worker-0", epoch + 1)]
     return len(gauges)
@@ -133,9 +133,9 @@ def recovery(**values: float) -> RecoveryConfig:
 def test_the_limit_ends_the_engine_with_a_reason(limit: int, seed: int) -> None:
     supervisor = Supervisor(recovery(max_restarts=limit), 0.25, seed)
     assert kill_again_and_again(supervisor, [{}] * (limit + 5)) == limit
-    [order] = supervisor.look({}, 1e6)
+    [order] = supervisor.tick({}, 1e6)
     assert isinstance(order, Kill) and order.role == "launcher"
-    assert order.reason == supervisor.verdict
+    assert order.reason == supervisor.give_up_reason
     times = f"{limit} time{'s' if limit != 1 else ''}"
     assert order.reason == (f"worker-0 (pid {11 + limit}) was killed by SIGKILL; it was started "
                             f"again {times} within 60 s of work")
@@ -162,62 +162,63 @@ def test_suspects_that_only_grow_are_no_progress() -> None:
 
 def test_the_progress_of_others_is_the_workers_alone() -> None:
     supervisor = Supervisor(recovery(max_restarts=1), 0.25, 1)
-    supervisor.gone(born("scheduler", 5, 1, 0.0), 1, "ValueError: x", 0.0)
-    supervisor.suspicion({"suspects": 2.0})
-    supervisor.suspicion({"suspects": 1.0})
-    supervisor.gone(born("scheduler", 6, 2, 1.0), 1, "ValueError: x", 1.0)
-    assert supervisor.verdict is not None
-    assert "scheduler (pid 6) exited with code 1: ValueError: x; it was" in supervisor.verdict
+    supervisor.on_exit(starting("scheduler", 5, 1, 0.0), 1, "ValueError: x", 0.0)
+    supervisor.on_suspect_gauges({"suspects": 2.0})
+    supervisor.on_suspect_gauges({"suspects": 1.0})
+    supervisor.on_exit(starting("scheduler", 6, 2, 1.0), 1, "ValueError: x", 1.0)
+    assert supervisor.give_up_reason is not None
+    why = supervisor.give_up_reason
+    assert "scheduler (pid 6) exited with code 1: ValueError: x; it was" in why
     assert supervisor.gauges() == {"restarts.scheduler.fault": 1.0}
 
 
 def test_a_restart_is_ordered_once_and_not_if_somebody_is_there_already() -> None:
     supervisor = Supervisor(recovery(), 0.25, 1)
-    supervisor.gone(born("a", 5, 1, 0.0), 0, "", 0.0)
-    assert supervisor.look({}, 0.01) == []
-    assert supervisor.look({}, 0.2) == [Spawn("a", 2)]
-    assert supervisor.look({}, 0.4) == []
-    supervisor.gone(born("b", 6, 4, 1.0), 0, "", 1.0)
-    supervisor.started("b", 5)
-    assert supervisor.look({}, 60.0) == []
+    supervisor.on_exit(starting("a", 5, 1, 0.0), 0, "", 0.0)
+    assert supervisor.tick({}, 0.01) == []
+    assert supervisor.tick({}, 0.2) == [Spawn("a", 2)]
+    assert supervisor.tick({}, 0.4) == []
+    supervisor.on_exit(starting("b", 6, 4, 1.0), 0, "", 1.0)
+    supervisor.on_started("b", 5)
+    assert supervisor.tick({}, 60.0) == []
     assert supervisor.counts == {("a", "exited"): 1, ("b", "exited"): 1}
 
 
 def test_the_cause_of_a_killed_hang_is_the_hang() -> None:
     supervisor = Supervisor(recovery(silence=3.0), 0.25, 1, stopped)
-    ward = Ward("a", 5, 1, "idle", 0, 0.0, 0.0)
+    actor = Supervised("a", 5, 1, "idle", 0, 0.0, 0.0)
     now = 0.0
-    while not (orders := supervisor.look({"a": ward}, now)):
+    while not (orders := supervisor.tick({"a": actor}, now)):
         now += TICK
     assert 3.0 < now <= 3.0 + 2 * TICK
     [kill] = orders
     assert isinstance(kill, Kill) and (kill.role, kill.pid) == ("a", 5)
     assert kill.reason.startswith("silent: no sign of life for 3.")
-    assert supervisor.look({"a": ward}, now + TICK) == [], "told once"
-    supervisor.gone(ward, -9, "", now + 0.3)
+    assert supervisor.tick({"a": actor}, now + TICK) == [], "told once"
+    supervisor.on_exit(actor, -9, "", now + 0.3)
     assert supervisor.counts == {("a", "silent"): 1}
 
 
 def test_time_in_which_the_watchdog_did_not_run_is_nobodys_silence() -> None:
     supervisor = Supervisor(recovery(silence=3.0), 0.25, 1, stopped)
-    ward = Ward("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=10.0)
-    assert supervisor.look({"a": ward}, 0.0) == []
-    assert supervisor.look({"a": ward}, 500.0) == [], "the machine was asleep"
-    assert 0.0 <= 500.0 - ward.seen <= TICK + 1e-6 >= 500.0 - ward.moved
+    actor = Supervised("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=10.0)
+    assert supervisor.tick({"a": actor}, 0.0) == []
+    assert supervisor.tick({"a": actor}, 500.0) == [], "the machine was asleep"
+    assert 0.0 <= 500.0 - actor.seen <= TICK + 1e-6 >= 500.0 - actor.moved
     now = 500.0
-    while not supervisor.look({"a": ward}, now):
+    while not supervisor.tick({"a": actor}, now):
         now += TICK
     assert 502.5 < now < 504.0, "awake, it goes on to count"
 
 
-def killed_at(sight: ProcessActivity, late: float) -> float:
+def killed_at(activity: ProcessActivity, late: float) -> float:
     """When an actor is killed that was heard of at 0 for the last time, by a watchdog whose own
     beats stay away until `late`."""
-    supervisor = Supervisor(recovery(silence=0.75), 0.25, 1, lambda pid: sight)
-    ward = Ward("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=60.0)
-    own = Ward("watchdog", 6, 1, "ready", 0, 0.0, 0.0)
+    supervisor = Supervisor(recovery(silence=0.75), 0.25, 1, lambda pid: activity)
+    actor = Supervised("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=60.0)
+    own = Supervised("watchdog", 6, 1, "ready", 0, 0.0, 0.0)
     now = 0.0
-    while not supervisor.look({"a": ward}, now, own):
+    while not supervisor.tick({"a": actor}, now, own):
         now += TICK
         own.seen = now if now >= late else own.seen
         assert now < 60
@@ -236,15 +237,15 @@ def test_as_late_as_its_own_beats_may_be_those_of_who_sleeps() -> None:
 def test_a_watchdog_that_is_starved_takes_its_own_lateness_for_nobodys(late: float) -> None:
     """It gets to look every `TICK + late` seconds only, and beats are late by as much."""
     supervisor = Supervisor(recovery(silence=0.75), 0.25, 1, stopped)
-    ward = Ward("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=600.0)
+    actor = Supervised("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=600.0)
     now = 0.0
     for _ in range(40):
-        assert supervisor.look({"a": ward}, now) == []
-        if now - ward.seen > 0.25:
-            ward.seen = now
+        assert supervisor.tick({"a": actor}, now) == []
+        if now - actor.seen > 0.25:
+            actor.seen = now
         now += TICK + late
     died, looks = now, 0
-    while not supervisor.look({"a": ward}, now):
+    while not supervisor.tick({"a": actor}, now):
         now += TICK + late
         looks += 1
     assert 2 <= looks <= 5 and now - died >= 0.5, "what it sees of the time still counts"
@@ -256,23 +257,23 @@ def test_what_was_counted_goes_over_to_the_next_watchdog() -> None:
     now = 0.0
     for epoch in range(1, 5):
         supervisor = Supervisor(recovery(max_restarts=2), 0.25, epoch)
-        supervisor.recall(msgspec.msgpack.decode(msgspec.msgpack.encode([*known.values()]),
+        supervisor.restore(msgspec.msgpack.decode(msgspec.msgpack.encode([*known.values()]),
                                                  type=list[Restarted]))
-        ward = born("worker-0", 10 + epoch, epoch, now)
-        supervisor.works("worker-0", now)
-        known |= {news.role: news for news in supervisor.news()}
-        supervisor.gone(ward, -9, "", now + 1)
-        assert supervisor.news() == [], "what is not ordered yet the next one hears itself"
-        if supervisor.verdict is not None:
+        actor = starting("worker-0", 10 + epoch, epoch, now)
+        supervisor.on_ready("worker-0", now)
+        known |= {news.role: news for news in supervisor.changed_restarts()}
+        supervisor.on_exit(actor, -9, "", now + 1)
+        assert supervisor.changed_restarts() == [], "the next one hears itself what is not ordered"
+        if supervisor.give_up_reason is not None:
             break
-        orders = supervisor.look({}, now + 2)
+        orders = supervisor.tick({}, now + 2)
         assert orders == [Spawn("worker-0", epoch + 1)]
-        (news,) = supervisor.news()
+        (news,) = supervisor.changed_restarts()
         assert news.causes == {"killed": epoch} and len(news.counted) == epoch
-        assert supervisor.news() == []
+        assert supervisor.changed_restarts() == []
         known[news.role] = news
         now += 2
-    assert epoch == 3 and supervisor.verdict is not None
+    assert epoch == 3 and supervisor.give_up_reason is not None
     assert supervisor.gauges() == {"restarts.worker-0.killed": 2.0}
 
 
@@ -282,27 +283,27 @@ def test_a_policy_handed_over_decides_as_one_that_goes_on(
     def decisions(handed: set[int]) -> list[bool]:
         policy, now, found = Restarts(limit, 60.0, seed), 0.0, []
         for number, (loading, working) in enumerate(lives):
-            policy.works("a", now := now + loading)
-            if number in handed and (record := policy.record("a")) is not None:
+            policy.on_ready("a", now := now + loading)
+            if number in handed and (record := policy.get("a")) is not None:
                 policy = Restarts(limit, 60.0, seed + 1)
-                policy.works("a", now)  # it is heard of before what is known of it
-                policy.recall("a", copy.deepcopy(record))
-            found.append(policy.died("a", now := now + working) is not None)
+                policy.on_ready("a", now)  # it is heard of before what is known of it
+                policy.restore("a", copy.deepcopy(record))
+            found.append(policy.on_death("a", now := now + working) is not None)
         return found
     assert decisions(changes) == decisions(set())
 
 
 def test_forgiven_restarts_are_forgiven_by_the_next_watchdog() -> None:
     supervisor = Supervisor(recovery(max_restarts=1), 0.25, 1)
-    supervisor.works("worker-0", 0.0)
-    supervisor.gone(born("worker-0", 5, 1, 0.0), -9, "", 1.0)
-    assert supervisor.look({}, 2.0) == [Spawn("worker-0", 2)]
-    assert len(supervisor.news()[0].counted) == 1
-    supervisor.suspicion({"quarantined": 0.0})
-    supervisor.suspicion({"quarantined": 1.0})
-    (news,) = supervisor.news()
+    supervisor.on_ready("worker-0", 0.0)
+    supervisor.on_exit(starting("worker-0", 5, 1, 0.0), -9, "", 1.0)
+    assert supervisor.tick({}, 2.0) == [Spawn("worker-0", 2)]
+    assert len(supervisor.changed_restarts()[0].counted) == 1
+    supervisor.on_suspect_gauges({"quarantined": 0.0})
+    supervisor.on_suspect_gauges({"quarantined": 1.0})
+    (news,) = supervisor.changed_restarts()
     assert news.counted == [] and news.causes == {"killed": 1}
     heir = Supervisor(recovery(max_restarts=1), 0.25, 2)
-    heir.recall([news])
-    heir.gone(born("worker-0", 6, 2, 2.0), -9, "", 3.0)
-    assert heir.verdict is None
+    heir.restore([news])
+    heir.on_exit(starting("worker-0", 6, 2, 2.0), -9, "", 3.0)
+    assert heir.give_up_reason is None

@@ -6,14 +6,14 @@ import re
 from typing import Any
 
 from actorium.actors.watchdog.stats_line import StatsLine, StatsLogger
-from actorium.actors.watchdog.supervised import Ward, born
+from actorium.actors.watchdog.supervised import Supervised, starting
 
 IDLE = {"running": 0.0, "waiting": 0.0, "steps": 0.0, "tokens": 0.0, "kv_tokens": 1000.0}
 
 
-def wards(now: float, epoch: int = 1, **gauges: float) -> dict[str, Ward]:
+def actors(now: float, epoch: int = 1, **gauges: float) -> dict[str, Supervised]:
     """As heard of at `now`."""
-    found = {role: born(role, 10, epoch, now) for role in ("scheduler", "worker-0")}
+    found = {role: starting(role, 10, epoch, now) for role in ("scheduler", "worker-0")}
     found["scheduler"].gauges = IDLE | gauges
     found["worker-0"].gauges = {name: n for name, n in gauges.items() if name.startswith("steps_")}
     return found
@@ -23,10 +23,10 @@ def line_after(seconds: float = 10.0, seen: float = 10.0, before: dict[str, floa
                **gauges: Any) -> StatsLine | None:
     """That at the end of one interval."""
     made = StatsLogger(seconds)
-    assert made.look(wards(100.0, **(before or {})), 100.0) is None
+    assert made.tick(actors(100.0, **(before or {})), 100.0) is None
     assert made.next_timer() == 100.0 + seconds
-    assert made.look(wards(100.0 + seen / 2, **gauges), 100.0 + seconds / 2) is None
-    return made.look(wards(100.0 + seen, **gauges), 100.0 + seconds)
+    assert made.tick(actors(100.0 + seen / 2, **gauges), 100.0 + seconds / 2) is None
+    return made.tick(actors(100.0 + seen, **gauges), 100.0 + seconds)
 
 
 def test_a_line_reads_as_vllms() -> None:
@@ -67,11 +67,11 @@ def test_rates_are_by_the_time_between_beats() -> None:
 
 def test_a_scheduler_that_was_started_again_counts_from_nothing() -> None:
     made = StatsLogger(10.0)
-    made.look(wards(100.0, steps=500.0, tokens=9000.0), 100.0)
-    line = made.look(wards(110.0, epoch=2, steps=3.0, tokens=20.0), 110.0)
+    made.tick(actors(100.0, steps=500.0, tokens=9000.0), 100.0)
+    line = made.tick(actors(110.0, epoch=2, steps=3.0, tokens=20.0), 110.0)
     assert line is not None and "Avg generation throughput: 2.0 tokens/s" in line.text
 
 
 def test_none_at_all() -> None:
     made = StatsLogger(0.0)
-    assert made.look(wards(100.0, steps=3.0), 100.0) is None and made.next_timer() is None
+    assert made.tick(actors(100.0, steps=3.0), 100.0) is None and made.next_timer() is None
