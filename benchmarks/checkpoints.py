@@ -18,7 +18,8 @@ Told for each policy: prompt tokens computed again or for the first time, and as
 of all that were asked for, and requests that found any; states saved, evicted, and the most bytes
 that they took, for Qwen3.5-27B on one of two GPUs with float32 states.
 
-The figures of the policy "auto" are those that `actorium plan` shows (gpu/plan/reuse.py).
+The figures of the policy "auto" are those that `actorium plan` shows
+(`gpu/plan/checkpoint_reuse.py`).
 """
 
 from __future__ import annotations

@@ -176,14 +176,14 @@ class Double(Cuda):
     def opening(self) -> Iterator[None]:
         """Steps are captured as on a device: with tables as a device has them, and by running
         again what was captured."""
-        from actorium.gpu.plan.graph_memory import Refusals
+        from actorium.gpu.plan.graph_memory import EagerReasons
         from actorium.gpu.step.staging import DeviceArrays
         from actorium.gpu.worker import device as opening
 
         # No memory is there to be measured, so the plan counts none for graphs; but they are made.
         with (patch.object(opening, "device_arrays", lambda device, apply,
                            _: DeviceArrays(device, apply)),
-              patch.object(opening, "why_eager", lambda *_: Refusals("", "")),
+              patch.object(opening, "why_eager", lambda *_: EagerReasons("", "")),
               patch.object(opening, "_graph_bytes", lambda *_: 0),
               patch.object(opening, "_free_bytes", lambda _: 0),
               patch.object(opening, "CudaCapturer", lambda _: Rerun())):

@@ -7,10 +7,10 @@ from typing import Any
 
 from actorium.actors.errors import BadModel, shown
 
-MOST = 2**31 - 1
+MAX_INT = 2**31 - 1
 """The largest size, number or id that a field may name."""
 MAX_LAYERS = 4096
-LEAST_FLOAT, MOST_FLOAT = 1e-30, 1e30
+MIN_FLOAT, MAX_FLOAT = 1e-30, 1e30
 """What float32 can still multiply."""
 
 
@@ -25,7 +25,7 @@ class Fields:
 
     def layers(self) -> int:
         """Their number: what is read for each of them is bounded by it."""
-        return self.int("num_hidden_layers", most=MAX_LAYERS)
+        return self.int("num_hidden_layers", maximum=MAX_LAYERS)
 
     def kinds(self, name: str, known: tuple[str, ...], layers: int) -> list[str]:
         """What the field says of each layer, one of the known, of which errors name
@@ -36,14 +36,14 @@ class Fields:
             raise self.bad(name, f"must be {layers} times {' or '.join(known[:2])}")
         return found
 
-    def int(self, name: str, default: int | None = None, most: int = MOST) -> int:
+    def int(self, name: str, default: int | None = None, maximum: int = MAX_INT) -> int:
         value = self.raw.get(name)
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.bad(name, f"must be a positive integer, got {shown(value)}")
-        if value > most:
-            raise self.bad(name, f"must be at most {most}, got {shown(value)}")
+        if value > maximum:
+            raise self.bad(name, f"must be at most {maximum}, got {shown(value)}")
         return value
 
     def float(self, name: str, default: float | None = None) -> float:
@@ -52,8 +52,8 @@ class Fields:
             value = default
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise self.bad(name, f"must be a positive number, got {shown(value)}")
-        if not LEAST_FLOAT <= value <= MOST_FLOAT:
-            raise self.bad(name, f"must be between {LEAST_FLOAT:g} and {MOST_FLOAT:g}, "
+        if not MIN_FLOAT <= value <= MAX_FLOAT:
+            raise self.bad(name, f"must be between {MIN_FLOAT:g} and {MAX_FLOAT:g}, "
                            f"got {shown(value)}")
         return float(value)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.actors.models.model_dir import max_model_len
-from actorium.gpu.families.config_fields import MOST, Fields
+from actorium.gpu.families.config_fields import MAX_INT, Fields
 from actorium.gpu.families.model_shape import WEIGHT_DTYPES, ModelShape, RopeShape
 
 ConfigReader = Callable[[dict[str, Any], Path, str], ModelShape]
@@ -126,6 +126,6 @@ def _scaled_rope(r: Fields, kind: str, theta: float, positions: int) -> RopeShap
         mscale=optional("mscale"), mscale_all_dim=optional("mscale_all_dim"),
         truncate=bool(r.raw.get("truncate", True)),
     )
-    if kind == "yarn" and factor * original > MOST:
+    if kind == "yarn" and factor * original > MAX_INT:
         raise r.bad("factor", f"{shown(factor)} times {original} positions are too many")
     return rope

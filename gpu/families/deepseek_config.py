@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.config_fields import MOST, Fields
+from actorium.gpu.families.config_fields import MAX_INT, Fields
 from actorium.gpu.families.decoder_config import decoder_shape, mtp_layers
 from actorium.gpu.families.model_shape import ExpertShape, LatentShape, ModelShape, Routing
 from actorium.gpu.families.tensor_specs import (
@@ -119,6 +119,6 @@ def _experts(get: Fields) -> tuple[ExpertShape, Routing]:
 def _sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
     """Layers with experts: all but the first `first_k_dense_replace`."""
     dense = get.raw.get("first_k_dense_replace")
-    if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MOST:
+    if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MAX_INT:
         raise get.bad("first_k_dense_replace", f"must be a number of layers, got {shown(dense)}")
     return tuple(range(dense, layers))

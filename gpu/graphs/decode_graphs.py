@@ -31,7 +31,7 @@ from torch import Tensor
 from actorium.actors.messages import StepPlan
 from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase
 from actorium.gpu.plan import graph_memory as plan
-from actorium.gpu.plan.graph_memory import GraphShape, Refusals
+from actorium.gpu.plan.graph_memory import EagerReasons, GraphShape
 from actorium.gpu.step.forward import ForwardPass, Proposer
 from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
 from actorium.gpu.step.sampler import SamplerBuffers, SamplerOutput, sample_and_commit
@@ -243,8 +243,8 @@ class DecodeGraphRunner:
             up.cells(self._pass.tables.chosen, np.arange(rows, dtype=np.int32), wanted)
 
 
-def why_eager(model: Any, device: torch.device) -> Refusals:
+def why_eager(model: Any, device: torch.device) -> EagerReasons:
     """Of this model."""
     if device.type != "cuda":
-        return Refusals(*["they are CUDA's"] * 2)
+        return EagerReasons(*["they are CUDA's"] * 2)
     return plan.why_eager(model.waits, model.attention_ops.reads_lengths)

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase
 from actorium.gpu.models.decoder import Decoder, Layer
-from actorium.gpu.models.plan import AttentionPlan, GroupStep
-from actorium.gpu.models.plan import Step as Layers
+from actorium.gpu.models.forward_context import AttentionPlan, ForwardContext, GroupContext
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
@@ -137,15 +136,15 @@ class PiecewiseGraphRunner:
             del p
         return PiecewiseGraph(segments, step.ropes, x, hidden)
 
-    def _first(self, size: int) -> tuple[Layers, Input | None, Tensor, Tensor]:
+    def _first(self, size: int) -> tuple[ForwardContext, Input | None, Tensor, Tensor]:
         model, inputs = self._model, self._inputs
-        groups = [GroupStep(inputs.kv_index(g, size), pool.layers, NOTHING)
+        groups = [GroupContext(inputs.kv_index(g, size), pool.layers, NOTHING)
                   for g, pool in enumerate(self._pools)]
-        step = Layers(model.ropes_at(inputs.positions(size)), groups, None, [])
+        step = ForwardContext(model.ropes_at(inputs.positions(size)), groups, None, [])
         hidden = model.embedded(inputs.tokens(size))
         return step, *model.enter(model.layers[0], hidden, step)
 
-    def _next(self, before: Layer, layer: Layer, step: Layers, y: Tensor, x: Input | None,
+    def _next(self, before: Layer, layer: Layer, step: ForwardContext, y: Tensor, x: Input | None,
               hidden: Tensor) -> tuple[Input | None, Tensor, Tensor]:
         return self._model.enter(layer, self._model.leave(before, y, x, hidden), step)
 

@@ -7,48 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import ModelShape, RopeShape
-from actorium.gpu.models.plan import Step
-from actorium.gpu.models.rotary import frequencies
-from actorium.gpu.models.weights import Normed, Weights
-from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.models.forward_context import ForwardContext
+from actorium.gpu.models.layer_weights import LayerWeights, NormedLinear
+from actorium.gpu.models.rotary import head_order
 from actorium.gpu.weights.kv_scales import NAME as KV_SCALES
 from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import Ops
-from actorium.kernels.reference.rope import rope_table
-
-
-def head_order(head_dim: int, rotary_dim: int) -> Tensor:
-    """i64[head_dim]: the order of dimensions in which the rotated pairs lie half a head apart.
-
-    The pairs of a part of a head lie half that part apart. Queries and keys are stored in this
-    order, which changes no product of them, so that one kernel rotates whole heads and parts.
-    """
-    half, rest = rotary_dim // 2, (head_dim - rotary_dim) // 2
-    a = torch.arange(head_dim)
-    still = a[rotary_dim:]
-    return torch.cat((a[:half], still[:rest], a[half:rotary_dim], still[rest:]))
-
-
-def rope_tables(s: ModelShape) -> list[Tensor]:
-    """[max_model_len, 2, 1, head_dim] of each rope, or one that rotates nothing where the model has
-    none. For heads in `head_order`: pairs that stay have angle 0."""
-    if s.ropes:
-        return [_partial_table(s, rope) for rope in s.ropes]
-    row = torch.zeros((1, 2, 1, s.head_dim), dtype=TORCH_DTYPES[s.dtype])
-    row[:, 0] = 1
-    return [row.expand(s.max_model_len, -1, -1, -1)]
-
-
-def _partial_table(s: ModelShape, rope: RopeShape) -> Tensor:
-    rotary = s.rotary_dim or s.head_dim
-    turning, scale = frequencies(rope, rotary)
-    still = turning.new_zeros((s.head_dim - rotary) // 2)
-    table = rope_table(torch.cat((turning, still)), scale, s.max_model_len, TORCH_DTYPES[s.dtype])
-    halves = table.view(s.max_model_len, 2, 1, 2, -1)
-    halves[:, 0, ..., rotary // 2:] = 1
-    return table
 
 
 @dataclass(slots=True)
@@ -59,7 +25,7 @@ class Attention:
     ops: Ops
     qkv: Linear
     gate: Linear | None
-    o: Linear | Normed
+    o: Linear | NormedLinear
     norm: Tensor | None
     """[heads + kv_heads, head_dim]: of every query and key head."""
     group: int
@@ -86,7 +52,7 @@ class Attention:
         """See `Mixer`."""
         return self.gate is not None
 
-    def before(self, x: Input, step: Step) -> Tensor:
+    def before(self, x: Input, step: ForwardContext) -> Tensor:
         """See `Mixer`: heads of queries, rotated; what lies behind them is of no more use."""
         s, (kv_index, layers, _) = self.shape, step.groups[self.group]
         qkv = self.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
@@ -94,7 +60,7 @@ class Attention:
                               layers[self.place], kv_index, self.kv_scales)
         return qkv
 
-    def between(self, p: Tensor, step: Step, rows: Tensor | None,
+    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None,
                 out: Tensor | None = None) -> Tensor:
         """See `Mixer`."""
         s, (_, layers, plan) = self.shape, step.groups[self.group]
@@ -112,16 +78,16 @@ class Attention:
         return self.o.onto(y, hidden)
 
 
-def attention(w: Weights, s: ModelShape, i: int) -> Attention:
+def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     """The attention of these weights, in the i-th layer."""
     weight, bias = w.both(s.qkv_bias, "q_proj")
     order = head_order(s.head_dim, s.rotary_dim or s.head_dim).to(weight.device)
     q, gate = _split_gate(weight, s)
-    k, v = (w.take(f"{name}_proj.weight") for name in ("k", "v"))
+    k, v = (w.pop(f"{name}_proj.weight") for name in ("k", "v"))
     qkv_bias = gate_bias = None
     if bias is not None:
         qb, gate_bias = _split_gate(bias, s)
-        kb, vb = (w.take(f"{name}_proj.bias") for name in ("k", "v"))
+        kb, vb = (w.pop(f"{name}_proj.bias") for name in ("k", "v"))
         qkv_bias = torch.cat((_ordered(qb, order), _ordered(kb, order), vb))
     qkv, norm = torch.cat((_ordered(q, order), _ordered(k, order), v)), None
     if s.qk_norm:

@@ -13,9 +13,14 @@ from torch import Tensor
 from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import EMBED, FINAL_NORM, HEAD, layer_prefix
-from actorium.gpu.models.attention import rope_tables
-from actorium.gpu.models.plan import GroupStep, StatePlan, Step, plan_attention
-from actorium.gpu.models.weights import Weights
+from actorium.gpu.models.forward_context import (
+    ForwardContext,
+    GroupContext,
+    StatePlan,
+    plan_attention,
+)
+from actorium.gpu.models.layer_weights import LayerWeights
+from actorium.gpu.models.rotary import rope_tables
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
@@ -44,11 +49,11 @@ class Mixer(Protocol):
     def rereads(self) -> bool:
         """Whether `after` takes x as well."""
 
-    def before(self, x: Input, step: Step) -> Tensor:
+    def before(self, x: Input, step: ForwardContext) -> Tensor:
         """[T, *], contiguous: what the tokens bring. x: [T, hidden], normed. Keys and values are
         written."""
 
-    def between(self, p: Tensor, step: Step, rows: Tensor | None,
+    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None,
                 out: Tensor | None = None) -> Tensor:
         """[T, inner], or those `rows` of it; p: what `before` gave. States go on by the step's
         tokens. out: [T, inner], contiguous, to be written to; not with `rows`."""
@@ -119,7 +124,7 @@ class Decoder(ABC):
         return []
 
     @abstractmethod
-    def load_layer(self, w: Weights, i: int) -> Layer:
+    def load_layer(self, w: LayerWeights, i: int) -> Layer:
         """The i-th layer of these weights."""
 
     @classmethod
@@ -139,7 +144,7 @@ class Decoder(ABC):
         kernels: see `select_ops`, which may raise `ValueError`."""
         self.shape, self.device, self.dtype = shape, device, TORCH_DTYPES[shape.dtype]
         self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels)
-        whole = Weights(tensors, "", self.ops, shape.norm_plus_one)
+        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one)
         self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
                        for i in range(shape.layers)]
         self.norm = whole.norm(FINAL_NORM.removesuffix(".weight"))
@@ -189,7 +194,7 @@ class Decoder(ABC):
         """Those of a step: [T, 2, 1, head_dim] each. positions: i64[T]."""
         return [rope_rows(table, positions) for table in self.ropes]
 
-    def mix(self, layer: Layer, hidden: HiddenStream, step: Step,
+    def mix(self, layer: Layer, hidden: HiddenStream, step: ForwardContext,
             rows: Tensor | None = None) -> HiddenStream:
         """hidden + what a layer's mixer gives, [T, hidden]; or those `rows` of it."""
         x, p, total = self.enter(layer, hidden, step)
@@ -206,7 +211,7 @@ class Decoder(ABC):
         return layer.mlp.add(x, total)
 
     def enter(self, layer: Layer, hidden: HiddenStream,
-              step: Step) -> tuple[Input | None, Tensor, Tensor]:
+              step: ForwardContext) -> tuple[Input | None, Tensor, Tensor]:
         """Up to the middle of a layer: its normed input, if the mixer takes it again; what
         `Mixer.before` gives; and the layer's input, summed."""
         mixer = layer.mixer
@@ -218,16 +223,16 @@ class Decoder(ABC):
         return self.feed(layer, layer.mixer.after(y, x, hidden))
 
     def step_of(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
-                recurrent: RecurrentBatch | None, ropes: list[Tensor]) -> Step:
+                recurrent: RecurrentBatch | None, ropes: list[Tensor]) -> ForwardContext:
         """A step as the layers see it. ropes: see `ropes_at`."""
         s = self.shape
-        groups = [GroupStep(own.kv_index, pool.layers, plan_attention(
+        groups = [GroupContext(own.kv_index, pool.layers, plan_attention(
                       own, pool.page_size, group.window, s.attention_scale, self.attention_ops))
                   for own, pool, group in zip(batches, pools, s.groups, strict=True)]
         if recurrent is None or s.recurrence is None:
-            return Step(ropes, groups, None, [])
+            return ForwardContext(ropes, groups, None, [])
         states = StatePlan(recurrent.rows, s.recurrence.width, self.device)
-        return Step(ropes, groups, states, recurrent.pool.layers)
+        return ForwardContext(ropes, groups, states, recurrent.pool.layers)
 
     def logits(self, rows: Tensor) -> Tensor:
         """Final norm and head. rows: [R, hidden] -> [R, vocab]; see `head_logits`."""

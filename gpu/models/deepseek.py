@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from actorium.gpu.families.model_shape import ModelShape
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from actorium.gpu.families.model_shape import ExpertShape, ModelShape, Routing
 from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.decoder import Decoder, Layer, Mlp
-from actorium.gpu.models.grouped_experts import grouped_mixture
-from actorium.gpu.models.mla import latent_attention
-from actorium.gpu.models.mlp import dense, mixture_fused
-from actorium.gpu.models.weights import Weights
+from actorium.gpu.models.latent_attention import latent_attention
+from actorium.gpu.models.layer_weights import LayerWeights
+from actorium.gpu.models.mlp import Dense, dense, experts, mixture_fused
 from actorium.gpu.weights.loader import Fused
+from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum, plain
+from actorium.kernels.reference.experts import Experts, route_groups
+
+SMALLEST = 1e-20
+"""Added to the sum that weights are divided by."""
 
 
 class DeepseekLM(Decoder):
@@ -22,7 +31,7 @@ class DeepseekLM(Decoder):
             return mixture_fused(f"{at}mlp.", s.hidden, s.experts)
         return []
 
-    def load_layer(self, w: Weights, i: int) -> Layer:
+    def load_layer(self, w: LayerWeights, i: int) -> Layer:
         """See `Decoder`."""
         s, inner = self.shape, w.under("mlp.")
         mlp: Mlp
@@ -32,3 +41,49 @@ class DeepseekLM(Decoder):
             mlp = dense(inner)
         mixer = latent_attention(w.under("self_attn."), s, i)
         return Layer(mixer, mlp, *(w.norm(name) for name in NORMS))
+
+
+@dataclass(slots=True)
+class GroupedMixture:
+    """Experts behind a router that looks at groups of them first."""
+
+    shape: ExpertShape
+    routing: Routing
+    router: Tensor
+    """f32[E, hidden]"""
+    bias: Tensor
+    """f32[E]: on the scores, when experts are chosen."""
+    experts: Experts
+    shared: Dense
+
+    @property
+    def waits(self) -> bool:
+        """See `Mlp`."""
+        return self.experts.waits
+
+    @property
+    def form(self) -> InputForm:
+        """See `Mlp`: the router takes it as it is."""
+        return InputForm().also(self.experts.form).also(self.shared.form)
+
+    def add(self, x: Input, residual: Tensor) -> HiddenStream:
+        """residual + the mixture's output for x."""
+        weights, chosen = self.choose(plain(x))
+        out = self.experts(x, weights.to(x.dtype), chosen)
+        return PendingSum(out.add_(self.shared(x)), residual)
+
+    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""
+        s, r = self.shape, self.routing
+        scores = F.linear(x.float(), self.router).sigmoid()
+        weights, chosen = route_groups(scores, self.bias, r.groups, r.chosen_groups, s.chosen)
+        if s.normalised:
+            weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST)
+        return weights * r.factor, chosen
+
+
+def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> GroupedMixture:
+    """The mixture of these weights."""
+    return GroupedMixture(
+        s, routing, w.pop("gate.weight"), w.pop("gate.e_score_correction_bias"),
+        experts(w, s.number), dense(w.under("shared_experts.")))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import DeltaShape
-from actorium.gpu.models.plan import StatePlan
+from actorium.gpu.models.forward_context import StatePlan
+from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.recurrent import RecurrentLayer
-from actorium.gpu.models.weights import Weights
 from actorium.gpu.step.states import LayerStates
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.cpu.delta_native import NativeDelta, can_run
@@ -94,12 +94,12 @@ class GatedDelta(RecurrentLayer):
         return self.ops.gated_norm(y, self.norm, z, self.eps).flatten(1)
 
 
-def gated_delta(w: Weights, s: DeltaShape, eps: float, place: int) -> GatedDelta:
+def gated_delta(w: LayerWeights, s: DeltaShape, eps: float, place: int) -> GatedDelta:
     """The layer of these weights; place: among the recurrent ones."""
     heads = Heads(s.key_heads, s.value_heads, s.key_dim, s.value_dim)
-    conv = w.take("conv1d.weight")[:, 0].t().float().contiguous()
-    decay, bias = w.take("A_log").float().exp(), w.take("dt_bias").float()
-    norm, native = w.take("norm.weight").float(), None
+    conv = w.pop("conv1d.weight")[:, 0].t().float().contiguous()
+    decay, bias = w.pop("A_log").float().exp(), w.pop("dt_bias").float()
+    norm, native = w.pop("norm.weight").float(), None
     if isinstance(w.ops, NativeOps) and can_run(heads, s.width):
         native = NativeDelta(w.ops.lib, w.ops.threads, heads, conv, decay, bias, norm, eps)
     project = w.linear(False, *(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))

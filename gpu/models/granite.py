@@ -13,9 +13,9 @@ from actorium.gpu.families.model_shape import ExpertShape, MambaShape, ModelShap
 from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
+from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mamba2 import mamba2
 from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture
-from actorium.gpu.models.weights import Weights
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import HiddenStream, Input, InputForm, settled
 
@@ -28,7 +28,7 @@ class GraniteLM(Decoder):
         """See `Decoder`."""
         return _experts_fused(f"{at}block_sparse_moe.", s.hidden, s.experts) if s.experts else []
 
-    def load_layer(self, w: Weights, i: int) -> Layer:
+    def load_layer(self, w: LayerWeights, i: int) -> Layer:
         """See `Decoder`."""
         s, inner = self.shape, w.under("shared_mlp.")
         mixer: Mixer

@@ -8,8 +8,8 @@ from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.gated_delta import delta_fused, gated_delta
+from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mlp import dense, mixture, mixture_fused
-from actorium.gpu.models.weights import Weights
 from actorium.gpu.weights.loader import Fused
 
 
@@ -26,7 +26,7 @@ class HybridLM(Decoder):
             fused += mixture_fused(f"{at}mlp.", s.hidden, s.experts)
         return fused
 
-    def load_layer(self, w: Weights, i: int) -> Layer:
+    def load_layer(self, w: LayerWeights, i: int) -> Layer:
         """See `Decoder`."""
         s, inner = self.shape, w.under("mlp.")
         mixer: Mixer

@@ -7,15 +7,15 @@ from actorium.gpu.families.llama_config import SANDWICH_NORMS
 from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer
+from actorium.gpu.models.layer_weights import LayerWeights, NormedLinear
 from actorium.gpu.models.mlp import dense
-from actorium.gpu.models.weights import Normed, Weights
 from actorium.kernels.linear import Linear
 
 
 class CausalLM(Decoder):
     """Attention and a dense MLP in every layer."""
 
-    def load_layer(self, w: Weights, i: int) -> Layer:
+    def load_layer(self, w: LayerWeights, i: int) -> Layer:
         """See `Decoder`."""
         s = self.shape
         mixer = attention(w.under("self_attn."), s, i)
@@ -24,6 +24,6 @@ class CausalLM(Decoder):
             return Layer(mixer, mlp, *(w.norm(name) for name in NORMS))
         before, between, attended, done = (w.norm(name) for name in SANDWICH_NORMS)
         assert isinstance(mixer.o, Linear) and isinstance(mlp.down, Linear)
-        mixer.o = Normed(mixer.o, attended, s.norm_eps, w.ops)
-        mlp.down = Normed(mlp.down, done, s.norm_eps, w.ops)
+        mixer.o = NormedLinear(mixer.o, attended, s.norm_eps, w.ops)
+        mlp.down = NormedLinear(mlp.down, done, s.norm_eps, w.ops)
         return Layer(mixer, mlp, before, between)

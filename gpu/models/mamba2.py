@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import MambaShape
-from actorium.gpu.models.plan import StatePlan
+from actorium.gpu.models.forward_context import StatePlan
+from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.recurrent import RecurrentLayer
-from actorium.gpu.models.weights import Weights
 from actorium.gpu.step.states import LayerStates
 from actorium.kernels.reference.causal_conv import conv_step
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs, ssd_extend, time_steps
@@ -70,12 +70,12 @@ class Mamba2(RecurrentLayer):
         return xbc, time_steps(dt, self.dt_bias, self.time_limit)
 
 
-def mamba2(w: Weights, s: MambaShape, place: int) -> Mamba2:
+def mamba2(w: LayerWeights, s: MambaShape, place: int) -> Mamba2:
     """The layer of these weights; place: among the recurrent ones."""
     return Mamba2(
         place, w.linear(s.proj_bias, "in_proj"), w.linear(s.proj_bias, "out_proj"), w.ops,
         SSDSizes(s.heads, s.groups, s.head_dim, s.state_dim), s.norm_eps, s.time_limit,
-        w.take("conv1d.weight")[:, 0].t().float().contiguous(),
-        w.take("conv1d.bias").float() if s.conv_bias else None,
-        -w.take("A_log").float().exp(), w.take("dt_bias").float(), w.take("D").float(),
-        w.take("norm.weight").float())
+        w.pop("conv1d.weight")[:, 0].t().float().contiguous(),
+        w.pop("conv1d.bias").float() if s.conv_bias else None,
+        -w.pop("A_log").float().exp(), w.pop("dt_bias").float(), w.pop("D").float(),
+        w.pop("norm.weight").float())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import ExpertShape
-from actorium.gpu.models.weights import Normed, Weights
+from actorium.gpu.models.layer_weights import LayerWeights, NormedLinear
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum
 from actorium.kernels.linear import Gated, Linear
@@ -40,7 +40,7 @@ class Dense:
     """An MLP, gated by SiLU or GELU."""
 
     gate_up: Gated
-    down: Linear | Normed
+    down: Linear | NormedLinear
 
     @property
     def waits(self) -> bool:
@@ -60,7 +60,7 @@ class Dense:
         return self.down.onto(self.gate_up(x, self.down.form), residual)
 
 
-def dense(w: Weights, bias: bool = False, activation: str = "silu") -> Dense:
+def dense(w: LayerWeights, bias: bool = False, activation: str = "silu") -> Dense:
     """The MLP of these weights."""
     return Dense(w.gated(bias, activation, "gate_proj", "up_proj"), w.linear(bias, "down_proj"))
 
@@ -96,7 +96,7 @@ class Mixture:
         return PendingSum(out, residual)
 
 
-def experts(w: Weights, number: int) -> Experts:
+def experts(w: LayerWeights, number: int) -> Experts:
     """So many of these weights; grouped on the device where the kernels can, and all of them are in
     FP8, of which the device has products, or none."""
     own = [w.under(f"experts.{e}.") for e in range(number)]
@@ -105,14 +105,14 @@ def experts(w: Weights, number: int) -> Experts:
     served = len(kinds) == 1 and (kinds == {False} or has_products(weight.device))
     if not w.ops.groups_experts or not served:
         return EachExpert([dense(each) for each in own])
-    gate_up = torch.stack([each.take("gate_proj.weight", "up_proj.weight") for each in own])
-    return w.ops.experts(gate_up, torch.stack([each.take("down_proj.weight") for each in own]))
+    gate_up = torch.stack([each.pop("gate_proj.weight", "up_proj.weight") for each in own])
+    return w.ops.experts(gate_up, torch.stack([each.pop("down_proj.weight") for each in own]))
 
 
-def mixture(w: Weights, s: ExpertShape) -> Mixture:
+def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
     """The mixture of these weights."""
-    router = w.take("gate.weight")
+    router = w.pop("gate.weight")
     if s.shared:
-        router = torch.cat((router, w.take("shared_expert_gate.weight")))
+        router = torch.cat((router, w.pop("shared_expert_gate.weight")))
     return Mixture(s, w.ops.linear(router), experts(w, s.number),
                    dense(w.under("shared_expert.")) if s.shared else None)

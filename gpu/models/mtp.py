@@ -10,8 +10,8 @@ from torch import Tensor
 
 from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.models.decoder import Decoder, Layer
-from actorium.gpu.models.plan import GroupStep, Step, plan_attention
-from actorium.gpu.models.weights import Weights
+from actorium.gpu.models.forward_context import ForwardContext, GroupContext, plan_attention
+from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.kernels.inputs import settled
@@ -52,20 +52,20 @@ class MtpDrafter:
         """See `Drafter`."""
         return self.model.head_logits(hidden)
 
-    def _step(self, batch: ForwardBatch, pool: KVPagePool, rows: Tensor | None) -> Step:
+    def _step(self, batch: ForwardBatch, pool: KVPagePool, rows: Tensor | None) -> ForwardContext:
         m = self.model
         if batch.extends and rows is not None:  # only then does the plan look at them
             batch = replace(batch, all_rows=False, logit_rows=rows)
         plan = plan_attention(batch, pool.page_size, 0, m.shape.attention_scale, m.attention_ops)
-        return Step([rope_rows(m.ropes[0], batch.positions)],
-                    [GroupStep(batch.kv_index, pool.layers, plan)], None, [])
+        return ForwardContext([rope_rows(m.ropes[0], batch.positions)],
+                    [GroupContext(batch.kv_index, pool.layers, plan)], None, [])
 
 
 def load_drafter(model: Decoder, tensors: dict[str, Tensor]) -> MtpDrafter | None:
     """The drafter of these tensors, which are taken out of the dict; None where the shape has
     none."""
     s = model.shape
-    names, whole = mtp_names(s), Weights(tensors, "", model.ops, s.norm_plus_one)
+    names, whole = mtp_names(s), LayerWeights(tensors, "", model.ops, s.norm_plus_one)
     if names is None:
         return None
     return MtpDrafter(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorium.gpu.models.plan import StatePlan, Step
+from actorium.gpu.models.forward_context import ForwardContext, StatePlan
 from actorium.gpu.step.states import LayerStates
 from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
@@ -42,11 +42,11 @@ class RecurrentLayer(ABC):
         """See `Mixer`."""
         return False
 
-    def before(self, x: Input, step: Step) -> Tensor:
+    def before(self, x: Input, step: ForwardContext) -> Tensor:
         """See `Mixer`."""
         return self.project(x)
 
-    def between(self, p: Tensor, step: Step, rows: Tensor | None,
+    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None,
                 out: Tensor | None = None) -> Tensor:
         """See `Mixer`."""
         plan, states = step.states, step.recurrent[self.place]

@@ -28,9 +28,9 @@ from actorium.gpu.models.hybrid import HybridLM
 from actorium.gpu.models.llama import CausalLM
 from actorium.gpu.models.mtp import load_drafter
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
+from actorium.gpu.weights.fp8_weights import how_served, keeps
 from actorium.gpu.weights.kv_scales import CacheScales
 from actorium.gpu.weights.loader import Fp8, Progress, holds, random_tensors, read_tensors
-from actorium.gpu.weights.quantized import how_served, keeps
 from actorium.kernels.backends import triton_fault
 
 __all__ = ["MODELS", "Model", "load_model"]

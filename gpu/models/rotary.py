@@ -1,4 +1,5 @@
-"""Rotary frequencies of every scaling variant, as transformers computes them."""
+"""Tables of rotary embeddings: frequencies of every scaling variant, as transformers computes
+them, in the order in which heads are stored."""
 
 from __future__ import annotations
 
@@ -7,7 +8,41 @@ import math
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import RopeShape
+from actorium.gpu.families.model_shape import ModelShape, RopeShape
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.kernels.reference.rope import rope_table
+
+
+def head_order(head_dim: int, rotary_dim: int) -> Tensor:
+    """i64[head_dim]: the order of dimensions in which the rotated pairs lie half a head apart.
+
+    The pairs of a part of a head lie half that part apart. Queries and keys are stored in this
+    order, which changes no product of them, so that one kernel rotates whole heads and parts.
+    """
+    half, rest = rotary_dim // 2, (head_dim - rotary_dim) // 2
+    a = torch.arange(head_dim)
+    still = a[rotary_dim:]
+    return torch.cat((a[:half], still[:rest], a[half:rotary_dim], still[rest:]))
+
+
+def rope_tables(s: ModelShape) -> list[Tensor]:
+    """[max_model_len, 2, 1, head_dim] of each rope, or one that rotates nothing where the model has
+    none. For heads in `head_order`: pairs that stay have angle 0."""
+    if s.ropes:
+        return [_partial_table(s, rope) for rope in s.ropes]
+    row = torch.zeros((1, 2, 1, s.head_dim), dtype=TORCH_DTYPES[s.dtype])
+    row[:, 0] = 1
+    return [row.expand(s.max_model_len, -1, -1, -1)]
+
+
+def _partial_table(s: ModelShape, rope: RopeShape) -> Tensor:
+    rotary = s.rotary_dim or s.head_dim
+    turning, scale = frequencies(rope, rotary)
+    still = turning.new_zeros((s.head_dim - rotary) // 2)
+    table = rope_table(torch.cat((turning, still)), scale, s.max_model_len, TORCH_DTYPES[s.dtype])
+    halves = table.view(s.max_model_len, 2, 1, 2, -1)
+    halves[:, 0, ..., rotary // 2:] = 1
+    return table
 
 
 def frequencies(rope: RopeShape, dim: int) -> tuple[Tensor, float]:

@@ -57,20 +57,20 @@ class Graphs(NamedTuple):
     """Of steps in segments."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """How many, for people."""
         parts = [f"{len(self.decodes)} of decodes"] * bool(self.decodes)
         parts += [f"segments for {len(self.tokens)} sizes of other steps"] * bool(self.tokens)
         return " and ".join(parts)
 
 
-def planned_graphs(config: Config, drafts: int, why: Refusals) -> Graphs:
+def planned_graphs(config: Config, drafts: int, why: EagerReasons) -> Graphs:
     """The graphs of an engine with this configuration. drafts: the most that are made."""
     return Graphs(graph_shapes(config, drafts, why.decodes), segment_sizes(config, why.segments))
 
 
 def segment_sizes(config: Config, why: str = "") -> list[int]:
-    """Tokens that segments are captured for, falling; why: see `Refusals`."""
+    """Tokens that segments are captured for, falling; why: see `EagerReasons`."""
     asked = config.device.graph_token_counts
     if config.device.enforce_eager or why or asked == "off":
         return []
@@ -90,7 +90,7 @@ def windows(config: Config, drafts: int) -> list[int]:
 
 def graph_shapes(config: Config, drafts: int, why: str = "") -> list[GraphShape]:
     """The graphs of an engine with this configuration, the largest first: what it needs serves all
-    others. drafts: the most that are made; why: see `Refusals`."""
+    others. drafts: the most that are made; why: see `EagerReasons`."""
     if config.device.enforce_eager or why:
         return []
     sizes = batch_sizes(config.scheduler.max_num_seqs, graph_sizes(config.device.graph_batch_sizes))
@@ -104,19 +104,19 @@ PROGRAMS = 320
 """Chunks of a sequence times its key heads: two for each SM, of which there are 160 at most."""
 
 
-class Refusals(NamedTuple):
+class EagerReasons(NamedTuple):
     """Why steps are not captured; empty where they are."""
 
     decodes: str = ""
     segments: str = ""
 
 
-def why_eager(by_host: bool, reads_lengths: bool) -> Refusals:
+def why_eager(by_host: bool, reads_lengths: bool) -> EagerReasons:
     """Of a model; by_host: the host groups the rows of its experts; reads_lengths: see
     `AttentionOps`."""
     if by_host:
-        return Refusals(*["experts are grouped by the host"] * 2)
-    return Refusals("" if reads_lengths else "attention is told the longest sequence")
+        return EagerReasons(*["experts are grouped by the host"] * 2)
+    return EagerReasons("" if reads_lengths else "attention is told the longest sequence")
 
 
 def graphs_estimate(shape: ModelShape, demand: Demand, graphs: Graphs) -> int:

@@ -78,7 +78,7 @@ class StateBytes(NamedTuple):
         return self.state + self.columns
 
 
-class Line(NamedTuple):
+class PlanLine(NamedTuple):
     """A row of the byte table."""
 
     name: str
@@ -131,11 +131,11 @@ class MemoryPlan:
     # --- where the bytes go ----------------------------------------------------------------------
 
     @cached_property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[PlanLine, ...]:
         """The byte table; it sums up to `budget`, the last line being what is left over."""
         lines = [*self._state_lines(), *self._page_lines()]
         left = self.budget - sum(line.bytes for line in lines)
-        return (*lines, Line("unused", left, 1, left, "" if left < self._page_of_each else
+        return (*lines, PlanLine("unused", left, 1, left, "" if left < self._page_of_each else
                              f"{self.limited_by} needs no more"))
 
     @property
@@ -147,7 +147,7 @@ class MemoryPlan:
     def _page_of_each(self) -> int:
         return sum(pool.page_bytes for pool in self.pools)
 
-    def _state_lines(self) -> list[Line]:
+    def _state_lines(self) -> list[PlanLine]:
         recurrence = self.shape.recurrence
         if recurrence is None:
             return []
@@ -156,26 +156,27 @@ class MemoryPlan:
         kept, channels = recurrence.state.columns
         dims = (f"{len(self.shape.recurrent)} layers x {heads} x {rows} x {columns} "
                 f"{self.demand.state_dtype}")
-        lines = [Line("states", count * s.state, count, s.state, f"{recurrence.kind}: {dims}"),
-                 Line("convolution columns", count * s.columns, count, s.columns,
+        lines = [PlanLine("states", count * s.state, count, s.state, f"{recurrence.kind}: {dims}"),
+                 PlanLine("convolution columns", count * s.columns, count, s.columns,
                       f"{channels} channels x {kept} {self.shape.dtype}")]
         if s.window:
-            lines.append(Line("speculation windows", count * s.window, count, s.window,
+            lines.append(PlanLine("speculation windows", count * s.window, count, s.window,
                               f"inputs of {self.demand.drafts} drafts not yet committed"))
-        lines.append(Line("slot 0, the padding sink", sum(s), 1, sum(s), "what padded rows write"))
+        lines.append(PlanLine("slot 0, the padding sink", sum(s), 1, sum(s),
+                              "what padded rows write"))
         if self.checkpoints:
-            lines.append(Line("checkpoints", self.checkpoints * s.checkpoint, self.checkpoints,
+            lines.append(PlanLine("checkpoints", self.checkpoints * s.checkpoint, self.checkpoints,
                               s.checkpoint, "states kept for prefix reuse"))
         return lines
 
-    def _page_lines(self) -> list[Line]:
+    def _page_lines(self) -> list[PlanLine]:
         dtype = kv_dtype(self.shape, self.demand)
-        lines = [Line(f"pages, {pool.name}", (pool.pages - 1) * pool.page_bytes, pool.pages - 1,
+        lines = [PlanLine(f"pages, {pool.name}", (pool.pages - 1) * pool.page_bytes, pool.pages - 1,
                       pool.page_bytes, f"{pool.layers} layer{'s' * (pool.layers > 1)}, "
                       f"{pool.page_bytes // self.demand.page_size:,} bytes a token in {dtype}")
                  for pool in self.pools]
-        return [*lines, Line("page 0, the padding sink", self._page_of_each, 1, self._page_of_each,
-                             "one of each pool")]
+        return [*lines, PlanLine("page 0, the padding sink", self._page_of_each, 1,
+                                 self._page_of_each, "one of each pool")]
 
     # --- tokens ----------------------------------------------------------------------------------
 
@@ -298,13 +299,14 @@ def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
     A hybrid model can reuse a prefix only where a checkpoint of its state lies, so none would mean
     no reuse at all, and cached pages that nobody can use. But each one takes the place of tokens
     (Qwen3.5-27B, fp32: 2,224 of them), for good, whereas what it saves depends on how many prefixes
-    are shared, and that only the user knows. Measured (`gpu/plan/reuse.py`): the first ones, which
-    hold what everybody shares, save most where there is one such prefix; where there are twenty,
-    nothing much is saved before there are about as many checkpoints. So the default buys the
-    first ones only and keeps about 98 % of the tokens that arithmetic allows; the plan tells what
-    more of them would cost and save, and `make_plan` adds those that cost nothing. Where states are
-    small beside pages, even 1/64 would be more checkpoints than there are prefixes to keep; one for
-    256 tokens of the whole budget is then enough: shorter prompts are cheap to compute.
+    are shared, and that only the user knows. Measured (`checkpoint_reuse.py`): the first ones,
+    which hold what everybody shares, save most where there is one such prefix; where there are
+    twenty, nothing much is saved before there are about as many checkpoints. So the default buys
+    the first ones only and keeps about 98 % of the tokens that arithmetic allows; the plan tells
+    what more of them would cost and save, and `make_plan` adds those that cost nothing. Where
+    states are small beside pages, even 1/64 would be more checkpoints than there are prefixes
+    to keep; one for 256 tokens of the whole budget is then enough: shorter prompts are cheap to
+    compute.
     """
     if not state.checkpoint:
         return 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 
+from actorium.actors.models.model_dir import read_json
+from actorium.actors.models.model_files import MAX_INDEX
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
 from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
@@ -14,6 +17,7 @@ from actorium.gpu.plan.sizes import page_table_width
 RECORD_BYTES = 8 + 4 + 1 + 12 * 4 + 4
 """A slot's last token, length, end, parameters and first end-of-sequence id
 (`gpu/step/tables.py`)."""
+INDEX = "model.safetensors.index.json"
 SCALE_BYTES = 4
 """Of a scale of weights in FP8, a float32."""
 
@@ -70,6 +74,21 @@ def _scales_of(fp8: Fp8Shape, parts: Sequence[int], columns: int, scattered: boo
         return rows
     whole = not scattered and not any(count % BLOCK for count in [*parts[:-1], rows])
     return -(-columns // BLOCK) * (rows // BLOCK if whole else rows)
+
+
+def checkpoint_bytes(folder: Path) -> int | None:
+    """Bytes of all tensors, by the safetensors index, else by the size of the one file; None where
+    neither is there. Counts what is not loaded as well (vision, MTP layers).
+
+    Raises `BadModel` on an index that is not JSON.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        meta = read_json(index, most=MAX_INDEX).get("metadata")
+        total = meta.get("total_size") if isinstance(meta, dict) else None
+        return total if isinstance(total, int) and 0 <= total < 2**63 else None
+    file = folder / "model.safetensors"
+    return file.stat().st_size if file.is_file() else None
 
 
 def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int,

@@ -38,7 +38,7 @@ class CacheScales:
                       for kind, names in kinds.items() for name in names}
         self._found: dict[tuple[str, str], Tensor] = {}
 
-    def take(self, name: str, tensor: Tensor) -> None:
+    def add(self, name: str, tensor: Tensor) -> None:
         """One of `names`. Raises `BadModel`."""
         sizes = sorted({1, self.heads or 1})
         if not tensor.is_floating_point() or tensor.numel() not in sizes:

@@ -19,9 +19,9 @@ from actorium.actors.models.model_files import MAX_INDEX, check_file
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.tensor_specs import TensorSpec
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.gpu.weights.fp8_weights import INPUT_SCALES, ScalePairs, level, quantised
 from actorium.gpu.weights.kv_scales import CacheScales
-from actorium.gpu.weights.quantized import INPUT_SCALES, Pairs, level, quantised
-from actorium.gpu.weights.reading import Courier, Wanted, mapped, unreadable
+from actorium.gpu.weights.safetensors_reader import DeviceReader, Wanted, mapped, unreadable
 from actorium.kernels.scaled_linear import dequantise, dequantise_rows, pack
 
 Progress = Callable[[str, int, int], None]
@@ -113,17 +113,17 @@ def read_tensors(
     """Every wanted tensor, cast to dtype, on the device; weights of projections, where those in FP8
     are kept, as `kernels.scaled_linear.pack` has them; and what scales of the KV cache there are,
     where they are asked for. Raises `BadModel` naming what is wrong."""
-    intake = Intake(specs, dtype, device, fused, fp8, cache)
+    intake = TensorIntake(specs, dtype, device, fused, fp8, cache)
     shards = checkpoint_files(path)
     files = [path / file for file in shards]
     for done, (file, tensors) in enumerate(_read(files, device, intake.wanted), 1):
         for name, tensor in tensors:
             try:
-                intake.take(_plain(name), tensor)
+                intake.add(_plain(name), tensor)
             except BadModel as e:
                 raise BadModel(f"{file}: {e}") from None
         progress(file.name, done, len(files))
-    return intake.all(path)
+    return intake.finish(path)
 
 
 def _read(files: list[Path], device: torch.device,
@@ -133,8 +133,8 @@ def _read(files: list[Path], device: torch.device,
         for file in files:
             yield file, mapped(file, wanted)
         return
-    with Courier(device) as courier:
-        yield from by_file(courier.read(files, wanted))
+    with DeviceReader(device) as reader:
+        yield from by_file(reader.read(files, wanted))
 
 
 def by_file(batches: Iterable[tuple[Path, list[tuple[str, Tensor]]]]
@@ -151,7 +151,7 @@ def _drained(tensors: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         yield tensors.pop()
 
 
-class Intake:
+class TensorIntake:
     """Tensors as they come out of files, made into those that are wanted."""
 
     def __init__(self, specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device,
@@ -161,7 +161,9 @@ class Intake:
         self.shapes = {**{name: own.shape for name, own in self.cuts.items()},
                        **{spec.name: spec.shape for spec in specs}}
         self.dtype, self.device, self.fp8, self.cache = dtype, device, fp8, cache
-        self.pairs = Pairs(list(self.shapes), fp8.shape) if fp8 and not fp8.shape.made else None
+        self.pairs: ScalePairs | None = None
+        if fp8 and not fp8.shape.made:
+            self.pairs = ScalePairs(list(self.shapes), fp8.shape)
         self.found: dict[str, Tensor] = {}
         self.static = 0
         """Scales of inputs that the files hold, and nobody reads."""
@@ -183,10 +185,10 @@ class Intake:
             raise BadModel(f"{file}: tensor {name} is {dtype}, not a float type")
         return True
 
-    def take(self, name: str, tensor: Tensor) -> None:
+    def add(self, name: str, tensor: Tensor) -> None:
         """A tensor of a file. Raises `BadModel`."""
         if self.cache is not None and name in self.cache.names:
-            self.cache.take(name, tensor)
+            self.cache.add(name, tensor)
         elif self.pairs is None:
             self._place(name, tensor, None)
         else:
@@ -212,7 +214,7 @@ class Intake:
                 apart = self.fp8 is not None and self.fp8.keep and self.device.type == "cpu"
                 self.found[part] = tensor.to(device=self.device, dtype=dtype, copy=apart)
 
-    def all(self, path: Path) -> dict[str, Tensor]:
+    def finish(self, path: Path) -> dict[str, Tensor]:
         """What is wanted, by name. Raises `BadModel` where some of it did not come."""
         if self.pairs is not None:
             try:

@@ -24,9 +24,9 @@ from actorium.gpu.graphs.capture import Capturer, CudaCapturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, why_eager
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import Model, load_model
-from actorium.gpu.plan.beside import Step, planned_bytes
 from actorium.gpu.plan.graph_memory import GRAPH_BYTES, Graphs, planned_graphs
 from actorium.gpu.plan.memory_plan import MemoryPlan, demand_of, make_plan
+from actorium.gpu.plan.non_cache_memory import StepSize, planned_bytes
 from actorium.gpu.plan.sizes import device_budget, page_table_width
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
@@ -225,7 +225,7 @@ def _allocate(config: Config, model: Model, device: torch.device
                          force=parse_acceptance(config.speculation.force_acceptance))
     runner.proposer = make_proposer(model.drafter, shape, make_draft_pool(
         shape, 1, size, dtype, device), tables)
-    workspace, step = 0, Step(0, 0)
+    workspace, step = 0, StepSize(0, 0)
     graphs, demand = _graphs(config, runner), demand_of(config)
     if device.type == "cuda":
         workspace, step = _cuda_workspace(config, runner, device)
@@ -246,7 +246,8 @@ def _allocate(config: Config, model: Model, device: torch.device
     return runner, footprint, plan
 
 
-def _cuda_workspace(config: Config, runner: ModelRunner, device: torch.device) -> tuple[int, Step]:
+def _cuda_workspace(config: Config, runner: ModelRunner,
+                    device: torch.device) -> tuple[int, StepSize]:
     """Bytes of the largest step's temporaries, and its size: it is run, over the sink page, as many
     prompts and as a single one."""
     tokens = config.scheduler.max_num_batched_tokens

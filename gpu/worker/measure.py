@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
-from actorium.gpu.plan.beside import Step
+from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
 
@@ -34,7 +34,7 @@ class Footprint:
     """Bytes by name (weights, tables, states, pages, workspace): measured beside planned."""
 
     def __init__(self, planned: Mapping[str, int], measured: Mapping[str, int],
-                 step: Step = Step(0, 0)) -> None:
+                 step: StepSize = StepSize(0, 0)) -> None:
         """step: the largest that `workspace` was measured at; 0 = none."""
         self.planned, self.measured, self.step = dict(planned), dict(measured), step
 
@@ -70,22 +70,22 @@ class WorkspaceMeter:
         self.take(step)
         return True
 
-    def take(self, step: Step) -> None:
+    def take(self, step: StepSize) -> None:
         """Measure after a step of this size."""
         held = _status(self._peak) - resident_bytes(self._caches) - self._base
         told, seen = self.footprint, self.footprint.step
         told.measured["workspace"] = max(told.measured.get("workspace", 0), held)
-        told.step = Step(max(seen.tokens, step.tokens), max(seen.rows, step.rows))
+        told.step = StepSize(max(seen.tokens, step.tokens), max(seen.rows, step.rows))
 
 
-def size_of(plan: StepPlan, window: int = 1) -> Step:
+def size_of(plan: StepPlan, window: int = 1) -> StepSize:
     """Tokens and rows of a step; rows: at most, since not every extend ends its prompt."""
     extend = np.frombuffer(plan.extend, np.int32).reshape(-1, 2)
     decodes = len(plan.decode) // 4 * window
-    return Step(int(extend[:, 1].sum()) + decodes, len(extend) + decodes)
+    return StepSize(int(extend[:, 1].sum()) + decodes, len(extend) + decodes)
 
 
-def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], Step]) -> None:
+def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], StepSize]) -> None:
     """Run ever larger steps up to `largest` tokens, as long as the next one is quick.
 
     run(tokens): runs a step of so many tokens and tells its size.

@@ -21,7 +21,7 @@ import torch
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import Admit, RowMask, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.plan.beside import Step
+from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
 
@@ -81,7 +81,7 @@ def check_numbers(runner: ModelRunner, path: Path, most: int) -> None:
                        "weights are damaged", "model")
 
 
-def dummy_run(runner: ModelRunner, tokens: int, rows: int = 1 << 16) -> Step:
+def dummy_run(runner: ModelRunner, tokens: int, rows: int = 1 << 16) -> StepSize:
     """Run an extend step of `tokens` tokens in all and a decode step, over the sink page; the size
     of the larger one.
 
@@ -103,7 +103,7 @@ def dummy_run(runner: ModelRunner, tokens: int, rows: int = 1 << 16) -> Step:
     runner.run(StepPlan(0, 0, decode=slots.tobytes(), drafts=drafts))
     runner.run(StepPlan(0, 0, release=slots.tobytes()))
     rows *= 1 + drafts
-    return Step(max(int(each.sum()), rows), rows)
+    return StepSize(max(int(each.sum()), rows), rows)
 
 
 class WarmupCase(NamedTuple):

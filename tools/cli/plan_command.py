@@ -19,9 +19,8 @@ from actorium.actors.models import model_dir as models
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.plan import checkpoint
 from actorium.gpu.plan import weight_bytes as weights
-from actorium.gpu.plan.beside import largest_step, tables_estimate, workspace_estimate
+from actorium.gpu.plan.checkpoint_reuse import choices
 from actorium.gpu.plan.graph_memory import graphs_estimate, planned_graphs, why_eager
 from actorium.gpu.plan.memory_plan import (
     Change,
@@ -33,7 +32,7 @@ from actorium.gpu.plan.memory_plan import (
     kv_dtype,
     make_plan,
 )
-from actorium.gpu.plan.reuse import choices
+from actorium.gpu.plan.non_cache_memory import largest_step, tables_estimate, workspace_estimate
 from actorium.gpu.plan.sizes import device_budget
 from actorium.tools.cli.command_line import Parsed, parse
 
@@ -136,7 +135,7 @@ def _weights(options: PlanOptions, part: ModelShape, raw: dict[str, Any],
              where: Path) -> BytesBeside:
     if options.weights is not None:
         return BytesBeside("weights", size(options.weights, "--weights"), "as given by --weights")
-    found = checkpoint.total_bytes(where.parent)
+    found = weights.checkpoint_bytes(where.parent)
     if otherwise_quantized(raw):
         if found is None:
             raise BadConfig("--weights: the checkpoint is quantized and its safetensors index is "
@@ -164,7 +163,7 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
                     f"an estimate for a step of {step.tokens:,} tokens, {step.rows:,} rows: the "
                     "worker measures it (actorium ps)"),
             BytesBeside("graphs", graphs_estimate(part, demand, graphs),
-                    f"an estimate for {graphs.told}, on cuda"
+                    f"an estimate for {graphs.summary}, on cuda"
                     if any(graphs) else f"none: {why.decodes or '--enforce-eager'}")]
 
 

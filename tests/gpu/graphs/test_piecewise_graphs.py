@@ -36,8 +36,8 @@ from actorium.actors.messages import StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.plan.graph_memory import (
+    EagerReasons,
     Graphs,
-    Refusals,
     planned_graphs,
     segment_sizes,
     why_eager,
@@ -179,8 +179,8 @@ def test_sizes_of_a_configuration() -> None:
 
 
 def test_what_cannot_be_captured() -> None:
-    assert why_eager(False, True) == Refusals()
-    assert why_eager(True, True) == Refusals(*["experts are grouped by the host"] * 2)
+    assert why_eager(False, True) == EagerReasons()
+    assert why_eager(True, True) == EagerReasons(*["experts are grouped by the host"] * 2)
     told = why_eager(False, False)
     assert told.decodes and not told.segments
     graphs = planned_graphs(Config(), 0, told)
@@ -193,7 +193,7 @@ def test_a_worker_opens_with_graphs_and_segments(tmp_path: Path,
     write_checkpoint(tmp_path, seed=5)
     free = iter(range(10_000, 0, -100))
     monkeypatch.setattr(device, "device_arrays", lambda own, *_: DeviceArrays(own))
-    monkeypatch.setattr(device, "why_eager", lambda *_: Refusals())
+    monkeypatch.setattr(device, "why_eager", lambda *_: EagerReasons())
     monkeypatch.setattr(device, "CudaCapturer", lambda _: RecordingCapturer())
     monkeypatch.setattr(device, "_free_bytes", lambda _: next(free))
     config = Config(model=ModelConfig(model=str(tmp_path), max_model_len=64),
@@ -210,7 +210,7 @@ def test_a_worker_opens_with_graphs_and_segments(tmp_path: Path,
     assert [("warming", f"graphs {i}/3") for i in range(3)] == [
         own for own in said if own[1].startswith("graphs")]
     # Of each kind 100 bytes for the first, and 100 for each of the others.
-    graphs = planned_graphs(config, 0, Refusals())
+    graphs = planned_graphs(config, 0, EagerReasons())
     assert device._graph_bytes(runner, graphs) == 300 + 200
     assert device._graph_bytes(runner, graphs._replace(decodes=[])) == 200
     assert device._graph_bytes(runner, Graphs([], [])) == 0

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
-from actorium.gpu.models.plan import StatePlan
+from actorium.gpu.models.forward_context import StatePlan
 from actorium.gpu.plan.memory_plan import Demand, state_bytes
 from actorium.gpu.step.batch import StateRows
 from actorium.gpu.step.states import StatePool

@@ -40,8 +40,8 @@ from actorium.actors.params import Resolved
 from actorium.gpu.families.architectures import model_tensors, shape_from_config
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.step.staging import DeviceArrays
+from actorium.gpu.weights.fp8_weights import how_served, keeps
 from actorium.gpu.weights.loader import INDEX
-from actorium.gpu.weights.quantized import how_served, keeps
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.scaled_linear import (
     FP8,

@@ -19,7 +19,7 @@ from actorium.gpu.families.tensor_specs import TensorSpec
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.pools import KVPagePool, page_bytes
 from actorium.gpu.weights.loader import INDEX, SINGLE, random_tensors
-from actorium.gpu.weights.reading import Courier, mapped
+from actorium.gpu.weights.safetensors_reader import DeviceReader, mapped
 
 
 @pytest.fixture
@@ -198,8 +198,8 @@ def test_carried_in_pieces_as_mapped(tmp_path: Path, piece: int) -> None:
         files = files[:1]
         save_file({"a": torch.randn(13, 3), "none": torch.empty(0, 4), "one": torch.tensor(2.5)},
                   files[0])
-    with Courier(CPU, 3, piece) as courier:
-        carried = list(courier.read(files, every))
+    with DeviceReader(CPU, 3, piece) as reader:
+        carried = list(reader.read(files, every))
     assert len(carried) == len(files)
     for file, (source, own) in zip(files, carried, strict=True):
         assert source == file
@@ -213,8 +213,8 @@ def test_carried_models_are_the_same_and_so_is_what_is_said(
     from actorium.gpu.weights import loader
 
     def carried(files: list[Path], device: torch.device, wanted: Any) -> Any:
-        with Courier(device, 2, 4096) as courier:
-            yield from loader.by_file(courier.read(files, wanted))
+        with DeviceReader(device, 2, 4096) as reader:
+            yield from loader.by_file(reader.read(files, wanted))
 
     write_checkpoint(tmp_path, max_shard_size="60KB")
     want = logits(load(tmp_path))
@@ -229,7 +229,8 @@ def test_carried_models_are_the_same_and_so_is_what_is_said(
 def test_few_bytes_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large a file is: a batch in the reader's hands and one on its way, a larger tensor
     alone; and a file of which nothing is wanted is told of as well."""
-    from actorium.gpu.weights import loader, reading
+    from actorium.gpu.weights import loader
+    from actorium.gpu.weights import safetensors_reader as reading
 
     monkeypatch.setattr(reading, "BATCH", 4000)
     sizes = [100, 300, 800, 5000, 10, 990, 1]
@@ -238,34 +239,34 @@ def test_few_bytes_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for file, own in zip(files, (tensors, {"none": torch.zeros(3)}, tensors), strict=True):
         save_file(own, file)
     sent: list[int] = []
-    plain = Courier._send
-    monkeypatch.setattr(Courier, "_send", lambda own, file, batch: (
+    plain = DeviceReader._send
+    monkeypatch.setattr(DeviceReader, "_send", lambda own, file, batch: (
         sent.append(sum(s.bytes for s in batch)), plain(own, file, batch))[1])
-    with Courier(CPU, 2, 512) as courier:
+    with DeviceReader(CPU, 2, 512) as reader:
         taken = 0
-        for _, own in courier.read(files, lambda file, name, *_: name != "none"):
+        for _, own in reader.read(files, lambda file, name, *_: name != "none"):
             taken += 1
             assert len(sent) <= taken + 1, "no more than one ahead"
             assert sum(t.nbytes for _, t in own) <= 4000 or len(own) == 1
             assert all(torch.equal(tensor, tensors[name]) for name, tensor in own)
     assert taken == len(sent) > 8 and sum(sent) == 2 * 4 * sum(sizes)
-    with Courier(CPU, 2, 512) as courier:
+    with DeviceReader(CPU, 2, 512) as reader:
         read = [(file, dict(own)) for file, own in loader.by_file(
-            courier.read(files, lambda file, name, *_: name != "none"))]
+            reader.read(files, lambda file, name, *_: name != "none"))]
     assert [file for file, _ in read] == files
     assert [len(own) for _, own in read] == [len(sizes), 0, len(sizes)]
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    from actorium.gpu.weights import reading
+    from actorium.gpu.weights import safetensors_reader as reading
 
     save_file({"a": torch.randn(100)}, tmp_path / SINGLE)
     found = reading.stored(tmp_path / SINGLE)
     monkeypatch.setattr(reading, "stored", lambda file: found)
     (tmp_path / SINGLE).write_bytes((tmp_path / SINGLE).read_bytes()[:200])
-    with Courier(CPU, 1) as courier, pytest.raises(BadModel, match="ends early"):
-        list(courier.read([tmp_path / SINGLE], every))
+    with DeviceReader(CPU, 1) as reader, pytest.raises(BadModel, match="ends early"):
+        list(reader.read([tmp_path / SINGLE], every))
 
 
 def test_dummy_weights_repeat_what_was_drawn() -> None:
@@ -303,8 +304,8 @@ def test_carried_to_a_device(tmp_path: Path) -> None:
     files = [tmp_path / f"{i}.safetensors" for i in range(3)]
     for i, file in enumerate(files):
         save_file({f"{i}.{j}": torch.randn(1000 * j + 1, 33).bfloat16() for j in range(20)}, file)
-    with Courier(torch.device("cuda"), 4, 1 << 16) as courier:
-        for file, (_, own) in zip(files, courier.read(files, every), strict=True):
+    with DeviceReader(torch.device("cuda"), 4, 1 << 16) as reader:
+        for file, (_, own) in zip(files, reader.read(files, every), strict=True):
             want = dict(mapped(file, every))
             assert len(own) == len(want)
             assert all(torch.equal(tensor.cpu(), want[name]) for name, tensor in own)

@@ -17,14 +17,13 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.model_shape import DeltaShape, ModelShape
-from actorium.gpu.plan.checkpoint import total_bytes
 from actorium.gpu.plan.memory_plan import (
     Demand,
     MemoryPlan,
     changes,
     make_plan,
 )
-from actorium.gpu.plan.weight_bytes import weight_bytes
+from actorium.gpu.plan.weight_bytes import checkpoint_bytes, weight_bytes
 from actorium.tools.cli import main
 from actorium.tools.cli.plan_command import size
 
@@ -263,7 +262,7 @@ def test_sizes(text: str, count: int) -> None:
 
 def test_the_checkpoints_size_stands_beside_the_arithmetic(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert total_bytes(tmp_path) is None
+    assert checkpoint_bytes(tmp_path) is None
     raw = json.loads((SHAPES / "TINY.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": {"bits": 4}}))
     assert main(["plan", str(tmp_path)]) == 2
@@ -274,4 +273,4 @@ def test_the_checkpoints_size_stands_beside_the_arithmetic(
     assert json.loads(capsys.readouterr().out)["outside"][0]["bytes"] == 501
     index.unlink()
     (tmp_path / "model.safetensors").write_bytes(b"x" * 77)
-    assert total_bytes(tmp_path) == 77
+    assert checkpoint_bytes(tmp_path) == 77

@@ -14,6 +14,7 @@ import pytest
 
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.plan.checkpoint_reuse import MEASURED, choices, reuse
 from actorium.gpu.plan.memory_plan import (
     CHECKPOINT_TOKENS,
     Demand,
@@ -21,7 +22,6 @@ from actorium.gpu.plan.memory_plan import (
     default_checkpoints,
     make_plan,
 )
-from actorium.gpu.plan.reuse import MEASURED, choices, reuse
 from actorium.tools.cli import main
 
 ROOT = Path(__file__).parents[3]

@@ -24,7 +24,7 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.health import bytes_of, memory_of
 from actorium.actors.messages import ActorStatus, Status, StepPlan
-from actorium.gpu.plan.beside import Step
+from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.pools import zeros
 from actorium.gpu.worker.device import (
     DRIVER_BYTES,
@@ -87,12 +87,12 @@ def test_temporaries_are_told_apart_from_caches() -> None:
     cache = zeros((64 * MIB,), torch.uint8, CPU)
     meter = WorkspaceMeter(Footprint({}, {}), [cache])
     cache[:] = 1
-    meter.take(Step(3, 1))
+    meter.take(StepSize(3, 1))
     assert -MIB < meter.footprint.measured["workspace"] < 4 * MIB
     with mmap.mmap(-1, 48 * MIB) as held:  # torch.ones may be given what other tests have freed
         for at in range(0, 48 * MIB, MIB):
             held[at:at + MIB] = b"1" * MIB
-    meter.take(Step(2, 2))
+    meter.take(StepSize(2, 2))
     assert 47 * MIB < meter.footprint.measured["workspace"] < 56 * MIB
     assert meter.footprint.step == (3, 2), "the largest of each"
 
@@ -123,10 +123,10 @@ def test_the_profile_stops_before_it_is_slow(
         largest: int, slow: int, ran: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     now, sizes = [0.0], []
 
-    def run(tokens: int) -> Step:
+    def run(tokens: int) -> StepSize:
         sizes.append(tokens)
         now[0] += 1.0 if tokens >= slow else 0.0
-        return Step(tokens, 1)
+        return StepSize(tokens, 1)
 
     monkeypatch.setattr("actorium.gpu.worker.measure.perf_counter", lambda: now[0])
     profile(WorkspaceMeter(Footprint({}, {}), []), largest, run)

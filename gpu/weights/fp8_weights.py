@@ -64,7 +64,7 @@ def how_served(device: torch.device, kernels: str) -> str:
             "comparisons, not for speed")
 
 
-class Pairs:
+class ScalePairs:
     """Weights and scales as they come out of the files, in any order."""
 
     def __init__(self, names: Sequence[str], shape: Fp8Shape) -> None:

@@ -43,7 +43,7 @@ Wanted = Callable[[Path, str, torch.dtype, Sequence[int]], bool]
 not as it should be."""
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a file."""
 
     name: str
@@ -59,7 +59,7 @@ def unreadable(file: Path, why: object) -> BadModel:
     return BadModel(f"{file}: not a readable safetensors file: {why}")
 
 
-def stored(file: Path) -> list[Stored]:
+def stored(file: Path) -> list[StoredTensor]:
     """The tensors of a file, in the order of their bytes, after safetensors has checked its header.
 
     Raises `BadModel`.
@@ -78,8 +78,8 @@ def stored(file: Path) -> list[Stored]:
             if entry["dtype"] not in DTYPES:
                 raise BadModel(f"{file}: tensor {name} is {entry['dtype']}, not a float type")
             start, end = entry["data_offsets"]
-            found.append(Stored(name, DTYPES[entry["dtype"]], entry["shape"], 8 + size + start,
-                                end - start))
+            found.append(StoredTensor(name, DTYPES[entry["dtype"]], entry["shape"],
+                                      8 + size + start, end - start))
     return sorted(found, key=lambda own: own.start)
 
 
@@ -96,7 +96,7 @@ def mapped(file: Path, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
         raise unreadable(file, e) from None
 
 
-class Courier:
+class DeviceReader:
     """Reads tensors to a device. A context: leaving it ends its threads."""
 
     def __init__(self, device: torch.device, threads: int = THREADS, piece: int = PIECE) -> None:
@@ -109,7 +109,7 @@ class Courier:
         for _ in range(threads):
             self._free.put(torch.empty(piece, dtype=torch.uint8, pin_memory=cuda))
 
-    def __enter__(self) -> Courier:
+    def __enter__(self) -> DeviceReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,7 +119,7 @@ class Courier:
              wanted: Wanted) -> Iterator[tuple[Path, list[tuple[str, Tensor]]]]:
         """The wanted tensors, on the device: of each file in turn one or more batches. Raises
         `BadModel`."""
-        under_way: list[Load] = []
+        under_way: list[TensorBatch] = []
         todo = ((file, batch) for file in files for batch in batches(
             [s for s in stored(file) if wanted(file, s.name, s.dtype, s.shape)]))
         try:
@@ -133,7 +133,7 @@ class Courier:
             for load in under_way:
                 load.close()
 
-    def _send(self, file: Path, own: list[Stored]) -> Load:
+    def _send(self, file: Path, own: list[StoredTensor]) -> TensorBatch:
         """Set their pieces going."""
         tensors = [(s, torch.empty(s.shape, dtype=s.dtype, device=self.device)) for s in own]
         ready = None
@@ -147,7 +147,7 @@ class Courier:
         pieces = [self._pool.submit(self._carry, fd, s.start + at, into, ready)
                   for s, tensor in tensors if s.bytes
                   for at, into in cut(tensor.view(-1).view(torch.uint8), self.piece)]
-        return Load(file, fd, [(s.name, tensor) for s, tensor in tensors], pieces)
+        return TensorBatch(file, fd, [(s.name, tensor) for s, tensor in tensors], pieces)
 
     def _carry(self, fd: int, start: int, into: Tensor, ready: torch.cuda.Event | None) -> None:
         """A piece of a file, from this byte on, to the device; until it is there."""
@@ -166,7 +166,7 @@ class Courier:
         finally:
             self._free.put(buffer)
 
-    def _arrived(self, load: Load) -> tuple[Path, list[tuple[str, Tensor]]]:
+    def _arrived(self, load: TensorBatch) -> tuple[Path, list[tuple[str, Tensor]]]:
         try:
             for piece in load.pieces:
                 piece.result()
@@ -177,7 +177,7 @@ class Courier:
         return load.file, load.tensors
 
 
-class Load(NamedTuple):
+class TensorBatch(NamedTuple):
     """Tensors of a file on their way."""
 
     file: Path
@@ -193,10 +193,10 @@ class Load(NamedTuple):
         os.close(self.fd)
 
 
-def batches(tensors: Sequence[Stored]) -> Iterator[list[Stored]]:
+def batches(tensors: Sequence[StoredTensor]) -> Iterator[list[StoredTensor]]:
     """The same in turn, BATCH bytes together at most unless one alone is larger; one that is empty
     where there are none."""
-    batch: list[Stored] = []
+    batch: list[StoredTensor] = []
     for own in tensors:
         if batch and sum(each.bytes for each in batch) + own.bytes > BATCH:
             yield batch

@@ -40,7 +40,7 @@ MEASURED = (
 SHOWN = (0, 8, 16, 32, 64)
 
 
-class Choice(NamedTuple):
+class CheckpointChoice(NamedTuple):
     """A number of checkpoints, and what would come of it."""
 
     reuse: Reuse
@@ -54,16 +54,16 @@ def reuse(checkpoints: int) -> Reuse:
     return found._replace(checkpoints=checkpoints)
 
 
-def choices(plan: MemoryPlan) -> list[Choice]:
+def choices(plan: MemoryPlan) -> list[CheckpointChoice]:
     """The plan's own number of checkpoints and others, as far as they fit; none of a model without
     recurrent layers."""
     return list(_choices(plan)) if plan.shape.recurrence is not None else []
 
 
-def _choices(plan: MemoryPlan) -> Iterator[Choice]:
+def _choices(plan: MemoryPlan) -> Iterator[CheckpointChoice]:
     for number in sorted({*SHOWN, plan.checkpoints}):
         try:
             other = make_plan(plan.shape, plan.demand._replace(checkpoints=number), plan.budget)
         except BadConfig:
             return
-        yield Choice(reuse(number), other.token_capacity)
+        yield CheckpointChoice(reuse(number), other.token_capacity)

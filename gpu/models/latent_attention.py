@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import LatentShape, ModelShape
-from actorium.gpu.models.plan import Step
-from actorium.gpu.models.weights import Weights
+from actorium.gpu.models.forward_context import ForwardContext
+from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.weights.kv_scales import NAME as KV_SCALES
 from actorium.kernels.inputs import HiddenStream, Input, InputForm
 from actorium.kernels.linear import Linear
@@ -63,7 +63,7 @@ class LatentAttention:
         """See `Mixer`."""
         return False
 
-    def before(self, x: Input, step: Step) -> Tensor:
+    def before(self, x: Input, step: ForwardContext) -> Tensor:
         """See `Mixer`: the queries' latents, or the queries; what lies behind them is of no more
         use."""
         m, (kv_index, layers, _) = shape_of(self.shape), step.groups[0]
@@ -74,7 +74,7 @@ class LatentAttention:
                      kv_index, self.kv_scale)
         return first
 
-    def between(self, p: Tensor, step: Step, rows: Tensor | None,
+    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None,
                 out: Tensor | None = None) -> Tensor:
         """See `Mixer`."""
         m, (_, layers, plan), rope = shape_of(self.shape), step.groups[0], step.ropes[0]
@@ -103,7 +103,7 @@ class LatentAttention:
         return torch.cat((absorb(plain, self.to_keys), apply_rope(turned, rope)), -1)
 
 
-def latent_attention(w: Weights, s: ModelShape, i: int) -> LatentAttention:
+def latent_attention(w: LayerWeights, s: ModelShape, i: int) -> LatentAttention:
     """The attention of these weights, in the i-th layer."""
     m = shape_of(s)
     weight, bias = w.both(s.qkv_bias, "kv_a_proj_with_mqa")
@@ -114,13 +114,13 @@ def latent_attention(w: Weights, s: ModelShape, i: int) -> LatentAttention:
     if m.query_rank:
         q, q_bias = w.both(s.qkv_bias, "q_a_proj")
         q_norm = w.norm("q_a_layernorm")
-        q_up = w.ops.linear(_turned(w.take("q_b_proj.weight"), s.heads, m, order))
+        q_up = w.ops.linear(_turned(w.pop("q_b_proj.weight"), s.heads, m, order))
     else:
-        q = _turned(w.take("q_proj.weight"), s.heads, m, order)
+        q = _turned(w.pop("q_proj.weight"), s.heads, m, order)
         q_bias = None if bias is None else bias.new_zeros(len(q))
     if bias is not None and q_bias is not None:
         bias = torch.cat((q_bias, bias))
-    keys, values = w.take("kv_b_proj.weight").view(s.heads, m.plain + m.value, m.rank).split(
+    keys, values = w.pop("kv_b_proj.weight").view(s.heads, m.plain + m.value, m.rank).split(
         [m.plain, m.value], 1)
     return LatentAttention(
         s, w.ops, w.ops.linear(torch.cat((q, weight)), bias), q_norm, q_up,

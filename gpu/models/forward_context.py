@@ -17,7 +17,7 @@ from actorium.kernels.ragged import Ragged, plan_ragged
 from actorium.kernels.reference.paged_attention import Attend, AttentionOps
 
 
-class GroupStep(NamedTuple):
+class GroupContext(NamedTuple):
     """What attention layers of one group need."""
 
     kv_index: Tensor
@@ -28,12 +28,12 @@ class GroupStep(NamedTuple):
 
 
 @dataclass(slots=True)
-class Step:
+class ForwardContext:
     """A step as the layers see it."""
 
     ropes: list[Tensor]
     """[T, 2, 1, head_dim] each."""
-    groups: list[GroupStep]
+    groups: list[GroupContext]
     states: StatePlan | None
     """None where no layer is recurrent."""
     recurrent: list[LayerStates]

@@ -11,7 +11,7 @@ from actorium.gpu.plan.memory_plan import Demand, MemoryPlan
 from actorium.gpu.plan.weight_bytes import table_bytes, weight_bytes, workspace_bytes
 
 
-class Step(NamedTuple):
+class StepSize(NamedTuple):
     """The size of a step."""
 
     tokens: int
@@ -20,10 +20,10 @@ class Step(NamedTuple):
     """Sampled in it."""
 
 
-def largest_step(demand: Demand) -> Step:
+def largest_step(demand: Demand) -> StepSize:
     """The most that one step computes and samples."""
     rows = demand.max_num_seqs * (demand.drafts + 1)
-    return Step(max(demand.chunk, rows), rows)
+    return StepSize(max(demand.chunk, rows), rows)
 
 
 def tables_estimate(shape: ModelShape, demand: Demand) -> int:

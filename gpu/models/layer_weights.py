@@ -13,7 +13,7 @@ from actorium.kernels.ops import Ops
 from actorium.kernels.scaled_linear import SideBySide, is_packed
 
 
-class Normed:
+class NormedLinear:
     """A projection that is normed before it is added."""
 
     def __init__(self, linear: Linear, norm: Tensor, eps: float, ops: Ops) -> None:
@@ -34,7 +34,7 @@ class Normed:
         return self.ops.rms_norm_add(self.linear(x), self.norm, self.eps, residual)
 
 
-class Weights:
+class LayerWeights:
     """Tensors whose names begin with `prefix`; each is taken once."""
 
     def __init__(self, tensors: dict[str, Tensor], prefix: str, ops: Ops,
@@ -42,11 +42,11 @@ class Weights:
         """plus_one: norms multiply by 1 + weight."""
         self.tensors, self.prefix, self.ops, self.plus_one = tensors, prefix, ops, plus_one
 
-    def under(self, prefix: str) -> Weights:
+    def under(self, prefix: str) -> LayerWeights:
         """Those with a longer prefix."""
-        return Weights(self.tensors, self.prefix + prefix, self.ops, self.plus_one)
+        return LayerWeights(self.tensors, self.prefix + prefix, self.ops, self.plus_one)
 
-    def take(self, *names: str) -> Tensor:
+    def pop(self, *names: str) -> Tensor:
         """One tensor, or several stacked."""
         parts = [self.tensors.pop(self.prefix + name) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -61,8 +61,8 @@ class Weights:
 
     def both(self, bias: bool, *names: str) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of projections, stacked."""
-        weight = self.take(*(f"{name}.weight" for name in names))
-        return weight, self.take(*(f"{name}.bias" for name in names)) if bias else None
+        weight = self.pop(*(f"{name}.weight" for name in names))
+        return weight, self.pop(*(f"{name}.bias" for name in names)) if bias else None
 
     def linear(self, bias: bool, *names: str) -> Linear:
         """Projections of the same input as one product; those in FP8 apart from others."""
@@ -77,5 +77,5 @@ class Weights:
 
     def norm(self, name: str) -> Tensor:
         """A norm's weight, with the 1 folded in."""
-        weight = self.take(f"{name}.weight")
+        weight = self.pop(f"{name}.weight")
         return (weight.float() + 1).to(weight.dtype) if self.plus_one else weight
