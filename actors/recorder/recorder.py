@@ -1,7 +1,7 @@
-"""The flight recorder: a core around the scheduler's core that writes down all it is told.
+"""The flight recorder: a core around the scheduler's core that records all input of it.
 
-What was heard is put on the tape after the shell has sent what came of it (it asks for the next
-timer then), so that no plan waits for the recorder.
+A turn is written after the shell has sent its messages (it asks for the next timer then), so that
+no plan waits for the recorder.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from actorium.actors.config import tree as configs
 from actorium.actors.core import Context, Core, CoreObserver, Send
 from actorium.actors.ledger.records import LedgerEntry
 from actorium.actors.messages import Reset, StepPlan, StepResult, Submit
-from actorium.actors.recorder.tape import (
+from actorium.actors.recorder.recording import (
     VERSION,
-    Choice,
-    Event,
-    Header,
-    Kept,
-    Past,
-    Tape,
-    Turn,
+    InitialState,
+    RecordedEvent,
+    RecordedRequest,
+    RecordedSequence,
+    RecordedTurn,
+    RecordingHeader,
+    RecordingWriter,
 )
-from actorium.actors.recorder.veil import Veil
+from actorium.actors.recorder.redaction import Redactor
 from actorium.actors.structured.structured_output import StructuredOutputManager
 
 LOG = logging.getLogger("actorium.recorder")
 ROLE = "scheduler"
 STUCK = "stuck"
-"""The call of an event: the grammars of these sequences could not go on."""
+"""Call of an event: the grammars of these sequences failed."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def checksum(plan: StepPlan) -> int:
-    """CRC-32 of a plan but for its tokens and parameters, which a recording need not have."""
+def plan_checksum(plan: StepPlan) -> int:
+    """CRC-32 of a plan without its tokens and parameters, which a recording need not have."""
     admits = [(a.slot, a.prompt_len, a.cached_len, a.pages, a.seed, a.checkpoint, len(a.tokens))
               for a in plan.admit]
     return zlib.crc32(_encode((plan.epoch, plan.step, plan.release, admits, plan.page_appends,
@@ -48,58 +48,63 @@ def checksum(plan: StepPlan) -> int:
 
 
 class Recorder(CoreObserver):
-    """Around the scheduler's core."""
+    """Stands around the scheduler's core."""
 
     def __init__(self, core: Core, ctx: Context,
                  masking: StructuredOutputManager | None = None) -> None:
-        """masking: the core's. Raises `OSError` if the tape cannot be made."""
+        """masking: the core's. Raises `OSError` if the files cannot be made."""
         super().__init__(core)
         config, self._structured_output = ctx.config, masking
-        self._events: list[Event] = []
-        self._turns: list[tuple[list[Event], float | None, Sequence[Send]]] = []
-        self._veil = None if config.runtime.record_prompts else Veil(
+        self._events: list[RecordedEvent] = []
+        self._turns: list[tuple[list[RecordedEvent], float | None, Sequence[Send]]] = []
+        self._redactor = None if config.runtime.record_prompts else Redactor(
             config.memory.page_size, config.scheduler.max_num_seqs)
-        header = Header(VERSION, configs.dump(configs.keyless(config)), ctx.role, ctx.epoch,
-                        ctx.entropy, self._veil is not None, 0, self._past())
-        self._tape: Tape | None = Tape(ctx.run_dir, header, config.runtime.recorder_bytes)
+        header = RecordingHeader(
+            VERSION, configs.dump(configs.keyless(config)), ctx.role, ctx.epoch, ctx.entropy,
+            self._redactor is not None, 0, self._initial_state())
+        self._writer: RecordingWriter | None = RecordingWriter(
+            ctx.run_dir, header, config.runtime.recorder_bytes)
 
-    def _past(self) -> Past | None:
-        """What the core has found in its ledger."""
+    def _initial_state(self) -> InitialState | None:
+        """What the core found in its ledger."""
         ledger = self._core.ledger
         if ledger is None or not ledger.history.entries:
             return None
-        kept = [self._kept(entry) for entry in ledger.history.entries.values()]
-        return Past(kept, ledger.history.next_sid, ledger.same_boot, monotonic())
+        requests = [self._recorded(entry) for entry in ledger.history.entries.values()]
+        return InitialState(requests, ledger.history.next_sid, ledger.same_boot, monotonic())
 
-    def _kept(self, entry: LedgerEntry) -> Kept:
-        prompt, submit, veil = entry.submit.prompt, entry.submit, self._veil
+    def _recorded(self, entry: LedgerEntry) -> RecordedRequest:
+        prompt, submit, redactor = entry.submit.prompt, entry.submit, self._redactor
 
-        def said(tokens: bytes) -> bytes:
-            return tokens if veil is None else veil.tokens(prompt + tokens)[len(prompt):]
+        def shown(tokens: bytes) -> bytes:
+            if redactor is None:
+                return tokens
+            return redactor.redact_tokens(prompt + tokens)[len(prompt):]
 
-        choices = [Choice(c.sid, said(bytes(c.tokens)), c.cached_tokens, c.finish)
-                   for c in entry.choices]
-        return Kept(submit if veil is None else veil.submit(submit), choices)
+        sequences = [RecordedSequence(c.sid, shown(bytes(c.tokens)), c.cached_tokens, c.finish)
+                     for c in entry.choices]
+        return RecordedRequest(submit if redactor is None else redactor.redact_submit(submit),
+                               sequences)
 
-    # --- what is recorded ---
+    # --- recording ---
 
     def on_message(self, message: Any, now: float) -> None:
-        self._events.append(Event(now, message))
+        self._events.append(RecordedEvent(now, message))
         try:
             self._core.on_message(message, now)
         except BaseException:
-            self._end()
+            self._record_failure()
             raise
 
     def on_wake(self, now: float) -> Sequence[Send]:
         try:
             sends = self._core.on_wake(now)
         except BaseException:
-            self._end()
+            self._record_failure()
             raise
         masking = self._structured_output
         if masking is not None and masking.told:  # by a grammar, which a replay does not know
-            self._events.append(Event(now, None, STUCK, [str(sid) for sid in masking.told]))
+            self._events.append(RecordedEvent(now, None, STUCK, [str(sid) for sid in masking.told]))
         self._turns.append((self._events, now, sends))
         self._events = []
         return sends
@@ -117,7 +122,7 @@ class Recorder(CoreObserver):
         self._call("on_ledger_ok", now)
 
     def _call(self, name: str, now: float, *args: str) -> None:
-        self._events.append(Event(now, None, name, list(args)))
+        self._events.append(RecordedEvent(now, None, name, list(args)))
         getattr(self._core, name)(*args, now)
 
     def next_timer(self) -> float | None:
@@ -127,42 +132,43 @@ class Recorder(CoreObserver):
 
     # --- writing ---
 
-    def _end(self) -> None:
-        """The core has raised: this turn is its last."""
+    def _record_failure(self) -> None:
+        """The core raised: this turn is its last."""
         self._turns.append((self._events, None, ()))
         self._events = []
         self._write()
 
     def _write(self) -> None:
         turns, self._turns = self._turns, []
-        if self._tape is None:
+        if self._writer is None:
             return
         try:
             for events, now, sends in turns:
-                self._tape.add(self._turn(events, now, sends))
-        except Exception as error:  # whatever it is, nobody's request is to suffer for it
+                self._writer.add(self._turn(events, now, sends))
+        except Exception as error:  # whatever it is, no request is to suffer for it
             LOG.warning("the flight recorder stops: %s", type(error).__name__)
-            self._tape.close()
-            self._tape = None
+            self._writer.close()
+            self._writer = None
 
-    def _turn(self, events: list[Event], now: float | None, sends: Sequence[Send]) -> Turn:
-        if self._veil is not None:
-            events = [self._veiled(event, self._veil) for event in events]
+    def _turn(self, events: list[RecordedEvent], now: float | None, sends: Sequence[Send]
+              ) -> RecordedTurn:
+        if self._redactor is not None:
+            events = [self._redacted(event, self._redactor) for event in events]
         plans = []
         for send in sends:
             if isinstance(send.message, StepPlan):
-                plans.append(checksum(send.message))
-                if self._veil is not None:
-                    self._veil.plan(send.message)
-            elif isinstance(send.message, Reset) and self._veil is not None:
-                self._veil.forget()
-        return Turn(events, now, plans)
+                plans.append(plan_checksum(send.message))
+                if self._redactor is not None:
+                    self._redactor.on_plan(send.message)
+            elif isinstance(send.message, Reset) and self._redactor is not None:
+                self._redactor.on_reset()
+        return RecordedTurn(events, now, plans)
 
     @staticmethod
-    def _veiled(event: Event, veil: Veil) -> Event:
+    def _redacted(event: RecordedEvent, redactor: Redactor) -> RecordedEvent:
         message = event.message
         if isinstance(message, StepResult):
-            return Event(event.now, veil.result(message))
+            return RecordedEvent(event.now, redactor.redact_result(message))
         if isinstance(message, Submit):
-            return Event(event.now, veil.submit(message))
+            return RecordedEvent(event.now, redactor.redact_submit(message))
         return event

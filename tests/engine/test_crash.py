@@ -20,7 +20,7 @@ from actorium.actors.client.client import SamplingParams
 from actorium.actors.launcher import crash_reports as crash
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import Exited
-from actorium.actors.recorder.player import load, play
+from actorium.actors.recorder.replay import load_recording, replay
 
 NULL: dict[str, Any] = {"null_worker": True, "skip_tokenizer": True, "drain_timeout": 5.0}
 PROMPTS = [list(range(i % 3 * 50, i % 3 * 50 + 40 + i)) for i in range(12)]
@@ -45,9 +45,9 @@ def eventually(check: Any, timeout: float = 20.0) -> Any:
 
 def assert_all_the_same(path: Path) -> int:
     """How many plans the recording makes once more."""
-    found = load(path)
+    found = load_recording(path)
     assert found.whole
-    played = list(play(found))
+    played = list(replay(found))
     assert [p for p in played if not p.same or p.error] == []
     return sum(len(p.plans) for p in played)
 
@@ -75,12 +75,12 @@ def test_a_life_that_began_with_a_ledger_replays(base: Path) -> None:
         assert tokens == expected.token_ids
         engine.client.generate(PROMPTS, PARAMS)
         tape = base / engine.name / "scheduler.tape0"
-        found = load(tape)
+        found = load_recording(tape)
         assert found.header.epoch == 2
         assert found.header.past is not None and len(found.header.past.kept) >= 2
         assert assert_all_the_same(tape) > 100
         reports = eventually(lambda: list((base / crash.DIRECTORY).glob("*.tar.gz")))
-        assert load(reports[0]).header.epoch == 1
+        assert load_recording(reports[0]).header.epoch == 1
         assert assert_all_the_same(reports[0]) > 1500
 
 

@@ -1,4 +1,4 @@
-"""`actorium replay`: what a flight recorder has seen, once more."""
+"""`actorium replay`: replays what a flight recorder has recorded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from msgspec import Struct
 from actorium.actors.config import tree as configs
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
-from actorium.actors.recorder.player import Played, load, play
-from actorium.actors.recorder.tape import BadTape, Recording, Turn
+from actorium.actors.recorder.recording import BadRecording, RecordedTurn, Recording
+from actorium.actors.recorder.replay import ReplayedTurn, load_recording, replay
 from actorium.tools.cli.command_line import parse
 
 ABOUT = """Feed a fresh scheduler with a recording (RUN_DIR/scheduler.tape0, or a crash report) and
@@ -40,11 +40,11 @@ def run(_command: str, argv: list[str]) -> int:
     if options.show < 0:
         raise BadConfig(f"--show: must not be negative, got {options.show}", "show")
     try:
-        recording = load(Path(options.file))
-    except BadTape as error:
+        recording = load_recording(Path(options.file))
+    except BadRecording as error:
         raise BadConfig(error.message, "file") from None
     print(heading(recording))
-    return _replay(recording, options) if recording.whole else _mid_life(recording, options)
+    return _replay(recording, options) if recording.complete else _mid_life(recording, options)
 
 
 def heading(recording: Recording) -> str:
@@ -53,18 +53,19 @@ def heading(recording: Recording) -> str:
     config = configs.load(header.config)
     events = [event.now for turn in turns for event in turn.events]
     seconds = max(events) - min(events) if events else 0.0
-    tokens = "veiled" if header.veiled else "as they were"
-    past = f"; began with {len(header.past.kept)} requests of its ledger" if header.past else ""
-    torn = "; its end cannot be read" if recording.torn else ""
+    tokens = "redacted" if header.redacted else "as they were"
+    initial = "" if header.initial is None else (
+        f"; began with {len(header.initial.requests)} requests of its ledger")
+    damaged = "; its end cannot be read" if recording.damaged else ""
     return (f"{header.role} of engine {config.runtime.name!r}, epoch {header.epoch}: "
             f"{len(turns)} turns, {len(events)} messages in {seconds:.1f} s, tokens {tokens}"
-            f"{past}{torn}")
+            f"{initial}{damaged}")
 
 
 def _replay(recording: Recording, options: ReplayOptions) -> int:
     shown: deque[str] = deque(maxlen=options.show)
     plans, wrong = 0, ""
-    for played in play(recording, options.until):
+    for played in replay(recording, options.until):
         plans += len(played.plans)
         shown.extend(plan_line(plan) for plan in played.plans)
         if played.error:
@@ -80,7 +81,7 @@ def _replay(recording: Recording, options: ReplayOptions) -> int:
     return 0
 
 
-def _difference(played: Played) -> str:
+def _difference(played: ReplayedTurn) -> str:
     if played.error:
         return f"the scheduler raises {played.error}, which it did not then"
     steps = ", ".join(str(plan.step) for plan in played.plans) or "none"
@@ -122,7 +123,7 @@ def _mid_life(recording: Recording, options: ReplayOptions) -> int:
     return 0
 
 
-def turn_line(turn: Turn) -> str:
+def turn_line(turn: RecordedTurn) -> str:
     """A turn in a line."""
     names = Counter(event.call or type(event.message).__name__ for event in turn.events)
     heard = ", ".join(f"{count} {name}" for name, count in names.items()) or "nothing"

@@ -19,11 +19,11 @@ from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.recorder import tape
-from actorium.actors.recorder.player import load, play
-from actorium.actors.recorder.recorder import Recorder, checksum
-from actorium.actors.recorder.tape import BadTape, Recording
-from actorium.actors.recorder.veil import Veil
+from actorium.actors.recorder import recording as files
+from actorium.actors.recorder.recorder import Recorder, plan_checksum
+from actorium.actors.recorder.recording import BadRecording, Recording
+from actorium.actors.recorder.redaction import Redactor
+from actorium.actors.recorder.replay import load_recording, replay
 from actorium.actors.scheduler.observed import observed, recorded
 from actorium.tools.cli.replay_command import plan_line
 from actorium.tools.null.null_worker import NullWorker
@@ -56,18 +56,18 @@ class Taped(Ring):
 
 
 def recording(where: Path) -> Recording:
-    return load(where / "scheduler.tape0")
+    return load_recording(where / "scheduler.tape0")
 
 
 def assert_replays(where: Path, sent: list[StepPlan]) -> list[StepPlan]:
     """The same plans come out again; they are returned."""
     found = recording(where)
-    assert found.whole and not found.torn
+    assert found.complete and not found.damaged
     again: list[StepPlan] = []
-    for played in play(found):
+    for played in replay(found):
         again += played.plans
         assert played.same and not played.error
-    assert [checksum(plan) for plan in again] == [checksum(plan) for plan in sent]
+    assert [plan_checksum(plan) for plan in again] == [plan_checksum(plan) for plan in sent]
     return again
 
 
@@ -161,7 +161,7 @@ def test_no_text_is_in_a_recording(tmp_path: Path) -> None:
         assert (column(secret[:3]) in data) is prompts
         assert (b"swordfish" in data) is prompts
         assert (msgspec.msgpack.encode(bias)[1:] in data) is prompts
-        found = load(tmp_path / str(prompts) / "scheduler.tape0")
+        found = load_recording(tmp_path / str(prompts) / "scheduler.tape0")
         told = [t for turn in found.turns for event in turn.events
                 if isinstance(event.message, StepResult) for t in ints(event.message.tokens)]
         assert (told == emitted) is prompts
@@ -170,26 +170,27 @@ def test_no_text_is_in_a_recording(tmp_path: Path) -> None:
             assert not set(told) & set(emitted) - {0}
 
 
-# --- the veil ------------------------------------------------------------------------------------
+# --- the redactor ---------------------------------------------------------------------------------
 
 def test_equal_beginnings_and_nothing_else_stay_equal() -> None:
-    veil = Veil(4, 8)
+    redactor = Redactor(4, 8)
     one, two = [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 0, 8, 9]
-    a, b = ints(veil.tokens(column(one))), ints(veil.tokens(column(two)))
+    a, b = ints(redactor.redact_tokens(column(one))), ints(redactor.redact_tokens(column(two)))
     assert len(a) == 9 and a[:4] == b[:4] and a[7] != b[7]
     assert [i for i, token in enumerate(a) if token] == [3, 7]
-    repeated = ints(veil.tokens(column([1, 2, 3, 4] * 50)))
+    repeated = ints(redactor.redact_tokens(column([1, 2, 3, 4] * 50)))
     assert len({t for t in repeated if t}) == 50, "the same page is another one elsewhere"
-    assert ints(Veil(4, 8).tokens(column(one)))[3] != a[3], "each recording has its own secret"
-    assert veil.tokens(b"abc") == bytes(3)
+    other = ints(Redactor(4, 8).redact_tokens(column(one)))
+    assert other[3] != a[3], "each recording has its own secret"
+    assert redactor.redact_tokens(b"abc") == bytes(3)
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
 def test_what_is_emitted_continues_the_prompt(page: int) -> None:
     """In random steps of 0 to 3 tokens, over slots that change hands while results are due."""
-    dice, veil = random.Random(page), Veil(page, 4)
+    dice, redactor = random.Random(page), Redactor(page, 4)
     whole: dict[int, list[int]] = {}
-    veiled: dict[int, list[int]] = {}
+    redacted: dict[int, list[int]] = {}
     seat: dict[int, int] = {}
     due: list[tuple[int, list[int]]] = []
     for step in range(1, 200):
@@ -198,27 +199,27 @@ def test_what_is_emitted_continues_the_prompt(page: int) -> None:
             slot, name = dice.randrange(1, 5), len(whole)
             prompt = [dice.randrange(1000) for _ in range(dice.randrange(1, 40))]
             whole[name], seat[slot] = prompt, name
-            veiled[name] = ints(veil.tokens(column(prompt)))
+            redacted[name] = ints(redactor.redact_tokens(column(prompt)))
             admits = [Admit(slot, column(prompt), len(prompt), 0, b"", Resolved(max_tokens=9), 0)]
         new = {a.slot for a in admits}
         decode = [s for s in seat if s not in new]
         extend = [[a.slot, len(a.tokens) // 4] for a in admits]
-        veil.plan(StepPlan(1, step, admit=admits, decode=column(decode),
+        redactor.on_plan(StepPlan(1, step, admit=admits, decode=column(decode),
                            extend=np.array(extend, np.int32).tobytes()))
         due.append((step, [seat[s] for s in (*new, *decode)]))
         if len(due) == 2:
             number, names = due.pop(0)
             counts = [dice.randrange(4) for _ in names]
             tokens = [[dice.randrange(1000) for _ in range(c)] for c in counts]
-            result = veil.result(StepResult(1, number, bytes(counts), column(sum(tokens, [])),
-                                            bytes(len(names))))
+            result = redactor.redact_result(StepResult(
+                1, number, bytes(counts), column(sum(tokens, [])), bytes(len(names))))
             told = iter(ints(result.tokens))
             for name, mine in zip(names, tokens, strict=True):
                 whole[name] += mine
-                veiled[name] += [next(told) for _ in mine]
+                redacted[name] += [next(told) for _ in mine]
     assert len(whole) > 20
     for name, tokens in whole.items():
-        assert ints(veil.tokens(column(tokens))) == veiled[name]
+        assert ints(redactor.redact_tokens(column(tokens))) == redacted[name]
 
 
 # --- the tape ------------------------------------------------------------------------------------
@@ -234,13 +235,13 @@ def test_the_ring_keeps_what_came_last(tmp_path: Path) -> None:
         turns.append(found.header.turn + len(found.turns))
         assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= limit
     assert turns == sorted(set(turns)), "the latest turn is always there"
-    assert not found.whole and len(list(tmp_path.iterdir())) == 2
+    assert not found.complete and len(list(tmp_path.iterdir())) == 2
     assert len(found.turns) * 2 > found.header.turn // 100
     assert found.turns[-1].now == ring.now
-    both = {(p, tape.read(p.read_bytes(), "x").header.turn) for p in tmp_path.iterdir()}
+    both = {(p, files.decode(p.read_bytes(), "x").header.turn) for p in tmp_path.iterdir()}
     assert found.header.turn == min(turn for _, turn in both)
-    with pytest.raises(BadTape, match="mid-life"):
-        next(play(found))
+    with pytest.raises(BadRecording, match="mid-life"):
+        next(replay(found))
 
 
 def test_both_files_make_a_whole(tmp_path: Path) -> None:
@@ -251,9 +252,9 @@ def test_both_files_make_a_whole(tmp_path: Path) -> None:
     ring.submit(40, max_tokens=30)
     ring.run()
     assert_replays(tmp_path, ring.sent)
-    assert load(tmp_path / "scheduler.tape1").whole
+    assert load_recording(tmp_path / "scheduler.tape1").complete
     (tmp_path / "scheduler.tape0").unlink()
-    assert not load(tmp_path / "scheduler.tape1").whole
+    assert not load_recording(tmp_path / "scheduler.tape1").complete
 
 
 def test_a_torn_end_and_other_files(tmp_path: Path) -> None:
@@ -263,16 +264,16 @@ def test_a_torn_end_and_other_files(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.tape0"
     data, turns = path.read_bytes(), len(recording(tmp_path).turns)
     end = len(data)
-    assert len(tape.read(data[:end - 3], "x").turns) == turns - 1
+    assert len(files.decode(data[:end - 3], "x").turns) == turns - 1
     broken = bytearray(data)
     broken[end - 20:end] = b"\xc1" * 20
-    assert tape.read(bytes(broken), "x").torn
+    assert files.decode(bytes(broken), "x").damaged
     for bad in (b"", b"\0" * 100, b"hello, world", b"\xff" * 64, data[:8]):
         path.write_bytes(bad)
-        with pytest.raises(BadTape, match=r"scheduler\.tape0 is no recording"):
+        with pytest.raises(BadRecording, match=r"scheduler\.tape0 is no recording"):
             recording(tmp_path)
-    with pytest.raises(BadTape, match="cannot read"):
-        load(tmp_path / "none.tape0")
+    with pytest.raises(BadRecording, match="cannot read"):
+        load_recording(tmp_path / "none.tape0")
 
 
 def test_a_full_disk_ends_the_recording_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -313,7 +314,7 @@ def test_what_the_scheduler_dies_of_is_on_the_tape(tmp_path: Path) -> None:
     bad = StepResult(3, ring.sent[0].step, b"\1" * 7, column([1] * 7), bytes(7))
     with pytest.raises(Exception, match=r".") as raised:
         ring.tell(bad)
-    *before, last = play(recording(tmp_path))
+    *before, last = replay(recording(tmp_path))
     assert all(played.same for played in before)
     assert last.turn.now is None and last.same
     assert last.error == f"{type(raised.value).__name__}: {raised.value}"
@@ -334,7 +335,7 @@ def test_the_command(tmp_path: Path) -> None:
     done = command(str(path), "--show", "3")
     assert done.returncode == 0, done.stderr
     head, *lines, last = done.stdout.splitlines()
-    assert "epoch 3" in head and "tokens veiled" in head
+    assert "epoch 3" in head and "tokens redacted" in head
     assert lines == [plan_line(plan) for plan in ring.sent[-3:]]
     assert last == f"{len(ring.sent)} plans, all as they were"
     early = command(str(path), "--until", "4").stdout.splitlines()
@@ -366,4 +367,4 @@ def test_the_command(tmp_path: Path) -> None:
 
 def _write(path: Path, found: Recording) -> None:
     frames = [msgspec.msgpack.encode(part) for part in (found.header, *found.turns)]
-    path.write_bytes(b"".join(tape.LENGTH.pack(len(f)) + f for f in frames))
+    path.write_bytes(b"".join(files.LENGTH.pack(len(f)) + f for f in frames))

@@ -18,8 +18,8 @@ from actorium.actors.core import Context
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Masks, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.recorder.player import load, play
-from actorium.actors.recorder.recorder import Recorder, checksum
+from actorium.actors.recorder.recorder import Recorder, plan_checksum
+from actorium.actors.recorder.replay import load_recording, replay
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.structured.structured_output import VocabularyLoader, no_vocabulary
 from actorium.tools.null.null_worker import BadPlan
@@ -314,11 +314,11 @@ def test_a_recording_replays(tmp_path: Path, prompts: bool, speculative: str) ->
     ring.bare.structured_output._words = good
     day(ring, random.Random(1))
     assert ring.of(bad)[0].reason == "error"
-    sent = [checksum(plan) for plan in ring.sent if isinstance(plan, StepPlan)]
+    sent = [plan_checksum(plan) for plan in ring.sent if isinstance(plan, StepPlan)]
     again = []
-    for played in play(load(tmp_path / "scheduler.tape0")):
+    for played in replay(load_recording(tmp_path / "scheduler.tape0")):
         assert played.same and not played.error
-        again += [checksum(plan) for plan in played.plans]
+        again += [plan_checksum(plan) for plan in played.plans]
     assert again == sent
     text = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert (b"a-f" in text) == prompts, "a grammar is the user's words"

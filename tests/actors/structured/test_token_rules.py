@@ -18,8 +18,8 @@ from test_masking import KINDS, Taped, said
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import StepPlan, TokenRules
 from actorium.actors.params import Resolved, SamplingParams
-from actorium.actors.recorder.player import load, play
-from actorium.actors.recorder.recorder import checksum
+from actorium.actors.recorder.recorder import plan_checksum
+from actorium.actors.recorder.replay import load_recording, replay
 from actorium.actors.structured.guides import (
     FORBIDDEN,
     NONE_LEFT,
@@ -155,11 +155,11 @@ def test_a_recording_replays(tmp_path: Path, prompts: bool) -> None:
     bad = ring.structured("", max_tokens=30, rules=rules([9, 250], NOWHERE))
     day(ring, random.Random(1))
     assert ring.of(bad)[0].reason == "error"
-    sent = [checksum(plan) for plan in ring.sent if isinstance(plan, StepPlan)]
+    sent = [plan_checksum(plan) for plan in ring.sent if isinstance(plan, StepPlan)]
     again: list[Any] = []
-    for played in play(load(tmp_path / "scheduler.tape0")):
+    for played in replay(load_recording(tmp_path / "scheduler.tape0")):
         assert played.same and not played.error
-        again += [checksum(plan) for plan in played.plans]
+        again += [plan_checksum(plan) for plan in played.plans]
     assert again == sent
 
 

@@ -1,14 +1,13 @@
-"""Tokens made unreadable, so that the scheduler still plans as it did.
+"""Replaces the tokens of a recording so that the scheduler still plans as it did.
 
-All that a plan knows of tokens is which prompts begin alike, page by page (the prefix cache). So
-that is all that is kept: of each page but its last token nothing, and of that a keyed hash of
-everything up to it, that token included. Equal beginnings stay equal, different ones differ (but
-for one in 2^31), and no token is replaced alike in two places, as it would be by a substitution of
-ids, which gives a text away by how often each occurs. The chain of hashes begins with random bytes
-that are drawn for each recording and never written.
+Plans depend on tokens only by which prompts begin alike, page by page (the prefix cache). So every
+token is 0 but the last of each page, which is a keyed hash of everything up to and including it.
+Equal beginnings stay equal, different ones differ (but for one in 2^31), and a token has another
+replacement wherever it occurs: a substitution of ids would reveal a text by their frequencies. The
+chain of hashes begins with random bytes that are drawn for each recording and never written.
 
-What is emitted ends up in the cache, too. Which sequence a result's rows belong to is read off the
-plans, by the rule of `StepResult`.
+Output gets into the cache, too. The plans show which sequence a result's rows belong to, by the
+rule of `StepResult`.
 """
 
 from __future__ import annotations
@@ -27,42 +26,42 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 NOTHING = np.zeros(0, np.int32)
 DIGEST = 16
-"""Bytes that a page hands on to the next; 4 of them are told."""
-VEILED = "veiled"
-"""Instead of a grammar."""
+"""Bytes of hash that the next page's hash continues; 4 of them become the token."""
+GRAMMAR = "veiled"
+"""Replaces every grammar."""
 SPARE = 4
 """Chains for each slot: results of two plans may be due while others have entered its slots."""
 
 
-class Veil:
-    """The secret, and where each running sequence stands."""
+class Redactor:
+    """The secret, and the hash of each running sequence so far."""
 
     def __init__(self, page_size: int, slots: int) -> None:
-        """`slots`: the most that the worker may have."""
+        """page_size: tokens; slots: the most that the worker may have."""
         self._page = page_size
         self._seed = os.urandom(DIGEST)
         chains = SPARE * (slots + 2)
         self._of_slot = np.arange(slots + 2, dtype=np.int64)
-        """Chain of the sequence in each slot."""
+        """Chain of hashes of the sequence in each slot."""
         self._free = deque(range(slots + 2, chains))
-        """The other chains; results may still be due to those that were freed last."""
+        """The other chains, those freed last at the end: results may still be due to them."""
         self._digest = [self._seed] * chains
-        """Of the whole pages of each chain."""
+        """Hash of the whole pages of each chain."""
         self._tail = np.zeros((chains, page_size), np.int32)
         self._flat = self._tail.reshape(-1)
         self._fill = np.zeros(chains, np.int64)
         self._pages_left = np.zeros(slots + 2, np.int64)
-        """Tokens of each slot that no plan has extended over yet."""
+        """Prompt tokens of each slot that no plan has computed yet."""
         self._plans: deque[tuple[int, Longs]] = deque()
-        """(step, chain of each sampled row) of the plans without a result."""
+        """(step, chain of each sampled row) of the plans that wait for a result."""
         self._decoded: bytes | None = None
-        """The last plan's `decode`, unless slots have changed hands since, and its rows."""
+        """The last plan's `decode`, unless slots were given away since, and its rows."""
         self._rows = np.zeros(0, np.int64)
 
     # --- prompts ---
 
-    def tokens(self, column: bytes) -> bytes:
-        """A whole sequence from its first token. i4[n] -> i4[n]."""
+    def redact_tokens(self, column: bytes) -> bytes:
+        """Redact a sequence from its first token on. i4[n] -> i4[n]."""
         if len(column) % 4:
             return bytes(len(column))
         out = np.zeros(len(column) // 4, np.int32)
@@ -70,36 +69,36 @@ class Veil:
         return out.tobytes()
 
     def _fold(self, column: bytes, out: Ints | None = None) -> bytes:
-        """Digest of the column's whole pages; `out` gets their veiled last tokens."""
+        """Hash of the column's whole pages; `out` gets the redacted last token of each."""
         digest, size = self._seed, 4 * self._page
         digests = []
         for at in range(0, len(column) - size + 1, size):
             digest = blake2b(digest + column[at:at + size], digest_size=DIGEST).digest()
             digests.append(digest)
         if out is not None and digests:
-            out[self._page - 1::self._page] = numbers(digests)
+            out[self._page - 1::self._page] = tokens_of(digests)
         return digest
 
-    def submit(self, message: Submit) -> Submit:
-        """The request without its words: no prompt, no stop strings, no biases, no grammar, no
-        words of token rules; of the salt of its prefixes a hash."""
+    def redact_submit(self, message: Submit) -> Submit:
+        """The request without all that shows its text: no prompt, stop strings, biases, grammar or
+        token rules; the salt of its prefixes becomes a hash."""
         rules, salt = message.rules, message.cache_salt.encode()
         return msgspec.structs.replace(
-            message, prompt=self.tokens(message.prompt),
+            message, prompt=self.redact_tokens(message.prompt),
             text=msgspec.structs.replace(message.text, stop=(), stop_regex=()),
             params=msgspec.structs.replace(message.params, logit_bias={}, logprob_ids=()),
-            grammar=VEILED if message.grammar else "",
+            grammar=GRAMMAR if message.grammar else "",
             rules=None if rules is None else TokenRules(rules.vocab_size),
             cache_salt=blake2b(self._seed + salt, digest_size=DIGEST).hexdigest() if salt else "")
 
-    # --- what is emitted ---
+    # --- output ---
 
-    def forget(self) -> None:
-        """No result of a plan made so far will come."""
+    def on_reset(self) -> None:
+        """No plan made so far will get a result."""
         self._plans.clear()
 
-    def plan(self, plan: StepPlan) -> None:
-        """Note whose rows the plan samples."""
+    def on_plan(self, plan: StepPlan) -> None:
+        """Note which sequences the plan samples."""
         for admit in plan.admit:
             self._admit(admit)
         if plan.decode != self._decoded:
@@ -124,20 +123,20 @@ class Veil:
         self._pages_left[admit.slot] = len(tokens) - admit.cached_len
         self._decoded = None
 
-    def result(self, result: StepResult) -> StepResult:
-        """The result without what its tokens were. Those of a plan that is not known any more
-        (the core will not know it either) are nothing."""
+    def redact_result(self, result: StepResult) -> StepResult:
+        """The result with its tokens redacted; all are 0 where the plan is not known any more (nor
+        will the core know it)."""
         plans = self._plans
         while plans and plans[0][0] < result.step:
             plans.popleft()
         out = np.zeros(len(result.tokens) // 4, np.int32)
         if plans and plans[0][0] == result.step:
-            self._emit(plans.popleft()[1], result, out)
+            self._redact_rows(plans.popleft()[1], result, out)
         return StepResult(result.epoch, result.step, result.counts, out.tobytes(), result.finish,
                           busy_us=result.busy_us, idle_us=result.idle_us,
                           drafts=bytes(len(result.drafts)), late_us=result.late_us)
 
-    def _emit(self, rows: Longs, result: StepResult, out: Ints) -> None:
+    def _redact_rows(self, rows: Longs, result: StepResult, out: Ints) -> None:
         tokens = np.frombuffer(result.tokens, np.int32)
         if result.counts == b"\1" * len(rows) and len(tokens) == len(rows):
             due, values = self._push(rows, tokens)
@@ -154,8 +153,8 @@ class Veil:
             out[at[due]] = values
 
     def _push(self, chains: Longs, tokens: Ints) -> tuple[Longs, Ints]:
-        """One token more for each of the chains: which of them end a page by it, and the veiled
-        tokens of these."""
+        """Append a token to each of the chains: returns which of them end a page by it, and the
+        redacted tokens of these."""
         fill = self._fill[chains]
         self._flat[chains * self._page + fill] = tokens
         fill += 1
@@ -172,10 +171,10 @@ class Veil:
             digest = blake2b(self._digest[chain] + page, digest_size=DIGEST).digest()
             self._digest[chain] = digest
             digests.append(digest)
-        return due, numbers(digests)
+        return due, tokens_of(digests)
 
 
-def numbers(digests: list[bytes]) -> Ints:
-    """A token made of each digest, 0 to 2^31 - 1. i4[n]"""
+def tokens_of(digests: list[bytes]) -> Ints:
+    """A token from each hash, 0 to 2^31 - 1. i4[n]"""
     words = np.frombuffer(b"".join(digests), np.int32).reshape(-1, DIGEST // 4)
     return words[:, 0] & np.int32(0x7FFFFFFF)
