@@ -46,7 +46,7 @@ def eventually(check: Any, timeout: float = 20.0) -> Any:
 def assert_all_the_same(path: Path) -> int:
     """How many plans the recording makes once more."""
     found = load_recording(path)
-    assert found.whole
+    assert found.complete
     played = list(replay(found))
     assert [p for p in played if not p.same or p.error] == []
     return sum(len(p.plans) for p in played)
@@ -77,7 +77,7 @@ def test_a_life_that_began_with_a_ledger_replays(base: Path) -> None:
         tape = base / engine.name / "scheduler.tape0"
         found = load_recording(tape)
         assert found.header.epoch == 2
-        assert found.header.past is not None and len(found.header.past.kept) >= 2
+        assert found.header.initial is not None and len(found.header.initial.requests) >= 2
         assert assert_all_the_same(tape) > 100
         reports = eventually(lambda: list((base / crash.DIRECTORY).glob("*.tar.gz")))
         assert load_recording(reports[0]).header.epoch == 1
