@@ -30,7 +30,7 @@ LOADING_BUDGET, SERVING_BUDGET = 120.0, 60.0
 Post = Callable[[Callable[[], None]], None]
 
 
-class Nudge(Message, frozen=True):
+class GatewayWakeUp(Message, frozen=True):
     """The whole inbox: it wakes the actor and does nothing else."""
 
 
@@ -42,7 +42,7 @@ def where(run_dir: Path) -> ListenAddress | None:
 class GatewayCore(Core):
     """See the module."""
 
-    inbox: Any = Nudge
+    inbox: Any = GatewayWakeUp
     front: Any = None
     journal: InflightJournal
 

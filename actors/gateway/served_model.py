@@ -10,7 +10,7 @@ from typing import Any
 from actorium.actors.config.retention import TOKEN_TEXTS
 from actorium.actors.config.tree import Config
 from actorium.actors.detokenizer.incremental import byte_of_char
-from actorium.actors.gateway.parsers.parsing import Parsing
+from actorium.actors.gateway.parsers.choice_parser import ParserFactory
 from actorium.actors.models import model_dir
 
 DEFAULT = "default"
@@ -42,7 +42,7 @@ class ServedModel:
         settings = config.gateway
         self.info = info
         self.names = ModelNames(config, info["model"])
-        self.parsing = Parsing(settings.tool_call_parser, settings.reasoning_parser,
+        self.parsing = ParserFactory(settings.tool_call_parser, settings.reasoning_parser,
                                info.get("chat_template"),
                                config.model.default_chat_template_kwargs)
         self.name: str = info["model"]

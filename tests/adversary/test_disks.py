@@ -18,7 +18,7 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway.faces.response_store import ResponseStore, Stored
+from actorium.actors.gateway.faces.response_store import ResponseStore, StoredResponse
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime import roles
 from actorium.actors.runtime.http import listening
@@ -254,7 +254,7 @@ def test_a_trace_on_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.mended("a gateway could not open its store of responses again on a full disk")
 def test_a_store_of_responses_on_a_full_disk() -> None:
     """What is stored can be asked for; what cannot be stored says so; the next gateway opens it."""
-    stored = Stored("completed", "", b"{}", b"[]", os.urandom(2000).hex().encode())
+    stored = StoredResponse("completed", "", b"{}", b"[]", os.urandom(2000).hex().encode())
 
     async def run(where: Path) -> None:
         path = str(where / "responses.db")

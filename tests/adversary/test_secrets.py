@@ -29,7 +29,7 @@ from actorium.actors.client.client import Client
 from actorium.actors.config.tree import DeviceConfig, GatewayConfig
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import actor
-from actorium.actors.gateway.faces.response_store import ResponseStore, Stored
+from actorium.actors.gateway.faces.response_store import ResponseStore, StoredResponse
 from actorium.actors.runtime.roles import roles_of
 from actorium.actors.runtime.security import curve_keys as curve
 
@@ -263,7 +263,7 @@ def test_what_is_made_for_secrets_is_private(tmp_path: Path, mode: int, tried: A
         store = tmp_path / "store"
         store.touch(0o666)
         kept = ResponseStore(str(store), 1 << 20, 10)
-        asyncio.run(kept.put("ann", "resp_1", Stored("completed", "", b"{}", b"[]", b"[]")))
+        asyncio.run(kept.put("ann", "resp_1", StoredResponse("completed", "", b"{}", b"[]", b"[]")))
         found = [line for path in (top, *tmp_path.glob("store*")) for line in loose(path)]
         kept.close()
     assert not found, found

@@ -214,7 +214,10 @@ def _worker_rows(w: WorkerInfo) -> list[tuple[str, str]]:
 
 
 def _chat_rows(config: Config, info: dict[str, Any]) -> list[tuple[str, str]]:
-    from actorium.actors.gateway.parsers.parsing import detect_reasoning_parser, detect_tool_parser
+    from actorium.actors.gateway.parsers.choice_parser import (
+        detect_reasoning_parser,
+        detect_tool_parser,
+    )
 
     template = info.get("chat_template")
     if template is None:

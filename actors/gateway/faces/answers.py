@@ -7,15 +7,14 @@ from collections.abc import Iterable, Sequence
 from actorium.actors.client.requests import Completion, StreamDelta
 from actorium.actors.gateway.faces.chat_protocol import (
     ChatLogprobs,
+    CompletionUsage,
     ContentLogprob,
     PromptLogprob,
     PromptLogprobs,
     TopLogprob,
-    Usage,
 )
 from actorium.actors.gateway.served_model import AnyTokenTexts, TokenTexts
-from actorium.actors.messages import TokenLogprob
-from actorium.actors.messages import Usage as Counts
+from actorium.actors.messages import TokenLogprob, Usage
 
 REASONS = {"deadline": "length", "abort": "abort"}
 """How the engine's reasons are called where OpenAI has another name."""
@@ -26,7 +25,7 @@ def reason(name: str | None) -> str | None:
     return None if name is None else REASONS.get(name, name)
 
 
-def usage(counts: Iterable[Counts]) -> Usage:
+def usage(counts: Iterable[Usage]) -> CompletionUsage:
     """Of all choices of one prompt."""
     each = list(counts)
     prompt = max((one.prompt_tokens for one in each), default=0)
@@ -35,16 +34,16 @@ def usage(counts: Iterable[Counts]) -> Usage:
     accepted = sum(one.accepted_tokens for one in each)
     details = {"accepted_prediction_tokens": accepted,
                "rejected_prediction_tokens": drafted - accepted} if drafted else {}
-    return Usage(prompt, done, prompt + done,
+    return CompletionUsage(prompt, done, prompt + done,
                  {"cached_tokens": max((one.cached_tokens for one in each), default=0)}, details)
 
 
-def joined(parts: Sequence[Usage]) -> Usage:
+def sum_usage(parts: Sequence[CompletionUsage]) -> CompletionUsage:
     """Of several prompts."""
     prompt, done = (sum(getattr(part, name) for part in parts)
                     for name in ("prompt_tokens", "completion_tokens"))
     cached = sum(part.prompt_tokens_details.get("cached_tokens", 0) for part in parts)
-    return Usage(prompt, done, prompt + done, {"cached_tokens": cached})
+    return CompletionUsage(prompt, done, prompt + done, {"cached_tokens": cached})
 
 
 def chat_logprobs(found: Sequence[TokenLogprob] | None, texts: AnyTokenTexts
@@ -59,7 +58,7 @@ def chat_logprobs(found: Sequence[TokenLogprob] | None, texts: AnyTokenTexts
                                          for token, value in one.top]) for one in found])
 
 
-def last_counts(deltas: Iterable[StreamDelta | Completion]) -> list[Counts]:
+def last_counts(deltas: Iterable[StreamDelta | Completion]) -> list[Usage]:
     """The token counts of what has ended."""
     return [one.usage for one in deltas if one.usage is not None]
 
@@ -69,18 +68,18 @@ class UsageCounter:
 
     def __init__(self, prompt_tokens: int = 0) -> None:
         self._prompt = prompt_tokens
-        self._counts: dict[int, Counts] = {}
+        self._counts: dict[int, Usage] = {}
 
     def add(self, delta: StreamDelta) -> None:
         """Take a delta's tokens in."""
         before = self._counts.get(delta.index)
         done = before.completion_tokens if before is not None else 0
-        self._counts[delta.index] = delta.usage or Counts(self._prompt, 0,
+        self._counts[delta.index] = delta.usage or Usage(self._prompt, 0,
                                                         done + len(delta.token_ids))
 
-    def usage(self) -> Usage:
+    def usage(self) -> CompletionUsage:
         """Of all choices so far."""
-        return usage(self._counts.values()) if self._counts else usage([Counts(self._prompt, 0, 0)])
+        return usage(self._counts.values()) if self._counts else usage([Usage(self._prompt, 0, 0)])
 
 
 def prompt_logprobs(choices: Sequence[Completion], texts: TokenTexts) -> PromptLogprobs | None:

@@ -9,17 +9,17 @@ from msgspec import Struct
 
 from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns
 from actorium.actors.gateway.faces.tool_choice import (
-    Choice,
     Function,
     NamedFunction,
     NamedTool,
     Tool,
+    ToolSelection,
 )
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.messages import ChatMessage, ToolCall
 
 
-class Block(Struct, kw_only=True):
+class InputBlock(Struct, kw_only=True):
     """A part of a message: the fields of all kinds."""
 
     type: str
@@ -29,23 +29,23 @@ class Block(Struct, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: str | list[InputBlock] | None = None
     is_error: bool | None = None
 
 
-class Turn(Struct, kw_only=True):
+class AnthropicMessageParam(Struct, kw_only=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[InputBlock]
 
 
-class ToolSpec(Struct, kw_only=True):
+class AnthropicTool(Struct, kw_only=True):
     name: str
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
 
-class ToolChoice(Struct, kw_only=True):
+class AnthropicToolChoice(Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
@@ -55,13 +55,13 @@ class Thinking(Struct, kw_only=True):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
-class CountBody(SamplingFields, kw_only=True):
+class CountTokensBody(SamplingFields, kw_only=True):
     """Of `/v1/messages/count_tokens`: what the prompt is made of."""
 
-    messages: list[Turn]
-    system: str | list[Block] | None = None
-    tools: list[ToolSpec] | None = None
-    tool_choice: ToolChoice | None = None
+    messages: list[AnthropicMessageParam]
+    system: str | list[InputBlock] | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
@@ -81,7 +81,7 @@ class CountBody(SamplingFields, kw_only=True):
             return dict(self.chat_template_kwargs)
         return {"enable_thinking": self.thinks} | self.chat_template_kwargs
 
-    def choice(self) -> Choice:
+    def choice(self) -> ToolSelection:
         """The tools, as chats have them. Raises `HttpError`."""
         tools = []
         for i, one in enumerate(self.tools or ()):
@@ -92,11 +92,12 @@ class CountBody(SamplingFields, kw_only=True):
             tools.append(Tool("function", Function(one.name, one.description, one.input_schema)))
         wanted = self.tool_choice
         if wanted is None or wanted.type == "auto":
-            return Choice(tools or None, "auto" if tools else None, self.parallel)
+            return ToolSelection(tools or None, "auto" if tools else None, self.parallel)
         if wanted.type == "tool":
             named = NamedTool("function", NamedFunction(wanted.name or ""))
-            return Choice(tools or None, named, self.parallel)
-        return Choice(tools or None, "required" if wanted.type == "any" else "none", self.parallel)
+            return ToolSelection(tools or None, named, self.parallel)
+        return ToolSelection(tools or None, "required" if wanted.type == "any" else "none",
+                             self.parallel)
 
     def turns(self) -> list[ChatMessage]:
         """The conversation. Raises `HttpError` naming the block."""
@@ -117,7 +118,7 @@ def prefill(turns: list[ChatMessage]) -> str | None:
     return last.content or None if last.role == "assistant" and not last.tool_calls else None
 
 
-class MessagesBody(CountBody, kw_only=True):
+class MessagesBody(CountTokensBody, kw_only=True):
     """A message's request."""
 
     max_tokens: int  # type: ignore[assignment]  # here it must be given
@@ -134,7 +135,7 @@ class MessagesBody(CountBody, kw_only=True):
         self.stop = self.stop or self.stop_sequences
 
 
-def _turns(turn: Turn, where: str, names: dict[str, str]) -> list[ChatMessage]:
+def _turns(turn: AnthropicMessageParam, where: str, names: dict[str, str]) -> list[ChatMessage]:
     """A message as turns: results of tools are turns of their own. names: of the tools that were
     called, by the calls' ids."""
     if isinstance(turn.content, str):
@@ -161,13 +162,13 @@ def _turns(turn: Turn, where: str, names: dict[str, str]) -> list[ChatMessage]:
     return found
 
 
-def _call(block: Block, where: str) -> ToolCall:
+def _call(block: InputBlock, where: str) -> ToolCall:
     if not block.name or not block.id:
         raise HttpError(400, f"{where}: id and name are required", "messages")
     return ToolCall(block.name, msgspec.json.encode(block.input or {}).decode(), block.id)
 
 
-def _result(block: Block, where: str, names: dict[str, str]) -> ChatMessage:
+def _result(block: InputBlock, where: str, names: dict[str, str]) -> ChatMessage:
     if not block.tool_use_id:
         raise HttpError(400, f"{where}.tool_use_id: is required", "messages")
     said = "" if block.content is None else _text(block.content, f"{where}.content")
@@ -175,7 +176,7 @@ def _result(block: Block, where: str, names: dict[str, str]) -> ChatMessage:
                        tool_call_id=block.tool_use_id, name=names.get(block.tool_use_id))
 
 
-def _text(content: str | list[Block], where: str) -> str:
+def _text(content: str | list[InputBlock], where: str) -> str:
     if isinstance(content, str):
         return content
     for i, block in enumerate(content):

@@ -14,8 +14,8 @@ from actorium.actors.client.requests import Completion, Request, StreamDelta
 from actorium.actors.gateway.engine_call import EngineCall, engine_of
 from actorium.actors.gateway.faces import answers
 from actorium.actors.gateway.faces.answers import UsageCounter
-from actorium.actors.gateway.faces.anthropic_body import CountBody, MessagesBody, prefill
-from actorium.actors.gateway.faces.chat_protocol import Usage
+from actorium.actors.gateway.faces.anthropic_body import CountTokensBody, MessagesBody, prefill
+from actorium.actors.gateway.faces.chat_protocol import CompletionUsage
 from actorium.actors.gateway.faces.response_formats import structured_of
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
 from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS
@@ -23,13 +23,13 @@ from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import JsonReply, encode_json
-from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, Reader
+from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, ChoiceParser
 from actorium.actors.gateway.parsers.parts import (
-    CallArguments,
-    CallBegin,
-    Piece,
-    Reasoning,
-    Text,
+    MessagePart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallBegin,
 )
 from actorium.actors.gateway.parsers.think import opens_thought
 from actorium.actors.gateway.resume.delta_streams import Deltas
@@ -47,17 +47,21 @@ class ThinkingBlock(Struct, kw_only=True):
     signature: str = ""
 
 
-class ToolUse(Struct, kw_only=True):
+class ToolUseBlock(Struct, kw_only=True):
     type: Literal["tool_use"] = "tool_use"
     id: str
     name: str
     input: dict[str, Any] = {}
 
 
-Block: TypeAlias = TextBlock | ThinkingBlock | ToolUse
+OutputBlock: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class Delta(Struct, kw_only=True, omit_defaults=True):
+_BLOCK_OF: dict[type, type] = {TextPart: TextBlock, ReasoningPart: ThinkingBlock,
+                               ToolCallArguments: ToolUseBlock}
+
+
+class BlockDelta(Struct, kw_only=True, omit_defaults=True):
     """What is new of a block or of the message: the fields of all kinds."""
 
     type: str | UnsetType = UNSET
@@ -69,63 +73,62 @@ class Delta(Struct, kw_only=True, omit_defaults=True):
     stop_sequence: str | None | UnsetType = UNSET
 
 
-class Event(Struct, kw_only=True, omit_defaults=True):
+class MessageEvent(Struct, kw_only=True, omit_defaults=True):
     """One event of a stream: the fields of all kinds."""
 
     type: str
     index: int | UnsetType = UNSET
     message: Any = UNSET
-    content_block: Block | UnsetType = UNSET
-    delta: Delta | UnsetType = UNSET
+    content_block: OutputBlock | UnsetType = UNSET
+    delta: BlockDelta | UnsetType = UNSET
     usage: Any = UNSET
     error: Any = UNSET
 
 
-class Blocks:
+class BlockBuilder:
     """The blocks so far. Every method returns the events that tell what it did."""
 
     def __init__(self, name: str) -> None:
         """name: of the message, of which those of the calls are made: the same again when it is
         told again."""
         self._name = name
-        self.found: list[Block] = []
+        self.found: list[OutputBlock] = []
         self._parts: list[str] = []
         """Of the open block."""
         self._open = False
 
-    def add(self, pieces: Sequence[Piece]) -> list[Event]:
+    def add(self, parts: Sequence[MessagePart]) -> list[MessageEvent]:
         """More of the answer."""
-        out: list[Event] = []
-        for piece in pieces:
-            if not self._continues(piece):
+        out: list[MessageEvent] = []
+        for part in parts:
+            if not self._continues(part):
                 out += self.close()
-                out.append(self._begin(piece))
-            if not isinstance(piece, CallBegin) and piece.text:
-                self._parts.append(piece.text)
-                out.append(self._event("content_block_delta", delta=_delta(piece)))
+                out.append(self._begin(part))
+            if not isinstance(part, ToolCallBegin) and part.text:
+                self._parts.append(part.text)
+                out.append(self._event("content_block_delta", delta=_delta(part)))
         return out
 
-    def _continues(self, piece: Piece) -> bool:
-        if not self._open or isinstance(piece, CallBegin):
+    def _continues(self, part: MessagePart) -> bool:
+        if not self._open or isinstance(part, ToolCallBegin):
             return False
-        kind = {Text: TextBlock, Reasoning: ThinkingBlock, CallArguments: ToolUse}[type(piece)]
-        return isinstance(self.found[-1], kind)
+        return isinstance(self.found[-1], _BLOCK_OF[type(part)])
 
-    def _begin(self, piece: Piece) -> Event:
-        block: Block
-        if isinstance(piece, Text):
+    def _begin(self, part: MessagePart) -> MessageEvent:
+        block: OutputBlock
+        if isinstance(part, TextPart):
             block = TextBlock()
-        elif isinstance(piece, Reasoning):
+        elif isinstance(part, ReasoningPart):
             block = ThinkingBlock()
         else:
-            name = piece.name if isinstance(piece, CallBegin) else ""
-            block = ToolUse(id=f"toolu_{self._name}_{len(self.found)}", name=name)
+            name = part.name if isinstance(part, ToolCallBegin) else ""
+            block = ToolUseBlock(id=f"toolu_{self._name}_{len(self.found)}", name=name)
         self._open, self._parts = True, []
         self.found.append(block)
         # A copy: what is told is written down later.
         return self._event("content_block_start", content_block=structs.replace(block))
 
-    def close(self) -> list[Event]:
+    def close(self) -> list[MessageEvent]:
         """The open block, if there is one, has ended."""
         if not self._open:
             return []
@@ -136,22 +139,22 @@ class Blocks:
             block.text = text
         elif isinstance(block, ThinkingBlock):
             block.thinking = text
-            out = [self._event("content_block_delta", delta=Delta(type="signature_delta",
+            out = [self._event("content_block_delta", delta=BlockDelta(type="signature_delta",
                                                                   signature=""))]
         else:
             block.input = _object(text)
         return [*out, self._event("content_block_stop")]
 
-    def _event(self, kind: str, **more: Any) -> Event:
-        return Event(type=kind, index=len(self.found) - 1, **more)
+    def _event(self, kind: str, **more: Any) -> MessageEvent:
+        return MessageEvent(type=kind, index=len(self.found) - 1, **more)
 
 
-def _delta(piece: Text | Reasoning | CallArguments) -> Delta:
-    if isinstance(piece, Text):
-        return Delta(type="text_delta", text=piece.text)
-    if isinstance(piece, Reasoning):
-        return Delta(type="thinking_delta", thinking=piece.text)
-    return Delta(type="input_json_delta", partial_json=piece.text)
+def _delta(part: TextPart | ReasoningPart | ToolCallArguments) -> BlockDelta:
+    if isinstance(part, TextPart):
+        return BlockDelta(type="text_delta", text=part.text)
+    if isinstance(part, ReasoningPart):
+        return BlockDelta(type="thinking_delta", thinking=part.text)
+    return BlockDelta(type="input_json_delta", partial_json=part.text)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -170,14 +173,14 @@ class MessageUsage(Struct, kw_only=True):
     output_tokens: int = 0
 
 
-class Message(Struct, kw_only=True):
+class AnthropicMessage(Struct, kw_only=True):
     """The whole answer, or its beginning."""
 
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[Block] = []
+    content: list[OutputBlock] = []
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
@@ -194,13 +197,13 @@ class MessagesTurn(HttpTurn):
         super().__init__(call, model, body)
         self._id = f"msg_{call.answer_id}"
         self._tools = body.choice()
-        self._blocks = Blocks(call.answer_id)
+        self._blocks = BlockBuilder(call.answer_id)
         self._turns = body.turns()
         self._prefill = prefill(self._turns)
         machine = model.parsing.machine(
             self._tools.schemas, self._tools.forced, True, body.template_args(),
             None if self._prefill is None else opens_thought(self._prefill))
-        self._parser = Reader(machine, body.thinks, MAX_TOOLS if body.parallel else 1)
+        self._parser = ChoiceParser(machine, body.thinks, MAX_TOOLS if body.parallel else 1)
         self._counts = UsageCounter()
         self._begun = False
 
@@ -215,12 +218,12 @@ class MessagesTurn(HttpTurn):
 
     # --- all at once ---
 
-    async def collect(self, requests: list[Request]) -> Message:
+    async def collect(self, requests: list[Request]) -> AnthropicMessage:
         [[one]] = await self.call.complete(requests)
         self._blocks.add(self._parser.read(one.text, last=True))
         self._blocks.close()
         reason, sequence = self._end_of(one)
-        return Message(id=self._id, model=self.model.name, content=self._blocks.found,
+        return AnthropicMessage(id=self._id, model=self.model.name, content=self._blocks.found,
                        stop_reason=reason, stop_sequence=sequence,
                        usage=_usage(answers.usage([one.usage])))
 
@@ -240,7 +243,7 @@ class MessagesTurn(HttpTurn):
         self._counts = UsageCounter(await stream.accepted())
 
     def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
-        out = [] if self._begun else [self._start(), Event(type="ping")]
+        out = [] if self._begun else [self._start(), MessageEvent(type="ping")]
         self._begun = True
         for one in deltas:
             self._counts.add(one)
@@ -248,27 +251,27 @@ class MessagesTurn(HttpTurn):
         return _written(out)
 
     async def refusal(self, error: HttpError) -> bytes:
-        return _written([Event(**error.anthropic_body())])
+        return _written([MessageEvent(**error.anthropic_body())])
 
-    def _start(self) -> Event:
-        return Event(type="message_start", message=Message(
+    def _start(self) -> MessageEvent:
+        return MessageEvent(type="message_start", message=AnthropicMessage(
             id=self._id, model=self.model.name, usage=_usage(self._counts.usage())))
 
-    def _events(self, one: StreamDelta) -> list[Event]:
+    def _events(self, one: StreamDelta) -> list[MessageEvent]:
         last = one.finish_reason is not None
         out = self._blocks.add(self._parser.read(one.text, last))
         if last:
             out += self._blocks.close()
             reason, sequence = self._end_of(one)
-            out += [Event(type="message_delta", usage=_usage(self._counts.usage()),
-                          delta=Delta(stop_reason=reason, stop_sequence=sequence)),
-                    Event(type="message_stop")]
+            out += [MessageEvent(type="message_delta", usage=_usage(self._counts.usage()),
+                          delta=BlockDelta(stop_reason=reason, stop_sequence=sequence)),
+                    MessageEvent(type="message_stop")]
         return out
 
 
 async def count_tokens(http: HttpRequest) -> Response:
     """`/v1/messages/count_tokens`: of the prompt that the body becomes."""
-    engine, body = engine_of(http), await bodies.read(http, CountBody)
+    engine, body = engine_of(http), await bodies.read(http, CountTokensBody)
     await engine.check_model(body.model)
     turns = body.turns()
     goes_on = prefill(turns) is not None
@@ -278,12 +281,12 @@ async def count_tokens(http: HttpRequest) -> Response:
     return JsonReply(encode_json({"input_tokens": len(ids)}))
 
 
-def _usage(used: Usage) -> MessageUsage:
+def _usage(used: CompletionUsage) -> MessageUsage:
     cached = used.prompt_tokens_details.get("cached_tokens", 0)
     return MessageUsage(input_tokens=used.prompt_tokens - cached, cache_read_input_tokens=cached,
                         output_tokens=used.completion_tokens)
 
 
-def _written(events: Iterable[Event]) -> bytes:
+def _written(events: Iterable[MessageEvent]) -> bytes:
     return b"".join([b"event: %b\ndata: %b\n\n" % (one.type.encode(), encode_json(one))
                      for one in events])

@@ -14,28 +14,28 @@ from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.faces import answers
 from actorium.actors.gateway.faces.answers import UsageCounter
 from actorium.actors.gateway.faces.chat_protocol import (
+    AssistantMessage,
     ChatBody,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
     ChatCompletion,
     ChatLogprobs,
-    Choice,
-    Chunk,
-    ChunkChoice,
-    Message,
-    Said,
-    Usage,
+    CompletionUsage,
+    DeltaMessage,
 )
 from actorium.actors.gateway.faces.response_formats import format_field, structured_of
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
-from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS, Called, CalledFunction
+from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS, FunctionCall, FunctionToolCall
 from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http.replies import encode_json, event
-from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, Reader
+from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, ChoiceParser
 from actorium.actors.gateway.parsers.parts import (
-    CallArguments,
-    CallBegin,
-    Piece,
-    Reasoning,
-    Text,
+    MessagePart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallBegin,
 )
 from actorium.actors.gateway.parsers.think import opens_thought
 from actorium.actors.gateway.resume.delta_streams import Deltas
@@ -62,7 +62,7 @@ class ChatTurn(HttpTurn):
         self._prompt_ids: list[int] | None = None
         """Where they are told."""
         self._counts = UsageCounter()
-        self._parsers: dict[int, Reader] = {}
+        self._parsers: dict[int, ChoiceParser] = {}
         """Of the choices of a stream that have begun."""
 
     def engine_fields(self) -> dict[str, str]:
@@ -93,16 +93,16 @@ class ChatTurn(HttpTurn):
         self._prompt_ids = ids if body.wants_prompt_ids else None
         return [request_for(body, params, tenant, prompt=ids)]
 
-    def _parser(self) -> Reader:
+    def _parser(self) -> ChoiceParser:
         """For the text of one choice."""
         body, tools = self.body, self._tools
         machine = self.model.parsing.machine(
             tools.schemas, tools.forced, body.separate_reasoning, body.template_args(),
             None if body.opens_turn else opens_thought(body.last_text()))
-        return Reader(machine, body.include_reasoning, MAX_TOOLS if body.parallel else 1,
+        return ChoiceParser(machine, body.include_reasoning, MAX_TOOLS if body.parallel else 1,
                       self.model.thought_end)
 
-    def _reason(self, parser: Reader, name: str | None) -> str | None:
+    def _reason(self, parser: ChoiceParser, name: str | None) -> str | None:
         found = parser.reason(answers.reason(name))
         return FUNCTION_CALL if found == TOOL_CALLS and self.body.legacy else found
 
@@ -118,25 +118,26 @@ class ChatTurn(HttpTurn):
             prompt_logprobs=answers.prompt_logprobs(choices, self.engine.token_texts),
             prompt_token_ids=self._prompt_ids)
 
-    def _with_reasoning(self, usage: Usage, parsers: Iterable[Reader]) -> Usage:
+    def _with_reasoning(self, usage: CompletionUsage,
+                        parsers: Iterable[ChoiceParser]) -> CompletionUsage:
         """The same, and how much of the completion is reasoning."""
         if self.model.thought_end:
             usage.completion_tokens_details["reasoning_tokens"] = sum(
                 parser.reasoning_tokens for parser in parsers)
         return usage
 
-    def _choice(self, one: Completion, parser: Reader) -> Choice:
+    def _choice(self, one: Completion, parser: ChoiceParser) -> ChatChoice:
         made = message(parser.read(one.text, last=True, ids=one.token_ids))
         made.role = self.body.answer_role()
         if self._echoed:
             made.content = self._echoed + (made.content or "")
-        return Choice(index=one.index, message=legacy_message(made) if self.body.legacy else made,
-                      logprobs=self._logprobs(one),
-                      finish_reason=self._reason(parser, one.finish_reason),
-                      stop_reason=one.stop_reason,
-                      token_ids=one.token_ids if self.body.return_token_ids else None,
-                      prompt_token_ids=self._prompt_ids or UNSET
-                      if self.body.return_prompt_token_ids else UNSET)
+        return ChatChoice(
+            index=one.index, message=legacy_message(made) if self.body.legacy else made,
+            logprobs=self._logprobs(one), finish_reason=self._reason(parser, one.finish_reason),
+            stop_reason=one.stop_reason,
+            token_ids=one.token_ids if self.body.return_token_ids else None,
+            prompt_token_ids=self._prompt_ids or UNSET
+            if self.body.return_prompt_token_ids else UNSET)
 
     def _logprobs(self, one: Completion | StreamDelta) -> ChatLogprobs | None:
         return answers.chat_logprobs(one.logprobs, self._texts)
@@ -161,21 +162,22 @@ class ChatTurn(HttpTurn):
         parser = self._parsers.get(one.index)
         if parser is None:
             parser = self._parsers[one.index] = self._parser()
-            yield self._event(ChunkChoice(index=one.index, delta=Said(
+            yield self._event(ChatChunkChoice(index=one.index, delta=DeltaMessage(
                 role=self.body.answer_role(), content="")), first=len(self._parsers) == 1)
             if self._echoed:
-                yield self._event(ChunkChoice(index=one.index, delta=Said(content=self._echoed)))
+                yield self._event(ChatChunkChoice(index=one.index,
+                                                  delta=DeltaMessage(content=self._echoed)))
         self._counts.add(one)
         for choice in self._choices(one, parser):
             yield self._event(choice)
 
-    def _choices(self, one: StreamDelta, parser: Reader) -> list[ChunkChoice]:
+    def _choices(self, one: StreamDelta, parser: ChoiceParser) -> list[ChatChunkChoice]:
         """What a delta of the engine comes to: nothing, or an event or more."""
         parts = parser.read(one.text, one.finish_reason is not None, one.token_ids)
-        out = [ChunkChoice(index=one.index, delta=self._delta(part)) for part in parts]
+        out = [ChatChunkChoice(index=one.index, delta=self._delta(part)) for part in parts]
         counted = one.token_ids and (self.body.return_token_ids or self.body.continuous_usage)
         if not out and (one.finish_reason or one.logprobs or counted):
-            out.append(ChunkChoice(index=one.index, delta=Said()))
+            out.append(ChatChunkChoice(index=one.index, delta=DeltaMessage()))
         if out:
             out[0].logprobs = self._logprobs(one)
             if self.body.return_token_ids:
@@ -184,7 +186,7 @@ class ChatTurn(HttpTurn):
             out[-1].stop_reason = one.stop_reason
         return out
 
-    def _event(self, choice: ChunkChoice, first: bool = False) -> bytes:
+    def _event(self, choice: ChatChunkChoice, first: bool = False) -> bytes:
         """first: of the stream, which tells the prompt's tokens."""
         usage = self._counts.usage() if self.body.continuous_usage else None
         chunk = self._chunk([choice], usage)
@@ -192,60 +194,62 @@ class ChatTurn(HttpTurn):
             chunk.prompt_token_ids = self._prompt_ids
         return event(encode_json(chunk))
 
-    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> Chunk:
-        return Chunk(id=self._id, created=self._created, model=self.model.name, choices=choices,
-                     usage=usage)
+    def _chunk(self, choices: list[ChatChunkChoice],
+               usage: CompletionUsage | None = None) -> ChatChunk:
+        return ChatChunk(id=self._id, created=self._created, model=self.model.name,
+                         choices=choices, usage=usage)
 
 
 def fresh_call_id() -> str:
     return f"call_{os.urandom(12).hex()}"
 
 
-def delta(piece: Piece) -> Said:
-    """A piece as a stream tells it."""
-    match piece:
-        case Text(text):
-            return Said(content=text)
-        case Reasoning(text):
-            return Said(reasoning_content=text)
-        case CallBegin(call, name):
-            return Said(tool_calls=[Called(index=call, id=fresh_call_id(), type="function",
-                                           function=CalledFunction(name))])
-        case CallArguments(call, text):
-            return Said(tool_calls=[Called(index=call, function=CalledFunction(arguments=text))])
+def delta(part: MessagePart) -> DeltaMessage:
+    """A part as a stream tells it."""
+    match part:
+        case TextPart(text):
+            return DeltaMessage(content=text)
+        case ReasoningPart(text):
+            return DeltaMessage(reasoning_content=text)
+        case ToolCallBegin(call, name):
+            return DeltaMessage(tool_calls=[FunctionToolCall(
+                index=call, id=fresh_call_id(), type="function", function=FunctionCall(name))])
+        case ToolCallArguments(call, text):
+            return DeltaMessage(tool_calls=[FunctionToolCall(
+                index=call, function=FunctionCall(arguments=text))])
 
 
-def message(pieces: Iterable[Piece]) -> Message:
+def message(parts: Iterable[MessagePart]) -> AssistantMessage:
     """A whole message."""
     content, reasoning = "", ""
-    calls: list[Called] = []
-    for piece in pieces:
-        match piece:
-            case Text(text):
+    calls: list[FunctionToolCall] = []
+    for part in parts:
+        match part:
+            case TextPart(text):
                 content += text
-            case Reasoning(text):
+            case ReasoningPart(text):
                 reasoning += text
-            case CallBegin(_, name):
-                calls.append(Called(id=fresh_call_id(), type="function",
-                                    function=CalledFunction(name)))
-            case CallArguments(_, text):
+            case ToolCallBegin(_, name):
+                calls.append(FunctionToolCall(id=fresh_call_id(), type="function",
+                                    function=FunctionCall(name)))
+            case ToolCallArguments(_, text):
                 calls[-1].function.arguments += text
-    return Message(content=content if content or not calls else None,
+    return AssistantMessage(content=content if content or not calls else None,
                    reasoning_content=reasoning or None, tool_calls=calls or None)
 
 
-def legacy_delta(piece: Piece) -> Said:
-    """A piece as a stream tells it to who asked with `functions`."""
-    match piece:
-        case CallBegin(_, name):
-            return Said(function_call=CalledFunction(name))
-        case CallArguments(_, text):
-            return Said(function_call=CalledFunction(arguments=text))
+def legacy_delta(part: MessagePart) -> DeltaMessage:
+    """A part as a stream tells it to who asked with `functions`."""
+    match part:
+        case ToolCallBegin(_, name):
+            return DeltaMessage(function_call=FunctionCall(name))
+        case ToolCallArguments(_, text):
+            return DeltaMessage(function_call=FunctionCall(arguments=text))
         case _:
-            return delta(piece)
+            return delta(part)
 
 
-def legacy_message(whole: Message) -> Message:
+def legacy_message(whole: AssistantMessage) -> AssistantMessage:
     """The same message with its call as `function_call`."""
     calls, whole.tool_calls = whole.tool_calls, None
     if calls:

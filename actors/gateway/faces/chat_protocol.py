@@ -9,14 +9,14 @@ from msgspec import UNSET, Struct, UnsetType
 
 from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
 from actorium.actors.gateway.faces.tool_choice import (
-    Called,
-    CalledFunction,
     Function,
+    FunctionCall,
+    FunctionToolCall,
     NamedFunction,
     NamedTool,
     Tool,
+    ToolSelection,
 )
-from actorium.actors.gateway.faces.tool_choice import Choice as ToolChoice
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.messages import ChatMessage, ToolCall
 
@@ -25,33 +25,33 @@ ROLES = {"developer": "system", "function": "tool"}
 """What templates call those that they do not know."""
 
 
-class Part(Struct):
+class ContentPart(Struct):
     """A part of a message's content."""
 
     type: str
     text: str | None = None
 
 
-class TurnCall(Struct, kw_only=True):
+class ToolCallParam(Struct, kw_only=True):
     """A call that an earlier answer made."""
 
     id: str = ""
-    function: TurnFunction
+    function: FunctionCallParam
 
 
-class TurnFunction(Struct, kw_only=True):
+class FunctionCallParam(Struct, kw_only=True):
     name: str
     arguments: str | dict[str, Any] = ""
 
 
-class Turn(Struct, kw_only=True):
+class MessageParam(Struct, kw_only=True):
     """One message of a conversation."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[TurnCall] | None = None
-    function_call: TurnFunction | None = None
+    tool_calls: list[ToolCallParam] | None = None
+    function_call: FunctionCallParam | None = None
     """What calls were before `tool_calls`."""
     tool_call_id: str | None = None
     reasoning_content: str | None = None
@@ -61,7 +61,7 @@ class Turn(Struct, kw_only=True):
 class ChatBody(SamplingFields, kw_only=True):
     """A chat completion's request."""
 
-    messages: list[Turn]
+    messages: list[MessageParam]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -145,7 +145,7 @@ class ChatBody(SamplingFields, kw_only=True):
         """Calls are told as `function_call`."""
         return self.functions is not None
 
-    def choice(self) -> ToolChoice:
+    def choice(self) -> ToolSelection:
         """The tools, and what is demanded of them. Raises `HttpError`."""
         tools, wanted = self.tools, self.tool_choice
         if self.functions is not None:
@@ -155,7 +155,7 @@ class ChatBody(SamplingFields, kw_only=True):
         elif self.function_call is not None:
             wanted = self.function_call
         try:
-            return ToolChoice(tools, wanted, self.parallel)
+            return ToolSelection(tools, wanted, self.parallel)
         except HttpError as error:
             older = {"tools": "functions", "tool_choice": "function_call"}.get(error.param or "")
             if not self.legacy or older is None:
@@ -178,18 +178,18 @@ class ChatBody(SamplingFields, kw_only=True):
         return 0 if self.logprob_token_ids is not None else self.top_logprobs or 0
 
 
-def _calls(turn: Turn) -> list[ToolCall]:
+def _calls(turn: MessageParam) -> list[ToolCall]:
     found = [_call(call.function, call.id) for call in turn.tool_calls or ()]
     return found if turn.function_call is None else [*found, _call(turn.function_call)]
 
 
-def _call(function: TurnFunction, name: str = "") -> ToolCall:
+def _call(function: FunctionCallParam, name: str = "") -> ToolCall:
     arguments = function.arguments
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return ToolCall(name=function.name, arguments=text, id=name)
 
 
-def text_of(content: str | list[Part] | None, where: str) -> str:
+def text_of(content: str | list[ContentPart] | None, where: str) -> str:
     """The text of a message's content. Raises `HttpError` on other parts."""
     if content is None:
         return ""
@@ -202,7 +202,7 @@ def text_of(content: str | list[Part] | None, where: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
-class Usage(Struct):
+class CompletionUsage(Struct):
     """Token counts of a request: the prompt once, all choices together."""
 
     prompt_tokens: int = 0
@@ -242,50 +242,50 @@ PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
 """For each token of the prompt, None at the first: token id -> alternative."""
 
 
-class Said(Struct, omit_defaults=True, kw_only=True):
+class DeltaMessage(Struct, omit_defaults=True, kw_only=True):
     """What is new of a message, or all of it."""
 
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[Called] | None = None
-    function_call: CalledFunction | None = None
+    tool_calls: list[FunctionToolCall] | None = None
+    function_call: FunctionCall | None = None
 
 
-class ChunkChoice(Struct, kw_only=True):
+class ChatChunkChoice(Struct, kw_only=True):
     index: int
-    delta: Said
+    delta: DeltaMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
-class Chunk(Struct, kw_only=True):
+class ChatChunk(Struct, kw_only=True):
     """An event of a stream."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[ChunkChoice]
-    usage: Usage | None = None
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
     """With the first event."""
 
 
-class Message(Struct, kw_only=True):
+class AssistantMessage(Struct, kw_only=True):
     role: str = ASSISTANT
     content: str | None = None
     refusal: None = None
     reasoning_content: str | None = None
-    tool_calls: list[Called] | None = None
-    function_call: CalledFunction | UnsetType = UNSET
+    tool_calls: list[FunctionToolCall] | None = None
+    function_call: FunctionCall | UnsetType = UNSET
 
 
-class Choice(Struct, kw_only=True):
+class ChatChoice(Struct, kw_only=True):
     index: int
-    message: Message
+    message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -301,8 +301,8 @@ class ChatCompletion(Struct, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[Choice]
-    usage: Usage
+    choices: list[ChatChoice]
+    usage: CompletionUsage
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     service_tier: None = None

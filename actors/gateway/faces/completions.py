@@ -12,7 +12,7 @@ from actorium.actors.client.requests import Completion, Request, StreamDelta
 from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.faces import answers
 from actorium.actors.gateway.faces.answers import UsageCounter
-from actorium.actors.gateway.faces.chat_protocol import PromptLogprobs, Usage
+from actorium.actors.gateway.faces.chat_protocol import CompletionUsage, PromptLogprobs
 from actorium.actors.gateway.faces.response_formats import format_field, structured_of
 from actorium.actors.gateway.faces.sampling_fields import (
     SamplingFields,
@@ -115,7 +115,7 @@ class TextCompletion(Struct, kw_only=True):
     created: int
     model: str
     choices: list[TextChoice]
-    usage: Usage | None = None
+    usage: CompletionUsage | None = None
     system_fingerprint: None = None
 
 
@@ -258,15 +258,17 @@ class CompletionsTurn(HttpTurn):
         used = self._counted() if body.continuous_usage else None
         return event(encode_json(self._answer([choice], used)))
 
-    def _counted(self) -> Usage:
+    def _counted(self) -> CompletionUsage:
         """Of the stream so far."""
         return self._usage([each.usage() for each in self._counts])
 
-    def _usage(self, counts: list[Usage]) -> Usage:
-        used = answers.joined(counts)
-        return Usage(used.prompt_tokens, 0, used.prompt_tokens) if self._prompt_only else used
+    def _usage(self, counts: list[CompletionUsage]) -> CompletionUsage:
+        used = answers.sum_usage(counts)
+        if self._prompt_only:
+            return CompletionUsage(used.prompt_tokens, 0, used.prompt_tokens)
+        return used
 
-    def _answer(self, choices: list[TextChoice], usage: Usage | None) -> TextCompletion:
+    def _answer(self, choices: list[TextChoice], usage: CompletionUsage | None) -> TextCompletion:
         return TextCompletion(id=self._id, created=self._created, model=self.model.name,
                               choices=choices, usage=usage)
 

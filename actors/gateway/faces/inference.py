@@ -14,7 +14,11 @@ from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.faces import answers
 from actorium.actors.gateway.faces.answers import UsageCounter
 from actorium.actors.gateway.faces.chat_completions import ChatTurn
-from actorium.actors.gateway.faces.chat_protocol import ChatLogprobs, PromptLogprobs, Usage
+from actorium.actors.gateway.faces.chat_protocol import (
+    ChatLogprobs,
+    CompletionUsage,
+    PromptLogprobs,
+)
 from actorium.actors.gateway.faces.completions import CompletionsTurn
 from actorium.actors.gateway.faces.sampling_fields import StreamOptions, check_ids
 from actorium.actors.gateway.faces.tokens import prompt_ids
@@ -78,7 +82,7 @@ class InferenceAnswer(Struct, kw_only=True):
     request_id: str
     choices: list[InferenceChoice]
     prompt_logprobs: PromptLogprobs | None = None
-    usage: Usage | None = None
+    usage: CompletionUsage | None = None
     kv_transfer_params: None = None
 
 
@@ -164,6 +168,6 @@ class InferenceTurn(HttpTurn):
             return b""
         return self._event([], self._counts.usage())
 
-    def _event(self, choices: list[InferenceChoice], usage: Usage | None = None) -> bytes:
+    def _event(self, choices: list[InferenceChoice], usage: CompletionUsage | None = None) -> bytes:
         return event(encode_json(InferenceAnswer(request_id=self.call.answer_id, choices=choices,
                                                  usage=usage)))

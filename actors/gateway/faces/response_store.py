@@ -21,7 +21,7 @@ from msgspec import to_builtins
 
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import Aborted, ActoriumError, BadConfig
-from actorium.actors.gateway.faces.responses_body import Item, ResponsesBody
+from actorium.actors.gateway.faces.responses_body import InputItem, ResponsesBody
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
 
 VERSION = 1
@@ -54,7 +54,7 @@ COMMIT;
 Result = TypeVar("Result")
 
 
-class Stored(NamedTuple):
+class StoredResponse(NamedTuple):
     """One response. The three bodies are JSON."""
 
     status: str
@@ -81,11 +81,11 @@ class ResponseStore:
 
     # --- for the routes ---
 
-    async def put(self, tenant: str, name: str, stored: Stored) -> bool:
+    async def put(self, tenant: str, name: str, stored: StoredResponse) -> bool:
         """Keep it, in the place of one of that name; False if it is larger than the store."""
         return await self._run(lambda: self._put(tenant, name, stored))
 
-    async def get(self, tenant: str, name: str) -> Stored | None:
+    async def get(self, tenant: str, name: str) -> StoredResponse | None:
         """None if there is none of the tenant's."""
         return await self._run(lambda: self._get(tenant, name))
 
@@ -111,7 +111,7 @@ class ResponseStore:
 
         return await asyncio.to_thread(locked) if self.shared else locked()
 
-    def _put(self, tenant: str, name: str, stored: Stored) -> bool:
+    def _put(self, tenant: str, name: str, stored: StoredResponse) -> bool:
         size = sum(map(len, stored[2:]))
         if size > self._max_bytes or not self._most:
             return False
@@ -135,11 +135,11 @@ class ResponseStore:
             "DELETE FROM responses WHERE number = (SELECT min(number) FROM responses WHERE tenant "
             "= (SELECT tenant FROM totals ORDER BY bytes DESC LIMIT 1))")
 
-    def _get(self, tenant: str, name: str) -> Stored | None:
+    def _get(self, tenant: str, name: str) -> StoredResponse | None:
         found = self._db.execute(
             "SELECT status, owner, response, context, input FROM responses "
             "WHERE tenant = ? AND id = ?", (tenant, name)).fetchone()
-        return None if found is None else Stored(*found)
+        return None if found is None else StoredResponse(*found)
 
     def _delete(self, tenant: str, name: str) -> int:
         return self._db.execute("DELETE FROM responses WHERE tenant = ? AND id = ?",
@@ -242,7 +242,7 @@ async def context_of(store: ResponseStore | None, tenant: str, previous: str | N
     return conversation(found)
 
 
-class Keeping:
+class ResponseKeeper:
     """A place for the response of one request."""
 
     def __init__(self, store: ResponseStore, tenant: str, context: bytes, body: ResponsesBody,
@@ -255,8 +255,8 @@ class Keeping:
     async def put(self, response: Any) -> bool:
         """Keep it as it is now. False, and a line in the log, where that cannot be done: it is
         answered in any case."""
-        stored = Stored(response.status, self._store.owner, _encode(response), self._context,
-                        self._input)
+        stored = StoredResponse(response.status, self._store.owner, _encode(response),
+                                self._context, self._input)
         try:
             return await self._store.put(self._tenant, response.id, stored)
         except sqlite3.Error as error:
@@ -281,7 +281,7 @@ class Keeping:
 def input_items(body: ResponsesBody, name: str) -> list[dict[str, Any]]:
     """The input as it is told again: each item with an id, each content as parts."""
     given = body.input
-    items = given if isinstance(given, list) else [Item(role="user", content=given)]
+    items = given if isinstance(given, list) else [InputItem(role="user", content=given)]
     told = []
     for number, item in enumerate(items):
         made = {key: value for key, value in to_builtins(item).items() if value is not None}
@@ -293,7 +293,7 @@ def input_items(body: ResponsesBody, name: str) -> list[dict[str, Any]]:
     return told
 
 
-def conversation(stored: Stored) -> bytes:
+def conversation(stored: StoredResponse) -> bytes:
     """JSON of all items up to the end of a response: what one that follows it begins with."""
     output = msgspec.json.decode(stored.response)["output"]
     parts = [msgspec.json.decode(part) for part in (stored.context, stored.input)]
@@ -309,7 +309,7 @@ class BackgroundJobs:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, tenant: str, work: BackgroundWork, keeping: Keeping,
+    def start(self, tenant: str, work: BackgroundWork, keeping: ResponseKeeper,
               done: Callable[[], None]) -> None:
         """Do the work, and then call `done`. Its response has been put, as queued."""
         key = tenant, work.response.id
@@ -328,7 +328,7 @@ class BackgroundJobs:
         if (task := self._tasks.get((tenant, name))) is not None:
             task.cancel()
 
-    async def _run(self, work: BackgroundWork, keeping: Keeping) -> None:
+    async def _run(self, work: BackgroundWork, keeping: ResponseKeeper) -> None:
         response = work.response
         response.status = "in_progress"
         try:
@@ -348,7 +348,7 @@ class BackgroundJobs:
         finally:
             await keeping.update(response)
 
-    async def _watched(self, work: BackgroundWork, keeping: Keeping) -> None:
+    async def _watched(self, work: BackgroundWork, keeping: ResponseKeeper) -> None:
         running = asyncio.ensure_future(work.run())
         try:
             while not running.done():
@@ -367,7 +367,7 @@ def fail(response: Any, error: HttpError) -> None:
     response.status, response.error = "failed", {"code": code, "message": error.message}
 
 
-def orphaned(stored: Stored) -> bytes | None:
+def orphaned(stored: StoredResponse) -> bytes | None:
     """What a response is whose gateway died before it ended; None if that has not happened."""
     if stored.status not in RUNNING or lives(stored.owner):
         return None

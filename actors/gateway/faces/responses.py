@@ -15,20 +15,24 @@ from actorium.actors.client.requests import Completion, Request, StreamDelta
 from actorium.actors.gateway.engine_call import EngineCall, call_of, engine_of
 from actorium.actors.gateway.faces import answers
 from actorium.actors.gateway.faces.answers import UsageCounter
-from actorium.actors.gateway.faces.chat_protocol import Usage
+from actorium.actors.gateway.faces.chat_protocol import CompletionUsage
 from actorium.actors.gateway.faces.response_store import (
     OFF,
     RUNNING,
-    Keeping,
+    ResponseKeeper,
     ResponseStore,
-    Stored,
+    StoredResponse,
     context_of,
     fail,
     orphaned,
 )
-from actorium.actors.gateway.faces.responses_body import InputBody, ResponsesBody
-from actorium.actors.gateway.faces.responses_body import Item as InputItem
-from actorium.actors.gateway.faces.responses_output import Event, Item, Output, Status
+from actorium.actors.gateway.faces.responses_body import InputBody, InputItem, ResponsesBody
+from actorium.actors.gateway.faces.responses_output import (
+    OutputBuilder,
+    OutputItem,
+    ResponseEvent,
+    ResponseStatus,
+)
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
 from actorium.actors.gateway.faces.tokens import prompt_ids
 from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS
@@ -36,7 +40,7 @@ from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.replies import EventStream, JsonReply, encode_json
-from actorium.actors.gateway.parsers.choice_parser import Reader
+from actorium.actors.gateway.parsers.choice_parser import ChoiceParser
 from actorium.actors.gateway.served_model import ServedModel
 
 MAX_LISTED = 100
@@ -50,13 +54,13 @@ class ResponseUsage(Struct, kw_only=True):
     total_tokens: int
 
 
-class Response(Struct, kw_only=True):
+class ResponseObject(Struct, kw_only=True):
     """The whole answer, or what there is of it."""
 
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    status: Status = "in_progress"
+    status: ResponseStatus = "in_progress"
     background: bool = False
     error: dict[str, Any] | None = None
     incomplete_details: dict[str, str] | None = None
@@ -64,7 +68,7 @@ class Response(Struct, kw_only=True):
     max_output_tokens: int | None = None
     metadata: dict[str, str] = {}
     model: str
-    output: list[Item] = []
+    output: list[OutputItem] = []
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     reasoning: dict[str, str | None] = {}
@@ -86,7 +90,7 @@ class ResponsesTurn(HttpTurn):
     body_type = ResponsesBody
     last_event = b""
     body: ResponsesBody
-    _keeper: Keeping | None = None
+    _keeper: ResponseKeeper | None = None
     """Where the response is kept."""
     _requests: list[Request]
 
@@ -94,13 +98,13 @@ class ResponsesTurn(HttpTurn):
         super().__init__(call, model, body)
         self._tools = body.choice()
         self._name = name = call.answer_id
-        self._output = Output(name)
+        self._output = OutputBuilder(name)
         machine = model.parsing.machine(self._tools.schemas, self._tools.forced, True,
                                         body.template_args())
-        self._parser = Reader(machine, True, MAX_TOOLS if body.parallel else 1)
+        self._parser = ChoiceParser(machine, True, MAX_TOOLS if body.parallel else 1)
         self._counts = UsageCounter()
         self._events_told = 0
-        self.response = Response(
+        self.response = ResponseObject(
             id=f"resp_{name}", created_at=int(time()), background=body.background,
             previous_response_id=body.previous_response_id,
             instructions=body.instructions, max_output_tokens=body.max_output_tokens,
@@ -130,7 +134,7 @@ class ResponsesTurn(HttpTurn):
         params = sampling(body, body.alternatives(), structured=structured,
                           max_tokens=body.max_tokens if limit is None else limit)
         if store is not None and body.store:
-            self._keeper = Keeping(store, tenant, context, body, self._name)
+            self._keeper = ResponseKeeper(store, tenant, context, body, self._name)
         return [request_for(body, params, tenant, messages=list(body.turns(items)),
                             template_args=body.template_args(), tools=self._tools.shown)]
 
@@ -142,7 +146,7 @@ class ResponsesTurn(HttpTurn):
 
     # --- all at once ---
 
-    async def collect(self, requests: list[Request]) -> Response:
+    async def collect(self, requests: list[Request]) -> ResponseObject:
         [[one]] = await self.call.complete(requests)
         self._add(one)
         self._finish(one, answers.usage([one.usage]))
@@ -201,15 +205,15 @@ class ResponsesTurn(HttpTurn):
         await self._keep()
         return self._written([*out, self._status_event("response.failed")])
 
-    def _add(self, one: Completion | StreamDelta) -> list[Event]:
+    def _add(self, one: Completion | StreamDelta) -> list[ResponseEvent]:
         logprobs = answers.chat_logprobs(one.logprobs, self.engine.token_texts)
         parts = self._parser.read(one.text, last=one.finish_reason is not None)
         return self._output.add(parts, logprobs.content if logprobs is not None else None)
 
-    def _finish(self, one: Completion | StreamDelta, used: Usage) -> list[Event]:
+    def _finish(self, one: Completion | StreamDelta, used: CompletionUsage) -> list[ResponseEvent]:
         """The last item ends, and with it the response."""
         whole = one.finish_reason == "stop"
-        status: Status = "completed" if whole else "incomplete"
+        status: ResponseStatus = "completed" if whole else "incomplete"
         out = self._output.close(status)
         self._end(status, used)
         if not whole:
@@ -218,7 +222,7 @@ class ResponsesTurn(HttpTurn):
                 "reason": "aborted" if aborted else "max_output_tokens"}
         return out
 
-    def _end(self, status: Status, used: Usage) -> None:
+    def _end(self, status: ResponseStatus, used: CompletionUsage) -> None:
         self.response.status, self.response.output = status, self._output.items
         self.response.usage = ResponseUsage(
             input_tokens=used.prompt_tokens,
@@ -226,11 +230,11 @@ class ResponsesTurn(HttpTurn):
             output_tokens=used.completion_tokens, output_tokens_details={"reasoning_tokens": 0},
             total_tokens=used.total_tokens)
 
-    def _status_event(self, kind: str) -> Event:
+    def _status_event(self, kind: str) -> ResponseEvent:
         # Encoded now: the response goes on changing.
-        return Event(type=kind, response=msgspec.Raw(encode_json(self.response)))
+        return ResponseEvent(type=kind, response=msgspec.Raw(encode_json(self.response)))
 
-    def _written(self, events: Iterable[Event]) -> bytes:
+    def _written(self, events: Iterable[ResponseEvent]) -> bytes:
         out = []
         for one in events:
             one.sequence_number = self._events_told
@@ -245,7 +249,7 @@ def _addressed(http: HttpRequest) -> tuple[ResponseStore | None, str, str]:
     return call.engine.responses, call.tenant, http.path_params["id"]
 
 
-async def _stored(http: HttpRequest) -> Stored:
+async def _stored(http: HttpRequest) -> StoredResponse:
     """Raises `HttpError` 404, also for another tenant's."""
     store, tenant, name = _addressed(http)
     if store is None:

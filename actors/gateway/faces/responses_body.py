@@ -7,15 +7,15 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from actorium.actors.client.requests import Request
-from actorium.actors.gateway.faces.chat_protocol import ROLES, Part, text_of
+from actorium.actors.gateway.faces.chat_protocol import ROLES, ContentPart, text_of
 from actorium.actors.gateway.faces.response_formats import JsonSchema, ResponseFormat, structured_of
 from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
 from actorium.actors.gateway.faces.tool_choice import (
-    Choice,
     Function,
     NamedFunction,
     NamedTool,
     Tool,
+    ToolSelection,
 )
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.messages import ChatMessage, ToolCall
@@ -24,21 +24,21 @@ from actorium.actors.params import Structured
 LOGPROBS = "message.output_text.logprobs"
 
 
-class Item(Struct, kw_only=True):
+class InputItem(Struct, kw_only=True):
     """One thing of the input: a message, or what an earlier answer held."""
 
     type: str = "message"
     id: str | None = None
     role: str | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
-    summary: list[Part] | None = None
+    output: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
 
 
-class ToolSpec(Struct, kw_only=True):
+class ResponseTool(Struct, kw_only=True):
     type: str
     name: str | None = None
     description: str | None = None
@@ -46,19 +46,19 @@ class ToolSpec(Struct, kw_only=True):
     strict: bool | None = None
 
 
-class NamedChoice(Struct, kw_only=True):
+class ResponseToolChoice(Struct, kw_only=True):
     type: str
     name: str | None = None
 
 
-class Format(Struct, kw_only=True):
+class TextFormat(Struct, kw_only=True):
     type: str = "text"
     name: str = "schema"
     schema_: dict[str, Any] | bool | None = field(default=None, name="schema")
 
 
 class TextOptions(Struct, kw_only=True):
-    format: Format | None = None
+    format: TextFormat | None = None
 
 
 class ReasoningOptions(Struct, kw_only=True):
@@ -69,10 +69,10 @@ class ReasoningOptions(Struct, kw_only=True):
 class InputBody(SamplingFields, kw_only=True):
     """What a response's prompt is made of; alone, the body of `/v1/responses/input_tokens`."""
 
-    input: str | list[Item] | None = None
+    input: str | list[InputItem] | None = None
     instructions: str | None = None
-    tools: list[ToolSpec] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -98,7 +98,7 @@ class InputBody(SamplingFields, kw_only=True):
         effort = None if self.reasoning is None else self.reasoning.effort
         return effort_args(effort) | self.chat_template_kwargs
 
-    def choice(self) -> Choice:
+    def choice(self) -> ToolSelection:
         """The tools, as chats have them. Raises `HttpError`."""
         tools = []
         for i, one in enumerate(self.tools or ()):
@@ -110,26 +110,26 @@ class InputBody(SamplingFields, kw_only=True):
         wanted = self.tool_choice
         if wanted == "auto" and not tools:
             wanted = None  # many clients always send it
-        if isinstance(wanted, NamedChoice):
+        if isinstance(wanted, ResponseToolChoice):
             if wanted.type != "function" or not wanted.name:
                 raise HttpError(400, "tool_choice: only functions can be named, got "
                                 f"{wanted.type[:40]!r}", "tool_choice")
-            return Choice(tools or None, NamedTool("function", NamedFunction(wanted.name)),
+            return ToolSelection(tools or None, NamedTool("function", NamedFunction(wanted.name)),
                           self.parallel)
-        return Choice(tools or None, wanted, self.parallel)
+        return ToolSelection(tools or None, wanted, self.parallel)
 
     @property
     def parallel(self) -> bool:
         """Several calls may be made at once."""
         return self.parallel_tool_calls is not False
 
-    def turns(self, context: list[Item]) -> list[ChatMessage]:
+    def turns(self, context: list[InputItem]) -> list[ChatMessage]:
         """The conversation: the items before it, and its own. Raises `HttpError` naming the item.
         """
         items = self.input if isinstance(self.input, list) else \
-            [Item(role="user", content=self.input)] if self.input else []
+            [InputItem(role="user", content=self.input)] if self.input else []
         check_turns([*context, *items], "input")
-        turns = Turns()
+        turns = ConversationBuilder()
         if self.instructions:
             turns.say("system", self.instructions)
         for i, item in enumerate(context):
@@ -138,7 +138,7 @@ class InputBody(SamplingFields, kw_only=True):
             turns.add(item, f"input[{i}]")
         return turns.found
 
-    def prompted(self, context: list[Item]) -> Request:
+    def prompted(self, context: list[InputItem]) -> Request:
         """A request with the prompt alone. Raises `HttpError`."""
         return Request(messages=list(self.turns(context)), tools=self.choice().shown,
                        template_args=self.template_args())
@@ -147,7 +147,7 @@ class InputBody(SamplingFields, kw_only=True):
 class ResponsesBody(InputBody, kw_only=True):
     """A response's request."""
 
-    input: str | list[Item]
+    input: str | list[InputItem]
     max_output_tokens: int | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
@@ -193,7 +193,7 @@ class ResponsesBody(InputBody, kw_only=True):
         return found or structured_of(self)
 
 
-class Turns:
+class ConversationBuilder:
     """Items as a conversation: an assistant's reasoning, words and calls become one turn."""
 
     def __init__(self) -> None:
@@ -202,14 +202,14 @@ class Turns:
         self._names: dict[str, str] = {}
         """Of the functions that were called, by the calls' ids."""
 
-    def add(self, item: Item, where: str) -> None:
+    def add(self, item: InputItem, where: str) -> None:
         """Take an item. Raises `HttpError`."""
         try:
             self._add(item, where)
         except HttpError as error:
             raise HttpError(400, error.message, "input") from None
 
-    def _add(self, item: Item, where: str) -> None:
+    def _add(self, item: InputItem, where: str) -> None:
         if item.type == "message":
             if not item.role:
                 raise HttpError(400, f"{where}.role: is required")
@@ -238,7 +238,7 @@ class Turns:
             return
         self.found.append(ChatMessage(role, text, reasoning_content=self._thought(role)))
 
-    def _call(self, item: Item, where: str) -> None:
+    def _call(self, item: InputItem, where: str) -> None:
         if not item.name or not item.call_id:
             raise HttpError(400, f"{where}: call_id and name are required")
         self._names[item.call_id] = item.name

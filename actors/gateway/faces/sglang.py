@@ -16,8 +16,8 @@ from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.faces.sglang_body import (
     DEFAULT_NEW_TOKENS,
     GenerateBody,
-    NativeSampling,
-    Telling,
+    LogprobOptions,
+    SglangSampling,
     renamed,
 )
 from actorium.actors.gateway.faces.turn import HttpTurn
@@ -36,10 +36,10 @@ Row = tuple[float | None, int, str | None]
 """Log-probability, token, and the token's text where that is asked for."""
 
 
-class Output:
+class GenerateOutput:
     """One completion, as far as it has come."""
 
-    def __init__(self, name: str, telling: Telling, text_of: Callable[[int], str] | None,
+    def __init__(self, name: str, telling: LogprobOptions, text_of: Callable[[int], str] | None,
                  prompt_only: bool = False, first: int | None = None) -> None:
         """text_of: of tokens, where it is told; prompt_only: nothing is to be completed; first: the
         first token of the prompt, where its log-probabilities are told from there on."""
@@ -166,7 +166,7 @@ class GenerateTurn(HttpTurn):
         self._salts = body.salts(count)
         self._names = body.names(count, self._n, call.answer_id)
         """Of the completions, the first prompt's first."""
-        self._outputs: list[Output] = []
+        self._outputs: list[GenerateOutput] = []
         self._several = body.several or self._n > 1
 
     def engine_fields(self) -> dict[str, str]:
@@ -186,7 +186,7 @@ class GenerateTurn(HttpTurn):
             if prompt_only:
                 params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)
             self._outputs += [
-                Output(name, telling, self._text_of(), prompt_only, ids[0] if ids else None)
+                GenerateOutput(name, telling, self._text_of(), prompt_only, ids[0] if ids else None)
                 for name in self._names[i * self._n:(i + 1) * self._n]]
             made.append(Request(prompt=prompt if ids is None else ids, params=params,
                                 timeout=body.timeout, tenant=self.call.tenant,
@@ -200,7 +200,7 @@ class GenerateTurn(HttpTurn):
     def _text_of(self) -> Any:
         return self.engine.token_texts.text_of if self.body.return_text_in_logprobs else None
 
-    def _params(self, sampling: NativeSampling, telling: Telling,
+    def _params(self, sampling: SglangSampling, telling: LogprobOptions,
                 ids: list[int] | None) -> SamplingParams:
         """ids: of the prompt, where there is a default to be fitted into the context."""
         params = sampling.resolved()
@@ -212,7 +212,7 @@ class GenerateTurn(HttpTurn):
             prompt_only = params.max_tokens == 0
             (msgspec.structs.replace(params, max_tokens=None) if prompt_only else params).check()
         except ValueError as error:
-            given = [name for name in NativeSampling.__struct_fields__
+            given = [name for name in SglangSampling.__struct_fields__
                      if getattr(sampling, name) is not msgspec.UNSET]
             raise HttpError(400, renamed(str(error), given), "sampling_params") from None
         return params

@@ -25,7 +25,7 @@ NO_LIMIT = 1 << 30
 """SGLang's own way of saying that top_k is off."""
 
 
-class NativeSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=True,
+class SglangSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=True,
                      forbid_unknown_fields=True):
     """SGLang's sampling parameters; those of the SDK may be called by its names as well."""
 
@@ -106,7 +106,7 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    sampling_params: SglangSampling | list[SglangSampling] | None = None
     stream: bool = False
     """Each event has all the text so far."""
     rid: str | list[str] | None = None
@@ -167,15 +167,15 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
             return isinstance(self.text, list)
         return bool(self.input_ids) and isinstance(self.input_ids[0], list)
 
-    def samplings(self, prompts: int) -> list[NativeSampling]:
+    def samplings(self, prompts: int) -> list[SglangSampling]:
         """Of each prompt. Raises `HttpError`."""
-        found = _each(self.sampling_params or NativeSampling(), prompts, "sampling_params")
+        found = _each(self.sampling_params or SglangSampling(), prompts, "sampling_params")
         if len({one.n for one in found}) > 1:
             raise HttpError(400, "sampling_params: n must be the same for all prompts",
                             "sampling_params")
         return found
 
-    def tellings(self, prompts: int, choices: int) -> list[Telling]:
+    def tellings(self, prompts: int, choices: int) -> list[LogprobOptions]:
         """Of each prompt, of which there are `choices`. Raises `HttpError`."""
         columns: dict[str, list[Any]] = {}
         for name in ("return_logprob", "logprob_start_len", "top_logprobs_num"):
@@ -185,7 +185,7 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
         given: Any = self.token_ids_logprob or None
         nested = given is not None and isinstance(given[0], list)
         ids = _each(given, prompts, "token_ids_logprob") if nested else [given] * prompts
-        return [Telling(*row).checked()
+        return [LogprobOptions(*row).checked()
                 for row in zip(*columns.values(), ids, strict=True)]
 
     def salts(self, prompts: int) -> list[str | None]:
@@ -209,7 +209,7 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
         return [f"{own}_{number}" for number in range(prompts * choices)]
 
 
-class Telling(NamedTuple):
+class LogprobOptions(NamedTuple):
     """Which log-probabilities are told of a prompt and its completion."""
 
     wanted: bool
@@ -218,7 +218,7 @@ class Telling(NamedTuple):
     top: int
     ids: list[int] | None
 
-    def checked(self) -> Telling:
+    def checked(self) -> LogprobOptions:
         """The same. Raises `HttpError`."""
         if not 0 <= self.top <= MAX_LOGPROBS:
             raise HttpError(400, f"top_logprobs_num: must be between 0 and {MAX_LOGPROBS}, got "

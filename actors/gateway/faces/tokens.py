@@ -11,10 +11,10 @@ from starlette.responses import Response
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.requests import Request
 from actorium.actors.gateway.engine_call import call_of, engine_of
-from actorium.actors.gateway.faces.chat_protocol import ChatBody, Turn
+from actorium.actors.gateway.faces.chat_protocol import ChatBody, MessageParam
 from actorium.actors.gateway.faces.completions import MAX_PROMPTS
 from actorium.actors.gateway.faces.sampling_fields import check_ids
-from actorium.actors.gateway.faces.tool_choice import Choice, Tool
+from actorium.actors.gateway.faces.tool_choice import Tool, ToolSelection
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import JsonReply, encode_json
@@ -32,7 +32,7 @@ class TokenizeBody(Struct, kw_only=True):
     """By default those of a prompt are, and those of messages are what their template writes."""
     return_token_strs: bool = False
     """Also tell how the vocabulary writes each token."""
-    messages: list[Turn] | None = None
+    messages: list[MessageParam] | None = None
     tools: list[Tool] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
@@ -76,7 +76,7 @@ class TokenizeBody(Struct, kw_only=True):
         generation = self.add_generation_prompt
         return Request(
             messages=list(ChatBody(messages=self.messages or []).turns()),
-            tools=Choice(self.tools, None, True).shown, chat_template=self.chat_template,
+            tools=ToolSelection(self.tools, None, True).shown, chat_template=self.chat_template,
             template_args=self.chat_template_kwargs,
             add_generation_prompt=not self.continue_final_message if generation is None
             else generation, continue_final_message=self.continue_final_message)

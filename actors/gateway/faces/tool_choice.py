@@ -38,23 +38,23 @@ class NamedTool(Struct):
     function: NamedFunction
 
 
-class CalledFunction(Struct):
+class FunctionCall(Struct):
     """In an answer; in a stream's delta the name comes first, then the arguments in parts."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
-class Called(Struct, kw_only=True):
+class FunctionToolCall(Struct, kw_only=True):
     """A call in an answer, or what a delta tells of it."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
-    function: CalledFunction
+    function: FunctionCall
 
 
-class Choice:
+class ToolSelection:
     """What a request's `tools` and `tool_choice` come to."""
 
     def __init__(self, tools: list[Tool] | None,

@@ -74,7 +74,7 @@ def _sum(usages: Sequence[Usage]) -> Usage:
                  sum(one.completion_tokens for one in usages))
 
 
-class Answered(NamedTuple):
+class AccessRecord(NamedTuple):
     """One request, at its end."""
 
     scope: Scope
@@ -100,7 +100,7 @@ class AccessLog:
         self._counts: Counter[str] = Counter()
         self._seconds = Histogram(HTTP_REQUESTS)
 
-    def answered(self, one: Answered) -> None:
+    def answered(self, one: AccessRecord) -> None:
         """A request is over."""
         took = monotonic() - one.began
         self._seconds.add(took)
@@ -119,7 +119,7 @@ class AccessLog:
         return {name: float(n) for name, n in self._counts.items()} | self._seconds.gauges()
 
 
-def _line(one: Answered, took: float) -> tuple[str, dict[str, Any]]:
+def _line(one: AccessRecord, took: float) -> tuple[str, dict[str, Any]]:
     method, path = one.scope["method"][:20], _printable(one.scope["path"])
     host, port = one.scope.get("client") or ("-", 0)
     fields: dict[str, Any] = {"client": f"{host}:{port}", "method": method, "path": path,

@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine_call import EngineCall
-from actorium.actors.gateway.http.access_log import GONE, Answered
+from actorium.actors.gateway.http.access_log import GONE, AccessRecord
 from actorium.actors.gateway.http.api_keys import Keys, shown
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.http.request_task import AnswerSender, in_journal, until_disconnected
-from actorium.actors.gateway.http.routes import Access, Errors, allowed_methods, find
+from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, find
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_framing, check_repeated
 from actorium.actors.runtime.http.http_server import MAX_HEADERS, MAX_URL, OVER_LIMIT
@@ -61,7 +61,7 @@ class Guard:
 
         async def refuse(error: HttpError) -> None:
             if not answer.status:
-                body = error.body() if route.errors is Errors.OPENAI \
+                body = error.body() if route.errors is ErrorStyle.OPENAI \
                     else error.anthropic_body(request_id)
                 await answer.json(error.status, msgspec.json.encode(body), _headers_of(error))
 
@@ -111,7 +111,7 @@ class Guard:
         finally:
             engine.calls.discard(call)
             engine.open -= 1
-            engine.access.answered(Answered(
+            engine.access.answered(AccessRecord(
                 scope, route, answer.status or GONE, stayed, request_id, tenant, call.usage,
                 call.rids, began))
 

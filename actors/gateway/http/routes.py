@@ -20,7 +20,7 @@ class Access(Enum):
     """Who has the administrator's key, if there is one, else any key."""
 
 
-class Errors(Enum):
+class ErrorStyle(Enum):
     """Whose clients read the refusals."""
 
     OPENAI = "openai"
@@ -43,7 +43,7 @@ class Route(NamedTuple):
     access: Access = Access.KEY
     generates: bool = False
     """Needs an engine that is at work: requests wait while it recovers."""
-    errors: Errors = Errors.OPENAI
+    errors: ErrorStyle = ErrorStyle.OPENAI
     acts: bool = False
     """Changes something even when it is asked by GET."""
 
@@ -73,9 +73,9 @@ ROUTES: tuple[Route, ...] = (
     Route("cancel_response", POST, ("/v1/responses/{id}/cancel", "/responses/{id}/cancel")),
     Route("input_items", GET, ("/v1/responses/{id}/input_items", "/responses/{id}/input_items")),
     Route("messages", POST, ("/v1/messages", "/messages"), generates=True,
-          errors=Errors.ANTHROPIC),
+          errors=ErrorStyle.ANTHROPIC),
     Route("count_tokens", POST, ("/v1/messages/count_tokens", "/messages/count_tokens"),
-          errors=Errors.ANTHROPIC),
+          errors=ErrorStyle.ANTHROPIC),
     Route("models", GET, ("/v1/models", "/models")),
     Route("model", GET, ("/v1/models/{name:path}", "/models/{name:path}")),
     Route("tokenize", POST, ("/tokenize", "/v1/tokenize")),
@@ -111,7 +111,7 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 _PATTERNS = [(_pattern(path), route) for route in ROUTES for path in route.paths if "{" in path]
-_ANTHROPIC = tuple(path for route in ROUTES if route.errors is Errors.ANTHROPIC
+_ANTHROPIC = tuple(path for route in ROUTES if route.errors is ErrorStyle.ANTHROPIC
                    for path in route.paths)
 
 
@@ -124,7 +124,8 @@ def find(path: str) -> Route:
     for pattern, route in _PATTERNS:
         if pattern.fullmatch(path):
             return route
-    return _UNKNOWN._replace(errors=Errors.ANTHROPIC) if path.startswith(_ANTHROPIC) else _UNKNOWN
+    anthropic = path.startswith(_ANTHROPIC)
+    return _UNKNOWN._replace(errors=ErrorStyle.ANTHROPIC) if anthropic else _UNKNOWN
 
 
 def allowed_methods(path: str) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ _NEW_BEAT = 0.05
 _encode = msgspec.json.Encoder().encode
 
 
-class Line(Struct, frozen=True):
+class ActorLine(Struct, frozen=True):
     """One actor."""
 
     role: str
@@ -43,7 +43,7 @@ class Line(Struct, frozen=True):
     epoch: int
 
 
-class Sample(Struct, frozen=True):
+class DashboardSample(Struct, frozen=True):
     """A moment. None = not known: nothing was done that could have been measured."""
 
     at: float
@@ -65,7 +65,7 @@ class Sample(Struct, frozen=True):
     """A step of the worker, in milliseconds."""
     acceptance: float | None = None
     """Drafts accepted, of those verified; 0 to 1."""
-    actors: list[Line] = []
+    actors: list[ActorLine] = []
 
 
 class Rates(NamedTuple):
@@ -77,28 +77,28 @@ class Rates(NamedTuple):
     acceptance: float | None = None
 
 
-class Sampler:
+class DashboardSampler:
     """Makes samples of the watchdog's answers. Pure: it is told the time."""
 
     def __init__(self) -> None:
         self._before: CounterReading | None = None
         self._rates = Rates()
 
-    def sample(self, status: Status, draining: bool, at: float, now: float) -> Sample:
+    def sample(self, status: Status, draining: bool, at: float, now: float) -> DashboardSample:
         """`at`: seconds since 1970; `now`: CLOCK_MONOTONIC seconds."""
         why = _why(status, draining)
-        actors = [Line(one.role, one.phase, one.epoch) for one in status.actors]
+        actors = [ActorLine(one.role, one.phase, one.epoch) for one in status.actors]
         actors.sort(key=lambda line: line.role)
         found = next((one for one in status.actors if one.role == "scheduler"), None)
         if found is None or "running" not in found.gauges:
-            return Sample(at, not why, why, actors=actors)
+            return DashboardSample(at, not why, why, actors=actors)
         rates, gauges = self._look(found, now), found.gauges
 
         def whole(*names: str) -> int:
             return int(sum(gauges.get(name, 0.0) for name in names))
 
         held = whole("held_pages")
-        return Sample(
+        return DashboardSample(
             at, not why, why, rates.tokens, rates.prompt_tokens, whole("running"),
             whole("waiting"), whole("free_pages", "used_pages"), held,
             max(0, whole("used_pages") - held - whole("quarantined_pages")),
@@ -160,24 +160,24 @@ class Dashboard:
                 self._sampling = None
 
     async def _sample(self) -> None:
-        sampler, loop = Sampler(), asyncio.get_running_loop()
+        sampler, loop = DashboardSampler(), asyncio.get_running_loop()
         due = loop.time()
         while True:
             self._tell(await self._ask(sampler))
             due = max(due + self._period, loop.time())
             await asyncio.sleep(due - loop.time())
 
-    async def _ask(self, sampler: Sampler) -> Sample:
+    async def _ask(self, sampler: DashboardSampler) -> DashboardSample:
         try:
             status = await self._engine.client.status(PATIENCE)
         except ActoriumError as error:
-            return Sample(time(), False, error.message)
+            return DashboardSample(time(), False, error.message)
         except Exception as error:  # those who look wait for the next sample
             LOG.exception("the dashboard asked in vain")
-            return Sample(time(), False, f"{type(error).__name__}: {error}")
+            return DashboardSample(time(), False, f"{type(error).__name__}: {error}")
         return sampler.sample(status, self._engine.draining, time(), monotonic())
 
-    def _tell(self, sample: Sample) -> None:
+    def _tell(self, sample: DashboardSample) -> None:
         self._count += 1
         self._told.append((self._count, event(_encode(sample))))
         self._news.set()

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium import __version__
-from actorium.actors.gateway.faces.anthropic_body import CountBody, MessagesBody
+from actorium.actors.gateway.faces.anthropic_body import CountTokensBody, MessagesBody
 from actorium.actors.gateway.faces.chat_protocol import ChatBody, ChatCompletion
 from actorium.actors.gateway.faces.completions import CompletionBody, TextCompletion
 from actorium.actors.gateway.faces.inference import InferenceAnswer, InferenceBody
@@ -22,12 +22,12 @@ from actorium.actors.gateway.faces.sglang import AbortBody
 from actorium.actors.gateway.faces.sglang_body import GenerateBody, Unsupported
 from actorium.actors.gateway.faces.tokens import DetokenizeBody, TokenizeBody
 from actorium.actors.gateway.http.replies import JsonReply
-from actorium.actors.gateway.http.routes import PARAMETER, ROUTES, Access, Errors, Route
+from actorium.actors.gateway.http.routes import PARAMETER, ROUTES, Access, ErrorStyle, Route
 
 REF = "#/components/schemas/{name}"
 
 
-class Told(Struct):
+class ErrorFields(Struct):
     """What is wrong."""
 
     message: str
@@ -36,23 +36,23 @@ class Told(Struct):
     code: str | None
 
 
-class Refusal(Struct):
+class ErrorBody(Struct):
     """The body of every answer that is an error."""
 
-    error: Told
+    error: ErrorFields
 
 
-class MessagesTold(Struct):
+class AnthropicErrorFields(Struct):
     """What is wrong, in Anthropic's words."""
 
     type: str
     message: str
 
 
-class MessagesRefusal(Struct):
+class AnthropicErrorBody(Struct):
     """The same of `/v1/messages`."""
 
-    error: MessagesTold
+    error: AnthropicErrorFields
     type: Literal["error"] = "error"
     request_id: str | None = None
 
@@ -82,7 +82,7 @@ OPERATIONS: dict[str, Operation] = {
     "input_items": Operation("The input of a stored response"),
     "messages": Operation("Complete a conversation, as Anthropic's API does", MessagesBody,
                           streams=True),
-    "count_tokens": Operation("Tokens of a conversation", CountBody),
+    "count_tokens": Operation("Tokens of a conversation", CountTokensBody),
     "models": Operation("The models that are served"),
     "model": Operation("One of them"),
     "tokenize": Operation("Token ids of texts or of a conversation", TokenizeBody),
@@ -111,11 +111,11 @@ def document() -> dict[str, Any]:
     types = [kind for one in OPERATIONS.values() for kind in (one.body, one.answer)
              if kind is not None]
     schemas, components = msgspec.json.schema_components(
-        [*types, Refusal, MessagesRefusal], ref_template=REF)
+        [*types, ErrorBody, AnthropicErrorBody], ref_template=REF)
     for component in components.values():
         for name in (*UNSUPPORTED, *Unsupported.__struct_fields__):
             component.get("properties", {}).pop(name, None)
-    refusals = dict(zip(Errors, schemas[-2:], strict=True))
+    refusals = dict(zip(ErrorStyle, schemas[-2:], strict=True))
     found = iter(schemas)
     shapes = {name: (next(found) if one.body is not None else None, next(found))
               for name, one in OPERATIONS.items()}

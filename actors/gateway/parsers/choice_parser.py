@@ -1,22 +1,146 @@
-"""An answer's text as the parts of a chat message: whole, or a delta at a time."""
+"""Which machine reads a message: chosen by the flags, by the model's chat template, by the request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
-from actorium.actors.gateway.parsers.parts import (
-    CallArguments,
-    CallBegin,
-    Machine,
-    Piece,
-    Reasoning,
-    joined,
+from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.parsers.json_calls import (
+    CallListParser,
+    HermesParser,
+    Llama3Parser,
+    NamedCallParser,
 )
+from actorium.actors.gateway.parsers.parts import (
+    ChainedParser,
+    MessagePart,
+    OutputParser,
+    PlainParser,
+    ReasoningPart,
+    ToolCallArguments,
+    ToolCallBegin,
+    merge_parts,
+)
+from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser, Schemas
+from actorium.actors.gateway.parsers.think import CLOSE, OPEN, ThinkParser
+
+MAX_SWITCHES = 32
+"""Arguments of a template that are asked about."""
+OPENING_TICKS = 2000
+AUTO, NONE = "auto", "none"
+_MARKS = (("<function=", "qwen3_coder"), ("<tool_call>", "hermes"),
+          ("<|python_tag|>", "llama3_json"), ("ipython", "llama3_json"))
+"""What a template that knows a format writes somewhere."""
+
+
+class ParserFactory:
+    """The formats of one model."""
+
+    def __init__(self, tool_parser: str, reasoning_parser: str, template: str | None,
+                 default_args: Mapping[str, Any] | None = None) -> None:
+        """The parsers: names, auto (by the template) or none; template: its source; default_args:
+        its variables where a request does not name them."""
+        self._default_args = dict(default_args or {})
+        self._template = template or ""
+        self.tools = detect_tool_parser(self._template) if tool_parser == AUTO else tool_parser
+        self.reasoning = detect_reasoning_parser(self._template) if reasoning_parser == AUTO \
+            else reasoning_parser
+        self._always_inside = reasoning_parser == "deepseek_r1"
+        self._opening = _opening(self._template)
+        self._inside: dict[str, bool] = {}
+
+    def machine(self, tools: Schemas | None, forced: str | None, reasons: bool,
+                template_args: Mapping[str, Any], inside: bool | None = None) -> OutputParser:
+        """For one choice.
+
+        tools: schemas by name, None = calls are text; forced: the name of the function whose
+        arguments the completion is, or "" = a list of calls; reasons: tell reasoning apart;
+        template_args: of the request, which may switch reasoning off; inside: the completion goes
+        on within a thought, None = as the template begins the model's turn.
+        """
+        if forced is not None:
+            return NamedCallParser(forced) if forced else CallListParser()
+        reader = self._reader(tools)
+        if not reasons or self.reasoning == NONE:
+            return reader
+        begins = self._begins_inside(template_args) if inside is None else inside
+        return ChainedParser(ThinkParser(begins), reader)
+
+    def _reader(self, tools: Schemas | None) -> OutputParser:
+        if tools is None or self.tools == NONE:
+            return PlainParser()
+        if self.tools == "qwen3_coder":
+            return Qwen3CoderParser(tools)
+        return HermesParser() if self.tools == "hermes" else Llama3Parser()
+
+    def _begins_inside(self, args: Mapping[str, Any]) -> bool:
+        """Whether the prompt ends with the opening mark: the template itself is asked."""
+        if self._always_inside or self._opening is None:
+            return self._always_inside
+        args = {**self._default_args, **args}
+        found = ((name, value) for name, value in args.items() if _is_switch(name, value))
+        switches = dict(islice(found, MAX_SWITCHES))
+        key = repr(sorted(switches.items()))
+        if key not in self._inside:
+            if len(self._inside) > 256:
+                self._inside.clear()
+            self._inside[key] = self._opening.opens(switches)
+        return self._inside[key]
+
+
+class ThoughtOpening:
+    """A template that may open a thought, asked whether it does."""
+
+    def __init__(self, template: str) -> None:
+        """Raises `BadModel`."""
+        from actorium.actors.tokenizer.chat_template import ChatTemplate
+
+        self._template = ChatTemplate(template, {})
+
+    def opens(self, args: Mapping[str, Any]) -> bool:
+        """Whether a prompt made by it ends with `<think>`."""
+        from actorium.actors.messages import ChatMessage
+        from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
+
+        try:
+            prompt = self._template.render([ChatMessage("user", "?")], dict(args),
+                                           ticks=OPENING_TICKS)
+        except (ActoriumError, RenderBudgetExceeded):
+            return False
+        return prompt.rstrip().endswith(OPEN)
+
+
+def _opening(template: str) -> ThoughtOpening | None:
+    try:
+        return ThoughtOpening(template) if OPEN in template else None
+    except ActoriumError:
+        return None
+
+
+def _is_switch(name: str, value: Any) -> bool:
+    """What a template may ask before it opens a thought: anything larger is data, which would be
+    kept and looked through for each request."""
+    return len(name) <= 64 and (value is None or isinstance(value, bool | int | float)
+                                or (isinstance(value, str) and len(value) <= 64))
+
+
+def detect_tool_parser(template: str) -> str:
+    """The name of the parser for the calls that a chat template writes."""
+    return next((name for mark, name in _MARKS if mark in template), NONE)
+
+
+def detect_reasoning_parser(template: str) -> str:
+    """The name of the parser for the thoughts that a chat template writes."""
+    return "qwen3" if CLOSE in template or OPEN in template else NONE
+
 
 STOP, TOOL_CALLS = "stop", "tool_calls"
 
 
-class ThoughtTokens:
+class ReasoningTokenCounter:
     """Counts the tokens of a choice that are reasoning: those before the mark that ends it. Where
     the mark is no token sequence of its own, they are told by their share of the characters."""
 
@@ -28,15 +152,15 @@ class ThoughtTokens:
         self._tokens = self._chars = self._thought = 0
         self._answered = False
 
-    def add(self, pieces: Iterable[Piece], text: str, ids: Sequence[int]) -> None:
+    def add(self, parts: Iterable[MessagePart], text: str, ids: Sequence[int]) -> None:
         """What a text came to, and its tokens."""
         if not self._mark:
             return
         self._tokens += len(ids)
         self._chars += len(text)
-        for piece in pieces:
-            if isinstance(piece, Reasoning):
-                self._thought += len(piece.text)
+        for part in parts:
+            if isinstance(part, ReasoningPart):
+                self._thought += len(part.text)
             else:
                 self._answered = True
         if self._end is None:
@@ -59,36 +183,36 @@ class ThoughtTokens:
         return round(self._tokens * share)
 
 
-class Reader:
+class ChoiceParser:
     """Reads one choice. `reasons` off: what is reasoning is left out; `most_calls`: later ones
-    are left out; `mark`: as of `ThoughtTokens`."""
+    are left out; `mark`: as of `ReasoningTokenCounter`."""
 
-    def __init__(self, machine: Machine, reasons: bool, most_calls: int,
+    def __init__(self, machine: OutputParser, reasons: bool, most_calls: int,
                  mark: Sequence[int] = ()) -> None:
         self._machine, self._reasons, self._most = machine, reasons, most_calls
         self.calls = 0
-        self._thoughts = ThoughtTokens(mark)
+        self._thoughts = ReasoningTokenCounter(mark)
 
     @property
     def reasoning_tokens(self) -> int:
         """Of the tokens so far."""
         return self._thoughts.count
 
-    def read(self, text: str, last: bool, ids: Sequence[int] = ()) -> list[Piece]:
+    def read(self, text: str, last: bool, ids: Sequence[int] = ()) -> list[MessagePart]:
         """What is certain now, neighbours of a kind together. ids: the text's tokens, where those
         of reasoning are to be counted."""
-        pieces = self._machine.feed(text)
+        parts = self._machine.feed(text)
         if last:
-            pieces += self._machine.end()
-        self._thoughts.add(pieces, text, ids)
-        return [piece for piece in joined(pieces) if self._wanted(piece)]
+            parts += self._machine.end()
+        self._thoughts.add(parts, text, ids)
+        return [part for part in merge_parts(parts) if self._wanted(part)]
 
-    def _wanted(self, piece: Piece) -> bool:
-        if isinstance(piece, Reasoning):
+    def _wanted(self, part: MessagePart) -> bool:
+        if isinstance(part, ReasoningPart):
             return self._reasons
-        if isinstance(piece, CallBegin):
-            self.calls = min(self._most, piece.call + 1)
-        return not isinstance(piece, CallBegin | CallArguments) or piece.call < self._most
+        if isinstance(part, ToolCallBegin):
+            self.calls = min(self._most, part.call + 1)
+        return not isinstance(part, ToolCallBegin | ToolCallArguments) or part.call < self._most
 
     def reason(self, name: str | None) -> str | None:
         """The finish reason: calls are one of their own."""

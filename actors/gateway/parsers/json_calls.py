@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
-    CallArguments,
-    CallBegin,
-    Piece,
-    Prose,
-    Text,
-    Value,
+    JsonValueScanner,
+    MessagePart,
+    TextAroundCalls,
+    TextPart,
+    ToolCallArguments,
+    ToolCallBegin,
     after_call,
 )
 
@@ -21,7 +21,7 @@ KEYS = ("name", "type", "id", "function", *ARGUMENTS)
 """What a call's object may hold; any other first key says that it is something else."""
 
 
-class JsonCall:
+class JsonCallParser:
     """One object. The name and the arguments are told as soon as they are known, the arguments as
     they are written (a string that holds them is unpacked)."""
 
@@ -33,10 +33,10 @@ class JsonCall:
         self.raw = ""
         """All that was taken of it, while nothing was told."""
         self._index = index
-        self._state: Callable[[list[Piece]], bool] = self._open
+        self._state: Callable[[list[MessagePart]], bool] = self._open
         self._text = ""
         self._key = ""
-        self._value = Value()
+        self._value = JsonValueScanner()
         self._kept = ""
         """The value so far, where it is wanted as a whole."""
         self._name: str | None = None
@@ -46,9 +46,9 @@ class JsonCall:
         self._inside = False
         """Of an object within, which is the call."""
 
-    def feed(self, text: str) -> tuple[list[Piece], str]:
-        """The pieces, and what of `text` lies behind the object's end."""
-        out: list[Piece] = []
+    def feed(self, text: str) -> tuple[list[MessagePart], str]:
+        """The parts, and what of `text` lies behind the object's end."""
+        out: list[MessagePart] = []
         if not self._told:
             self.raw += text
         self._text += text
@@ -67,10 +67,10 @@ class JsonCall:
         self._text = self._text.lstrip(SPACE)
         return bool(self._text)
 
-    def _open(self, _out: list[Piece]) -> bool:
+    def _open(self, _out: list[MessagePart]) -> bool:
         return self._skip() and self._expect("{", self._key_or_end)
 
-    def _expect(self, letter: str, then: Callable[[list[Piece]], bool]) -> bool:
+    def _expect(self, letter: str, then: Callable[[list[MessagePart]], bool]) -> bool:
         if self._text[0] != letter:
             return self._fail()
         self._text, self._state = self._text[1:], then
@@ -81,18 +81,18 @@ class JsonCall:
         self.failed, self.over = not self._told, self._told
         return False
 
-    def _key_or_end(self, out: list[Piece]) -> bool:
+    def _key_or_end(self, out: list[MessagePart]) -> bool:
         if not self._skip():
             return False
         if self._text[0] in ",}":
             return self._next_or_end(out)
         if self._text[0] != '"':
             return self._fail()
-        self._value, self._kept = Value(), ""
+        self._value, self._kept = JsonValueScanner(), ""
         self._state = self._read_key
         return True
 
-    def _next_or_end(self, out: list[Piece]) -> bool:
+    def _next_or_end(self, out: list[MessagePart]) -> bool:
         letter, self._text = self._text[0], self._text[1:]
         if letter == "}":
             if not self._has_arguments:
@@ -101,7 +101,7 @@ class JsonCall:
             self.over, self._inside = not self._inside, False
         return not self.over
 
-    def _read_key(self, _out: list[Piece]) -> bool:
+    def _read_key(self, _out: list[MessagePart]) -> bool:
         if not self._keep():
             return False
         self._key = str(_loads(self._kept, ""))
@@ -110,10 +110,10 @@ class JsonCall:
         self._state = self._colon
         return True
 
-    def _colon(self, _out: list[Piece]) -> bool:
+    def _colon(self, _out: list[MessagePart]) -> bool:
         return self._skip() and self._expect(":", self._begin_value)
 
-    def _begin_value(self, _out: list[Piece]) -> bool:
+    def _begin_value(self, _out: list[MessagePart]) -> bool:
         if not self._skip():
             return False
         if self._text[0] in ",:}]":
@@ -122,7 +122,7 @@ class JsonCall:
             # OpenAI's own shape: the object within is the call.
             self._text, self._state, self._inside = self._text[1:], self._key_or_end, True
             return True
-        self._value, self._kept = Value(), ""
+        self._value, self._kept = JsonValueScanner(), ""
         streams = self._key in ARGUMENTS and self._text[0] != '"'
         self._state = self._stream if streams else self._whole
         return True
@@ -134,7 +134,7 @@ class JsonCall:
         self._text = self._text[size:]
         return self._value.over
 
-    def _whole(self, out: list[Piece]) -> bool:
+    def _whole(self, out: list[MessagePart]) -> bool:
         if not self._keep():
             return False
         value = _loads(self._kept, None)
@@ -149,7 +149,7 @@ class JsonCall:
         self._state = self._key_or_end
         return True
 
-    def _stream(self, out: list[Piece]) -> bool:
+    def _stream(self, out: list[MessagePart]) -> bool:
         self._has_arguments = True
         size = self._value.take(self._text)
         self._argue(out, self._text[:size])
@@ -160,21 +160,21 @@ class JsonCall:
 
     # --- telling ---
 
-    def _argue(self, out: list[Piece], text: str) -> None:
+    def _argue(self, out: list[MessagePart], text: str) -> None:
         if self._told and text:
-            out.append(CallArguments(self._index, text))
+            out.append(ToolCallArguments(self._index, text))
         else:
             self._waiting += text
             self._tell(out)
 
-    def _tell(self, out: list[Piece]) -> None:
+    def _tell(self, out: list[MessagePart]) -> None:
         """The call has begun once its name and the start of its arguments are there."""
         if self._name is None or not self._has_arguments or self._told:
             return
         self._told, self.raw = True, ""
-        out.append(CallBegin(self._index, self._name))
+        out.append(ToolCallBegin(self._index, self._name))
         if self._waiting:
-            out.append(CallArguments(self._index, self._waiting))
+            out.append(ToolCallArguments(self._index, self._waiting))
             self._waiting = ""
 
 
@@ -186,51 +186,51 @@ def _loads(text: str, otherwise: object) -> object:
     return found
 
 
-class NamedCall:
+class NamedCallParser:
     """The completion is the arguments of one function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._begun = False
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[MessagePart]:
         if not text:
             return []
-        begin: list[Piece] = [] if self._begun else [CallBegin(0, self._name)]
+        begin: list[MessagePart] = [] if self._begun else [ToolCallBegin(0, self._name)]
         self._begun = True
-        return [*begin, CallArguments(0, text)]
+        return [*begin, ToolCallArguments(0, text)]
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[MessagePart]:
         return []
 
 
-class CallList:
+class CallListParser:
     """The completion is `[{"name": ..., "arguments": ...}, ...]`."""
 
     def __init__(self) -> None:
         self._text = ""
-        self._call: JsonCall | None = None
+        self._call: JsonCallParser | None = None
         self._calls = 0
 
-    def feed(self, text: str) -> list[Piece]:
-        out: list[Piece] = []
+    def feed(self, text: str) -> list[MessagePart]:
+        out: list[MessagePart] = []
         self._text += text
         while self._text and self._step(out):
             pass
         return out
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[MessagePart]:
         left = self._call.raw if self._call is not None else self._text.strip(SPACE)
-        return [Text(left)] if left else []
+        return [TextPart(left)] if left else []
 
-    def _step(self, out: list[Piece]) -> bool:
+    def _step(self, out: list[MessagePart]) -> bool:
         if self._call is None:
             self._text = self._text.lstrip(SPACE + "[,]")
             if not self._text:
                 return False
-            self._call = JsonCall(self._calls)
-        pieces, rest = self._call.feed(self._text)
-        out += pieces
+            self._call = JsonCallParser(self._calls)
+        parts, rest = self._call.feed(self._text)
+        out += parts
         self._text = rest
         if self._call.over and not self._call.failed:
             self._call = None
@@ -242,26 +242,26 @@ class CallList:
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-class Hermes:
+class HermesParser:
     """See the module."""
 
     def __init__(self) -> None:
         self._text = ""
-        self._prose = Prose()
-        self._call: JsonCall | None = None
+        self._prose = TextAroundCalls()
+        self._call: JsonCallParser | None = None
         self._calls = 0
         self._closing = False
         """A call has ended; its closing mark may follow."""
 
-    def feed(self, text: str) -> list[Piece]:
-        out: list[Piece] = []
+    def feed(self, text: str) -> list[MessagePart]:
+        out: list[MessagePart] = []
         self._text += text
         while self._step(out):
             pass
         return out
 
-    def end(self) -> list[Piece]:
-        out: list[Piece] = []
+    def end(self) -> list[MessagePart]:
+        out: list[MessagePart] = []
         if self._call is not None:
             self._prose.say(out, OPEN + self._call.raw if self._call.raw else "")
         elif not self._closing:
@@ -270,7 +270,7 @@ class Hermes:
         self._text, self._call = "", None
         return out
 
-    def _step(self, out: list[Piece]) -> bool:
+    def _step(self, out: list[MessagePart]) -> bool:
         if self._call is not None:
             return self._in_call(self._call, out)
         if self._closing:
@@ -281,14 +281,14 @@ class Hermes:
             return False
         self._prose.say(out, self._text[:at])
         self._text = self._text[at + len(OPEN):]
-        self._call = JsonCall(self._calls)
+        self._call = JsonCallParser(self._calls)
         return True
 
-    def _in_call(self, call: JsonCall, out: list[Piece]) -> bool:
-        pieces, rest = call.feed(self._text)
-        if pieces:
+    def _in_call(self, call: JsonCallParser, out: list[MessagePart]) -> bool:
+        parts, rest = call.feed(self._text)
+        if parts:
             self._prose.called()
-        out += pieces
+        out += parts
         self._text = ""
         if call.failed:  # the mark was text, and what follows on it is looked at again
             self._prose.say(out, OPEN)
@@ -312,7 +312,7 @@ class Hermes:
 TAG = "<|python_tag|>"
 
 
-class Llama3:
+class Llama3Parser:
     """See the module."""
 
     def __init__(self) -> None:
@@ -320,27 +320,27 @@ class Llama3:
         """Not looked at yet."""
         self._before = ""
         """Since the last call's end."""
-        self._call: JsonCall | None = None
+        self._call: JsonCallParser | None = None
         self._calls = 0
         self._plain = False
 
-    def feed(self, text: str) -> list[Piece]:
-        out: list[Piece] = []
+    def feed(self, text: str) -> list[MessagePart]:
+        out: list[MessagePart] = []
         self._text += text
         while self._text and self._step(out):
             pass
         return out
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[MessagePart]:
         left = self._before + (self._call.raw if self._call is not None else "") + self._text
         self._text = self._before = ""
         if self._call is None and self._calls and not left.strip(SPACE + ";"):
             return []
-        return [Text(left)] if left else []
+        return [TextPart(left)] if left else []
 
-    def _step(self, out: list[Piece]) -> bool:
+    def _step(self, out: list[MessagePart]) -> bool:
         if self._plain:
-            out.append(Text(self._text))
+            out.append(TextPart(self._text))
             self._text = ""
             return False
         if self._call is not None:
@@ -350,16 +350,16 @@ class Llama3:
         after = rest.removeprefix(TAG).lstrip(SPACE)
         if after.startswith("{"):
             self._before, self._text = whole[:len(whole) - len(after)], after
-            self._call = JsonCall(self._calls)
+            self._call = JsonCallParser(self._calls)
             return True
         if not after or TAG.startswith(rest):
             self._before, self._text = whole, ""
             return False
         return self._give_up(whole)
 
-    def _in_call(self, call: JsonCall, out: list[Piece]) -> bool:
-        pieces, rest = call.feed(self._text)
-        out += pieces
+    def _in_call(self, call: JsonCallParser, out: list[MessagePart]) -> bool:
+        parts, rest = call.feed(self._text)
+        out += parts
         self._text = ""
         if call.failed:
             return self._give_up(self._before + call.raw)

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 
-class Text(NamedTuple):
+class TextPart(NamedTuple):
     """More of the answer."""
 
     text: str
 
 
-class Reasoning(NamedTuple):
+class ReasoningPart(NamedTuple):
     """More of the thoughts before it."""
 
     text: str
 
 
-class CallBegin(NamedTuple):
+class ToolCallBegin(NamedTuple):
     """A call of a tool; its arguments follow."""
 
     call: int
@@ -26,81 +26,81 @@ class CallBegin(NamedTuple):
     name: str
 
 
-class CallArguments(NamedTuple):
-    """More of a call's arguments: a piece of JSON text."""
+class ToolCallArguments(NamedTuple):
+    """More of a call's arguments: a part of JSON text."""
 
     call: int
     text: str
 
 
-Piece: TypeAlias = Text | Reasoning | CallBegin | CallArguments
+MessagePart: TypeAlias = TextPart | ReasoningPart | ToolCallBegin | ToolCallArguments
 
 
-class Machine(Protocol):
+class OutputParser(Protocol):
     """Takes a message's text as it comes."""
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[MessagePart]:
         """What is certain now."""
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[MessagePart]:
         """What is left, when no more comes."""
 
 
-class Plain:
+class PlainParser:
     """A message that is text alone."""
 
-    def feed(self, text: str) -> list[Piece]:
-        return [Text(text)] if text else []
+    def feed(self, text: str) -> list[MessagePart]:
+        return [TextPart(text)] if text else []
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[MessagePart]:
         return []
 
 
-class Chain:
+class ChainedParser:
     """Reasoning first; what is no reasoning goes on to the second machine."""
 
-    def __init__(self, first: Machine, second: Machine) -> None:
+    def __init__(self, first: OutputParser, second: OutputParser) -> None:
         self._first, self._second = first, second
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[MessagePart]:
         return self._pass_on(self._first.feed(text))
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[MessagePart]:
         return self._pass_on(self._first.end()) + self._second.end()
 
-    def _pass_on(self, pieces: Iterable[Piece]) -> list[Piece]:
-        out: list[Piece] = []
-        for piece in pieces:
-            out += self._second.feed(piece.text) if isinstance(piece, Text) else [piece]
+    def _pass_on(self, parts: Iterable[MessagePart]) -> list[MessagePart]:
+        out: list[MessagePart] = []
+        for part in parts:
+            out += self._second.feed(part.text) if isinstance(part, TextPart) else [part]
         return out
 
 
-def joined(pieces: Iterable[Piece]) -> list[Piece]:
+def merge_parts(parts: Iterable[MessagePart]) -> list[MessagePart]:
     """The same with neighbours of one kind as one: what two cuttings of a text have in common."""
-    out: list[Piece] = []
-    for piece in pieces:
+    out: list[MessagePart] = []
+    for part in parts:
         last = out[-1] if out else None
-        if isinstance(piece, Text) and isinstance(last, Text):
-            out[-1] = Text(last.text + piece.text)
-        elif isinstance(piece, Reasoning) and isinstance(last, Reasoning):
-            out[-1] = Reasoning(last.text + piece.text)
-        elif (isinstance(piece, CallArguments) and isinstance(last, CallArguments)
-              and piece.call == last.call):
-            out[-1] = CallArguments(last.call, last.text + piece.text)
+        if isinstance(part, TextPart) and isinstance(last, TextPart):
+            out[-1] = TextPart(last.text + part.text)
+        elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
+            out[-1] = ReasoningPart(last.text + part.text)
+        elif (isinstance(part, ToolCallArguments) and isinstance(last, ToolCallArguments)
+              and part.call == last.call):
+            out[-1] = ToolCallArguments(last.call, last.text + part.text)
         else:
-            out.append(piece)
+            out.append(part)
     return out
 
 
-def read_all(machine: Machine, text: str) -> list[Piece]:
+def parse_all(machine: OutputParser, text: str) -> list[MessagePart]:
     """A whole message at once."""
-    return joined(machine.feed(text) + machine.end())
+    return merge_parts(machine.feed(text) + machine.end())
 
 
 SPACE = " \t\r\n"
 
 
-def held(text: str, marks: Sequence[str]) -> int:
+def partial_mark(text: str, marks: Sequence[str]) -> int:
     """Characters at the end of `text` that may be the beginning of one of the marks."""
     longest = max(map(len, marks))
     for size in range(min(longest - 1, len(text)), 0, -1):
@@ -110,20 +110,20 @@ def held(text: str, marks: Sequence[str]) -> int:
     return 0
 
 
-class Found(NamedTuple):
+class FoundMark(NamedTuple):
     """The first of some marks in a text."""
 
     at: int
     mark: str
 
 
-def first_of(text: str, marks: Sequence[str]) -> Found | None:
+def first_of(text: str, marks: Sequence[str]) -> FoundMark | None:
     """None if none of them is there."""
-    places = [Found(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
+    places = [FoundMark(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
     return min(places, default=None)
 
 
-class Value:
+class JsonValueScanner:
     """One JSON value, taken from a text as it comes: where does it end?
 
     Strings and brackets are followed, nothing else is checked. A value without either (a number, a
@@ -166,7 +166,7 @@ class Value:
         return size
 
 
-class Prose:
+class TextAroundCalls:
     """Told of all text and of every call, in order."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class Prose:
         self._behind = False
         """A call was last: white space is dropped."""
 
-    def say(self, out: list[Piece], text: str) -> None:
+    def say(self, out: list[MessagePart], text: str) -> None:
         """More text."""
         if self._behind:
             text = text.lstrip(SPACE)
@@ -184,11 +184,11 @@ class Prose:
         said = text.rstrip(SPACE)
         self._spaces = text[len(said):]
         if said:
-            out.append(Text(said))
+            out.append(TextPart(said))
 
-    def say_before(self, out: list[Piece], text: str, marks: Sequence[str]) -> str:
+    def say_before(self, out: list[MessagePart], text: str, marks: Sequence[str]) -> str:
         """As much of the text as cannot be the beginning of a mark; the rest."""
-        size = len(text) - held(text, marks)
+        size = len(text) - partial_mark(text, marks)
         self.say(out, text[:size])
         return text[size:]
 
@@ -200,10 +200,10 @@ class Prose:
         """It ended."""
         self._behind = True
 
-    def end(self, out: list[Piece]) -> None:
+    def end(self, out: list[MessagePart]) -> None:
         """No more comes."""
         if self._spaces:
-            out.append(Text(self._spaces))
+            out.append(TextPart(self._spaces))
         self._spaces = ""
 
 

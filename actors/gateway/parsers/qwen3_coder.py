@@ -11,13 +11,13 @@ from typing import Any
 
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
-    CallArguments,
-    CallBegin,
-    Piece,
-    Prose,
+    MessagePart,
+    TextAroundCalls,
+    ToolCallArguments,
+    ToolCallBegin,
     after_call,
     first_of,
-    held,
+    partial_mark,
 )
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -28,27 +28,27 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """Tool -> the schema of its parameters."""
 
 
-class Qwen3Coder:
+class Qwen3CoderParser:
     """See the module. Each argument is told when it is whole."""
 
     def __init__(self, schemas: Schemas | None = None) -> None:
         self._schemas = schemas or {}
         self._text = ""
-        self._prose = Prose()
+        self._prose = TextAroundCalls()
         self._calls = 0
-        self._state: Callable[[list[Piece]], bool] = self._in_text
+        self._state: Callable[[list[MessagePart]], bool] = self._in_text
         self._name = ""
         self._arguments = 0
 
-    def feed(self, text: str) -> list[Piece]:
-        out: list[Piece] = []
+    def feed(self, text: str) -> list[MessagePart]:
+        out: list[MessagePart] = []
         self._text += text
         while self._state(out):
             pass
         return out
 
-    def end(self) -> list[Piece]:
-        out: list[Piece] = []
+    def end(self) -> list[MessagePart]:
+        out: list[MessagePart] = []
         if self._state in (self._in_text, self._opened):
             self._prose.say(out, (OPEN if self._state == self._opened else "") + self._text)
             self._prose.end(out)
@@ -57,7 +57,7 @@ class Qwen3Coder:
 
     # --- states ---
 
-    def _in_text(self, out: list[Piece]) -> bool:
+    def _in_text(self, out: list[MessagePart]) -> bool:
         marks = (OPEN, FUNCTION)
         found = first_of(self._text, marks)
         if found is None:
@@ -73,7 +73,7 @@ class Qwen3Coder:
         self._text, self._state = self._text[found.at + len(OPEN):], self._opened
         return True
 
-    def _not_yet_function(self, out: list[Piece], at: int) -> bool:
+    def _not_yet_function(self, out: list[MessagePart], at: int) -> bool:
         """A mark without a name: wait for it, or it is text."""
         if _may_be_name(self._text[at + len(FUNCTION):]):
             self._prose.say(out, self._text[:at])
@@ -88,7 +88,7 @@ class Qwen3Coder:
         name, mark, _ = text.removeprefix(FUNCTION).partition(">")
         return bool(mark) and _NAME.fullmatch(name.strip()) is not None
 
-    def _opened(self, out: list[Piece]) -> bool:
+    def _opened(self, out: list[MessagePart]) -> bool:
         text = self._text.lstrip(SPACE)
         if text.startswith(FUNCTION):
             if self._is_function(text):
@@ -102,31 +102,31 @@ class Qwen3Coder:
         self._prose.say(out, OPEN)
         return True
 
-    def _function(self, out: list[Piece]) -> bool:
+    def _function(self, out: list[MessagePart]) -> bool:
         name, _, self._text = self._text.removeprefix(FUNCTION).partition(">")
         self._name, self._arguments = name.strip(), 0
         self._prose.called()
-        out += [CallBegin(self._calls, self._name), CallArguments(self._calls, "{")]
+        out += [ToolCallBegin(self._calls, self._name), ToolCallArguments(self._calls, "{")]
         self._state = self._between
         return True
 
-    def _between(self, out: list[Piece]) -> bool:
+    def _between(self, out: list[MessagePart]) -> bool:
         """Before a parameter or the function's end; what stands there otherwise is dropped."""
         found = first_of(self._text, (PARAMETER, FUNCTION_END, CLOSE))
         if found is None:
-            self._text = self._text[len(self._text) - held(
+            self._text = self._text[len(self._text) - partial_mark(
                 self._text, (PARAMETER, FUNCTION_END, CLOSE)):]
             return False
         if found.mark == PARAMETER:
             self._text, self._state = self._text[found.at + len(PARAMETER):], self._parameter
             return True
-        out.append(CallArguments(self._calls, "}"))
+        out.append(ToolCallArguments(self._calls, "}"))
         self._calls += 1
         keep = found.at if found.mark == CLOSE else found.at + len(FUNCTION_END)
         self._text, self._state = self._text[keep:], self._closing
         return True
 
-    def _parameter(self, out: list[Piece]) -> bool:
+    def _parameter(self, out: list[MessagePart]) -> bool:
         name, mark, rest = self._text.partition(">")
         if not mark:
             return False
@@ -136,13 +136,13 @@ class Qwen3Coder:
         value = rest[:found.at].removeprefix("\n").removesuffix("\n")
         name, comma = name.strip(), ", " if self._arguments else ""
         told = f"{comma}{json.dumps(name, ensure_ascii=False)}: {self._typed(name, value)}"
-        out.append(CallArguments(self._calls, told))
+        out.append(ToolCallArguments(self._calls, told))
         self._arguments += 1
         skip = len(PARAMETER_END) if found.mark == PARAMETER_END else 0
         self._text, self._state = rest[found.at + skip:], self._between
         return True
 
-    def _closing(self, _out: list[Piece]) -> bool:
+    def _closing(self, _out: list[MessagePart]) -> bool:
         rest = after_call(self._text, CLOSE)
         if rest is None:
             return False

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from actorium.actors.gateway.parsers.parts import SPACE, Piece, Reasoning, Text, held
+from actorium.actors.gateway.parsers.parts import (
+    SPACE,
+    MessagePart,
+    ReasoningPart,
+    TextPart,
+    partial_mark,
+)
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -12,7 +18,7 @@ def opens_thought(text: str) -> bool:
     return text.rfind(OPEN) > text.rfind(CLOSE)
 
 
-class Think:
+class ThinkParser:
     """See the module. White space at the edges of the reasoning and before the answer is dropped.
     """
 
@@ -24,22 +30,22 @@ class Think:
         """The reasoning, or the answer behind it, has had its first letter."""
         self._inside = inside
 
-    def feed(self, text: str) -> list[Piece]:
-        out: list[Piece] = []
+    def feed(self, text: str) -> list[MessagePart]:
+        out: list[MessagePart] = []
         self._text += text
         while self._text and self._state(out):
             pass
         return out
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[MessagePart]:
         left, self._text = self._text, ""
         if self._state == self._thinking:
-            out: list[Piece] = []
+            out: list[MessagePart] = []
             self._think(out, left)
             return out
-        return [Text(left)] if left else []
+        return [TextPart(left)] if left else []
 
-    def _before(self, _out: list[Piece]) -> bool:
+    def _before(self, _out: list[MessagePart]) -> bool:
         text = self._text.lstrip(SPACE)
         if text.startswith(OPEN):
             self._text, self._state = text[len(OPEN):], self._thinking
@@ -49,7 +55,7 @@ class Think:
         self._state = self._answer
         return True
 
-    def _thinking(self, out: list[Piece]) -> bool:
+    def _thinking(self, out: list[MessagePart]) -> bool:
         if self._inside:  # a model may write the mark though the prompt has it
             text = self._text.lstrip(SPACE)
             if OPEN.startswith(text) and text != OPEN:
@@ -57,7 +63,7 @@ class Think:
             self._text, self._inside = text.removeprefix(OPEN), False
         at = self._text.find(CLOSE)
         if at < 0:
-            size = len(self._text) - held(self._text, (CLOSE,))
+            size = len(self._text) - partial_mark(self._text, (CLOSE,))
             self._think(out, self._text[:size])
             self._text = self._text[size:]
             return False
@@ -65,18 +71,18 @@ class Think:
         self._text, self._state = self._text[at + len(CLOSE):], self._behind
         return True
 
-    def _behind(self, _out: list[Piece]) -> bool:
+    def _behind(self, _out: list[MessagePart]) -> bool:
         self._text = self._text.lstrip(SPACE)
         if self._text:
             self._state = self._answer
         return bool(self._text)
 
-    def _answer(self, out: list[Piece]) -> bool:
-        out.append(Text(self._text))
+    def _answer(self, out: list[MessagePart]) -> bool:
+        out.append(TextPart(self._text))
         self._text = ""
         return False
 
-    def _think(self, out: list[Piece], text: str) -> None:
+    def _think(self, out: list[MessagePart], text: str) -> None:
         if not self._begun:
             text = text.lstrip(SPACE)
         text = self._spaces + text
@@ -84,4 +90,4 @@ class Think:
         self._spaces = text[len(said):]
         if said:
             self._begun = True
-            out.append(Reasoning(said))
+            out.append(ReasoningPart(said))

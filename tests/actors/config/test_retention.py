@@ -18,7 +18,7 @@ from actorium.actors.detokenizer.client_connections import ClientConnections
 from actorium.actors.detokenizer.ended_sequences import EndedSequences
 from actorium.actors.detokenizer.refusals import QuarantinedRequests
 from actorium.actors.errors import InvalidRequest, Quarantined
-from actorium.actors.gateway.faces.response_store import ResponseStore, Stored
+from actorium.actors.gateway.faces.response_store import ResponseStore, StoredResponse
 from actorium.actors.gateway.served_model import TokenTexts
 from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams
@@ -168,7 +168,7 @@ def test_a_store_of_responses_takes_what_the_table_says() -> None:
     for number in range(6000):
         with store._db:
             store._put(f"t{number % 7}", rid(number),
-                       Stored("completed", "", 600 * b"r", 300 * b"c", 100 * b"i"))
+                       StoredResponse("completed", "", 600 * b"r", 300 * b"c", 100 * b"i"))
     pages, size = (store._db.execute(f"PRAGMA {name}").fetchone()[0]
                    for name in ("page_count", "page_size"))
     assert limit < pages * size < retention.STORE_FACTOR * limit

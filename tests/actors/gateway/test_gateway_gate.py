@@ -17,7 +17,7 @@ from helpers_served import Served, serving
 
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.recovery_gate import AGAIN, FRESH, RecoveryGate, obstacle
+from actorium.actors.gateway.served_engine import AGAIN, FRESH, RecoveryGate, obstacle
 from actorium.actors.health import SILENT_AFTER
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus, Status

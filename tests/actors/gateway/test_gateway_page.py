@@ -21,7 +21,7 @@ from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.page import documents
-from actorium.actors.gateway.page.dashboard import Dashboard, Sampler
+from actorium.actors.gateway.page.dashboard import Dashboard, DashboardSampler
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.messages import ActorStatus, Status
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_sample_tells_what_the_scheduler_says() -> None:
-    first = Sampler().sample(status(), False, 5.0, 100.0)
+    first = DashboardSampler().sample(status(), False, 5.0, 100.0)
     assert (first.at, first.ready, first.why) == (5.0, True, "")
     assert (first.running, first.waiting) == (3, 2)
     assert (first.pages, first.pages_used, first.pages_cached) == (100, 6, 3)
@@ -138,7 +138,7 @@ def test_a_sample_tells_what_the_scheduler_says() -> None:
 
 
 def test_rates_are_by_the_time_between_beats() -> None:
-    sampler = Sampler()
+    sampler = DashboardSampler()
     sampler.sample(status(beat_age=0.5), False, 0.0, 100.0)
     more = {"tokens": 300.0, "prompt_tokens": 30.0, "steps": 50.0, "busy_us": 100_000.0,
             "spec_decode_num_draft_tokens": 40.0, "spec_decode_num_accepted_tokens": 30.0}
@@ -157,7 +157,7 @@ def test_rates_are_by_the_time_between_beats() -> None:
 @pytest.mark.parametrize("after", [
     {"epoch": 2, "tokens": 500.0}, {"tokens": 50.0}, {"epoch": 2, "tokens": 0.0}])
 def test_another_scheduler_counts_for_itself(after: dict[str, Any]) -> None:
-    sampler = Sampler()
+    sampler = DashboardSampler()
     sampler.sample(status(tokens=100.0), False, 0.0, 100.0)
     assert sampler.sample(status(**after), False, 1.0, 101.0).tokens_per_second is None
 
@@ -168,7 +168,7 @@ def test_another_scheduler_counts_for_itself(after: dict[str, Any]) -> None:
     (status(), True, "the engine is stopping"),
 ])
 def test_why_it_is_not_ready(answer: Status, draining: bool, why: str) -> None:
-    sample = Sampler().sample(answer, draining, 0.0, 100.0)
+    sample = DashboardSampler().sample(answer, draining, 0.0, 100.0)
     assert (sample.ready, sample.why) == (False, why)
 
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from actorium.actors.config.tree import Config
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.parsers.choice_parser import Reader
+from actorium.actors.gateway.parsers.choice_parser import ChoiceParser
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 
@@ -93,7 +93,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, where: str, failure: BaseException) -
         def planted(*_: Any, **__: Any) -> Any:
             raise failure
 
-        monkeypatch.setattr(Reader, where, planted)
+        monkeypatch.setattr(ChoiceParser, where, planted)
 
 
 @pytest.mark.parametrize("failure", [ValueError("xyzzy"), MemoryError(), Panic("xyzzy")],

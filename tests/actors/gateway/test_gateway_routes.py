@@ -14,7 +14,7 @@ from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.routes import ROUTES, Access, Errors, find
+from actorium.actors.gateway.http.routes import ROUTES, Access, ErrorStyle, find
 from actorium.actors.gateway.served_engine import ServedEngine
 
 TURN = [{"role": "user", "content": "Hi"}]
@@ -58,7 +58,7 @@ def test_each_path_has_the_rules_of_its_route(path: str) -> None:
 
 def test_a_path_that_nothing_answers_needs_a_key() -> None:
     assert find("/v2/none").access is Access.KEY and not find("/v2/none").generates
-    assert find("/v1/messages/batches").errors is Errors.ANTHROPIC
+    assert find("/v1/messages/batches").errors is ErrorStyle.ANTHROPIC
     assert find("/v1/chat/completions/").access is Access.KEY
 
 

@@ -11,8 +11,11 @@ import pytest
 from helpers_gateway import Scripted, scripted_client
 
 from actorium.actors.gateway.faces.chat_completions import message
-from actorium.actors.gateway.parsers.choice_parser import Reader
-from actorium.actors.gateway.parsers.parsing import Opening, Parsing
+from actorium.actors.gateway.parsers.choice_parser import (
+    ChoiceParser,
+    ParserFactory,
+    ThoughtOpening,
+)
 
 HERMES = "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
 QWEN3 = ("{{ messages[0].content }}<tool_call>{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -182,28 +185,28 @@ def test_what_does_not_fit_together_is_refused(monkeypatch: pytest.MonkeyPatch,
     (None, "none", "none"),
 ])
 def test_the_template_tells_the_formats(template: str | None, tools: str, reasoning: str) -> None:
-    found = Parsing("auto", "auto", template)
+    found = ParserFactory("auto", "auto", template)
     assert (found.tools, found.reasoning) == (tools, reasoning)
-    assert Parsing("none", "none", template).tools == "none"
+    assert ParserFactory("none", "none", template).tools == "none"
 
 
 def test_the_template_itself_says_whether_it_opens_the_reasoning() -> None:
     off = {"enable_thinking": False}
-    assert not Opening(QWEN3).opens({}) and not Opening(QWEN3).opens(off)
-    assert Opening(QWEN35).opens({}) and not Opening(QWEN35).opens(off)
-    assert not Opening("{{ raise_exception('x') }}<think>").opens({})
-    assert not Opening("{% for i in range(90000) %}{% endfor %}<think>").opens({})
+    assert not ThoughtOpening(QWEN3).opens({}) and not ThoughtOpening(QWEN3).opens(off)
+    assert ThoughtOpening(QWEN35).opens({}) and not ThoughtOpening(QWEN35).opens(off)
+    assert not ThoughtOpening("{{ raise_exception('x') }}<think>").opens({})
+    assert not ThoughtOpening("{% for i in range(90000) %}{% endfor %}<think>").opens({})
 
 
 def test_the_engines_arguments_of_a_template_stand_beneath_the_requests() -> None:
-    parsing = Parsing("auto", "auto", QWEN35, {"enable_thinking": False})
+    parsing = ParserFactory("auto", "auto", QWEN35, {"enable_thinking": False})
     for args, reasoning in (({}, None), ({"other": 1}, None), ({"enable_thinking": True}, "hm")):
-        found = Reader(parsing.machine(None, None, True, args), True, 1, [])
+        found = ChoiceParser(parsing.machine(None, None, True, args), True, 1, [])
         assert message(found.read("hm", last=True)).reasoning_content == reasoning
 
 
 def test_large_arguments_of_a_template_are_not_kept() -> None:
-    parsing = Parsing("auto", "auto", QWEN35)
+    parsing = ParserFactory("auto", "auto", QWEN35)
     for number in range(300):
         data = {"x" * 100: 1, "data": [number], "text": "y" * 1000 + str(number)}
         parsing.machine(None, None, True, data | {"enable_thinking": number % 2 == 0})
@@ -220,8 +223,8 @@ def test_large_arguments_of_a_template_are_not_kept() -> None:
     ([("<|x|>", [1])], [], 0)])  # no model that reasons
 def test_tokens_of_reasoning_are_counted(texts: list[tuple[str, list[int]]], ids: list[int],
                                          want: int) -> None:
-    parsing = Parsing("none", "deepseek_r1", "")
-    streamed, whole = (Reader(parsing.machine(None, None, True, {}), True, 1, ids)
+    parsing = ParserFactory("none", "deepseek_r1", "")
+    streamed, whole = (ChoiceParser(parsing.machine(None, None, True, {}), True, 1, ids)
                        for _ in range(2))
     for i, (text, tokens) in enumerate(texts):
         streamed.read(text, i == len(texts) - 1, tokens)

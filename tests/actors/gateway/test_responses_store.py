@@ -12,11 +12,16 @@ from pathlib import Path
 import pytest
 
 from actorium.actors.errors import BadConfig
-from actorium.actors.gateway.faces.response_store import ResponseStore, Stored, lives, owner_of
+from actorium.actors.gateway.faces.response_store import (
+    ResponseStore,
+    StoredResponse,
+    lives,
+    owner_of,
+)
 
 
-def stored(size: int = 10, status: str = "completed") -> Stored:
-    return Stored(status, "", b"r" * size, b"[]", b"[]")
+def stored(size: int = 10, status: str = "completed") -> StoredResponse:
+    return StoredResponse(status, "", b"r" * size, b"[]", b"[]")
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -79,11 +84,12 @@ def test_a_file_outlives_the_gateway_and_is_its_users_alone(tmp_path: Path) -> N
 
 WRITER = """
 import asyncio, sys
-from actorium.actors.gateway.faces.response_store import ResponseStore, Stored
+from actorium.actors.gateway.faces.response_store import ResponseStore, StoredResponse
 async def run():
     store = ResponseStore(sys.argv[1], 1 << 20, 1000)
     for number in range(50):
-        await store.put(sys.argv[2], f"resp_{number}", Stored("completed", "", b"r", b"[]", b"[]"))
+        stored = StoredResponse("completed", "", b"r", b"[]", b"[]")
+        await store.put(sys.argv[2], f"resp_{number}", stored)
 asyncio.run(run())
 """
 

@@ -11,88 +11,89 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.gateway.parsers.json_calls import Hermes, Llama3
+from actorium.actors.gateway.parsers.json_calls import HermesParser, Llama3Parser
 from actorium.actors.gateway.parsers.parts import (
-    CallArguments,
-    CallBegin,
-    Chain,
-    Machine,
-    Piece,
-    Reasoning,
-    Text,
-    joined,
-    read_all,
+    ChainedParser,
+    MessagePart,
+    OutputParser,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallBegin,
+    merge_parts,
+    parse_all,
 )
-from actorium.actors.gateway.parsers.qwen3_coder import Qwen3Coder
-from actorium.actors.gateway.parsers.think import Think
+from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser
+from actorium.actors.gateway.parsers.think import ThinkParser
 
 SCHEMAS = {"f": {"type": "object", "properties": {
     "n": {"type": "integer"}, "s": {"type": "string"}, "o": {"type": "object"}}}}
-MACHINES: dict[str, Callable[[], Machine]] = {
-    "hermes": Hermes, "llama3": Llama3, "coder": lambda: Qwen3Coder(SCHEMAS),
-    "think": lambda: Think(False), "inside": lambda: Think(True),
-    "both": lambda: Chain(Think(True), Hermes()),
+MACHINES: dict[str, Callable[[], OutputParser]] = {
+    "hermes": HermesParser, "llama3": Llama3Parser, "coder": lambda: Qwen3CoderParser(SCHEMAS),
+    "think": lambda: ThinkParser(False), "inside": lambda: ThinkParser(True),
+    "both": lambda: ChainedParser(ThinkParser(True), HermesParser()),
 }
 
 
-def call(index: int, name: str, arguments: str) -> list[Piece]:
-    return [CallBegin(index, name), CallArguments(index, arguments)]
+def call(index: int, name: str, arguments: str) -> list[MessagePart]:
+    return [ToolCallBegin(index, name), ToolCallArguments(index, arguments)]
 
 
-CASES: list[tuple[str, str, list[Piece]]] = [
-    ("hermes", "no call at all\n", [Text("no call at all\n")]),
+CASES: list[tuple[str, str, list[MessagePart]]] = [
+    ("hermes", "no call at all\n", [TextPart("no call at all\n")]),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": [1, "}"]}}\n</tool_call>',
      call(0, "f", '{"a": [1, "}"]}')),
     ("hermes", 'Let me see.\n\n<tool_call>{"name":"f","arguments":{}}</tool_call>\n<tool_call>\n'
      '{"name": "g", "arguments": {"x": "\\"</tool_call>"}}</tool_call>\n',
-     [Text("Let me see."), *call(0, "f", "{}"), *call(1, "g", '{"x": "\\"</tool_call>"}')]),
+     [TextPart("Let me see."), *call(0, "f", "{}"), *call(1, "g", '{"x": "\\"</tool_call>"}')]),
     ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call> then more',
-     [*call(0, "f", '{"a": 1}'), Text("then more")]),
+     [*call(0, "f", '{"a": 1}'), TextPart("then more")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
      call(0, "f", '{"a": 1}')),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', call(0, "f", "{}")),
     ("hermes", '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}'
      "</tool_call>", call(0, "f", '{"a": 1}')),
-    ("hermes", "<tool_call>not json</tool_call>", [Text("<tool_call>not json</tool_call>")]),
+    ("hermes", "<tool_call>not json</tool_call>", [TextPart("<tool_call>not json</tool_call>")]),
     ("hermes", '<tool_call>{"colour": 3}</tool_call> <tool_call>{"name": "f", "arguments": {}}',
-     [Text('<tool_call>{"colour": 3}</tool_call>'), *call(0, "f", "{}")]),
+     [TextPart('<tool_call>{"colour": 3}</tool_call>'), *call(0, "f", "{}")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "cut of',
      call(0, "f", '{"a": "cut of')),
-    ("hermes", '<tool_call>{"name": "f', [Text('<tool_call>{"name": "f')]),
-    ("hermes", "a < b and <tool", [Text("a < b and <tool")]),
+    ("hermes", '<tool_call>{"name": "f', [TextPart('<tool_call>{"name": "f')]),
+    ("hermes", "a < b and <tool", [TextPart("a < b and <tool")]),
     ("llama3", '{"name": "f", "parameters": {"a": 1}}', call(0, "f", '{"a": 1}')),
     ("llama3", ' <|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}',
      [*call(0, "f", "{}"), *call(1, "g", "{}")]),
-    ("llama3", '{"answer": 42}', [Text('{"answer": 42}')]),
+    ("llama3", '{"answer": 42}', [TextPart('{"answer": 42}')]),
     ("llama3", 'Sure: {"name": "f", "parameters": {}}',
-     [Text('Sure: {"name": "f", "parameters": {}}')]),
-    ("llama3", "<|python_tag|>print(1)", [Text("<|python_tag|>print(1)")]),
+     [TextPart('Sure: {"name": "f", "parameters": {}}')]),
+    ("llama3", "<|python_tag|>print(1)", [TextPart("<|python_tag|>print(1)")]),
     ("llama3", "", []),
     ("coder", "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=s>\n3\n"
      "</parameter>\n</function>\n</tool_call>", call(0, "f", '{"n": 3, "s": "3"}')),
     ("coder", "Look.\n<function=f>\n<parameter=o>\n{\"a\": [1]}\n</parameter>\n</function>",
-     [Text("Look."), *call(0, "f", '{"o": {"a": [1]}}')]),
+     [TextPart("Look."), *call(0, "f", '{"o": {"a": [1]}}')]),
     ("coder", "<tool_call><function=f></function></tool_call>\n<tool_call><function=g>"
      "<parameter=q>\na\n b\n</parameter></function></tool_call>",
      [*call(0, "f", "{}"), *call(1, "g", '{"q": "a\\n b"}')]),
-    ("coder", "<tool_call>nothing</tool_call>", [Text("<tool_call>nothing</tool_call>")]),
+    ("coder", "<tool_call>nothing</tool_call>", [TextPart("<tool_call>nothing</tool_call>")]),
     ("coder", "<tool_call><function=f><parameter=n>\nthree\n</parameter></function>",
      call(0, "f", '{"n": "three"}')),
-    ("think", "<think>\nhm, </thin\n</think>\n\nYes.", [Reasoning("hm, </thin"), Text("Yes.")]),
-    ("think", "plain <think>x</think>", [Text("plain <think>x</think>")]),
-    ("think", "<think>never ends ", [Reasoning("never ends")]),
-    ("think", "<thi", [Text("<thi")]),
-    ("inside", "first\n</think>Answer\n", [Reasoning("first"), Text("Answer\n")]),
-    ("inside", "<think>first</think>Answer", [Reasoning("first"), Text("Answer")]),
-    ("inside", "\n\n</think>\n\nAnswer", [Text("Answer")]),
+    ("think", "<think>\nhm, </thin\n</think>\n\nYes.",
+     [ReasoningPart("hm, </thin"), TextPart("Yes.")]),
+    ("think", "plain <think>x</think>", [TextPart("plain <think>x</think>")]),
+    ("think", "<think>never ends ", [ReasoningPart("never ends")]),
+    ("think", "<thi", [TextPart("<thi")]),
+    ("inside", "first\n</think>Answer\n", [ReasoningPart("first"), TextPart("Answer\n")]),
+    ("inside", "<think>first</think>Answer", [ReasoningPart("first"), TextPart("Answer")]),
+    ("inside", "\n\n</think>\n\nAnswer", [TextPart("Answer")]),
     ("both", 'so\n</think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
-     [Reasoning("so"), *call(0, "f", "{}")]),
+     [ReasoningPart("so"), *call(0, "f", "{}")]),
 ]
 
 
 @pytest.mark.parametrize(("kind", "text", "want"), CASES)
-def test_what_is_found(kind: str, text: str, want: list[Piece]) -> None:
-    assert read_all(MACHINES[kind](), text) == want
+def test_what_is_found(kind: str, text: str, want: list[MessagePart]) -> None:
+    assert parse_all(MACHINES[kind](), text) == want
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -100,15 +101,15 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
 
 
-def in_parts(machine: Machine, parts: list[str]) -> list[Piece]:
-    pieces: list[Piece] = []
+def in_parts(machine: OutputParser, parts: list[str]) -> list[MessagePart]:
+    pieces: list[MessagePart] = []
     for part in parts:
         pieces += machine.feed(part)
-    return joined(pieces + machine.end())
+    return merge_parts(pieces + machine.end())
 
 
 @pytest.mark.parametrize(("kind", "text", "want"), CASES)
-def test_every_cutting_gives_the_same(kind: str, text: str, want: list[Piece]) -> None:
+def test_every_cutting_gives_the_same(kind: str, text: str, want: list[MessagePart]) -> None:
     assert in_parts(MACHINES[kind](), list(text)) == want
     for at in range(len(text) + 1):
         assert in_parts(MACHINES[kind](), [text[:at], text[at:]]) == want
@@ -130,7 +131,7 @@ FRAGMENTS = ["<tool_call>", "</tool_call>", '{"name": ', '"f"', ', "arguments": 
        places=st.lists(st.integers(0, 1 << 16), max_size=6))
 def test_whatever_comes_cuttings_agree(kind: str, parts: list[str], places: list[int]) -> None:
     text = "".join(parts)
-    assert in_parts(MACHINES[kind](), cut(text, places)) == read_all(MACHINES[kind](), text)
+    assert in_parts(MACHINES[kind](), cut(text, places)) == parse_all(MACHINES[kind](), text)
 
 
 @settings(max_examples=100, deadline=None)
@@ -144,7 +145,7 @@ def test_arguments_come_through_whole(arguments: dict[str, Any], before: str) ->
             ("hermes", f'{before}<tool_call>\n{json.dumps({"name": "f", "arguments": arguments})}'
                        "\n</tool_call>"),
             ("llama3", json.dumps({"name": "f", "parameters": arguments}))):
-        pieces = read_all(MACHINES[kind](), text)
-        told = [piece for piece in pieces if isinstance(piece, CallArguments)]
-        assert CallBegin(0, "f") in pieces
+        pieces = parse_all(MACHINES[kind](), text)
+        told = [piece for piece in pieces if isinstance(piece, ToolCallArguments)]
+        assert ToolCallBegin(0, "f") in pieces
         assert json.loads(told[0].text) == arguments
