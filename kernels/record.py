@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# Columns of the parameter record, as gpu/step/tables.py fills them.
+# Columns of the parameter record, which gpu/step/tables.py fills: i32, from TEMPERATURE on float32
+# bits.
 (LIMIT, MIN_LEN, SEED_LOW, SEED_HIGH, TOP_K, COUNT_ROW, TEMPERATURE, TOP_P, MIN_P, REPETITION,
  PRESENCE, FREQUENCY) = range(12)
 WIDTH = 12

@@ -107,8 +107,8 @@ class GraphReplay:
     @property
     def packed(self) -> Tensor | None:
         """See `StaticBuffers.packed`; None where the step must still be sampled."""
-        told: Tensor = self._statics.packed(self._tier.shape)
-        return None if self._needs is None else told
+        packed: Tensor = self._statics.packed(self._tier.shape)
+        return None if self._needs is None else packed
 
     def forward(self) -> None:
         """Everything up to the logits."""
@@ -162,12 +162,12 @@ class DecodeGraphRunner:
 
     # --- capturing ---------------------------------------------------------------------------
 
-    def capture(self, say: ReportPhase, most: int | None = None) -> None:
+    def capture(self, report: ReportPhase, most: int | None = None) -> None:
         """Capture graphs, in the order of `shapes`; most: so many of them. The tables' slots are
         untouched: all is run over the sink."""
         todo = self.shapes[:most]
         for number, shape in enumerate(todo):
-            say("warming", f"graphs {number}/{len(todo)}")
+            report("warming", f"graphs {number}/{len(todo)}")
             if shape not in self._tiers:
                 self._tiers[shape] = self._captured(shape)
 

@@ -112,12 +112,12 @@ class PiecewiseGraphRunner:
 
     # --- capturing ---------------------------------------------------------------------------
 
-    def capture(self, say: ReportPhase, most: int | None = None) -> None:
+    def capture(self, report: ReportPhase, most: int | None = None) -> None:
         """Capture segments, in the order of `shapes`; most: for so many numbers of tokens. Nothing
         is written but to the sink page."""
         todo = self.shapes[:most]
         for number, size in enumerate(todo):
-            say("warming", f"segments {number}/{len(todo)}")
+            report("warming", f"segments {number}/{len(todo)}")
             if size not in self._chains:
                 self._chains[size] = self._captured(size)
 

@@ -16,11 +16,11 @@ I32 = NDArray[np.int32]
 class DraftTables:
     """Arrays are device arrays of `arrays` unless named host."""
 
-    def __init__(self, arrays: HostArrays | DeviceArrays, slots: int, most: int) -> None:
-        """most: drafts that a sequence can have in a step; 0 = nothing is ever drafted."""
-        self.most = most
-        self.tokens = arrays.full((slots, most), 0, "int64")
-        """i64[slots, most]: the first `held` are guesses of what follows on the last token."""
+    def __init__(self, arrays: HostArrays | DeviceArrays, slots: int, max_drafts: int) -> None:
+        """max_drafts: drafts that a sequence can have in a step; 0 = nothing is ever drafted."""
+        self.max_drafts = max_drafts
+        self.tokens = arrays.full((slots, max_drafts), 0, "int64")
+        """i64[slots, max_drafts]: the first `held` guess what follows the last token."""
         self.accepted = arrays.full((slots,), 0, "int64")
         """Of the drafts that the last step verified; 0 after an admission, and where a sequence had
         ended before."""

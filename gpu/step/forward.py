@@ -95,7 +95,7 @@ class ForwardPass:
         arrays, drafts = self.tables.arrays, self.tables.drafts
         slots, extends = step.slots_d[step.ending:], step.batches[0].extends
         decodes = arrays.tensor(arrays.long(slots))
-        if not drafts.most:
+        if not drafts.max_drafts:
             return RecurrentBatch(self.states, self.states.rows(plan, extends, decodes))
         accepted = arrays.tensor(drafts.accepted[slots])
         return RecurrentBatch(self.states, self.states.rows(plan, extends, decodes, step.q_len,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from actorium.actors.messages import StepPlan
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
 from actorium.gpu.step.staging import Array, Upload
-from actorium.gpu.step.tables import I32, LIMIT, PROMPT_LOGPROBS, SlotTables
-from actorium.kernels.record import DecodeRows, WindowSizes
+from actorium.gpu.step.tables import I32, PROMPT_LOGPROBS, SlotTables
+from actorium.kernels.record import LIMIT, DecodeRows, WindowSizes
 
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
 
@@ -58,7 +58,7 @@ class InputBatch:
     extends: _ExtendPart | None = None
     prompts: Sequence[PromptLogprobRows] = ()
     """Their rows follow the sampled ones in `logit_rows`."""
-    sent: dict[str, int] = field(default_factory=dict)
+    staged: dict[str, int] = field(default_factory=dict)
     """What `stage_rows` gave to the upload, by name."""
     bounded: bool = True
     """False in a graph, which must serve sequences of any length: `bound` is the longest."""
@@ -102,8 +102,9 @@ def prepare_batch(tables: SlotTables, plan: StepPlan, up: Upload) -> InputBatch:
 
     Raises `ValueError` on a plan that does not fit the tables.
     """
-    if plan.drafts > tables.drafts.most:
-        raise ValueError(f"drafts: {plan.drafts} are wanted, {tables.drafts.most} can be made")
+    if plan.drafts > tables.drafts.max_drafts:
+        raise ValueError(f"drafts: {plan.drafts} are wanted, "
+                         f"{tables.drafts.max_drafts} can be made")
     if plan.release:
         tables.release(np.frombuffer(plan.release, np.int32))
     if plan.admit:
@@ -111,7 +112,7 @@ def prepare_batch(tables: SlotTables, plan: StepPlan, up: Upload) -> InputBatch:
     if plan.page_appends:
         tables.append_pages(np.frombuffer(plan.page_appends, np.int32), up)
     decode = np.frombuffer(plan.decode, np.int32)
-    drafts, speculates = 0, tables.drafts.most > 0
+    drafts, speculates = 0, tables.drafts.max_drafts > 0
     if speculates:
         tables.drafts.settle(tables.host_len, tables.host_low)
         drafts = tables.drafts.window(decode)
@@ -131,7 +132,7 @@ def stage_rows(step: InputBatch, up: Upload) -> None:
     """What the device must be told of the step's rows goes to the upload."""
     ext = step.extends
     if ext is None:
-        step.sent["decode"] = up.add(step.decode)
+        step.staged["decode"] = up.add(step.decode)
         return
     slots, starts, counts = np.array(ext.rows, np.int32).T
     ending = np.array(ext.ending, np.int32).reshape(-1, 3)
@@ -144,13 +145,13 @@ def stage_rows(step: InputBatch, up: Upload) -> None:
                         ("following", np.concatenate(ext.following)), ("sampled", step.slots),
                         ("rows", step.row_slots), ("length", ending[:, 1]),
                         ("wanted", logit_rows.astype(np.int32))):
-        step.sent[name] = up.add(array)
+        step.staged[name] = up.add(array)
 
 
 def fill_batch(tables: SlotTables, step: InputBatch, up: Upload) -> None:
     """The step's rows, on the device. The upload has been sent."""
     if step.extends is None:
-        fill_decodes(tables, step, up[step.sent["decode"]])
+        fill_decodes(tables, step, up[step.staged["decode"]])
     else:
         _fill_mixed(tables, step, step.extends, up)
 
@@ -172,14 +173,14 @@ def decode_batch(t: SlotTables, decode: I32, q_len: int, bound: int) -> InputBat
 
 
 def fill_decodes(t: SlotTables, step: InputBatch, decode_d: Array,
-                 kept: tuple[Array, ...] = ()) -> None:
+                 buffers: tuple[Array, ...] = ()) -> None:
     """The rows of such a step. decode_d: i32, its slots; kept: where `positions` and `row_slots_d`
     are to lie, if anywhere. Reads nothing else of the host than the number of slots, `q_len` and
     `bound`."""
     q_len, tensor, long = step.q_len, t.arrays.tensor, t.arrays.long
     count = len(decode_d)
     rows = t.row_numbers[:count * q_len]
-    dec = _decode_rows(t, decode_d, q_len - 1, step.bound, kept)
+    dec = _decode_rows(t, decode_d, q_len - 1, step.bound, buffers)
     tokens, positions, wanted = tensor(dec.tokens), tensor(long(dec.position)), tensor(rows)
     lens = tensor(dec.lens)
     step.batches = [
@@ -207,20 +208,20 @@ class _DecodePart(NamedTuple):
 
 
 def _decode_rows(t: SlotTables, decode_d: Array, drafts: int, bound: int,
-                 kept: tuple[Array, ...] = ()) -> _DecodePart:
+                 buffers: tuple[Array, ...] = ()) -> _DecodePart:
     if not len(decode_d):
         none = t.seq_len[:0]
         return _DecodePart(t.last_token[:0], none, [none] * t.groups,
                            [table[:0, :1] for table in t.pages], none, 0, none, none)
     if t.fills:
-        return _decode_rows_by_kernel(t, decode_d, drafts + 1, bound + drafts, kept)
+        return _decode_rows_by_kernel(t, decode_d, drafts + 1, bound + drafts, buffers)
     found = (_window_rows(t, decode_d, drafts, bound + drafts) if drafts
              else _single_rows(t, decode_d, bound))
-    if not kept:
+    if not buffers:
         return found
-    for to, own in zip(kept, (found.sampled, found.slots), strict=True):
+    for to, own in zip(buffers, (found.sampled, found.slots), strict=True):
         to[:] = own
-    return found._replace(sampled=kept[0], slots=kept[1])
+    return found._replace(sampled=buffers[0], slots=buffers[1])
 
 
 def _single_rows(t: SlotTables, decode_d: Array, bound: int) -> _DecodePart:
@@ -259,12 +260,12 @@ def _window_rows(t: SlotTables, decode_d: Array, drafts: int, bound: int) -> _De
 
 
 def _decode_rows_by_kernel(t: SlotTables, decode_d: Array, q_len: int, bound: int,
-                           kept: tuple[Array, ...]
+                           buffers: tuple[Array, ...]
                            ) -> _DecodePart:
     """Either of them, by a kernel."""
     count, width = len(decode_d), -(-bound // t.page_size)
     rows, new = count * q_len, decode_d.new_empty
-    sampled, row_slots = kept or (new((rows,)), new((rows,)))
+    sampled, row_slots = buffers or (new((rows,)), new((rows,)))
     out = DecodeRows(new((rows,), dtype=torch.int64), new((rows,), dtype=torch.int64),
                      new((t.groups, rows), dtype=torch.int64), new((t.groups, count, width)),
                      new((count,)), sampled, row_slots)
@@ -286,8 +287,8 @@ def _mixed(t: SlotTables, plan: StepPlan, decode: I32, q_len: int, bound: int) -
 
 def _fill_mixed(t: SlotTables, step: InputBatch, ext: _ExtendPart, up: Upload) -> None:
     slot, position, token, length, wanted = (
-        up[step.sent[name]] for name in ("slot", "position", "token", "length", "wanted"))
-    step.slots_d, step.row_slots_d = up[step.sent["sampled"]], up[step.sent["rows"]]
+        up[step.staged[name]] for name in ("slot", "position", "token", "length", "wanted"))
+    step.slots_d, step.row_slots_d = up[step.staged["sampled"]], up[step.staged["rows"]]
     dec = _decode_rows(t, step.slots_d[step.ending:], step.q_len - 1, step.bound)
     count, join = len(step.decode), t.arrays.xp.concatenate
     long, tensor = t.arrays.long, t.arrays.tensor
@@ -302,7 +303,7 @@ def _fill_mixed(t: SlotTables, step: InputBatch, ext: _ExtendPart, up: Upload) -
             tokens, positions, tensor(long(kv)), _extend_rows(t, ext, table), ext.total, count,
             tensor(dec.pages[g]) if count else None, lens, dec.bound, logit_rows, step.q_len))
     step.positions = join((length, dec.sampled))
-    step.following = long(up[step.sent["following"]]) if t.drafts.most else None
+    step.following = long(up[step.staged["following"]]) if t.drafts.max_drafts else None
 
 
 def _extend_rows(t: SlotTables, ext: _ExtendPart, table: Array) -> list[ExtendRow]:
@@ -323,7 +324,7 @@ def _extends(t: SlotTables, extend: I32) -> _ExtendPart:
             raise ValueError(f"extend: slot {slot}: {seq.done} tokens exceed its page table")
         out.rows.append((slot, start, count))
         out.tokens.append(seq.tokens[start:seq.done])
-        if t.drafts.most:
+        if t.drafts.max_drafts:
             out.following += [seq.tokens[start + 1:seq.done + 1], _ZERO[:seq.done == seq.length]]
         if t.flags[slot] & PROMPT_LOGPROBS and start + 1 < seq.prompt_len:
             last = min(seq.done + 1, seq.prompt_len)

@@ -157,9 +157,9 @@ class ModelRunner(ForwardPass):
         return len(self.tables.sequences)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, begin: OnQueue = _nothing) -> LaunchedStep:
-        """Queue one step on the device without waiting for it (on a CPU: run it). begin: called
-        when the host knows all of it, and the device's part is about to be queued. Masks that
+    def launch(self, plan: StepPlan, on_queue: OnQueue = _nothing) -> LaunchedStep:
+        """Queue one step on the device without waiting for it (on a CPU: run it). on_queue:
+        called when the host has prepared it, before the device's part is queued. Masks that
         follow the plan are waited for (`wait`) when the forward pass is queued.
 
         Raises `ValueError` on a plan that does not fit the tables.
@@ -172,7 +172,7 @@ class ModelRunner(ForwardPass):
         if captured is None:
             stage_rows(step, up)
         self._pick(plan, step, up)
-        begin()
+        on_queue()
         up.send()
         if self.states is not None and plan.admit:
             self.states.admit(plan.admit)
@@ -185,8 +185,8 @@ class ModelRunner(ForwardPass):
             self._replay(captured, step, up, out)
         if plan.drafts and self._hook is not None and self.proposer is None and len(step.slots):
             self._propose_with(self._hook, step, plan.drafts)
-        if "masked" in step.sent:
-            slots = self.arrays.long(up[step.sent["masked"]])
+        if "masked" in step.staged:
+            slots = self.arrays.long(up[step.staged["masked"]])
             out.drafts = self.arrays.fetch(self.tables.drafts.tokens[slots, :plan.drafts])
         return out
 
@@ -194,15 +194,15 @@ class ModelRunner(ForwardPass):
         """What the results need on the device goes to the upload."""
         if step.needs & LOGPROBS:
             rows = np.flatnonzero(step.flags & LOGPROBS).astype(np.int32)
-            step.sent["ranked"] = up.add(rows)
+            step.staged["ranked"] = up.add(rows)
             named = _named_tokens(self.tables, step.row_slots[rows])
             if named is not None:
-                step.sent["named"] = up.add(named.reshape(-1))
+                step.staged["named"] = up.add(named.reshape(-1))
         if plan.drafts and step.needs & MASKED:
             masked = np.flatnonzero(self.tables.flags[step.slots] & MASKED)
-            step.sent["masked"] = up.add(step.slots[masked])
+            step.staged["masked"] = up.add(step.slots[masked])
         if step.prompts:
-            step.sent["prompts"] = up.add(np.concatenate([p.tokens for p in step.prompts]))
+            step.staged["prompts"] = up.add(np.concatenate([p.tokens for p in step.prompts]))
 
     def _run(self, plan: StepPlan, step: InputBatch, up: Upload, out: LaunchedStep) -> None:
         """The step, operation by operation; segments of it perhaps as they were captured."""
@@ -229,14 +229,15 @@ class ModelRunner(ForwardPass):
         self.served["full_graph"] += 1
         captured.lend(step)
         captured.forward()
-        told = captured.packed
-        if told is None:
-            self.arrays.settle()  # what was told of the step before may be on its way still
+        packed = captured.packed
+        if packed is None:
+            # The result of the step before may still be on its way to the host.
+            self.arrays.wait_for_fetches()
             captured.follow(self._sample(step, captured.logits[:len(step.row_slots)], up, out))
             return
-        self.arrays.settle()
+        self.arrays.wait_for_fetches()
         captured.finish()
-        out.rows = self.arrays.fetch(told).unstack(len(step.slots))
+        out.rows = self.arrays.fetch(packed).unstack(len(step.slots))
         if step.q_len > 1:
             out.learn = self._learn(step)
 
@@ -247,7 +248,7 @@ class ModelRunner(ForwardPass):
         if rows:
             emitted = self._sample(step, to_logits(wanted[:rows]), up, out)
         if step.prompts:
-            tokens = self.arrays.long(up[step.sent["prompts"]])
+            tokens = self.arrays.long(up[step.staged["prompts"]])
             out.prompt_values = self._prompts(step.prompts, self.arrays.tensor(tokens),
                                               wanted[rows:], to_logits)
         return emitted
@@ -255,8 +256,8 @@ class ModelRunner(ForwardPass):
     def _sample(self, step: InputBatch, logits: Tensor, up: Upload,
                 out: LaunchedStep) -> SamplerOutput:
         raw, index = None, None
-        if "ranked" in step.sent:
-            index = self.arrays.long(up[step.sent["ranked"]])
+        if "ranked" in step.staged:
+            index = self.arrays.long(up[step.staged["ranked"]])
             raw = logits[self.arrays.tensor(index)]
         masks = self.wait(out.plan) if out.plan.masks_follow else out.plan.masks
         emitted = sample_and_commit(self.tables, step, logits, masks, self.force)
@@ -265,8 +266,8 @@ class ModelRunner(ForwardPass):
             out.ranked = self._ranked(step, raw.shape[1])
             most = max(k for _, _, k in out.ranked)
             chosen, named = self.arrays.tensor(tokens[index]), None
-            if "named" in step.sent:
-                flat = self.arrays.long(up[step.sent["named"]])
+            if "named" in step.staged:
+                flat = self.arrays.long(up[step.staged["named"]])
                 named = self.arrays.tensor(flat.reshape(-1, most))
             out.ranked_values = self.arrays.fetch(
                 *self.tables.sampling.logprobs(raw, chosen, most, named))

@@ -12,29 +12,25 @@ from torch import Tensor
 from actorium.actors.messages import RowMask
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.staging import Array, HostArrays
-from actorium.gpu.step.tables import (
-    BIASES,
+from actorium.gpu.step.tables import BIASES, HOLDS, PENALISES, SAMPLES, TRUNCATES, SlotTables
+from actorium.gpu.step.token_masks import apply_masks
+from actorium.kernels.cpu import sampling_cpu
+from actorium.kernels.record import (
     COUNT_ROW,
     FREQUENCY,
-    HOLDS,
     LIMIT,
     MIN_LEN,
     MIN_P,
-    PENALISES,
     PRESENCE,
     REPETITION,
-    SAMPLES,
     SEED_HIGH,
     SEED_LOW,
     TEMPERATURE,
     TOP_K,
     TOP_P,
-    TRUNCATES,
-    SlotTables,
+    RowLayout,
+    SamplingTables,
 )
-from actorium.gpu.step.token_masks import apply_masks
-from actorium.kernels.cpu import sampling_cpu
-from actorium.kernels.record import RowLayout, SamplingTables
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.philox import FORCED, uniform
 
@@ -90,7 +86,7 @@ def _sample_host(t: SlotTables, step: InputBatch, logits: Tensor,
     pick = _pick(rows, len(step.flags))
     slots = step.row_slots_d[pick]
     record = t.record[slots]
-    u = t.draws.at(slots, record[:, SEED_LOW], record[:, SEED_HIGH], step.positions[pick])
+    u = t.uniforms.at(slots, record[:, SEED_LOW], record[:, SEED_HIGH], step.positions[pick])
     real = record.view(np.float32)
     tokens[pick] = sampling_cpu.sample(logits[pick].numpy(), real[:, TEMPERATURE],
                                        record[:, TOP_K], real[:, TOP_P], real[:, MIN_P], u)
@@ -179,23 +175,23 @@ class SamplerBuffers(NamedTuple):
 def sample_and_commit(t: SlotTables, step: InputBatch, logits: Tensor,
                       masks: Sequence[RowMask] = (),
                       force: tuple[float, ...] = (),
-                      kept: SamplerBuffers | None = None) -> SamplerOutput:
+                      buffers: SamplerBuffers | None = None) -> SamplerOutput:
     """`sample`, then `commit` what was sampled; for a step without parameters in two launches.
     kept: where the results go, on a device."""
-    rows, told = kept or (None, None)
+    rows, packed = buffers or (None, None)
     if step.needs & SAMPLES or isinstance(t.arrays, HostArrays) or not t.sampling.commits:
-        emitted = commit(t, step, sample(t, step, logits, masks, rows), force, told)
-        if told is not None and emitted.packed is None:
-            t.arrays.xp.stack((emitted.counts, emitted.finish, *emitted.columns), out=told)
+        emitted = commit(t, step, sample(t, step, logits, masks, rows), force, packed)
+        if packed is not None and emitted.packed is None:
+            t.arrays.xp.stack((emitted.counts, emitted.finish, *emitted.columns), out=packed)
         return emitted
-    tokens, told = t.sampling.commit_likeliest(
+    tokens, packed = t.sampling.commit_likeliest(
         _adjusted(t, step, logits, masks), step.slots_d, step.positions, _resident(t), t.progress,
-        RowLayout(step.ending, step.q_len), bool(step.needs & PENALISES), force, rows, told)
-    return SamplerOutput(tokens, tuple(told[2:]), told[0], told[1], told)
+        RowLayout(step.ending, step.q_len), bool(step.needs & PENALISES), force, rows, packed)
+    return SamplerOutput(tokens, tuple(packed[2:]), packed[0], packed[1], packed)
 
 
 def commit(t: SlotTables, step: InputBatch, tokens: Array, force: tuple[float, ...] = (),
-           told: Array = None) -> SamplerOutput:
+           packed: Array = None) -> SamplerOutput:
     """Write the tokens sampled for each row to the tables, as far as drafts before them were
     accepted; decide which sequences end.
 
@@ -204,7 +200,7 @@ def commit(t: SlotTables, step: InputBatch, tokens: Array, force: tuple[float, .
     to put what was emitted.
     """
     if not isinstance(t.arrays, HostArrays) and t.sampling.commits:
-        return _commit_by_kernel(t, step, tokens, force, told)
+        return _commit_by_kernel(t, step, tokens, force, packed)
     if step.q_len > 1:
         return _commit_windows(t, step, tokens, force)
     xp, slots, positions = t.arrays.xp, step.slots_d, step.positions
@@ -216,7 +212,7 @@ def commit(t: SlotTables, step: InputBatch, tokens: Array, force: tuple[float, .
     t.seq_len[slots] = xp.where(ended, length, positions + 1)
     t.ended[slots] = ended | (finish > 0)
     emitted = ~ended
-    if t.drafts.most:
+    if t.drafts.max_drafts:
         t.drafts.accepted[slots] = 0
     if step.needs & PENALISES:
         _count(t, record[:, COUNT_ROW], tokens, emitted)
@@ -224,11 +220,11 @@ def commit(t: SlotTables, step: InputBatch, tokens: Array, force: tuple[float, .
 
 
 def _commit_by_kernel(t: SlotTables, step: InputBatch, tokens: Array, force: tuple[float, ...],
-                      told: Array) -> SamplerOutput:
-    told = t.sampling.commit(step.slots_d, step.positions, tokens, _resident(t), t.progress,
-                             RowLayout(step.ending, step.q_len), bool(step.needs & PENALISES),
-                             force, told)
-    return SamplerOutput(tokens, tuple(told[2:]), told[0], told[1], told)
+                      packed: Array) -> SamplerOutput:
+    packed = t.sampling.commit(step.slots_d, step.positions, tokens, _resident(t), t.progress,
+                               RowLayout(step.ending, step.q_len), bool(step.needs & PENALISES),
+                               force, packed)
+    return SamplerOutput(tokens, tuple(packed[2:]), packed[0], packed[1], packed)
 
 
 def _commit_windows(t: SlotTables, step: InputBatch, tokens: Array,

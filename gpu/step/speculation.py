@@ -18,7 +18,8 @@ from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.staging import Array, HostArrays
-from actorium.gpu.step.tables import LIMIT, SlotTables
+from actorium.gpu.step.tables import SlotTables
+from actorium.kernels.record import LIMIT
 
 
 class MTPProposer:

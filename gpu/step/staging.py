@@ -115,7 +115,7 @@ class HostArrays:
         """The same, for integer arrays of one shape."""
         return Download(list(arrays))
 
-    def settle(self) -> None:
+    def wait_for_fetches(self) -> None:
         """What is queued from here on runs after everything fetched so far has been copied."""
 
 
@@ -278,7 +278,7 @@ class DeviceArrays:
             landing.event.record()
         return Download(places, landing)
 
-    def settle(self) -> None:
+    def wait_for_fetches(self) -> None:
         """The device waits, not the host: for the side stream, long done when a step comes to what
         it writes."""
         if self._side is not None:

@@ -18,22 +18,26 @@ from actorium.actors.params import Resolved
 from actorium.gpu.step.drafts import DraftTables
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
 from actorium.kernels.backends import select_sampling
-from actorium.kernels.record import DecodeState
+from actorium.kernels.record import (
+    COUNT_ROW,
+    LIMIT,
+    MIN_LEN,
+    SEED_HIGH,
+    SEED_LOW,
+    TEMPERATURE,
+    TOP_K,
+    WIDTH,
+    DecodeState,
+)
 from actorium.kernels.reference.philox import uniform
 from actorium.kernels.reference.sampling import PROMPT_BIT
 from actorium.kernels.sampling_ops import SamplingOps
 
 I32 = NDArray[np.int32]
 
-# Columns of the parameter record (i32; the last six hold float32 bits). Temperature 0: the token
-# that is likeliest is taken; count row 0: no penalties.
-(LIMIT, MIN_LEN, SEED_LOW, SEED_HIGH, TOP_K, COUNT_ROW, TEMPERATURE, TOP_P, MIN_P, REPETITION,
- PRESENCE, FREQUENCY) = range(12)
-WIDTH = 12
-
 FORGOTTEN = -(1 << 30)
 """A first position that lies before all others."""
-MOST_EOS = 64
+MAX_EOS = 64
 """End tokens that a request can name (`Resolved.eos_ids`)."""
 
 # Bits of `flags`: which paths a slot's rows need.
@@ -73,7 +77,7 @@ class SlotTables:
         """Tokens of the sequence, the last one (not yet in the pages) included; >= 1."""
         self.ended = arrays.full((slots,), 1, "bool")
         self.record, self.eos, self.chosen, self.page_tables = arrays.resident(
-            (slots, WIDTH), (slots, MOST_EOS if isinstance(arrays, DeviceArrays) else 1), (slots,),
+            (slots, WIDTH), (slots, MAX_EOS if isinstance(arrays, DeviceArrays) else 1), (slots,),
             (groups, slots, pages_per_seq))
         """`page_tables`: of each group; entries behind a window stay as they were. `eos`: as wide
         as it may have to be where graphs keep its address. `chosen`: the slots that a graph's rows
@@ -89,7 +93,7 @@ class SlotTables:
         has no bias."""
         self.counts: Array = None
         """i32[rows, vocab]: how often each token occurs, for slots with penalties."""
-        self.draws = UniformCache(arrays, slots, drafts)
+        self.uniforms = UniformCache(arrays, slots, drafts)
         self.host_len = np.zeros(slots, np.int32)
         """Upper bound of `seq_len`. Without drafts: what it is for a sequence that goes on."""
         self.host_low = np.zeros(slots, np.int32) if drafts else self.host_len
@@ -126,7 +130,7 @@ class SlotTables:
             host[:] = 0
         self.bias_ids = self.bias_values = self.counts = None
         self._free_count_rows = []
-        self.draws.forget(np.arange(self.slots, dtype=np.int32))
+        self.uniforms.forget(np.arange(self.slots, dtype=np.int32))
         self.drafts.clear()
 
     def release(self, slots: I32) -> None:
@@ -158,11 +162,11 @@ class SlotTables:
             self.host_len[a.slot] = self.host_low[a.slot] = len(tokens)
             self.host_min[a.slot] = min(a.prompt_len + a.params.min_tokens, self.max_len)
             self.flags[a.slot] = _flags(a.params)
-            self._fill(records[i], a)
+            self._fill_record(records[i], a)
             if self.flags[a.slot] & PENALISES:
                 records[i, COUNT_ROW] = row = self._count_row(a.slot)
-                counted[row] = self._counted(a, tokens)
-        eos = self._lists([self._known(a.params.eos_ids) for a in admits], "eos", -1)
+                counted[row] = self._token_counts(a, tokens)
+        eos = self._lists([self._in_vocab(a.params.eos_ids) for a in admits], "eos", -1)
         slots = np.array([a.slot for a in admits], np.int32)
         places, pages = self._first_pages(admits)
         up.rows(self.record, slots, records)
@@ -170,8 +174,8 @@ class SlotTables:
         for table, own in zip(self.pages, pages, strict=True):
             up.cells(table, places, own)
         up.rows(self.ended, slots, np.zeros(len(slots), np.int32))
-        self.draws.forget(slots)
-        if self.drafts.most:
+        self.uniforms.forget(slots)
+        if self.drafts.max_drafts:
             self.drafts.admit(slots, up)
         if counted:
             up.rows(self.counts, np.array(list(counted), np.int32), np.stack([*counted.values()]))
@@ -186,7 +190,7 @@ class SlotTables:
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab:
             raise ValueError(f"admit: slot {a.slot}: a token id is not below {self.vocab}")
 
-    def _fill(self, row: I32, a: Admit) -> None:
+    def _fill_record(self, row: I32, a: Admit) -> None:
         p = a.params
         row[LIMIT] = min(a.prompt_len + p.max_tokens, self.max_len)
         row[MIN_LEN] = min(a.prompt_len + p.min_tokens, self.max_len)
@@ -233,7 +237,7 @@ class SlotTables:
 
     # --- lists per slot ------------------------------------------------------------------------
 
-    def _known(self, ids: Iterable[int]) -> list[int]:
+    def _in_vocab(self, ids: Iterable[int]) -> list[int]:
         return [token for token in ids if token < self.vocab]
 
     def _lists(self, ids: list[list[int]], name: str, pad: int) -> I32:
@@ -274,7 +278,7 @@ class SlotTables:
         self._count_rows[slot] = row = self._free_count_rows.pop()
         return row
 
-    def _counted(self, a: Admit, tokens: I32) -> I32:
+    def _token_counts(self, a: Admit, tokens: I32) -> I32:
         """i32[vocab]: the tokens of a sequence."""
         counted = np.bincount(tokens[a.prompt_len:], minlength=self.vocab).astype(np.int32)
         counted[tokens[:a.prompt_len]] |= PROMPT_BIT
@@ -303,7 +307,7 @@ class UniformCache:
     def __init__(self, arrays: HostArrays | DeviceArrays, slots: int, drafts: int) -> None:
         """drafts: most that a step verifies: a sequence's rows are at most so many positions
         apart."""
-        self._kept = isinstance(arrays, HostArrays)
+        self._caches = isinstance(arrays, HostArrays)
         self._long = arrays.long
         self._apart = drafts
         self._first = np.full(slots, FORGOTTEN, np.int32)
@@ -311,13 +315,13 @@ class UniformCache:
 
     def forget(self, slots: I32) -> None:
         """These slots have new seeds."""
-        if self._kept:
+        if self._caches:
             self._first[slots] = FORGOTTEN
 
     def at(self, slots: Array, low: Array, high: Array, positions: Array) -> Array:
         """f64[R] for the seeds' words i32[R] and the positions i32[R]."""
         long = self._long
-        if not self._kept:
+        if not self._caches:
             return uniform(long(low), long(high), long(positions))
         place = positions - self._first[slots]
         stale = np.flatnonzero(place.view(np.uint32) >= self._numbers.shape[1])

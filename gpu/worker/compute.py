@@ -51,7 +51,7 @@ class ComputeThread:
         self._post: WakeUp = _nothing
         self._epoch = 0
         """The scheduler's."""
-        self._taken = False
+        self._adopted = False
         """The scheduler knows that we are here: plans before that are for the worker before us."""
         self.results: deque[Ready | StepResult] = deque()
         self.failure: BaseException | None = None
@@ -64,24 +64,24 @@ class ComputeThread:
         """Steps launched, by how (`ModelRunner.served`)."""
         self.compilations = Compilations()
         """Kernels compiled since the worker was ready."""
-        self.given = 0
+        self.plans_received = 0
         """Plans taken."""
 
     def start(self, post: WakeUp) -> None:
         """Start loading; `post` is called, from any thread, when there is something new."""
         self._post = post
-        threading.Thread(target=self._guarded, args=(self._compute,), name="compute",
+        threading.Thread(target=self._run_guarded, args=(self._compute,), name="compute",
                          daemon=True).start()
 
-    def put(self, message: StepPlan | Masks | Reset | None) -> None:
+    def submit(self, message: StepPlan | Masks | Reset | None) -> None:
         """Queue a message. None: no masks will come any more."""
         if isinstance(message, StepPlan):
-            self.given += 1
+            self.plans_received += 1
         self._work.put(message)
 
     # --- the threads ---------------------------------------------------------------------------
 
-    def _guarded(self, body: Callable[[], None]) -> None:
+    def _run_guarded(self, body: Callable[[], None]) -> None:
         try:
             body()
         except BaseException as error:
@@ -89,28 +89,28 @@ class ComputeThread:
             self._post()
 
     def _compute(self) -> None:
-        runner, meter, ahead = self._open()
+        runner, meter, ahead = self._load()
         self.served = runner.served
         from actorium.gpu.worker.timing import make_timer
 
         timer = make_timer(runner.arrays.device, self._trace())
         if timer.waits:
-            threading.Thread(target=self._guarded, args=(self._collect,), name="harvest",
-                             daemon=True).start()
-        runner.wait = self._masks
+            threading.Thread(target=self._run_guarded, args=(self._harvest_results,),
+                             name="harvest", daemon=True).start()
+        runner.wait = self._wait_for_masks
         while True:
-            message = self._next(ahead)
+            message = self._next_message(ahead)
             if isinstance(message, Reset):
-                if self._takes(message):
+                if self._apply_reset(message):
                     runner.reset()
                     timer.reset()
-            elif not self._taken or message.epoch != self._epoch:
-                self.given -= 1
+            elif not self._adopted or message.epoch != self._epoch:
+                self.plans_received -= 1
             else:
                 try:
                     timed = timer.launch(runner, message)
                 except StepAbandoned:
-                    self.given -= 1
+                    self.plans_received -= 1
                     runner.reset()
                     timer.reset()
                     self._post()  # it may have been the last thing to do
@@ -122,7 +122,7 @@ class ComputeThread:
                 if meter is not None and meter.after(message, runner.window):
                     self.memory = meter.footprint.gauges()
 
-    def _masks(self, plan: StepPlan) -> list[RowMask]:
+    def _wait_for_masks(self, plan: StepPlan) -> list[RowMask]:
         """Those that follow the plan. Nothing comes between, unless the scheduler is another one,
         or there is none any more: raises `StepAbandoned`."""
         while True:
@@ -133,8 +133,8 @@ class ComputeThread:
             elif isinstance(message, StepPlan):
                 if message.epoch == plan.epoch:
                     raise ValueError(f"masks: a plan came instead of those of step {plan.step}")
-                self.given -= 1
-            elif message is None or self._takes(message):
+                self.plans_received -= 1
+            elif message is None or self._apply_reset(message):
                 raise StepAbandoned
 
     def _trace(self) -> StepTrace | None:
@@ -146,17 +146,17 @@ class ComputeThread:
         events = open_events(self._ctx, "compute")
         return None if events is None else StepTrace(events)
 
-    def _takes(self, reset: Reset) -> bool:
+    def _apply_reset(self, reset: Reset) -> bool:
         """Whether a reset counts: not one of an older scheduler, or meant for an older worker."""
         if reset.epoch < self._epoch or reset.worker not in (0, self._ctx.epoch):
             return False
-        self._epoch, self._taken = reset.epoch, reset.worker > 0
-        if not self._taken:
+        self._epoch, self._adopted = reset.epoch, reset.worker > 0
+        if not self._adopted:
             self.results.append(self._ready)
             self._post()
         return True
 
-    def _next(self, ahead: PagePrefault) -> StepPlan | Reset:
+    def _next_message(self, ahead: PagePrefault) -> StepPlan | Reset:
         """What comes next; memory for pages is taken until it does."""
         while True:
             try:
@@ -166,18 +166,18 @@ class ComputeThread:
                     continue
                 message = self._work.get()
             if isinstance(message, StepPlan):
-                ahead.saw(message)
+                ahead.note_pages(message)
             if isinstance(message, StepPlan | Reset):
                 return message
 
-    def _open(self) -> tuple[ModelRunner, WorkspaceMeter | None, PagePrefault]:
+    def _load(self) -> tuple[ModelRunner, WorkspaceMeter | None, PagePrefault]:
         start = perf_counter()
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
         from actorium.actors.runtime.worker_info import write_info
         from actorium.gpu.worker.device import open_device
         from actorium.gpu.worker.prefault import PagePrefault
 
-        opened = open_device(self._ctx.config, self._ctx.epoch, self._say,
+        opened = open_device(self._ctx.config, self._ctx.epoch, self._report,
                              {"import": perf_counter() - start})
         start = perf_counter()
         ahead = PagePrefault(opened.runner.pools,
@@ -192,10 +192,10 @@ class ComputeThread:
         self._ready = opened.ready
         self.compilations.watch()
         self.results.append(opened.ready)
-        self._say("ready", opened.ready.device)
+        self._report("ready", opened.ready.device)
         return opened.runner, opened.meter, ahead
 
-    def _collect(self) -> None:
+    def _harvest_results(self) -> None:
         while True:
             self._finish(self._harvest.get())
 
@@ -204,7 +204,7 @@ class ComputeThread:
         self.steps += 1
         self._post()
 
-    def _say(self, phase: str, detail: str) -> None:
+    def _report(self, phase: str, detail: str) -> None:
         self.phase, self.detail = phase, detail
         self._post()
 

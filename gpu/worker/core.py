@@ -34,7 +34,7 @@ class WorkerCore(Core):
 
     def on_message(self, message: ToWorker, now: float) -> None:
         """A plan, its masks or a reset go to the compute thread."""
-        self._compute.put(message)
+        self._compute.submit(message)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
         """The worker has no front."""
@@ -57,12 +57,12 @@ class WorkerCore(Core):
         """Finish the plans that are here. The scheduler has ended before: what waits for its masks
         ends nothing any more."""
         self._draining = True
-        self._compute.put(None)
+        self._compute.submit(None)
 
     @property
     def done(self) -> bool:
         compute = self._compute
-        return self._draining and compute.steps >= compute.given and not compute.results
+        return self._draining and compute.steps >= compute.plans_received and not compute.results
 
     def health(self) -> Health:
         """Phase of the compute thread; a step without progress is told by `step`."""
@@ -70,7 +70,7 @@ class WorkerCore(Core):
         phase, budget = compute.phase, self._start_budget
         if phase == "ready":
             budget = STEP_BUDGET
-            if compute.given > compute.steps:
+            if compute.plans_received > compute.steps:
                 phase = "stepping"
             elif compute.steps:
                 phase = "idle"

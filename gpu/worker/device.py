@@ -81,7 +81,7 @@ class OpenedDevice(NamedTuple):
     info: WorkerInfo
 
 
-def open_device(config: Config, epoch: int, say: ReportPhase,
+def open_device(config: Config, epoch: int, report: ReportPhase,
                 seconds: dict[str, float]) -> OpenedDevice:
     """Load the model, allocate, warm up. `seconds` (by phase) is completed and goes into `ready`.
 
@@ -89,7 +89,7 @@ def open_device(config: Config, epoch: int, say: ReportPhase,
     """
     device = pick_device(config.device)
     start = perf_counter()
-    say("loading", "")
+    report("loading", "")
     before = taken(device)
     path = resolve(config.model.model)
     shape = read_shape(path, config)  # says what cannot be before it loads
@@ -97,21 +97,21 @@ def open_device(config: Config, epoch: int, say: ReportPhase,
     check_kv_dtype(config.memory.kv_cache_dtype, device, config.device.kernels)
     check_positions(config, shape, physical_bytes())
     model = load_model(path, config, device,
-                       lambda what, done, of: say("loading", f"{what} {done}/{of}"))
+                       lambda what, done, of: report("loading", f"{what} {done}/{of}"))
     seconds["load"] = perf_counter() - start
     weights = taken(device) - before
     start = perf_counter()
-    say("warming", "allocating")
+    report("warming", "allocating")
     runner, footprint, plan = _allocate(config, model, device)
     footprint.measured |= {"weights": weights, **held_bytes(runner)}
     seconds["allocate"] = perf_counter() - start
     start = perf_counter()
-    say("warming", "products")
+    report("warming", "products")
     model.ops.tune(device)
-    say("warming", "first steps")
-    meter = _warm_up(config, runner, footprint, say)
+    report("warming", "first steps")
+    meter = _warm_up(config, runner, footprint, report)
     seconds["warm up"] = perf_counter() - start
-    graphs = _capture(config, runner, footprint, say, seconds)
+    graphs = _capture(config, runner, footprint, report, seconds)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     ready = Ready(
         epoch=epoch, page_size=runner.tables.page_size,
@@ -121,7 +121,7 @@ def open_device(config: Config, epoch: int, say: ReportPhase,
         vocab_size=model.shape.vocab_size, device=f"{device.type} {name}".strip(),
         checkpoints=runner.states.checkpoints if runner.states else 0,
         recurrent=runner.states is not None, load_seconds=seconds,
-        drafts=runner.tables.drafts.most)
+        drafts=runner.tables.drafts.max_drafts)
     info = summarize(config, model, runner, plan, footprint, graphs, ready.device)
     return OpenedDevice(runner, ready, footprint, meter, info)
 
@@ -192,13 +192,13 @@ def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
 
 
 def _warm_up(config: Config, runner: ModelRunner, footprint: Footprint,
-             say: ReportPhase) -> WorkspaceMeter | None:
+             report: ReportPhase) -> WorkspaceMeter | None:
     """The first steps: on CUDA of every form; on a CPU ever larger ones, of which the temporaries
     are measured."""
     most = config.scheduler.max_num_batched_tokens
     check_numbers(runner, resolve(config.model.model), most)
     if runner.arrays.device.type != "cpu":
-        warm_up_kernels(runner, most, say)
+        warm_up_kernels(runner, most, report)
         return None
     dummy_run(runner, min(2, most))
     meter = WorkspaceMeter(footprint, cache_tensors(runner))
@@ -281,7 +281,7 @@ def _graphs(config: Config, runner: ModelRunner) -> Graphs:
         for what, reason in (("steps of decodes", why.decodes), ("segments", why.segments)):
             if reason:
                 LOG.info("no graphs of %s: %s", what, reason)
-    return planned_graphs(config, runner.tables.drafts.most, why)
+    return planned_graphs(config, runner.tables.drafts.max_drafts, why)
 
 
 def _to_capture(runner: ModelRunner, graphs: Graphs, capturer: Capturer
@@ -319,7 +319,7 @@ def _no_report(phase: str, detail: str) -> None:
     pass
 
 
-def _capture(config: Config, runner: ModelRunner, footprint: Footprint, say: ReportPhase,
+def _capture(config: Config, runner: ModelRunner, footprint: Footprint, report: ReportPhase,
              seconds: dict[str, float]) -> Graphs:
     """Capture the runner's graphs, now that its pages are there."""
     graphs = _graphs(config, runner)
@@ -330,14 +330,14 @@ def _capture(config: Config, runner: ModelRunner, footprint: Footprint, say: Rep
     decodes, segments = _to_capture(runner, graphs, CudaCapturer(device))
     for kind in (decodes, segments):
         if kind is not None:
-            kind.capture(say)
+            kind.capture(report)
     captured = len(graphs.decodes) + len(graphs.tokens)
     footprint.measured["graphs"] = graph_bytes_between(before, _memory(device), captured)
     runner.graphs, runner.segments = decodes, segments
     seconds["graphs"] = perf_counter() - start
     if device.type == "cuda":
         start = perf_counter()
-        warm_up_kernels(runner, max(graphs.tokens, default=1), say)  # as these serve them
+        warm_up_kernels(runner, max(graphs.tokens, default=1), report)  # as these serve them
         seconds["warm up"] += perf_counter() - start
     return graphs
 

@@ -111,7 +111,7 @@ def held_bytes(runner: ModelRunner) -> dict[str, int]:
 
 def tables_bytes(tables: SlotTables) -> int:
     """Bytes of the resident tables, without what rare parameters add to them."""
-    drafts = (tables.drafts.tokens, tables.drafts.accepted) if tables.drafts.most else ()
+    drafts = (tables.drafts.tokens, tables.drafts.accepted) if tables.drafts.max_drafts else ()
     return sum(array.nbytes for array in (tables.last_token, tables.seq_len, tables.ended,
                                           tables.record, tables.eos, *tables.pages, *drafts))
 

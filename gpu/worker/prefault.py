@@ -50,7 +50,7 @@ class PagePrefault:
         """Whether there is memory to take, and the system gives it."""
         return bool(self._rows)
 
-    def saw(self, plan: StepPlan) -> None:
+    def note_pages(self, plan: StepPlan) -> None:
         """Note the pages of a plan."""
         if plan.page_appends:
             appends = np.frombuffer(plan.page_appends, np.int32).reshape(-1, 2 + self._groups)

@@ -88,7 +88,7 @@ def dummy_run(runner: ModelRunner, tokens: int, rows: int = 1 << 16) -> StepSize
     As many sequences as there are slots, if there are enough tokens, but at most `rows`. The tables
     are left empty.
     """
-    t, drafts = runner.tables, runner.tables.drafts.most
+    t, drafts = runner.tables, runner.tables.drafts.max_drafts
     rows = max(1, min(t.slots - 1, tokens, rows))
     each = np.full(rows, tokens // rows)
     each[:tokens % rows] += 1
@@ -122,7 +122,7 @@ class WarmupCase(NamedTuple):
 
 
 @torch.inference_mode()
-def warm_up_kernels(runner: ModelRunner, budget: int, say: ReportPhase) -> None:
+def warm_up_kernels(runner: ModelRunner, budget: int, report: ReportPhase) -> None:
     """Run steps of every form that requests can bring, over the sink page, and leave the tables and
     states as they were made.
 
@@ -130,7 +130,7 @@ def warm_up_kernels(runner: ModelRunner, budget: int, say: ReportPhase) -> None:
     """
     plays = list(warmup_cases(runner.tables, budget))
     for number, each in enumerate(plays):
-        say("warming", f"kernels {number}/{len(plays)}")
+        report("warming", f"kernels {number}/{len(plays)}")
         run_case(runner, each)
     if runner.states is not None:
         _checkpoints(runner)
@@ -141,7 +141,7 @@ def warm_up_kernels(runner: ModelRunner, budget: int, say: ReportPhase) -> None:
 
 def warmup_cases(t: SlotTables, budget: int) -> Iterator[WarmupCase]:
     """What `warm_up_kernels` plays."""
-    most, slots, room = t.drafts.most, t.slots - 1, max(1, t.max_len - 1)
+    most, slots, room = t.drafts.max_drafts, t.slots - 1, max(1, t.max_len - 1)
     each = [d for window in range(most + 1, 0, -1) for d in (window - 1, most)] if most else [0]
     ends = [0, most] if most else [0]
     # Tiles of products follow from the number of rows, which in the last layer, and in the product
@@ -180,7 +180,7 @@ def _shared(tokens: int, most: int, rows: int) -> list[tuple[int, int]]:
 
 def run_case(runner: ModelRunner, what: WarmupCase) -> None:
     """Run it, over the sink page, which is all that blank page tables name."""
-    t, most = runner.tables, runner.tables.drafts.most
+    t, most = runner.tables, runner.tables.drafts.max_drafts
     slots = np.arange(1, len(what.rows) + 1, dtype=np.int32)
     counts = np.array([count for _, count in what.rows], np.int32)
     runner.run(StepPlan(0, 0, admit=[

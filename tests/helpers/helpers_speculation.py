@@ -19,7 +19,8 @@ from actorium.gpu.step.runner import ModelRunner, ProposeHook
 from actorium.gpu.step.speculation import make_proposer
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.states import StatePool
-from actorium.gpu.step.tables import SEED_LOW, SlotTables
+from actorium.gpu.step.tables import SlotTables
+from actorium.kernels.record import SEED_LOW
 
 I32 = NDArray[np.int32]
 RUBBISH = 50.0

@@ -85,7 +85,7 @@ class Ring:
         states = runner.states
         self.core.on_message(Ready(1, groups, shape.page_size, shape.slots, shape.max_len,
                                    shape.vocab, "test", states.checkpoints if states else 0,
-                                   states is not None, drafts=shape.drafts.most), 0.0)
+                                   states is not None, drafts=shape.drafts.max_drafts), 0.0)
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, Output] = {}
         self.most_in_flight = 0

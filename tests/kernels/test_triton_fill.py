@@ -13,8 +13,9 @@ from helpers_worker import CPU
 
 from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
 from actorium.gpu.step.staging import DeviceArrays
-from actorium.gpu.step.tables import LIMIT, SlotTables
+from actorium.gpu.step.tables import SlotTables
 from actorium.kernels.backends import select_sampling
+from actorium.kernels.record import LIMIT
 from actorium.kernels.reference.torch_ops import TorchSampling
 from actorium.kernels.sampling_ops import SamplingOps
 

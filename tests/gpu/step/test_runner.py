@@ -15,9 +15,9 @@ from actorium.actors.messages import Admit, StepPlan, StepResult
 from actorium.actors.params import Resolved
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
-from actorium.gpu.step.tables import COUNT_ROW
 from actorium.gpu.worker.timing import make_timer
 from actorium.gpu.worker.warmup import dummy_run
+from actorium.kernels.record import COUNT_ROW
 from actorium.kernels.reference.sampling import PROMPT_BIT
 
 GREEDY = Resolved(max_tokens=8, temperature=0.0)

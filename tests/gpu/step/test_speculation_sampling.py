@@ -164,7 +164,7 @@ def test_what_the_plan_says_is_allocated(tmp_path: Path) -> None:
         config, own = opened(tmp_path, speculative)
         runner = own.runner
         plan = make_plan(runner.model.shape, demand_of(config), 4 << 20)
-        assert own.ready.drafts == plan.demand.drafts == runner.tables.drafts.most == drafts
+        assert own.ready.drafts == plan.demand.drafts == runner.tables.drafts.max_drafts == drafts
         assert [pool.pages for pool in runner.all_pools] == [pool.pages for pool in plan.pools]
         assert runner.states is not None and runner.running == 0
         assert runner.states.bytes + sum(pool.bytes for pool in runner.all_pools) == plan.used

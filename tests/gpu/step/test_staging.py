@@ -87,7 +87,7 @@ def test_what_is_fetched_is_what_was_there(kind: type[HostArrays] | type[DeviceA
     arrays = kind(CPU)
     rows = arrays.full((3, 4), 2, "int64")
     fetched = [arrays.fetch(rows).unstack(3), arrays.fetch_rows(rows[0], rows[1])]
-    arrays.settle()
+    arrays.wait_for_fetches()
     if kind is DeviceArrays:
         rows[:] = 5
     assert [[row.tolist() for row in each.wait()] for each in fetched] == [

@@ -23,7 +23,7 @@ from helpers_graphs import tensors_of
 from torch import Tensor
 
 from actorium.gpu.graphs.capture import Replayable
-from actorium.gpu.step.tables import LIMIT
+from actorium.kernels.record import LIMIT
 
 T = TypeVar("T")
 

@@ -65,7 +65,7 @@ def test_memory_keeps_ahead_of_the_pages_in_use(lazy: KVPagePool) -> None:
     ahead = PagePrefault([lazy], 512)
     ahead.all()
     used = 2048 // PAGE
-    ahead.saw(appends(used, 3))
+    ahead.note_pages(appends(used, 3))
     pieces = 0
     while ahead.some():
         pieces += 1
@@ -73,14 +73,14 @@ def test_memory_keeps_ahead_of_the_pages_in_use(lazy: KVPagePool) -> None:
     for layer in lazy.layers:
         assert there(layer, 0, 2560) == 1
         assert there(layer, 3584, 4096) == 0
-    ahead.saw(appends(5))
+    ahead.note_pages(appends(5))
     assert not ahead.some()
 
 
 def test_the_pages_of_the_layer_that_drafts_are_there(lazy: KVPagePool) -> None:
     """Plans name no pages of it."""
     ahead = PagePrefault([pool(16)], 512, lazy)
-    ahead.saw(appends(2048 // PAGE))
+    ahead.note_pages(appends(2048 // PAGE))
     ahead.all()
     assert there(lazy.layers[0], 0, 2560) == 1
     assert there(lazy.layers[0], 3584, 4096) == 0

@@ -22,33 +22,33 @@ def compute() -> ComputeThread:
     made = ComputeThread(Context(Config(), Path("/nowhere"), "worker-0", 2, 0))
     made._ready = Ready(epoch=2, groups=[PageGroup(9)], page_size=16, slots=3, max_model_len=64,
                         vocab_size=32, device="none")
-    assert made._takes(Reset(3, 2))
+    assert made._apply_reset(Reset(3, 2))
     return made
 
 
 def test_masks_of_other_steps_are_passed_over(compute: ComputeThread) -> None:
     for message in (Masks(3, 6, []), Masks(2, 7, []), Masks(3, 7, MASKS)):
-        compute.put(message)
-    assert compute._masks(PLAN) == MASKS
+        compute.submit(message)
+    assert compute._wait_for_masks(PLAN) == MASKS
 
 
 def test_another_scheduler_ends_the_wait(compute: ComputeThread) -> None:
-    compute.put(Reset(2))  # of one that is gone: nobody minds
-    compute.put(Reset(4))
+    compute.submit(Reset(2))  # of one that is gone: nobody minds
+    compute.submit(Reset(4))
     with pytest.raises(StepAbandoned):
-        compute._masks(PLAN)
+        compute._wait_for_masks(PLAN)
     assert [type(message) for message in compute.results] == [Ready]
-    assert compute._epoch == 4 and not compute._taken
+    assert compute._epoch == 4 and not compute._adopted
 
 
 def test_the_end_ends_the_wait() -> None:
     core = WorkerCore(Context(Config(), Path("/nowhere"), "worker-0", 2, 0))
     core.drain(0.0)
     with pytest.raises(StepAbandoned):
-        core._compute._masks(PLAN)
+        core._compute._wait_for_masks(PLAN)
 
 
 def test_a_plan_instead_is_a_fault(compute: ComputeThread) -> None:
-    compute.put(PLAN)
+    compute.submit(PLAN)
     with pytest.raises(ValueError, match="a plan came instead of those of step 7"):
-        compute._masks(PLAN)
+        compute._wait_for_masks(PLAN)
