@@ -61,6 +61,7 @@ RULES = (
     Rule("_latent", "128 heads.*q1", 8, 1, 1, "wgmma"),
     Rule("_latent", "16 heads, q1", 4, 2, 1, "mma"),
     Rule("_latent", "", 8, 1, 1, "mma"),
+    Rule("_merge_latent", "", 4, 4, 3),
     # A state's rows in one warp's registers: eight of them hide their loads.
     Rule("_inputs", "", 4, 8, 8),
     Rule("_rule", "", 1, 8, 8),

@@ -102,6 +102,8 @@ PARTS = 128 << 20
 """Of `kernels.triton.work`."""
 PROGRAMS = 320
 """Chunks of a sequence times its key heads: two for each SM, of which there are 160 at most."""
+LATENT_ROWS = 64 * PROGRAMS
+"""Of all chunks of a step over latents: see `kernels.triton.latent`."""
 
 
 class EagerReasons(NamedTuple):
@@ -135,6 +137,6 @@ def parts_estimate(shape: ModelShape, rows: int) -> int:
     """Bytes of what decode attention leaves for its merge, for so many rows of sequences of any
     length; see `kernels.triton.work`, whose room this bounds from above."""
     if shape.latent is not None:
-        return 0
+        return min(PARTS, LATENT_ROWS * 4 * (shape.latent.rank + 1))
     each = PROGRAMS * -(-shape.heads // shape.kv_heads) * 4 * (shape.head_dim + 1)
     return len(shape.groups) * min(PARTS, rows * each)

@@ -27,7 +27,7 @@ from actorium.gpu.step.tables import SlotTables
 
 LONG = 8192
 """Tokens of the longest context that is played. From one or two thousand on keys are shared out
-among programs (`kernels.triton.extend.splits_of`, `kernels.triton.decode.shares`), however many."""
+among programs (`kernels.triton.extend.splits_of`, `kernels.triton.work.rule_of`), however many."""
 FEW = 64
 """Tokens of the longest question about it."""
 ReportPhase = Callable[[str, str], None]

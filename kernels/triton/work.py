@@ -231,18 +231,27 @@ def again(item: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def leave(
+def keep(
     acc: tl.tensor, top: tl.tensor, total: tl.tensor, parts: tl.tensor, found: tl.tensor,
-    done: tl.tensor, count: tl.tensor, live: tl.tensor, zero: tl.tensor, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
-) -> tl.tensor:
-    """Store a chunk's part, [rows, D] at `parts`, for the merge; whether it is the sequence's last
-    to be done, by a program that then sees all others'."""
+    live: tl.tensor, zero: tl.tensor, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+) -> None:
+    """Store a chunk's part, [rows, D] at `parts`, for the merge."""
     row, dim = tl.arange(0, ROWS) + zero, tl.arange(0, BLOCK_D) + zero
     share = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(parts + row[:, None] * D + dim[None, :], share,
              mask=live[:, None] & (dim < D)[None, :])
     tl.store(found + row, top + tl.log2(total), mask=live)
+
+
+@triton.jit
+def leave(
+    acc: tl.tensor, top: tl.tensor, total: tl.tensor, parts: tl.tensor, found: tl.tensor,
+    done: tl.tensor, count: tl.tensor, live: tl.tensor, zero: tl.tensor, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+) -> tl.tensor:
+    """`keep` a chunk's part; whether it is the sequence's last to be done, by a program that then
+    sees all others'."""
+    keep(acc, top, total, parts, found, live, zero, D, BLOCK_D, ROWS)
     tl.debug_barrier()  # all threads have written before one says so
     return tl.atomic_add(done, 1) == count - 1
 

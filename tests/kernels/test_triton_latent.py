@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,8 +18,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from actorium.gpu.plan.graph_memory import parts_estimate
 from actorium.kernels.reference.latent import Latent
-from actorium.kernels.triton.latent import LatentDecode, TritonLatent
+from actorium.kernels.triton.device_limits import HOPPER
+from actorium.kernels.triton.latent import LatentDecode, TritonLatent, config, room_for
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FEW = settings(FEW, max_examples=20)
@@ -94,6 +98,28 @@ class TestInterpreted:
         assert torch.equal(after[:, :2], before[:, :2])
         assert after[:, 2:].isnan().flatten(2).any(2).all()
 
+    def test_one_list_serves_every_layer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And where there are as many sequences as programs, nothing is split or merged."""
+        from triton.runtime.interpreter import InterpretedFunction
+
+        run, names = InterpretedFunction.run, []
+
+        def named(kernel: InterpretedFunction, *args: object, **options: object) -> object:
+            names.append(kernel.fn.__name__)
+            return run(kernel, *args, **options)
+
+        monkeypatch.setattr(InterpretedFunction, "run", named)
+        few = Case([1500, 40], 1, 4, 32, 8, 16)
+        attend = TritonLatent(32).decode(few.pages, few.lens, few.span, 1, 16, 0, few.scale)
+        layers = [few.layer, few.layer * 2, few.layer]
+        first, other, again = [attend(few.q, layer)[..., :32].clone() for layer in layers]
+        assert names == ["_list"] + ["_latent", "_merge_latent"] * 3
+        assert torch.equal(first, again) and not torch.equal(first, other)
+        assert torch.allclose(first, few.wanted().float(), rtol=1e-4, atol=1e-5)
+        names.clear()
+        many = Case([1500] + [9] * 15, 1, 4, 32, 8, 16)
+        assert many.error() < 1e-5 and names == ["_list", "_latent"]
+
     def test_nothing_and_lengths_beyond_the_first(self) -> None:
         ops = TritonLatent(32)
         assert ops.reads_lengths and not Latent().reads_lengths
@@ -107,6 +133,23 @@ class TestInterpreted:
         assert torch.allclose(got, case.wanted().float(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize(("sequences", "q_len"), [(1, 1), (16, 4), (64, 1), (700, 1)])
+def test_the_memory_plan_has_room_for_all_parts(
+    heads: int, sequences: int, q_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("latent", "work"):
+        monkeypatch.setattr(f"actorium.kernels.triton.{module}.device_limits",
+                            lambda _: HOPPER._replace(processors=160))
+    shape = config(q_len * heads, q_len > 1, 2)
+    room = room_for(sequences, 10**6, q_len * heads, 512, shape, CPU)
+    if room.items > sequences:
+        rows = -(-q_len * heads // shape.rows) * min(q_len * heads, shape.rows)
+        planned = parts_estimate(cast(Any, SimpleNamespace(latent=SimpleNamespace(rank=512))), 1)
+        assert room.items * rows * 513 * 4 <= planned
+    assert (room.items > sequences) == (sequences < 700), "few are split"
+
+
 CODE = """
 import torch
 from test_triton_latent import Case
@@ -117,7 +160,9 @@ for q_len, heads, splits in ((1, 128, 2), (1, 16, 1), (3, 16, 2)):
 
 @pytest.mark.slow
 def test_compiles_for_hopper(tmp_path: Path) -> None:
-    assert compiled(CODE, tmp_path) == ["_latent", "_merge", "_latent", "_latent", "_merge"]
+    assert compiled(CODE, tmp_path) == [
+        "_list", "_latent", "_merge_latent", "_list", "_latent", "_list", "_latent",
+        "_merge_latent"]
 
 
 @pytest.mark.gpu
