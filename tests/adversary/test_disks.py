@@ -25,9 +25,9 @@ from actorium.actors.runtime.http import listening
 from actorium.actors.runtime.http.listening import ListenAddress
 from actorium.actors.runtime.step_events import open_events
 from actorium.tools.chaos.checked_streams import Maker, Traffic
-from actorium.tools.chaos.fault_injection import Fault, actors, strike
-from actorium.tools.chaos.moments import ACTORS, GATEWAY, KILL, Battery, StrikeTrial
+from actorium.tools.chaos.faults import KILL, Fault, actors, strike
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, engine
+from actorium.tools.chaos.running_trials import ACTORS, GATEWAY, Battery, StrikeTrial
 
 pytestmark = pytest.mark.chaos
 PATIENCE = 0.5

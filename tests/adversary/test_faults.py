@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from actorium.tools.chaos import ends, moments
-from actorium.tools.chaos.moments import HALT, KILL, LAUNCHER, PREFILL, SUBMIT, StrikeTrial
+from actorium.tools.chaos import lifecycle_trials, running_trials
+from actorium.tools.chaos.faults import HALT, KILL
+from actorium.tools.chaos.running_trials import LAUNCHER, PREFILL, SUBMIT, StrikeTrial
 
 pytestmark = pytest.mark.chaos
 SEED, SECONDS, PAIRS = 5, 165.0, 400
@@ -22,13 +23,13 @@ SLICE = (StrikeTrial(SUBMIT, HALT, ("worker-0", "watchdog")),
 def test_struck_at_any_moment(tried: Callable[..., None], amount: Callable[[int, int], int]
                               ) -> None:
     """In full size: everybody in every way at every moment, then a sample of pairs, as far as the
-    time goes. `python -m actorium.tools.chaos.moments --seed N` does all of them."""
+    time goes. `python -m actorium.tools.chaos.running_trials --seed N` does all of them."""
     full = amount(0, 1)
     if full:
         print(f"seed {SEED}")
-        report = moments.lanes(moments.sample(SEED, PAIRS), SEED, SECONDS)
+        report = running_trials.lanes(running_trials.sample(SEED, PAIRS), SEED, SECONDS)
     else:
-        report = moments.lanes(SLICE, SEED)
+        report = running_trials.lanes(SLICE, SEED)
     tried(report.trials)
     assert report.wrong == [] and report.requests > 3 * report.trials
     assert report.trials == len(SLICE) or full
@@ -38,19 +39,19 @@ def test_struck_at_any_moment(tried: Callable[..., None], amount: Callable[[int,
 def test_struck_while_it_starts_and_stops(tried: Callable[..., None],
                                           amount: Callable[[int, int], int]) -> None:
     """It gets there, or ends with one line; nothing is left, and the next one starts at once.
-    `python -m actorium.tools.chaos.ends --seed N` does all of them."""
+    `python -m actorium.tools.chaos.lifecycle_trials --seed N` does all of them."""
     several = [StrikeTrial("start", KILL, (LAUNCHER,))]
     if amount(0, 1):
         print(f"seed {SEED}")
-        random.Random(SEED).shuffle(several := ends.trials())
-        report = ends.run(several, SEED, SECONDS)
+        random.Random(SEED).shuffle(several := lifecycle_trials.trials())
+        report = lifecycle_trials.run(several, SEED, SECONDS)
     else:
-        report = ends.run(several, SEED)
+        report = lifecycle_trials.run(several, SEED)
     tried(report.trials)
     assert report.wrong == []
 
 
 def test_every_fault_has_its_trial() -> None:
-    alone, two = moments.singles(), moments.pairs()
+    alone, two = running_trials.singles(), running_trials.pairs()
     assert len(alone) == len(set(map(str, alone))) == 6 * 5 * 6 + 6 * 3
     assert len(two) == len(set(map(str, two))) == 6 * 5 * 15 + 6 * 6

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 
 from actorium.actors.models.model_dir import DEMO_MODEL
-from actorium.tools.chaos import crowd, fuzz, poison, quarantine, reboot, soak
-from actorium.tools.chaos import model_row as model
-from actorium.tools.chaos import probe_rows as probes
-from actorium.tools.chaos import stop_row as stops
-from actorium.tools.chaos.checked_streams import Maker
-from actorium.tools.chaos.fault_injection import PAIRS, ROLES, Fault, plan
-from actorium.tools.chaos.gaps import Gaps, quantile
-from actorium.tools.chaos.kills import chaos, kills
-from actorium.tools.chaos.teeth import UNFENCED, no_dedup
+from actorium.tools.chaos import (
+    frame_row,
+    load_rows,
+    model_row,
+    poison_rows,
+    probe_rows,
+    stop_rows,
+)
+from actorium.tools.chaos.checked_streams import Gaps, Maker, quantile
+from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
+from actorium.tools.chaos.kill_rows import chaos, kills
+from actorium.tools.chaos.plants import UNFENCED, no_dedup
 
 pytestmark = pytest.mark.chaos
 KILLED_SCHEDULER = [Fault(1.0, "kill", ("scheduler",))]
@@ -89,30 +92,30 @@ def test_every_stream_goes_on_through_every_fault() -> None:
 
 
 def test_poison_is_found_and_nobody_else_suffers() -> None:
-    row = poison.poison(seed=1, requests=40, poisoned=2, latest=60.0)
+    row = poison_rows.poison(seed=1, requests=40, poisoned=2, latest=60.0)
     sound(row)
     assert (row["quarantined"], row["complete"]) == (2, 38)
 
 
 @pytest.mark.parametrize("actor", [
     actor if actor == "gateway" else pytest.param(actor, marks=pytest.mark.slow)
-    for actor in quarantine.ACTORS])
+    for actor in poison_rows.FAILING])
 def test_no_request_kills(actor: str) -> None:
     """One that kills, one that raises, one that hangs."""
-    row = quarantine.quarantine(actor, seed=1, requests=24, poisoned=3, latest=60.0)
+    row = poison_rows.quarantine(actor, seed=1, requests=24, poisoned=3, latest=60.0)
     sound(row)
     assert (row["quarantined"], row["complete"]) == (3, 21)
     assert row["deaths"] == 3 and all(row["modes"].values())
 
 
 def test_bad_frames_kill_nobody() -> None:
-    row = fuzz.fuzz(seed=1, count=1000)
+    row = frame_row.fuzz(seed=1, count=1000)
     sound(row)
     assert row["frames"] >= 1000 and row["deaths"] == 0
 
 
 def test_a_crowd_is_served_or_refused_at_once() -> None:
-    row = crowd.crowd(seed=1, seconds=2.0, readers=5, vanishing=20)
+    row = load_rows.crowd(seed=1, seconds=2.0, readers=5, vanishing=20)
     sound(row)
     assert row["complete"] + row["refused"] == row["sent"] and row["refused"] > 0
     assert row["pages_back_s"] < 5.0 and row["detokenizer_grew_mb"] < 20
@@ -120,40 +123,40 @@ def test_a_crowd_is_served_or_refused_at_once() -> None:
 
 @pytest.mark.slow
 def test_streams_outlive_the_whole_engine() -> None:
-    row = reboot.reboot(seed=1, times=1)
+    row = stop_rows.reboot(seed=1, times=1)
     sound(row)
     assert row["complete"] == row["requests"] > 0
 
 
 def test_a_stopped_engine_finishes_its_streams() -> None:
-    sound(stops.stops(seed=1, times=1))
+    sound(stop_rows.stops(seed=1, times=1))
 
 
 def test_a_killed_launcher_leaves_nothing() -> None:
-    sound(stops.orphans(times=1))
+    sound(stop_rows.orphans(times=1))
 
 
 @pytest.mark.skipif(not (DEMO_MODEL / "model.safetensors").is_file(),
                     reason="the demo model is not there")
 @pytest.mark.slow
 def test_a_real_model_s_streams_are_what_they_are_undisturbed() -> None:
-    row = model.model(seed=1, streams=20, roles=("worker-0", "scheduler"))
+    row = model_row.model(seed=1, streams=20, roles=("worker-0", "scheduler"))
     sound(row)
     assert row["kills"] == {"worker-0": 1, "scheduler": 1} and row["tokens"] > 1200
 
 
 def test_probes_tell_of_a_hang_and_of_its_end() -> None:
     """A stopped worker is unready, killed and replaced; figures are `make chaos`'s."""
-    row = probes.probes(seed=1, stops=1, streams=40, times=10)
+    row = probe_rows.probes(seed=1, stops=1, streams=40, times=10)
     slow = ("a probe takes", "a stopped worker")
     assert [text for text in row["wrong"] if not text.startswith(slow)] == []
     assert row["answer_p50_s"] < 0.25 and row["unready_after_s"][0] < 5.0
-    assert row["ready_again_s"][0] < probes.PATIENCE
+    assert row["ready_again_s"][0] < probe_rows.PATIENCE
 
 
 def test_slopes() -> None:
-    assert soak.slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == 2.0
-    assert soak.slope([(1.0, 1.0)]) == 0.0
+    assert load_rows.slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == 2.0
+    assert load_rows.slope([(1.0, 1.0)]) == 0.0
 
 
 # --- teeth ---------------------------------------------------------------------------------------

@@ -16,110 +16,58 @@ from pathlib import Path
 from time import monotonic, strftime
 from typing import Any
 
-from actorium.tools.chaos.fault_injection import PAIRS, Fault
+from actorium.tools.chaos import (
+    frame_row,
+    kill_rows,
+    load_rows,
+    model_row,
+    poison_rows,
+    probe_rows,
+    stop_rows,
+)
+from actorium.tools.chaos.faults import PAIRS, Fault
+from actorium.tools.chaos.plants import UNFENCED, no_dedup
 
 Row = Callable[[int], dict[str, Any]]
+"""From a seed to what was measured, and under "wrong" what was wrong."""
 PARTS = 4
 """The row of kills comes in so many, each with an engine of its own."""
 PART_SECONDS, STREAMS = 100.0, 200
 
 
 def _kills(part: int) -> Row:
-    def row(seed: int) -> dict[str, Any]:
-        from actorium.tools.chaos.kills import kills
-
-        return kills(seed + part, PART_SECONDS, STREAMS, rounds=2, stops=1,
-                     pairs=PAIRS[part::PARTS], full=1)
-    return row
-
-
-def _poison(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.poison import poison
-
-    return poison(seed, requests=500, poisoned=20, latest=300.0)
+    return lambda seed: kill_rows.kills(seed + part, PART_SECONDS, STREAMS, rounds=2, stops=1,
+                                        pairs=PAIRS[part::PARTS], full=1)
 
 
 def _quarantine(actor: str) -> Row:
-    def row(seed: int) -> dict[str, Any]:
-        from actorium.tools.chaos.quarantine import quarantine
-
-        return quarantine(actor, seed, requests=500, poisoned=20, latest=300.0)
-    return row
-
-
-def _crowd(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.crowd import crowd
-
-    return crowd(seed, seconds=10.0, readers=50, vanishing=200)
-
-
-def _fuzz(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.fuzz import fuzz
-
-    return fuzz(seed, 100_000)
-
-
-def _stops(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.stop_row import stops
-
-    return stops(seed, 10)
-
-
-def _orphans(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.stop_row import orphans
-
-    return orphans(5)
-
-
-def _reboot(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.reboot import reboot
-
-    return reboot(seed, 5)
-
-
-def _soak(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.soak import soak
-
-    return soak(seed, 150.0, 40)
-
-
-def _model(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.model_row import model
-
-    return model(seed)
-
-
-def _probes(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.probe_rows import probes
-
-    return probes(seed, stops=5, streams=200, times=100)
-
-
-def _starved(seed: int) -> dict[str, Any]:
-    from actorium.tools.chaos.probe_rows import starved
-
-    return starved(seed, 20.0, spinners=30, streams=100)
+    return lambda seed: poison_rows.quarantine(actor, seed, requests=500, poisoned=20, latest=300.0)
 
 
 def _teeth(seed: int) -> dict[str, Any]:
     """Broken engines and clients, which the battery must notice."""
-    from actorium.tools.chaos.kills import chaos
-    from actorium.tools.chaos.teeth import UNFENCED, no_dedup
-
-    unfenced = chaos([Fault(1.0, "kill", ("scheduler",))], seed, 20, roles=UNFENCED)
+    unfenced = kill_rows.chaos([Fault(1.0, "kill", ("scheduler",))], seed, 20, roles=UNFENCED)
     with no_dedup():
-        twice = chaos([Fault(1.0, "kill", ("detokenizer",))], seed, 20)
+        twice = kill_rows.chaos([Fault(1.0, "kill", ("detokenizer",))], seed, 20)
     noticed = {"without fencing": len(unfenced["wrong"]), "without dedup": len(twice["wrong"])}
     return {"noticed": noticed,
             "wrong": [f"{what}: not noticed" for what, count in noticed.items() if not count]}
 
 
 ROWS: dict[str, Row] = {
-    **{f"kills-{part + 1}": _kills(part) for part in range(PARTS)}, "poison": _poison,
-    **{f"poison-{actor}": _quarantine(actor)
-       for actor in ("tokenizer", "scheduler", "detokenizer", "gateway")},
-    "crowd": _crowd, "fuzz": _fuzz, "stops": _stops, "orphans": _orphans, "reboot": _reboot,
-    "soak": _soak, "model": _model, "probes": _probes, "starved": _starved, "teeth": _teeth}
+    **{f"kills-{part + 1}": _kills(part) for part in range(PARTS)},
+    "poison": lambda seed: poison_rows.poison(seed, requests=500, poisoned=20, latest=300.0),
+    **{f"poison-{actor}": _quarantine(actor) for actor in poison_rows.FAILING},
+    "crowd": lambda seed: load_rows.crowd(seed, seconds=10.0, readers=50, vanishing=200),
+    "fuzz": lambda seed: frame_row.fuzz(seed, 100_000),
+    "stops": lambda seed: stop_rows.stops(seed, 10),
+    "orphans": lambda _: stop_rows.orphans(5),
+    "reboot": lambda seed: stop_rows.reboot(seed, 5),
+    "soak": lambda seed: load_rows.soak(seed, 150.0, 40),
+    "model": model_row.model,
+    "probes": lambda seed: probe_rows.probes(seed, stops=5, streams=200, times=100),
+    "starved": lambda seed: probe_rows.starved(seed, 20.0, spinners=30, streams=100),
+    "teeth": _teeth}
 
 
 def run(names: list[str], seed: int, told: Callable[[str, dict[str, Any]], None]) -> None:

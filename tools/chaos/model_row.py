@@ -15,8 +15,8 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import ROLES
-from actorium.tools.chaos.fault_injection import Fault, actors, strike, wait_gone
-from actorium.tools.chaos.gaps import Gaps
+from actorium.tools.chaos.checked_streams import Gaps
+from actorium.tools.chaos.faults import Fault, actors, strike, wait_gone
 from actorium.tools.chaos.rig import Rig, rig
 
 STREAMS = 100

@@ -1,8 +1,12 @@
-"""Actors that fail on some requests, in the middle of working on them: by an exception, by hanging,
-or by being killed, as the kernel kills who takes too much memory.
+"""Actors and clients that are broken on purpose.
 
-What fails is planted where each actor works on one request; everything around it is the actor's
-own. A prompt asks for it by one of the tokens in `POISONS`, which no other prompt has.
+Actors that fail on some requests, in the middle of working on them: by an exception, by hanging, or
+by being killed, as the kernel kills who takes too much memory. What fails is planted where each
+actor works on one request; everything around it is the actor's own. A prompt asks for it by one of
+the tokens in `POISONS`, which no other prompt has.
+
+And some that the battery must notice: without fencing, a detokenizer listens to what a dead
+scheduler says; without dedup, a client takes what it is told once more for new.
 """
 
 from __future__ import annotations
@@ -10,10 +14,14 @@ from __future__ import annotations
 import os
 import signal
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from actorium.actors.client.pending import ChoiceState, PendingRequest
 from actorium.actors.core import Context, Core
+from actorium.actors.detokenizer.core import DetokenizerCore
+from actorium.actors.messages import Delta
 
 
 def _raise() -> None:
@@ -106,3 +114,39 @@ def gateway(ctx: Context) -> Core:
 
     bodies.decode = decode
     return build(ctx)
+
+
+# --- what the battery must notice -----------------------------------------------------------------
+
+UNFENCED = {"detokenizer": "actorium.tools.chaos.plants:build_unfenced"}
+"""Roles for `rig`."""
+
+
+class Unfenced(DetokenizerCore):
+    """Believes every scheduler, however old."""
+
+    def _fenced(self, epoch: int) -> bool:
+        return False
+
+
+def build_unfenced(context: Context) -> Unfenced:
+    return Unfenced(context)
+
+
+def _apply_all(pending: PendingRequest, choice: ChoiceState, delta: Delta) -> None:
+    """`PendingRequest._apply` that cuts nothing off."""
+    tokens = array("i", delta.tokens).tolist()
+    choice.num_tokens = delta.start + len(tokens)
+    choice.num_chars += len(delta.text)
+    pending._append(choice, delta, delta.text, tokens, delta.logprobs)
+
+
+@contextmanager
+def no_dedup() -> Iterator[None]:
+    """Meanwhile the clients of this process drop nothing that they know already."""
+    before = PendingRequest._apply
+    PendingRequest._apply = _apply_all  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        PendingRequest._apply = before  # type: ignore[method-assign, assignment]

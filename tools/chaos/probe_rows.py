@@ -6,17 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import subprocess
-import sys
-from collections.abc import Iterator
 from time import monotonic, perf_counter
 from typing import Any
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.watchdog.probe_server import where
-from actorium.tools.chaos.checked_streams import Maker, Traffic
-from actorium.tools.chaos.fault_injection import Fault, actors, strike
-from actorium.tools.chaos.gaps import quantile
+from actorium.tools.chaos.checked_streams import Maker, Traffic, quantile
+from actorium.tools.chaos.faults import Fault, actors, strike
+from actorium.tools.chaos.faults import spinners as running_spinners
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
 
 PATHS = ("/readyz", "/livez", "/load", "/metrics")
@@ -95,18 +92,6 @@ def probes(seed: int, stops: int, streams: int, times: int) -> dict[str, Any]:
             "wrong": wrong}
 
 
-@contextlib.contextmanager
-def _spinners(count: int) -> Iterator[None]:
-    """So many processes that want a processor all the time."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
 async def _crowded(made: Rig, seconds: float, streams: int, seed: int
                    ) -> tuple[Traffic, dict[str, float]]:
     """Traffic for so long; the longest that each actor was not heard of."""
@@ -128,7 +113,7 @@ def starved(seed: int, seconds: float, spinners: int, streams: int) -> dict[str,
     """A machine with far more work than processors: everything is late, and nobody is killed."""
     with rig(debug_memory=False) as made:
         before = actors(made.run_dir)
-        with _spinners(spinners):
+        with running_spinners(spinners):
             traffic, longest = asyncio.run(_crowded(made, seconds, streams, seed))
         after = actors(made.run_dir)
     wrong = traffic.tally.wrong + made.left + [

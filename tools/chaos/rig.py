@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.roles import roles_of
-from actorium.tools.chaos.fault_injection import naming, wait_gone
+from actorium.tools.chaos.faults import naming, wait_gone
 
 WORKER = "actorium.tools.chaos.paced_worker:build"
 CRASHES = "crashes"
@@ -39,6 +42,22 @@ class Rig:
         """End the engine, and look for what is left."""
         self.engine.close()
         self.left = leftovers(self.base)
+
+
+async def held_at_rest(client: AsyncClient, seconds: float, ready: bool = False) -> list[str]:
+    """What the scheduler still holds so many seconds after the last stream; [] as soon as that is
+    nothing, and the engine is `ready` if that is asked for."""
+    until = monotonic() + seconds
+    while True:
+        status = await client.status()
+        gauges = next((a.gauges for a in status.actors if a.role == "scheduler"), {})
+        held = {name: gauges.get(name, -1.0) for name in ("running", "waiting", "held_pages")}
+        if not any(held.values()) and (status.ready or not ready):
+            return []
+        if monotonic() > until:
+            return [f"at rest: {name} is {value:g}" for name, value in held.items() if value] or [
+                f"at rest: not ready: {[(a.role, a.phase) for a in status.actors]}"]
+        await asyncio.sleep(0.05)
 
 
 def leftovers(base: Path) -> list[str]:

@@ -1,4 +1,9 @@
-"""The row of kills: streams that go on while every actor dies, is stopped, or has no disk."""
+"""The row of kills: streams that go on while every actor dies, is stopped, or has no disk.
+
+After a scheduler's death its earlier life still speaks (`haunt`): batches of wrong tokens for the
+streams that run, plans and resets for the worker, results of the plans of an earlier life. Nobody
+may listen: epochs fence them off.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,19 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import msgspec
+import numpy as np
+import zmq
+
 from actorium.actors.client.async_client import AsyncClient
-from actorium.tools.chaos.checked_streams import Maker, Traffic
-from actorium.tools.chaos.fault_injection import (
+from actorium.actors.messages import Message, Reset, StepPlan, StepResult, TokenBatch
+from actorium.actors.runtime.rundir import address
+from actorium.tools.chaos.checked_streams import Gaps, Maker, Traffic
+from actorium.tools.chaos.faults import (
     FULL,
     FULL_SECONDS,
     STOP,
@@ -23,9 +35,45 @@ from actorium.tools.chaos.fault_injection import (
     strike,
     wait_gone,
 )
-from actorium.tools.chaos.gaps import Gaps
-from actorium.tools.chaos.ghosts import haunt
-from actorium.tools.chaos.rig import Rig, rig
+from actorium.tools.chaos.rig import Rig, held_at_rest, rig
+
+WRONG = 510
+"""The token that they tell."""
+REACH = 150
+"""Tokens into a stream."""
+SEND_TIMEOUT = 2000
+
+
+def haunt(run_dir: Path, epoch: int, sids: range, step: int) -> int:
+    """Speak as the scheduler of `epoch`, about those sequences; returns the number of messages."""
+    batches: list[Message] = [_batch(epoch, sids, start) for start in range(REACH)]
+    plans: list[Message] = [Reset(epoch), *(
+        StepPlan(epoch, step + i, decode=np.arange(1, 9, dtype=np.int32).tobytes())
+        for i in range(20))]
+    results: list[Message] = [StepResult(epoch, step + i, b"\1", np.int32(WRONG).tobytes(), b"\2")
+                              for i in range(-20, 20) if step + i >= 0]
+    with zmq.Context() as context:
+        return sum(_push(context, run_dir, role, messages) for role, messages in (
+            ("detokenizer", batches), ("worker-0", plans), ("scheduler", results)))
+
+
+def _batch(epoch: int, sids: range, start: int) -> TokenBatch:
+    count = len(sids)
+    return TokenBatch(step=1, sids=np.array(sids, np.int32).tobytes(),
+                      starts=np.full(count, start, np.int32).tobytes(), counts=b"\1" * count,
+                      tokens=np.full(count, WRONG, np.int32).tobytes(), epoch=epoch)
+
+
+def _push(context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, role: str,
+          messages: list[Message]) -> int:
+    with context.socket(zmq.PUSH) as socket:
+        socket.setsockopt(zmq.SNDTIMEO, SEND_TIMEOUT)
+        socket.setsockopt(zmq.LINGER, SEND_TIMEOUT)
+        socket.connect(address(run_dir, f"{role}.inbox"))
+        for message in messages:
+            socket.send(msgspec.msgpack.encode(message))
+    return len(messages)
+
 
 CLIENTS = 4
 SETTLE = 2.0
@@ -114,22 +162,6 @@ async def drive(made: Rig, faults: Sequence[Fault], streams: int, seed: int
     return traffic, striker
 
 
-async def _rest(made: Rig) -> list[str]:
-    """Nothing is held a second after the last stream."""
-    async with AsyncClient(made.engine.name, str(made.base)) as client:
-        held: dict[str, float] = {}
-        until = monotonic() + 3.0
-        while monotonic() < until:
-            for actor in (await client.status()).actors:
-                if actor.role == "scheduler":
-                    held = {name: actor.gauges.get(name, -1.0)
-                            for name in ("running", "waiting", "held_pages")}
-            if not any(held.values()):
-                return []
-            await asyncio.sleep(0.1)
-    return [f"at rest: {name} is {value:g}" for name, value in held.items() if value]
-
-
 def kills(seed: int, seconds: float, streams: int, rounds: int, stops: int,
           pairs: Sequence[tuple[str, ...]], full: int, **rigging: Any) -> dict[str, Any]:
     """The row with a plan of its seed (see `plan`); "wrong" lists what was. rigging: as of `rig`.
@@ -143,7 +175,8 @@ def chaos(faults: Sequence[Fault], seed: int, streams: int, **rigging: Any) -> d
 
     async def run(made: Rig) -> tuple[Traffic, FaultPlayer, list[str]]:
         traffic, striker = await drive(made, faults, streams, seed)
-        return traffic, striker, await _rest(made)
+        async with AsyncClient(made.engine.name, str(made.base)) as client:
+            return traffic, striker, await held_at_rest(client, 3.0)
 
     with rig(max_num_seqs=max(256, 2 * streams), **rigging) as made:
         traffic, striker, rest = asyncio.run(run(made))

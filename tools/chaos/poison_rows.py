@@ -1,10 +1,13 @@
-"""The rows of quarantine: requests that make an actor fail, among others that must not suffer."""
+"""The rows of poison and of quarantine: requests that kill the worker, or make an actor fail, among
+others that must not suffer for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -16,11 +19,50 @@ from actorium.actors.gateway.actor import where
 from actorium.tools.bench.http_client import Http
 from actorium.tools.chaos import plants
 from actorium.tools.chaos.checked_streams import CheckedRequest, Maker, Traffic
-from actorium.tools.chaos.fault_injection import actors
-from actorium.tools.chaos.poison import AT_ONCE, QUARANTINED, drive
-from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
+from actorium.tools.chaos.faults import actors
+from actorium.tools.chaos.rig import SHORT_WORKER, Rig, held_at_rest, rig
 
-ACTORS = ("tokenizer", "scheduler", "detokenizer", "gateway")
+AT_ONCE = 64
+QUARANTINED = "quarantined"
+
+
+async def drive_poisoned(made: Rig, traffic: Traffic, requests: int, maker: Maker,
+                tokens: Sequence[int]) -> dict[str, Any]:
+    """So many requests, `AT_ONCE` at a time; some have one of these tokens in their prompts, and
+    are to end with `quarantined`, the others to be complete."""
+    places = random.Random(requests).sample(range(requests), len(tokens))
+    bad = dict(zip(places, tokens, strict=True))
+    gate = asyncio.Semaphore(AT_ONCE)
+    codes: dict[bool, list[str]] = {True: [], False: []}
+
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        async def one(number: int) -> None:
+            async with gate:
+                code = await traffic.one(client, maker.make(bad.get(number)))
+                codes[number in bad].append(code or "complete")
+        await asyncio.gather(*(one(number) for number in range(requests)))
+    return {"quarantined": codes[True].count(QUARANTINED),
+            "complete": codes[False].count("complete"),
+            "wrong": [f"a poisoned request: {code}" for code in codes[True] if code != QUARANTINED]
+            + [f"an innocent request: {code}" for code in codes[False] if code != "complete"]}
+
+
+def poison(seed: int, requests: int, poisoned: int, latest: float) -> dict[str, Any]:
+    """`poisoned` of the requests kill the worker: they alone end with `quarantined`. latest:
+    seconds that a request may take."""
+    from actorium.tools.chaos.paced_worker import POISON
+
+    maker = Maker(seed, (10, 40), prompt=60)
+    traffic, began = Traffic(maker, latest=latest), monotonic()
+    with rig(SHORT_WORKER) as made:
+        row = asyncio.run(drive_poisoned(made, traffic, requests, maker, [POISON] * poisoned))
+        deaths = actors(made.run_dir)["worker-0"].epoch - 1
+    wrong = traffic.tally.wrong + row.pop("wrong") + made.left
+    return {"requests": requests, "poisoned": poisoned, **row, "deaths": deaths,
+            "seconds": round(monotonic() - began, 1), "wrong": wrong}
+
+
+FAILING = ("tokenizer", "scheduler", "detokenizer", "gateway")
 SHARES = (plants.KILL, plants.EXCEPTION, plants.HANG, plants.KILL, plants.EXCEPTION)
 """Two fifths kill, two fifths raise, one fifth hangs."""
 BUDGET = 2.0
@@ -44,7 +86,7 @@ def quarantine(actor: str, seed: int, requests: int, poisoned: int, latest: floa
         if actor == "gateway":
             row = asyncio.run(_over_http(made, maker, requests, modes, latest))
         else:
-            row = asyncio.run(drive(made, traffic, requests, maker, modes))
+            row = asyncio.run(drive_poisoned(made, traffic, requests, maker, modes))
         wrong = traffic.tally.wrong + row.pop("wrong") + asyncio.run(_afterwards(made, maker))
         deaths = actors(made.run_dir)[role].epoch - 1
     expected = 2 * modes.count(plants.KILL) + modes.count(plants.HANG)
@@ -61,13 +103,12 @@ async def _afterwards(made: Rig, maker: Maker) -> list[str]:
     traffic = Traffic(maker)
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         code = await traffic.one(client, maker.make())
-    wrong = traffic.tally.wrong + ([] if code is None else [f"a request at the end: {code}"])
-    until, told = monotonic() + 5.0, made.gauges()
-    while monotonic() < until and (told.get("running", 1) or told.get("held_pages", 1)):
-        await asyncio.sleep(0.1)
-        told = made.gauges()
-    return wrong + [f"at the end {name} is {told.get(name)}" for name in
-                    ("running", "waiting", "held_pages", "quarantined_pages") if told.get(name)]
+        wrong = traffic.tally.wrong + await held_at_rest(client, 5.0)
+    if code is not None:
+        wrong.append(f"a request at the end: {code}")
+    if pages := made.gauges().get("quarantined_pages"):
+        wrong.append(f"at rest: quarantined_pages is {pages:g}")
+    return wrong
 
 
 # --- over HTTP -----------------------------------------------------------------------------------

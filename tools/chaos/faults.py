@@ -11,8 +11,10 @@ import random
 import resource
 import select
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -21,8 +23,10 @@ from msgspec import Struct
 ROLES = ("worker-0", "scheduler", "detokenizer", "tokenizer", "watchdog")
 PAIRS = (("worker-0", "scheduler"), ("scheduler", "detokenizer"), ("tokenizer", "detokenizer"),
          ("watchdog", "worker-0"), ("watchdog", "scheduler"))
-KILL, STOP, FULL = "kill", "stop", "full"
-"""SIGKILL; SIGSTOP, until somebody kills it; no room for the ledger, for a while."""
+KILL, STOP, HALT, SLOW, STARVE, FULL = "kill", "stop", "halt", "slow", "starve", "full"
+"""SIGKILL; SIGSTOP (in a plan until somebody kills it, in a trial for some seconds); SIGSTOP until
+somebody kills it; stopped nine tenths of the time; the lowest priority beside processes that want
+all processors; no room for the ledger, for a while."""
 STOPPED = ("worker-0", "scheduler", "detokenizer", "tokenizer")
 FULL_SECONDS = 1.5
 SOFT_LIMIT = 1024
@@ -102,13 +106,33 @@ def strike(fault: Fault, run_dir: Path) -> list[ActorProcess]:
     """Do it; returns whom it was done to."""
     known = actors(run_dir)
     victims = [known[role] for role in fault.roles if role in known]
-    for victim in victims:
-        with suppress(ProcessLookupError):
-            if fault.kind == FULL:
-                limit_files(victim.pid, SOFT_LIMIT)
-            else:
-                os.kill(victim.pid, signal.SIGSTOP if fault.kind == STOP else signal.SIGKILL)
+    if fault.kind == FULL:
+        for victim in victims:
+            limit_files(victim.pid, SOFT_LIMIT)
+    else:
+        send([victim.pid for victim in victims],
+             signal.SIGSTOP if fault.kind == STOP else signal.SIGKILL)
     return victims
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """A signal to those that are there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@contextmanager
+def spinners(count: int) -> Iterator[None]:
+    """So many processes that want a processor all the time."""
+    running = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+               for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def limit_files(pid: int, most: int) -> None:

@@ -19,7 +19,7 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.params import Resolved, SamplingParams, TextParams
 from actorium.actors.runtime.rundir import address
 from actorium.tools.chaos.checked_streams import Maker, Traffic
-from actorium.tools.chaos.fault_injection import actors
+from actorium.tools.chaos.faults import actors
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
 
 INBOXES: dict[str, Any] = {

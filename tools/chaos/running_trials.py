@@ -11,11 +11,10 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import combinations
 from time import monotonic
 
@@ -27,16 +26,13 @@ from actorium.actors.params import SamplingParams
 from actorium.actors.runtime import roles
 from actorium.tools.bench.http_client import Http
 from actorium.tools.chaos.checked_streams import CLEAN, CheckedRequest, Maker, Traffic
-from actorium.tools.chaos.fault_injection import actors
-from actorium.tools.chaos.quarantine import post
-from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
+from actorium.tools.chaos.faults import HALT, KILL, SLOW, STARVE, STOP, actors, send, spinners
+from actorium.tools.chaos.poison_rows import post
+from actorium.tools.chaos.rig import SHORT_WORKER, Rig, held_at_rest, rig
 
 GATEWAY, LAUNCHER = "gateway-0", "launcher"
 ACTORS = ("tokenizer", "scheduler", "worker-0", "detokenizer", GATEWAY, "watchdog")
-KILL, STOP, HALT, SLOW, STARVE = "kill", "stop", "halt", "slow", "starve"
 KINDS = (KILL, STOP, HALT, SLOW, STARVE)
-"""SIGKILL; SIGSTOP for some seconds; SIGSTOP, until somebody kills it; stopped nine tenths of the
-time; the lowest priority beside processes that want all processors."""
 GENTLE = (STOP, SLOW, STARVE)
 """What the launcher has to outlive, too."""
 IDLE, STEADY, SUBMIT, END, PREFILL, RECOVERY = MOMENTS = (
@@ -120,23 +116,12 @@ class TrialStriker:
                 await _starve(pids)
 
 
-def send(pids: Iterable[int], number: int) -> None:
-    """A signal to those that are there."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
 async def _starve(pids: Sequence[int]) -> None:
     """As far as one may: they cannot be given back what they had, and do not need it."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.setpriority(os.PRIO_PROCESS, pid, 19)
-    with ExitStack() as stack:
-        for _ in range(os.cpu_count() or 1):
-            hog = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
-            stack.callback(hog.wait)
-            stack.callback(hog.kill)
+    with spinners(os.cpu_count() or 1):
         await asyncio.sleep(SLOWED)
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
@@ -213,19 +198,7 @@ class Battery:
             http.close()
         if end != "complete":
             traffic.tally.wrong.append(f"afterwards, over HTTP: {end}")
-        traffic.tally.wrong += await self._rest()
-
-    async def _rest(self) -> list[str]:
-        until, held = monotonic() + 10.0, {"nothing heard": 1.0}
-        while monotonic() < until:
-            status = await self._client.status()
-            beside = next((a.gauges for a in status.actors if a.role == "scheduler"), {})
-            held = {name: beside.get(name, -1.0) for name in ("running", "waiting", "held_pages")}
-            if status.ready and not any(held.values()):
-                return []
-            await asyncio.sleep(0.05)
-        return [f"at rest: {name} is {value:g}" for name, value in held.items() if value] or [
-            f"at rest: not ready: {[(a.role, a.phase) for a in status.actors]}"]
+        traffic.tally.wrong += await held_at_rest(self._client, 10.0, ready=True)
 
 
 class TrialReport(Struct):
@@ -277,14 +250,20 @@ async def _some(made: Rig, trials: list[StrikeTrial], seed: int, report: TrialRe
 def lanes(trials: Sequence[StrikeTrial], seed: int, seconds: float | None = None, many: int = 3,
           told: Callable[[str], None] | None = None) -> TrialReport:
     """The same on so many engines at a time: most of it is waiting."""
+    return in_lanes(run, trials, seed, seconds, many, told)
+
+
+Runner = Callable[[Sequence[StrikeTrial], int, float | None, Callable[[str], None] | None],
+                  TrialReport]
+
+
+def in_lanes(run: Runner, trials: Sequence[StrikeTrial], seed: int, seconds: float | None,
+             many: int, told: Callable[[str], None] | None) -> TrialReport:
+    """`run` for each share of the trials, `many` shares at a time; what came of all of them."""
     with ThreadPoolExecutor(many) as pool:
         parts = [pool.submit(run, trials[lane::many], seed + 1000 * lane, seconds, told)
                  for lane in range(many)]
-    return joined([part.result() for part in parts])
-
-
-def joined(found: Sequence[TrialReport]) -> TrialReport:
-    """All of them as one."""
+    found = [part.result() for part in parts]
     return TrialReport(sum(r.trials for r in found), sum(r.requests for r in found),
                   sum(r.tokens for r in found), [text for r in found for text in r.wrong])
 
@@ -299,7 +278,7 @@ def sample(seed: int, pairs_too: int) -> list[StrikeTrial]:
 
 
 def main() -> int:
-    """`python -m actorium.tools.chaos.moments`: as many as one likes."""
+    """`python -m actorium.tools.chaos.running_trials`: as many as one likes."""
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)

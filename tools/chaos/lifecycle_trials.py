@@ -13,7 +13,6 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -24,20 +23,16 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime import roles
 from actorium.tools.chaos.checked_streams import Maker, Traffic
-from actorium.tools.chaos.fault_injection import actors, naming, wait_gone
-from actorium.tools.chaos.moments import (
+from actorium.tools.chaos.faults import HALT, KILL, STOP, actors, naming, send, wait_gone
+from actorium.tools.chaos.rig import SHORT_WORKER, engine, leftovers
+from actorium.tools.chaos.running_trials import (
     ACTORS,
     GATEWAY,
-    HALT,
-    KILL,
     LAUNCHER,
-    STOP,
     StrikeTrial,
     TrialReport,
-    joined,
-    send,
+    in_lanes,
 )
-from actorium.tools.chaos.rig import SHORT_WORKER, engine, leftovers
 
 START, DRAIN, QUIT = MOMENTS = ("start", "drain", "quit")
 """Before it is ready; SIGTERM in the middle of streams; SIGTERM with nothing to do."""
@@ -207,10 +202,7 @@ def _launcher_of(run_dir: Path) -> int:
 def run(several: Sequence[StrikeTrial], seed: int, seconds: float | None = None,
         told: Callable[[str], None] | None = None, many: int = 3) -> TrialReport:
     """So many engines at a time; seconds: after which no more are begun."""
-    with ThreadPoolExecutor(many) as pool:
-        parts = [pool.submit(_run, several[lane::many], seed + 1000 * lane, seconds, told)
-                 for lane in range(many)]
-    return joined([part.result() for part in parts])
+    return in_lanes(_run, several, seed, seconds, many, told)
 
 
 def _run(several: Sequence[StrikeTrial], seed: int, seconds: float | None,
@@ -235,7 +227,7 @@ def _run(several: Sequence[StrikeTrial], seed: int, seconds: float | None,
 
 
 def main() -> int:
-    """`python -m actorium.tools.chaos.ends`."""
+    """`python -m actorium.tools.chaos.lifecycle_trials`."""
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,0 +1,148 @@
+"""The rows of stops: SIGTERM in the middle of streams, which all get to their ends; a launcher that
+is killed, which leaves nothing behind that runs; and whole engines that are killed, whose
+streams the next one, of the same name and ledger, goes on with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.errors import ActoriumError
+from actorium.actors.launcher.engine import Engine
+from actorium.tools.chaos.checked_streams import Gaps, Maker, Traffic
+from actorium.tools.chaos.faults import actors, wait_gone
+from actorium.tools.chaos.rig import Rig, engine, leftovers, rig
+
+STREAMS = 24
+GONE = 5.0
+
+
+async def _drained(made: Rig, seed: int) -> Traffic:
+    maker = Maker(seed, (10, 30), prompt=40)
+    traffic = Traffic(maker)
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        tasks = [asyncio.create_task(traffic.one(client, maker.make())) for _ in range(STREAMS)]
+        while sum(want.count > 0 for want in traffic.live.values()) < STREAMS:
+            await asyncio.sleep(0.01)
+            if all(task.done() for task in tasks):
+                break
+        assert made.engine.pid is not None
+        os.kill(made.engine.pid, signal.SIGTERM)
+        await asyncio.gather(*tasks)
+    return traffic
+
+
+def stops(seed: int, times: int) -> dict[str, Any]:
+    """SIGTERM so many times, to engines in mid-stream."""
+    wrong: list[str] = []
+    complete, longest = 0, 0.0
+    for turn in range(times):
+        began = monotonic()
+        with rig(debug_memory=False) as made:
+            tally = asyncio.run(_drained(made, seed + turn)).tally
+        complete += tally.complete
+        longest = max(longest, monotonic() - began)
+        wrong += tally.wrong + made.left + [
+            f"{count} requests failed with {code}" for code, count in tally.failed.items()]
+    dropped = times * STREAMS - complete
+    if dropped:
+        wrong.append(f"{dropped} streams were dropped")
+    return {"stops": times, "streams": times * STREAMS, "complete": complete,
+            "longest_s": round(longest, 2), "wrong": wrong}
+
+
+def orphans(times: int) -> dict[str, Any]:
+    """The launcher is killed: its actors end with it, and nobody holds what they held."""
+    wrong: list[str] = []
+    spent: list[float] = []
+    for _ in range(times):
+        with rig(debug_memory=False) as made:
+            pids = [actor.pid for actor in actors(made.run_dir).values()]
+            assert made.engine.pid is not None
+            began = monotonic()
+            os.kill(made.engine.pid, signal.SIGKILL)
+            alive = wait_gone(pids, GONE)
+            spent.append(monotonic() - began)
+            wrong += [f"{pid} outlives its launcher" for pid in alive]
+            name, base = made.engine.name, made.base
+            try:
+                Engine(name=name, run_dir=str(base), null_worker=True, skip_tokenizer=True).close()
+            except ActoriumError as error:
+                wrong.append(f"no engine can take its place: {error.message}")
+        wrong += made.left
+    return {"kills": times, "longest_s": round(max(spent), 3), "wrong": wrong}
+
+
+NAME = "reboot"
+REBOOT_STREAMS = 40
+RESUME = 30.0
+
+
+@contextmanager
+def _place() -> Iterator[Path]:
+    base = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
+    try:
+        yield base
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _start(base: Path) -> Rig:
+    return Rig(engine(base / "run", name=NAME, ledger_dir=str(base / "ledger")), base / "run")
+
+
+def _kill(made: Rig) -> None:
+    """Launcher and all: nobody gets to say a last word."""
+    pids = [actor.pid for actor in actors(made.run_dir).values()]
+    assert made.engine.pid is not None
+    os.kill(made.engine.pid, signal.SIGKILL)
+    wait_gone(pids, 5.0)
+    made.engine.close()
+
+
+async def _drive_reboots(base: Path, traffic: Traffic, maker: Maker, times: int, stack: ExitStack
+                 ) -> list[str]:
+    made = await asyncio.to_thread(_start, base)
+    closing = stack.enter_context(ExitStack())
+    closing.callback(made.engine.close)
+    wrong: list[str] = []
+    async with AsyncClient(NAME, str(base / "run"), resume_timeout=RESUME) as client:
+        for _ in range(times):
+            tasks = [asyncio.create_task(traffic.one(client,
+                                                     maker.make())) for _ in range(REBOOT_STREAMS)]
+            while sum(want.count > 5 for want in traffic.live.values()) < REBOOT_STREAMS:
+                await asyncio.sleep(0.01)
+                if any(task.done() for task in tasks):
+                    break
+            traffic.gaps.fault("kill engine", monotonic())
+            _kill(made)
+            made = await asyncio.to_thread(_start, base)
+            closing.callback(made.engine.close)
+            await asyncio.gather(*tasks)
+    made.close()
+    wrong += made.left
+    return wrong
+
+
+def reboot(seed: int, times: int) -> dict[str, Any]:
+    """So many whole engines killed, one after the other."""
+    maker = Maker(seed, (40, 80), prompt=60)
+    traffic = Traffic(maker, Gaps())
+    with _place() as base, ExitStack() as stack:
+        wrong = asyncio.run(_drive_reboots(base, traffic, maker, times, stack))
+        wrong += leftovers(base / "run")
+    tally = traffic.tally
+    wrong += tally.wrong + [f"{n} requests failed with {code}" for code, n in tally.failed.items()]
+    wrong += [f"{n} requests were refused with {code}" for code, n in tally.refused.items()]
+    return {"engines_killed": times, "requests": tally.requests, "complete": tally.complete,
+            "tokens": tally.tokens, "gaps": traffic.gaps.summary()["all"], "wrong": wrong}
