@@ -17,7 +17,7 @@ from actorium.actors.config.tree import Config, RecoveryConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import Cancel, Flush, Open, StepResult, Stop, Submit, TokenBatch
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler import core
+from actorium.actors.scheduler import scheduler_actor
 from actorium.actors.scheduler.outgoing import WORKER
 from actorium.tools.null.null_worker import NullWorker
 
@@ -47,7 +47,8 @@ class Loop:
         """checkpoints: of a model with recurrent layers; None = it has none."""
         self.now = 0.0
         config = msgspec.structs.replace(config, recovery=RecoveryConfig(restart=False))
-        self.scheduler = core.build(Context(config, Path("/nonexistent"), "scheduler", 1, 0))
+        self.scheduler = scheduler_actor.build(Context(config, Path("/nonexistent"), "scheduler", 1,
+                                                       0))
         self.worker = NullWorker(Context(config, Path("/nonexistent"), "worker-0", 1, 0), windows,
                                  checkpoints)
         self.live: dict[int, Heard] = {}

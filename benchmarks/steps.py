@@ -44,7 +44,7 @@ from actorium.actors.launcher.engine import Engine
 from actorium.actors.ledger.committer import LedgerCommitter
 from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler import core
+from actorium.actors.scheduler import scheduler_actor
 from actorium.actors.scheduler.outgoing import WORKER
 from actorium.tools.null import null_worker
 
@@ -72,7 +72,7 @@ class Bench:
                                     ledger_dir=None if ledger is None else str(ledger)))
         self._run_dir = tempfile.TemporaryDirectory()
         directory = Path(self._run_dir.name)
-        self.scheduler = core.build(Context(config, directory, "scheduler", 1, 0))
+        self.scheduler = scheduler_actor.build(Context(config, directory, "scheduler", 1, 0))
         self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
                                              checkpoints=64 if recurrent else None,
                                              acceptance=ACCEPTANCE)

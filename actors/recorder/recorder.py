@@ -29,7 +29,7 @@ from actorium.actors.recorder.recording import (
     RecordingWriter,
 )
 from actorium.actors.recorder.redaction import Redactor
-from actorium.actors.structured.structured_output import StructuredOutputManager
+from actorium.actors.scheduler.extensions import TokenMasks
 
 LOG = logging.getLogger("actorium.recorder")
 ROLE = "scheduler"
@@ -51,10 +51,10 @@ class Recorder(CoreObserver):
     """Stands around the scheduler's core."""
 
     def __init__(self, core: Core, ctx: Context,
-                 masking: StructuredOutputManager | None = None) -> None:
-        """masking: the core's. Raises `OSError` if the files cannot be made."""
+                 masks: TokenMasks | None = None) -> None:
+        """masks: the core's. Raises `OSError` if the files cannot be made."""
         super().__init__(core)
-        config, self._structured_output = ctx.config, masking
+        config, self._masks = ctx.config, masks
         self._events: list[RecordedEvent] = []
         self._turns: list[tuple[list[RecordedEvent], float | None, Sequence[Send]]] = []
         self._redactor = None if config.runtime.record_prompts else Redactor(
@@ -102,9 +102,9 @@ class Recorder(CoreObserver):
         except BaseException:
             self._record_failure()
             raise
-        masking = self._structured_output
-        if masking is not None and masking.told:  # by a grammar, which a replay does not know
-            self._events.append(RecordedEvent(now, None, STUCK, [str(sid) for sid in masking.told]))
+        masks = self._masks
+        if masks is not None and masks.last_stuck:  # by a grammar, which a replay does not know
+            self._events.append(RecordedEvent(now, None, STUCK, [str(sid) for sid in masks.last_stuck]))
         self._turns.append((self._events, now, sends))
         self._events = []
         return sends

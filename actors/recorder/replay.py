@@ -24,6 +24,7 @@ from actorium.actors.recorder.recording import (
 )
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
+from actorium.actors.scheduler.scheduler_actor import extended_core
 
 MAX_MEMBER = 1 << 30
 
@@ -119,7 +120,7 @@ def _replay_turn(core: SchedulerCore, turn: RecordedTurn) -> ReplayedTurn:
             if event.message is not None:
                 core.on_message(event.message, event.now)
             elif event.call == STUCK:
-                core.structured_output.mark_stuck(core.state, map(int, event.args),
+                core.masks.mark_stuck(core.state, map(int, event.args),
                                                   "it is recorded so")
             else:
                 getattr(core, event.call)(*event.args, event.now)
@@ -138,10 +139,10 @@ def fresh_core(recording: Recording) -> SchedulerCore:
     context = Context(configs.load(header.config), Path("/nonexistent"), header.role, header.epoch,
                       header.entropy)
     if header.initial is None:
-        return SchedulerCore(context, load=AnyGrammar)
+        return extended_core(context, load=AnyGrammar)
     prior = PriorRun(_history(header.initial), header.initial.same_boot,
                               header.initial.now)
-    return SchedulerCore(context, prior, AnyGrammar)
+    return extended_core(context, prior, AnyGrammar)
 
 
 def _history(initial: InitialState) -> LedgerHistory:

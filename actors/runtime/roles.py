@@ -9,14 +9,14 @@ from actorium.actors.config.tree import Config
 ROLES: Mapping[str, str] = {
     "worker-0": "actorium.gpu.worker.core:build",
     "tokenizer": "actorium.actors.tokenizer.core:build",
-    "scheduler": "actorium.actors.scheduler.core:build",
+    "scheduler": "actorium.actors.scheduler.scheduler_actor:build",
     "detokenizer": "actorium.actors.detokenizer.core:build",
     "watchdog": "actorium.actors.watchdog.core:build",
 }
 """Role -> "module:function" of its `build(ctx: Context) -> Core`, in the order of starting: the
 worker first, since it imports torch."""
 OBSERVERS: Mapping[str, str] = {
-    "scheduler": "actorium.actors.scheduler.observed:observed",
+    "scheduler": "actorium.actors.scheduler.scheduler_actor:observed",
     "watchdog": "actorium.actors.watchdog.observability:observed",
 }
 """Role -> "module:function" of `observed(core: Core, ctx: Context) -> Core`: what is put around the

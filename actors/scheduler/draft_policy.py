@@ -26,7 +26,9 @@ Only steps without extends count, whose decodes verified as many drafts as they 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from actorium.actors.scheduler.extensions import DraftPolicy
+from actorium.actors.scheduler.plan_record import VerifiedDrafts
 
 GAIN = 0.03
 """By how much another k must be better to be taken up."""
@@ -47,19 +49,6 @@ MEMORY_ROWS, MEMORY_STEPS = 512, 16
 PRIOR, PRIOR_ROWS = 0.7, 4.0
 """Acceptance of the first draft before any was verified, and how many rows that weighs. A later
 position starts as good as the one before it: too high, so that it is tried."""
-
-
-class VerifiedDrafts(NamedTuple):
-    """How far the decodes of a step got: entry c of each list counts rows that emitted c tokens."""
-
-    going: list[int]
-    """Rows that go on: the first draft not accepted, if any, was wrong."""
-    ended: list[int]
-    """Rows that ended: drafts past the end were not tested."""
-
-    def accepted(self, position: int) -> int:
-        """Rows whose draft at `position`, counted from 0, was accepted."""
-        return sum(self.going[position + 2:]) + sum(self.ended[position + 2:])
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
@@ -151,13 +140,13 @@ class DraftStepTimes:
         self.mean[drafts] = new
 
 
-class DraftPolicy:
+class MeasuredDraftPolicy(DraftPolicy):
     """Says of each plan how many drafts it makes. Reads no clock and throws no dice: time is
     counted in plans."""
 
     def __init__(self, most: int, fixed: bool = False) -> None:
         """most: drafts at the most; fixed: always so many."""
-        self.most, self._fixed = most, fixed
+        self.max_drafts, self._fixed = most, fixed
         self.acceptance = AcceptanceRates(most)
         self.present = most
         """Of the last plan."""
@@ -213,7 +202,7 @@ class DraftPolicy:
 
     def next(self, batch: int) -> int:
         """Drafts to make in the next plan for each of its `batch` sampled rows."""
-        if not self.most or not batch:
+        if not self.max_drafts or not batch:
             return 0
         if not self._fixed:
             self.present = self._choose(bucket(batch))
@@ -236,7 +225,8 @@ class DraftPolicy:
     def _here(self, at: int) -> DraftStepTimes:
         if at not in self._times:
             near = self._nearest(at)
-            self._times[at] = DraftStepTimes(self.most, near.present if near else self.most)
+            self._times[at] = DraftStepTimes(self.max_drafts,
+                                             near.present if near else self.max_drafts)
         return self._times[at]
 
     def _nearest(self, at: int, *drafts: int) -> DraftStepTimes | None:
@@ -252,7 +242,7 @@ class DraftPolicy:
         if winner != here.present:
             here.present = winner
             self.changes += 1
-        for k in sorted(range(self.most + 1), key=here.measured.__getitem__):
+        for k in sorted(range(self.max_drafts + 1), key=here.measured.__getitem__):
             if k != winner and self._due(here, k):
                 price = self._price(tokens, times, k, winner)
                 if price <= self._allowance:
@@ -279,11 +269,11 @@ class DraftPolicy:
     def times(self, at: int) -> list[float | None]:
         """Microseconds by k at a bucket: measured, else derived from the nearest one."""
         mean = self._here(at).mean
-        return [mean[k] or self._derived(at, k) for k in range(self.most + 1)]
+        return [mean[k] or self._derived(at, k) for k in range(self.max_drafts + 1)]
 
     def _derived(self, at: int, k: int) -> float | None:
         here = self._times[at]
-        order = sorted((j for j in range(self.most + 1) if here.mean[j]),
+        order = sorted((j for j in range(self.max_drafts + 1) if here.mean[j]),
                        key=lambda j: j != here.present)
         for j in order:
             near = self._nearest(at, j, k)
@@ -296,14 +286,14 @@ class DraftPolicy:
 
     def gauges(self) -> dict[str, float]:
         """Sums since the start, and what the choice rests on; nothing where nothing is drafted."""
-        if not self.most:
+        if not self.max_drafts:
             return {}
         self._learn()
         total = sum(self._accepted)
         told = {"num_drafts": self._drafts, "num_draft_tokens": self._draft_tokens,
                 "num_accepted_tokens": total,
                 "acceptance_length": 1 + total / self._drafts if self._drafts else 0.0,
-                "k": self.present, "k_most": self.most, "changes": self.changes,
+                "k": self.present, "k_most": self.max_drafts, "changes": self.changes,
                 "trials": self.trials}
         for position, rate in enumerate(self.acceptance.rates()):
             told[f"num_accepted_tokens_pos_{position}"] = self._accepted[position]

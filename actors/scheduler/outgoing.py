@@ -1,15 +1,16 @@
-"""What the scheduler sends, in the order in which it may go out: orders to the worker, records for
-the ledger, then the news that those records are about."""
+"""What the scheduler sends, in the order in which it may go out: plans to the worker, records to
+the ledger, then the reports to the detokenizer that those records are about."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from actorium.actors.core import Send
 from actorium.actors.messages import (
     Masks,
+    Open,
     Recall,
     Reset,
     SequenceEvent,
@@ -19,8 +20,8 @@ from actorium.actors.messages import (
     TokenBatch,
     Unknown,
 )
-from actorium.actors.scheduler.recovery.recovery_log import RecoveryLog
-from actorium.actors.scheduler.request_state import RequestState
+from actorium.actors.scheduler.extensions import RequestHistory
+from actorium.actors.scheduler.request_state import RequestState, open_message
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
 
@@ -29,121 +30,103 @@ DETOKENIZER = "detokenizer"
 
 
 class OutgoingMessages:
-    """Filled while messages are taken, emptied by each wake."""
+    """Filled while messages are handled, emptied by each wake."""
 
-    def __init__(self, chronicle: RecoveryLog) -> None:
-        self.full = ""
-        """Why the ledger takes no more; empty = it does."""
+    def __init__(self, history: RequestHistory, epoch: int) -> None:
+        self.blocked = ""
+        """Why the ledger takes no more records; empty = it does. Only rejections go out then."""
         self.events: list[SequenceEvent] = []
-        """To be told as a batch of their own."""
-        self._recovery_log = chronicle
-        self._orders: list[Send] = []
-        """Sent first: the worker is the one who must not wait."""
-        self._news: list[Send] = []
-        self._refusals: list[Send] = []
-        """What is told although the ledger is full."""
+        """Ends that no result has caused; they go out as a batch of their own."""
+        self._history, self._epoch = history, epoch
+        self._worker_messages: list[Send] = []
+        """Sent first: the worker must not wait."""
+        self._reports: list[Send] = []
+        self._rejections: list[Send] = []
+        """Sent although the ledger is full."""
 
-    def order(self, message: StepPlan | Masks | Reset) -> None:
-        """To the worker."""
-        self._orders.append(Send(WORKER, message))
+    def to_worker(self, message: StepPlan | Masks | Reset) -> None:
+        """Adds a message to the worker."""
+        self._worker_messages.append(Send(WORKER, message))
 
-    def tell(self, messages: Iterable[ToDetokenizer]) -> None:
-        """News that need no record of their own."""
-        self._news.extend(Send(DETOKENIZER, message) for message in messages)
+    def to_detokenizer(self, messages: Iterable[ToDetokenizer]) -> None:
+        """Adds reports that need no record of their own."""
+        self._reports.extend(Send(DETOKENIZER, message) for message in messages)
 
     def report_batch(self, batch: TokenBatch) -> None:
-        """News that are written down first."""
-        self._recovery_log.told(batch)
-        self._news.append(Send(DETOKENIZER, batch))
+        """Adds a batch, and the record of it that goes to the ledger first."""
+        self._history.reported(batch)
+        self._reports.append(Send(DETOKENIZER, batch))
 
-    def refuse(self, messages: Iterable[ToDetokenizer]) -> None:
-        """News of a request that never was on the ring."""
-        told = self._refusals if self.full else self._news
-        told.extend(Send(DETOKENIZER, message) for message in messages)
+    def reject(self, messages: Iterable[ToDetokenizer]) -> None:
+        """Adds reports of a request that was never queued."""
+        to = self._rejections if self.blocked else self._reports
+        to.extend(Send(DETOKENIZER, message) for message in messages)
+
+    # --- reporting again -------------------------------------------------------------------------
 
     def resend(self, request: RequestState, table: SlotTable) -> None:
-        """All of a request, for a client that has lost its stream."""
-        self.tell(self._recovery_log.open_messages(request, table, again=True))
+        """Reports all of a request once more, for a client that has lost its stream."""
+        self.to_detokenizer(self._replay(request, table, again=True))
 
     def resend_all(self, state: SchedulerState, now: float) -> None:
-        """Everything, for a detokenizer that is new or has missed something."""
-        self._recovery_log.over(state.finished_requests, now)
-        self._recovery_log.queue_retained()
+        """Reports every request, for a detokenizer that is new or has missed something; ended
+        requests follow, a few at each wake."""
+        self._history.finished(state.finished_requests, now)
+        self._history.queue_retained()
         for request in list(state.requests.values()):
-            with state.faults.of(request):
-                self.tell(list(self._recovery_log.open_messages(request, state.table)))
+            with state.guard.of(request):
+                self.to_detokenizer(list(self._replay(request, state.table)))
 
     def answer_recall(self, state: SchedulerState, recall: Recall, now: float) -> None:
-        """What its client asks for: all of a request, or that it is not known."""
-        self._recovery_log.over(state.finished_requests, now)
-        key = recall.client, recall.rid
-        request = state.requests.get(key) or self._recovery_log.retained.get(key)
-        found = None
-        if request is not None and recall.adopt and request.submit.tenant != recall.tenant:
-            request = None
-        elif request is None and recall.adopt:
-            found = self._lingering(state, recall)
-            if found is not None and found.submit.rid == recall.rid:
-                request = self._adopt(state, found, recall.client, now)
+        """Reports the request that a client asks for, or that there is none."""
+        request, name_taken = self._history.recall(state, recall, now)
         if request is None:
-            self.tell([Unknown(recall.rid, recall.client, found is not None)])
+            self.to_detokenizer([Unknown(recall.rid, recall.client, name_taken)])
         else:
             self.resend(request, state.table)
 
-    def knows(self, state: SchedulerState, submit: Submit, now: float) -> bool:
-        """A request was sent that is over, and is told again, or that another client has sent just
-        before, and is adopted."""
-        self._recovery_log.over(state.finished_requests, now)
-        known = self._recovery_log.retained.get((submit.client, submit.rid))
-        if known is None and submit.linger:
-            known = self._lingering(state, submit)
-            if known is not None:
-                same = known.submit.rid == submit.rid
-                known = self._adopt(state, known, submit.client, now) if same else None
-        if known is not None:
-            self.resend(known, state.table)
-        return known is not None
+    def resend_if_known(self, state: SchedulerState, submit: Submit, now: float) -> bool:
+        """Reports the request that `submit` repeats; False if it is a new one."""
+        request = self._history.recall_submitted(state, submit, now)
+        if request is not None:
+            self.resend(request, state.table)
+        return request is not None
 
-    def _lingering(self, state: SchedulerState, asked: Recall | Submit) -> RequestState | None:
-        """Whoever's request of that name and tenant."""
-        for group in (state.lingering, self._recovery_log.retained.lingering):
-            request = group.get(asked.rid, asked.tenant)
-            if request is not None:
-                return request
-        return None
+    def _replay(self, request: RequestState, table: SlotTable, again: bool = False
+                ) -> Iterator[Open]:
+        """A request's choices with all that they have emitted; again: the client knows part."""
+        for choice in request.choices:
+            drafted, accepted = table.drafts_of(choice)
+            yield msgspec.structs.replace(
+                open_message(choice, self._epoch), emitted=table.emitted_of(choice).tobytes(),
+                emitted_logprobs=choice.logprobs.copy(),
+                prompt_logprobs=choice.prompt_logprobs.copy(), end=choice.finish, again=again,
+                cached_tokens=choice.cached_len if choice.first_token_reported else None,
+                draft_tokens=drafted, accepted_tokens=accepted)
 
-    def _adopt(self, state: SchedulerState, request: RequestState, client: bytes,
-               now: float) -> RequestState:
-        """It is another client's from now on; first for the ledger, then for everybody."""
-        if request.live:
-            state.change_client(request, client)
-        else:
-            self._recovery_log.retained.drop(request.key)
-            request.submit = msgspec.structs.replace(request.submit, client=client)
-            self._recovery_log.retained.keep(request, now)
-        self._recovery_log.adopted(request, state.table)
-        return request
+    # --- sending ---------------------------------------------------------------------------------
 
-    def take(self, table: SlotTable) -> list[Send]:
-        """What may go out now."""
-        out, self._orders = self._orders, []
-        if self._refusals:
-            out += self._refusals
-            self._refusals = []
-        if not self.full:
-            if self._recovery_log.resending:
-                self.tell(self._recovery_log.next_retained(table))
-            out += self._recovery_log.take()
-            out += self._news
-            self._news = []
+    def pop(self, table: SlotTable) -> list[Send]:
+        """Takes out what may be sent now."""
+        out, self._worker_messages = self._worker_messages, []
+        if self._rejections:
+            out += self._rejections
+            self._rejections = []
+        if not self.blocked:
+            if self._history.resending:
+                for request in self._history.next_retained():
+                    self.to_detokenizer(self._replay(request, table))
+            out += self._history.pop_records()
+            out += self._reports
+            self._reports = []
         return out
 
     @property
-    def urgent(self) -> bool:
-        """There is more to tell, at once."""
-        return self._recovery_log.resending and not self.full
+    def has_more(self) -> bool:
+        """There is more to send at once."""
+        return self._history.resending and not self.blocked
 
     @property
     def empty(self) -> bool:
-        """Nothing is left to be told."""
-        return not (self.events or self._news or self._recovery_log.resending)
+        """Nothing is left to be sent to the detokenizer."""
+        return not (self.events or self._reports or self._history.resending)

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.scheduler.cache.page_allocator import Ints
-from actorium.actors.scheduler.draft_policy import DraftPolicy, VerifiedDrafts
+from actorium.actors.scheduler.extensions import DraftPolicy
+from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
 from actorium.actors.scheduler.request_state import SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import DecodeRows
-
-
-class PlanRecord(NamedTuple):
-    """What a plan asked for, to read its result by. Slots may have new tenants by then."""
-
-    step: int
-    slots: Ints
-    """Sampled rows: the extends that end their prompt, then the decodes."""
-    sids: Ints
-    sids_column: bytes
-    firsts: int
-    """How many of the rows are extends."""
-    extends: dict[int, int]
-    """slot -> sid of every extend, finished or not."""
-    computed: int
-    """Tokens that the step computes."""
-    window: int = 1
-    """Most tokens that each of its decodes emits: the drafts that it verifies, and one."""
-    drafts: int = 0
-    """Drafts that it makes for each sampled row."""
-
-    @property
-    def decodes(self) -> int:
-        """How many of the rows are decodes."""
-        return len(self.slots) - self.firsts
 
 
 class Planner:
@@ -45,7 +19,7 @@ class Planner:
 
     def __init__(self, state: SchedulerState, epoch: int, budget: int,
                  preempt_every: int = 0) -> None:
-        self.drafting = DraftPolicy(0)
+        self.drafting = DraftPolicy()
         """How many drafts each plan makes."""
         self._state = state
         self._epoch = epoch
@@ -73,7 +47,7 @@ class Planner:
                 draft.admits.append(admit)
                 self._plan_chunk(draft, state.prefilling[-1])
             if (draft.extends or draft.admits or len(rows.slots) or not state.prefilling
-                    or state.faults.found):
+                    or state.guard.failed):
                 break
             # Prompts hold each other's pages: only the windows of a very small pool get here.
             self._make_room()
@@ -82,14 +56,14 @@ class Planner:
         state.table.plan_decode(rows)
         return self._assemble(step, rows, draft)
 
-    def start_over(self, drafting: DraftPolicy) -> None:
+    def reset(self, drafting: DraftPolicy) -> None:
         """A fresh worker is there: nothing runs, and nothing is drafted yet. What was learnt of an
         old one that made as many drafts holds for it, too."""
-        if drafting.most != self.drafting.most:
+        if drafting.max_drafts != self.drafting.max_drafts:
             self.drafting = drafting
         self._state.table.window = 1
 
-    def learn(self, record: PlanRecord, verified: VerifiedDrafts | None, busy_us: int) -> None:
+    def on_result(self, record: PlanRecord, verified: VerifiedDrafts | None, busy_us: int) -> None:
         """What a step tells of drafts: how many were right, and what making them cost."""
         if verified is not None:
             self.drafting.verified(verified)
@@ -110,7 +84,7 @@ class Planner:
         record = PlanRecord(step, slots, sids, sids_column, len(firsts),
                             {s.slot: s.sid for s, _ in extends},
                             self._budget - draft.budget, self._state.table.window,
-                            self.drafting.next(len(slots)) if self.drafting.most else 0)
+                            self.drafting.next(len(slots)) if self.drafting.max_drafts else 0)
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
         self._state.table.window = 1 + record.drafts
         return StepPlan(
@@ -176,7 +150,7 @@ class Planner:
         """Plan the sequence's next chunk, as far as budget and pages go. Where that fails it is
         as if it had not been tried."""
         computed, planned = sequence.computed, len(draft.extends)
-        with self._state.faults.of(sequence.request):
+        with self._state.guard.of(sequence.request):
             self._plan_chunk_unguarded(draft, sequence)
             return
         sequence.computed = computed
@@ -228,7 +202,7 @@ class Planner:
         head = self._next_to_admit(unresolved)
         if head is None:
             return None
-        with self._state.faults.of(head.request):
+        with self._state.guard.of(head.request):
             return self._state.admit(head) if self._state.can_admit(head) else None
         if head.slot:
             self._state.undo_admission(head)

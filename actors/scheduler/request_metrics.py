@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepResult
 from actorium.actors.runtime.histograms import BOUNDS, HTTP_REQUESTS, Histogram
-from actorium.actors.scheduler.planner import PlanRecord
+from actorium.actors.scheduler.extensions import SchedulerMetrics
+from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.request_state import RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
@@ -41,7 +42,7 @@ class SequenceTimes:
     """Where its last tokens came from."""
 
 
-class RequestMetrics:
+class RequestMetrics(SchedulerMetrics):
     """The scheduler's histograms and counts. The caller brings the time."""
 
     def __init__(self, slots: int) -> None:
@@ -49,7 +50,7 @@ class RequestMetrics:
         self.histograms = {name: Histogram(name) for name in BOUNDS if name != HTTP_REQUESTS}
         self.finished: Counter[str] = Counter()
         """Sequences that have ended, by reason."""
-        self.rejected: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
         """Requests refused when they came, by the code of the error."""
         self.computed_prompt_tokens = 0
         """Of prompts, computed in steps whose results are here: none from the prefix cache; once
@@ -79,13 +80,11 @@ class RequestMetrics:
                 self.histograms["queued"].add(now - life.arrival)
             self._lives[sequence.sid] = life
 
-    def resumed(self, sequences: Iterable[SequenceState]) -> int:
-        """These go on after the death of a worker or a scheduler. Returns how many tokens they had
-        emitted."""
+    def resumed(self, sequences: Iterable[SequenceState]) -> None:
+        """These go on after the death of a worker or a scheduler."""
         tokens = [len(sequence.emitted) for sequence in sequences]
         self._resumed["resumed_sequences"] += len(tokens)
         self._resumed["resumed_tokens"] += sum(tokens)
-        return sum(tokens)
 
     def result(self, record: PlanRecord, result: StepResult, now: float) -> None:
         """A step's result; before what it ends is taken off the books."""
@@ -154,12 +153,16 @@ class RequestMetrics:
             if tokens > 1:
                 seen["per_token"].add((now - life.first) / (tokens - 1))
 
-    def over(self, request: RequestState) -> None:
+    def request_ended(self, request: RequestState) -> None:
         """All its sequences have ended."""
         seen = self.histograms
         seen["choices"].add(request.submit.n)
         seen["max_tokens"].add(request.params.max_tokens)
         seen["most_generation_tokens"].add(max(len(one.emitted) for one in request.choices))
+
+    def rejected(self, code: str) -> None:
+        """A request was refused when it came."""
+        self._rejected[code] += 1
 
     @staticmethod
     def _add_many(histogram: Histogram, values: NDArray[np.float64]) -> None:
@@ -171,19 +174,21 @@ class RequestMetrics:
 
     # --- what is told ---
 
-    def gauges(self, resting: bool, ledger: Ledger | None = None) -> dict[str, float]:
+    def gauges(self, state: SchedulerState, resting: bool, ledger: Ledger | None = None
+               ) -> dict[str, float]:
         """For the heartbeat; `resting`: no step is under way."""
         self._asked += 1
         if resting or self._asked % REFRESH == 0 or not self._told:
             told = self._resumed | {f"finished_{reason}": float(n)
                                     for reason, n in self.finished.items()}
-            told |= {f"rejected_{code}": float(n) for code, n in self.rejected.items()}
+            told |= {f"rejected_{code}": float(n) for code, n in self._rejected.items()}
             if ledger is not None:
                 told["ledger_bytes"] = float(ledger.bytes)
             for histogram in self.histograms.values():
                 told |= histogram.gauges()
             self._told = told
-        return self._told
+        return memory_gauges(state) | self._told | {
+            "computed_prompt_tokens": float(self.computed_prompt_tokens)}
 
 
 def memory_gauges(state: SchedulerState) -> dict[str, float]:

@@ -13,8 +13,7 @@ from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
-from actorium.actors.scheduler.recovery.lingering import LingeringRequests
-from actorium.actors.scheduler.recovery.request_faults import RequestFaults
+from actorium.actors.scheduler.request_guard import RequestGuard
 from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name
 from actorium.actors.scheduler.scheduling_policy import (
     CLIP,
@@ -33,9 +32,9 @@ reserve's ratio is."""
 class SchedulerState:
     """The scheduler's state. Every sequence waits or runs; a running one has a slot and pages."""
 
-    def __init__(self, config: SchedulerConfig, memory: MemoryConfig) -> None:
+    def __init__(self, config: SchedulerConfig, memory: MemoryConfig,
+                 guard: RequestGuard | None = None) -> None:
         self.requests: dict[tuple[bytes, str], RequestState] = {}
-        self.lingering = LingeringRequests()
         self.sequences: dict[int, SequenceState] = {}
         self.queue = WaitingQueue(config.schedule_policy, config.tenant_weights)
         self.prefilling: list[SequenceState] = []
@@ -53,8 +52,8 @@ class SchedulerState:
         self.cache_lookup_tokens = self.cache_hit_tokens = 0
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
         self.reserve = AdmissionReserve()
-        self.faults = RequestFaults()
-        """Work on single requests, and those on which it has failed."""
+        self.guard = guard or RequestGuard()
+        """Stands around the work on single requests."""
         self.keep_history = False
         """Sequences keep the logprobs that were told of them."""
         self.max_waiting = config.max_num_queued_reqs
@@ -92,7 +91,6 @@ class SchedulerState:
     def add_request(self, request: RequestState) -> None:
         """A new request: all its sequences wait."""
         self.requests[request.key] = request
-        self.lingering.add(request)
         for sequence in request.live.values():
             self.sequences[sequence.sid] = sequence
             self.queue.push(sequence)
@@ -120,7 +118,6 @@ class SchedulerState:
         if not request.live:
             self.finished_requests.append(self.requests.pop(request.key))
             self.on_finished(request)
-            self.lingering.drop(request)
 
     def preempt(self, sequence: SequenceState, cause: str) -> None:
         """Take slot and pages from a running sequence; it will be recomputed, first of its class,
@@ -136,7 +133,7 @@ class SchedulerState:
         try:
             self.preempt(sequence, "forced")
         except BaseException:
-            self.faults.journal.convict(sequence.request.name)
+            self.guard.convict(sequence.request)
             raise
         self.slots_to_release.pop()
 

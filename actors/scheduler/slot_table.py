@@ -144,6 +144,18 @@ class SlotTable:
         """
         return self._tokens[slot, first:self.emitted[slot]].copy()
 
+    def emitted_of(self, sequence: SequenceState, first: int = 0) -> Ints:
+        """What a sequence has emitted, from token `first` on, whether it holds a slot or not."""
+        if sequence.slot:
+            return self.emitted_tokens(sequence.slot, first)
+        return sequence.emitted[first:] if first else sequence.emitted
+
+    def drafts_of(self, sequence: SequenceState) -> tuple[int, int]:
+        """Drafts verified for a sequence, and those accepted, whether it holds a slot or not."""
+        if slot := sequence.slot:
+            return int(self.drafted[slot]), int(self.accepted[slot])
+        return sequence.drafted, sequence.accepted
+
     def pages_of(self, slot: int) -> list[Ints]:
         """Copies of the slot's page tables, one a group."""
         return [table[slot, :self.held[slot]].copy() for table in self._pages]

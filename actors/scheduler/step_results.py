@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
 from actorium.actors.scheduler.cache.page_allocator import Ints
-from actorium.actors.scheduler.draft_policy import VerifiedDrafts
-from actorium.actors.scheduler.planner import PlanRecord
+from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
 from actorium.actors.scheduler.request_state import SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
@@ -195,7 +194,7 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
         sequence = state.sequences.get(record.extends[logprobs.row])
         if sequence is None:
             continue
-        with state.faults.of(sequence.request):
+        with state.guard.of(sequence.request):
             if (fresh := _unreported_logprobs(sequence, logprobs)) is not None:
                 news.setdefault(sequence.sid, {})["prompt_logprobs"] = fresh
                 if state.keep_history:
@@ -219,7 +218,7 @@ def _finish(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: 
         if code == 1:
             fields["stop_token"] = int(rows.tokens[ends[row] - 1])
         sequence = state.sequences[sid]
-        with state.faults.of(sequence.request):
+        with state.guard.of(sequence.request):
             state.finish(sequence)
             fields |= draft_counts(sequence)
             ended.append(sequence)

@@ -22,8 +22,8 @@ from actorium.actors.errors import ActoriumError, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
 from actorium.actors.runtime.inflight_journal import ENDS, InflightJournal
 from actorium.actors.scheduler.admission_checks import Rejection
-from actorium.actors.scheduler.planner import PlanRecord
-from actorium.actors.scheduler.recovery.recovery_log import emitted_of
+from actorium.actors.scheduler.extensions import TokenMasks
+from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.request_state import RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.step_results import BadResult
@@ -91,14 +91,14 @@ class VocabularyLoader:
         return self._found
 
 
-class StructuredOutputManager:
+class StructuredOutputManager(TokenMasks):
     """The guides of all live sequences that have a grammar or token rules."""
 
     def __init__(self, load: Load) -> None:
         """load: gives the vocabulary, when the first grammar comes."""
         self.made = 0
         """Masks, since the start."""
-        self.told: list[int] = []
+        self.last_stuck: list[int] = []
         """The sequences that the last call of `pop_stuck` was about."""
         self._load = load
         self._words: GrammarBackend | None = None
@@ -151,15 +151,15 @@ class StructuredOutputManager:
         self._words = self._words or found.words
         self._words.keep(grammar, found.compiled)
 
-    def forget(self, sid: int) -> None:
+    def remove(self, sid: int) -> None:
         """The sequence is over."""
         self._guides.pop(sid, None)
         self._drafts.pop(sid, None)
 
     # --- plans -----------------------------------------------------------------------------------
 
-    def plan(self, state: SchedulerState, plan: StepPlan, record: PlanRecord,
-             unresolved: Iterable[PlanRecord]) -> StepPlan:
+    def add_masks(self, state: SchedulerState, plan: StepPlan, record: PlanRecord,
+                  unresolved: Iterable[PlanRecord]) -> StepPlan:
         """A plan that was made as if there were no masks, with them, or with the promise that they
         follow. unresolved: the plans before it that have no result yet."""
         masked = [sid for sid in record.sids.tolist() if sid in self._guides]
@@ -171,7 +171,7 @@ class StructuredOutputManager:
             return msgspec.structs.replace(plan, masks_follow=True)
         return msgspec.structs.replace(plan, masks=self._masks(state, record))
 
-    def follow(self, state: SchedulerState, record: PlanRecord, epoch: int) -> list[Masks]:
+    def late_masks(self, state: SchedulerState, record: PlanRecord, epoch: int) -> list[Masks]:
         """The masks of the plan that is answered next, if it was sent without."""
         if record.step not in self._due:
             return []
@@ -180,7 +180,7 @@ class StructuredOutputManager:
 
     def pop_stuck(self) -> list[tuple[RequestState, Rejection]]:
         """Requests that cannot go on, as was found since the last call, and why."""
-        self.told = list(self._stuck)
+        self.last_stuck = list(self._stuck)
         if not self._stuck:
             return []
         found, self._stuck = list(self._stuck.values()), {}
@@ -192,7 +192,7 @@ class StructuredOutputManager:
             if (sequence := state.sequences.get(sid)) is not None:
                 self._stuck[sid] = sequence.request, Rejection(InvalidRequest.code, why)
 
-    def learn(self, state: SchedulerState, record: PlanRecord, result: StepResult) -> None:
+    def on_result(self, state: SchedulerState, record: PlanRecord, result: StepResult) -> None:
         """Take the drafts that a step has made for sequences with guides; forget those that it
         has ended."""
         masked = self._planned.pop(record.step, None)
@@ -200,7 +200,7 @@ class StructuredOutputManager:
             return
         for sid in masked:
             if sid not in state.sequences:
-                self.forget(sid)
+                self.remove(sid)
         if not record.drafts:
             return
         if len(result.drafts) != 4 * record.drafts * len(masked):
@@ -211,15 +211,19 @@ class StructuredOutputManager:
             if sid in self._guides:
                 self._drafts[sid] = drafts
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """A fresh worker: nothing is drafted, no plan is on its way."""
         self._drafts.clear()
         self._planned.clear()
         self._due.clear()
 
+    def gauges(self) -> dict[str, float]:
+        """Masks made since the start."""
+        return {"masks": self.made}
+
     def _masks(self, state: SchedulerState, record: PlanRecord) -> list[RowMask]:
         """Of the plan's rows, all plans before it being answered."""
-        journal = state.faults.journal
+        journal = state.guard.journal
         wanted: list[tuple[SequenceGuide, Sequence[int]]] = []
         whose: list[tuple[SequenceState, int]] = []
         sids, slots = record.sids.tolist(), record.slots.tolist()
@@ -229,7 +233,7 @@ class StructuredOutputManager:
                 continue
             journal.put(sequence.request.name)
             try:
-                allowed = guide.take(emitted_of(sequence, state.table, guide.consumed).tolist())
+                allowed = guide.take(state.table.emitted_of(sequence, guide.consumed).tolist())
             except BaseException as error:
                 self._fail(sequence, journal, error)
                 continue

@@ -52,7 +52,7 @@ def tokenizer(ctx: Context) -> Core:
 
 def scheduler(ctx: Context) -> Core:
     """Fails on a prompt's tokens where nothing guards it."""
-    from actorium.actors.scheduler.core import build
+    from actorium.actors.scheduler.scheduler_actor import build
 
     core = build(ctx)
     usual = core.on_message

@@ -38,7 +38,7 @@ from actorium.actors.runtime.step_events import (
     read_events,
     traced,
 )
-from actorium.actors.scheduler import core as scheduler
+from actorium.actors.scheduler import scheduler_actor
 from actorium.gpu.worker.timing import CudaStepTimer
 from actorium.gpu.worker.tracing import DeviceTimeline, StepTrace
 from actorium.tools.bench import timeline as trace
@@ -119,7 +119,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, spoil: Any) -> None:
 
 
 def test_off_is_off(tmp_path: Path) -> None:
-    core = scheduler.SchedulerCore(context(None))
+    core = scheduler_actor.extended_core(context(None))
     assert traced(core, context(None)) is core
     assert open_events(context(None)) is None
     watched = traced(core, context(tmp_path))
@@ -131,7 +131,7 @@ def test_off_is_off(tmp_path: Path) -> None:
 
 def test_a_core_by_itself_writes_nothing(tmp_path: Path) -> None:
     """As in a replay of its recording, whose configuration names the directory of then."""
-    core = scheduler.SchedulerCore(context(tmp_path / "new"))
+    core = scheduler_actor.extended_core(context(tmp_path / "new"))
     core.on_wake(0.0)
     assert not (tmp_path / "new").exists()
 

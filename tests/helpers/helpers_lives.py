@@ -93,7 +93,7 @@ class Lives:
         context = Context(self.settings, Path("/nowhere"), "scheduler",
                           self.epochs["scheduler"], 0)
         past = PriorRun(LedgerHistory().read(self.ledger), True, self.now)
-        self.scheduler = core.SchedulerCore(context, past)
+        self.scheduler = scheduler_actor.extended_core(context, past)
 
     def new_worker(self) -> None:
         self.epochs["worker"] += 1

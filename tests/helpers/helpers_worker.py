@@ -30,7 +30,7 @@ from actorium.actors.messages import (
     TokenBatch,
 )
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler.core import build
+from actorium.actors.scheduler.scheduler_actor import build
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
 from actorium.gpu.step.runner import ModelRunner

@@ -84,7 +84,7 @@ def detokenizer(ctx: Context) -> Core:
 
 def scheduler(ctx: Context) -> Core:
     """One that fails as it gives a sequence a slot."""
-    from actorium.actors.scheduler.core import build
+    from actorium.actors.scheduler.scheduler_actor import build
     from actorium.actors.scheduler.scheduler_state import SchedulerState
 
     usual = SchedulerState.admit

@@ -28,16 +28,16 @@ from actorium.actors.ledger.records import (
     make_record,
 )
 from actorium.actors.ledger.segments import LedgerRecord
-from actorium.actors.messages import Open, RowLogprobs, TokenBatch
+from actorium.actors.messages import Recall, RowLogprobs, Submit, TokenBatch
 from actorium.actors.runtime.inflight_journal import InflightJournal
-from actorium.actors.scheduler.cache.page_allocator import Ints
+from actorium.actors.scheduler.extensions import RequestHistory
 from actorium.actors.scheduler.recovery.lingering import LingeringRequests
 from actorium.actors.scheduler.request_state import (
     RequestState,
     SequenceState,
     new_request_state,
-    open_message,
 )
+from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
 
 REQUEST_BYTES, CHOICE_BYTES, LOGPROBS_BYTES = 2048, 768, 384
@@ -45,8 +45,8 @@ REQUEST_BYTES, CHOICE_BYTES, LOGPROBS_BYTES = 2048, 768, 384
 of logprobs."""
 UNPACKED = 8
 """Bytes that a byte of msgpack comes to as Python's objects."""
-TOLD_AT_ONCE = 32
-"""Requests that are over, told to a new detokenizer at one wake: what lives goes first."""
+RESENT_AT_ONCE = 32
+"""Ended requests that are reported to a new detokenizer at one wake: live ones go first."""
 Key = tuple[bytes, str]
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -109,122 +109,137 @@ class RetainedRequests:
             self.drop(next(iter(self._kept)))
 
 
-class RecoveryLog:
-    """Records for the ledger, and what was told, for whoever has to hear it again."""
+class RecoveryLog(RequestHistory):
+    """Writes the ledger's records, and remembers ended requests for those who ask again."""
 
-    def __init__(self, recovery: RecoveryConfig, epoch: int) -> None:
-        self.journal = InflightJournal(actor="scheduler")
+    def __init__(self, recovery: RecoveryConfig,
+                 journal: InflightJournal | None = None) -> None:
+        self._journal = journal or InflightJournal(actor="scheduler")
         self.retained = RetainedRequests(recovery.retain)
         self.keep_history = keeps_history(recovery)
-        """Requests are kept after their end, and logprobs with their tokens."""
         self._writes = self.keep_history and recovery.ledger
-        self._epoch = epoch
+        self._lingering = LingeringRequests()
+        """Of those that have not ended."""
         self._records: list[Send] = []
-        self._to_tell: deque[RequestState] = deque()
+        self._to_resend: deque[RequestState] = deque()
 
     # --- the ledger ---
 
     def admitted(self, request: RequestState) -> None:
-        """A request is on the ring."""
+        self._lingering.add(request)
         if self._writes:
-            first = request.choices[0].sid
-            self._write(make_record(ADMISSION, AdmissionRecord(request.submit, first)))
+            self._write(make_record(ADMISSION, AdmissionRecord(request.submit, request.choices[0].sid)))
 
-    def adopted(self, request: RequestState, table: SlotTable) -> None:
-        """A request is another client's from now on."""
-        if self._writes:
-            for written in self.entry(request, table):
-                self._write(written)
+    def restored(self, request: RequestState) -> None:
+        self._lingering.add(request)
 
-    def told(self, batch: TokenBatch) -> None:
-        """A batch is about to be told."""
+    def reported(self, batch: TokenBatch) -> None:
         if self._writes:
             self._write(make_record(BATCH, batch))
 
     def _write(self, written: LedgerRecord) -> None:
         self._records.append(Send(LEDGER, written))
 
-    @property
-    def waiting(self) -> bool:
-        """There are records that did not go out yet."""
-        return bool(self._records)
-
-    def take(self) -> list[Send]:
-        """The records since the last call."""
+    def pop_records(self) -> list[Send]:
         records, self._records = self._records, []
         return records
 
-    def entry(self, request: RequestState, table: SlotTable) -> list[LedgerRecord]:
+    def all_records(self, state: SchedulerState) -> Iterator[list[LedgerRecord]]:
+        for request in [*self.retained, *state.requests.values()]:
+            yield self._request_records(request, state.table)
+
+    @staticmethod
+    def _request_records(request: RequestState, table: SlotTable) -> list[LedgerRecord]:
         """The records that say all of a request."""
         return list(entry_records(LedgerEntry(request.submit, [
             _choice_record(choice, table) for choice in request.choices])))
 
-    # --- telling once more ---
+    # --- ended requests, and those of other clients ---
 
-    def over(self, requests: list[RequestState], now: float) -> None:
-        """These requests have ended; they are taken out of the list."""
-        if requests and self.keep_history:
-            for request in requests:
-                self._keep(request, now)
+    def finished(self, requests: list[RequestState], now: float) -> None:
+        for request in requests:
+            self._lingering.drop(request)
+            if self.keep_history:
+                self._retain(request, now)
         requests.clear()
         self.retained.expire(now)
 
-    def _keep(self, request: RequestState, now: float) -> None:
-        """Where that fails it is forgotten: it is over."""
-        self.journal.put(request.name)
+    def _retain(self, request: RequestState, now: float) -> None:
+        """Keeps an ended request; where that fails it is forgotten."""
+        self._journal.put(request.name)
         try:
             _compact(request)
             self.retained.keep(request, now)
         except BaseException as error:
-            self.journal.failed(error, request.submit.rid)
-        self.journal.clear()
+            self._journal.failed(error, request.submit.rid)
+        self._journal.clear()
 
     def queue_retained(self) -> None:
-        """To a new detokenizer: what is over follows on what lives, by `next_retained`."""
-        self._to_tell = deque(self.retained)
+        self._to_resend = deque(self.retained)
 
-    def next_retained(self, table: SlotTable) -> list[Open]:
-        """A few of the requests that are over and have to be told again."""
-        opens: list[Open] = []
-        for _ in range(min(TOLD_AT_ONCE, len(self._to_tell))):
-            opens += self.open_messages(self._to_tell.popleft(), table)
-        return opens
+    def next_retained(self) -> list[RequestState]:
+        return [self._to_resend.popleft()
+                for _ in range(min(RESENT_AT_ONCE, len(self._to_resend)))]
 
     @property
-    def resending(self) -> bool:
-        """`next_retained` has more to say."""
-        return bool(self._to_tell)
+    def resending(self) -> bool:  # type: ignore[override]
+        """There are more requests to report again."""
+        return bool(self._to_resend)
 
-    def open_messages(self, request: RequestState, table: SlotTable,
-                      again: bool = False) -> Iterator[Open]:
-        """Everything about a request, its choices in order; again: also what the client knows."""
-        for choice in request.choices:
-            drafted, accepted = drafts_at(choice, table)
-            yield msgspec.structs.replace(
-                open_message(choice, self._epoch), emitted=emitted_of(choice, table).tobytes(),
-                emitted_logprobs=choice.logprobs.copy(),
-                prompt_logprobs=choice.prompt_logprobs.copy(), end=choice.finish, again=again,
-                cached_tokens=choice.cached_len if choice.first_token_reported else None,
-                draft_tokens=drafted, accepted_tokens=accepted)
+    def recall(self, state: SchedulerState, recall: Recall,
+               now: float) -> tuple[RequestState | None, bool]:
+        self.finished(state.finished_requests, now)
+        key = recall.client, recall.rid
+        request = state.requests.get(key) or self.retained.get(key)
+        if not recall.adopt:
+            return request, False
+        if request is not None:
+            return (request if request.submit.tenant == recall.tenant else None), False
+        found = self._find_lingering(recall)
+        if found is not None and found.submit.rid == recall.rid:
+            return self._adopt(state, found, recall.client, now), False
+        return None, found is not None
+
+    def recall_submitted(self, state: SchedulerState, submit: Submit,
+                         now: float) -> RequestState | None:
+        self.finished(state.finished_requests, now)
+        known = self.retained.get((submit.client, submit.rid))
+        if known is None and submit.linger:
+            known = self._find_lingering(submit)
+            if known is not None:
+                same = known.submit.rid == submit.rid
+                known = self._adopt(state, known, submit.client, now) if same else None
+        return known
+
+    def _find_lingering(self, asked: Recall | Submit) -> RequestState | None:
+        """The tenant's lingering request of that name, whichever client it belongs to."""
+        for group in (self._lingering, self.retained.lingering):
+            request = group.get(asked.rid, asked.tenant)
+            if request is not None:
+                return request
+        return None
+
+    def _adopt(self, state: SchedulerState, request: RequestState, client: bytes,
+               now: float) -> RequestState:
+        """Makes a request another client's: first in the ledger, then for everybody."""
+        if request.live:
+            state.change_client(request, client)
+        else:
+            self.retained.drop(request.key)
+            request.submit = msgspec.structs.replace(request.submit, client=client)
+            self.retained.keep(request, now)
+        if self._writes:
+            for written in self._request_records(request, state.table):
+                self._write(written)
+        return request
+
+    def gauges(self) -> dict[str, float]:
+        return {"retained": len(self.retained), "retained_bytes": self.retained.bytes}
 
 
 def keeps_history(recovery: RecoveryConfig) -> bool:
     """Whether anything is remembered beyond this life."""
     return recovery.restart or recovery.ledger_dir is not None
-
-
-def emitted_of(sequence: SequenceState, table: SlotTable, first: int = 0) -> Ints:
-    """What a sequence has emitted, from the first-th token on, wherever it is."""
-    if sequence.slot:
-        return table.emitted_tokens(sequence.slot, first)
-    return sequence.emitted[first:] if first else sequence.emitted
-
-
-def drafts_at(sequence: SequenceState, table: SlotTable) -> tuple[int, int]:
-    """Drafts verified for a sequence so far, and those accepted, wherever it is."""
-    if slot := sequence.slot:
-        return int(table.drafted[slot]), int(table.accepted[slot])
-    return sequence.drafted, sequence.accepted
 
 
 def retained_bytes(request: RequestState) -> int:
@@ -268,9 +283,9 @@ def _alternatives(row: RowLogprobs) -> int:
 
 
 def _choice_record(sequence: SequenceState, table: SlotTable) -> SequenceOutput:
-    return SequenceOutput(sequence.sid, bytearray(emitted_of(sequence, table).tobytes()),
+    return SequenceOutput(sequence.sid, bytearray(table.emitted_of(sequence).tobytes()),
                 sequence.cached_len if sequence.first_token_reported else None, sequence.logprobs,
-                sequence.prompt_logprobs, sequence.finish, *drafts_at(sequence, table))
+                sequence.prompt_logprobs, sequence.finish, *table.drafts_of(sequence))
 
 
 # --- reading the ledger ---------------------------------------------------------------------------

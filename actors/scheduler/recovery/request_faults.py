@@ -1,6 +1,6 @@
 """Requests that the scheduler fails on: each ends by itself, and what it held is given back.
 
-What is done for one request is done within `of(request)`, or `about` it where there is none (yet).
+What is done for one request is done within `of(request)`, or `of_key` where there is none (yet).
 Meanwhile it stands in the journal. An exception is kept there and does not go on: its request is
 ended in the same wake, and the books are audited. Should they not balance, or the request not come
 off them, the scheduler ends after all, with a conviction: the next one goes on from the ledger, and
@@ -17,6 +17,7 @@ from types import TracebackType
 from actorium.actors.errors import Quarantined
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
 from actorium.actors.scheduler.cache.page_allocator import AccountingError
+from actorium.actors.scheduler.request_guard import RequestGuard
 from actorium.actors.scheduler.request_state import Key, RequestState, request_name
 
 
@@ -25,13 +26,11 @@ def grammar_name(grammar: str) -> bytes:
     return name_of(b"grammar", grammar.encode())
 
 
-class RequestFaults:
+class RequestFaults(RequestGuard):
     """As a context manager: work on one request. Not to be nested."""
 
     def __init__(self, journal: InflightJournal | None = None) -> None:
-        self.journal = journal or InflightJournal(actor="scheduler")
-        self.found: dict[Key, Quarantined] = {}
-        """Requests to be ended, and why."""
+        super().__init__(journal)
         self._key: Key = (b"", "")
 
     def of(self, request: RequestState) -> RequestFaults:
@@ -40,7 +39,7 @@ class RequestFaults:
         self.journal.put(request.name)
         return self
 
-    def about(self, client: bytes, rid: str) -> RequestFaults:
+    def of_key(self, client: bytes, rid: str) -> RequestFaults:
         """What follows is done for a request of this name."""
         self._key = client, rid
         self.journal.put(request_name(client, rid))
@@ -55,7 +54,7 @@ class RequestFaults:
             return False
         if isinstance(error, AccountingError):
             return False
-        self.found.setdefault(self._key, self.journal.failed(error, self._key[1]))
+        self.failed.setdefault(self._key, self.journal.failed(error, self._key[1]))
         self.journal.clear()
         return True
 
@@ -69,18 +68,18 @@ class RequestFaults:
             return journal.refusal(rid)
         return None
 
-    def settle(self, requests: Mapping[Key, RequestState], audit: Callable[[], None],
-               end: Callable[[RequestState, Quarantined], None],
-               deny: Callable[[Key, Quarantined], None]) -> None:
-        """End what has failed since the last call, by `end` what is among `requests`, by `deny`
+    def end_failed(self, requests: Mapping[Key, RequestState], audit: Callable[[], None],
+                   end: Callable[[RequestState, Quarantined], None],
+                   reject: Callable[[Key, Quarantined], None]) -> None:
+        """End what has failed since the last call, by `end` what is among `requests`, by `reject`
         what is not; `audit` is called after each. Raises what ending it raises, and
         `AccountingError`.
         """
-        found, self.found = self.found, {}
-        for key, why in found.items():
+        failed, self.failed = self.failed, {}
+        for key, why in failed.items():
             request = requests.get(key)
             if request is None:
-                deny(key, why)
+                reject(key, why)
                 continue
             try:
                 end(request, why)
@@ -89,7 +88,7 @@ class RequestFaults:
                 self.journal.convict(request.name)
                 raise
 
-    def over(self, requests: list[RequestState]) -> None:
+    def finished(self, requests: list[RequestState]) -> None:
         """These have ended: who did so in peace is under no suspicion any more."""
         if self.journal.quiet:
             return

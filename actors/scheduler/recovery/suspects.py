@@ -18,6 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from actorium.actors.scheduler.extensions import WorkerTrials
+from actorium.actors.scheduler.plan_record import PlanRecord
+from actorium.actors.scheduler.request_state import RequestState
+from actorium.actors.scheduler.scheduler_state import SchedulerState
+
 MOST_STEPS = 16
 """Decode steps that the most suspicious sequence has to get through on its trial."""
 
@@ -107,3 +112,40 @@ class Suspects:
         if self._alone in group:
             self._alone = None
         self._steps.clear()
+
+
+class SuspectTrials(WorkerTrials):
+    """Carries out what `Suspects` finds: who may run, and who is put back into the queue."""
+
+    def __init__(self) -> None:
+        self._suspects = Suspects()
+
+    def worker_died(self, state: SchedulerState,
+                    unanswered: Iterable[PlanRecord]) -> RequestState | None:
+        sequences = state.sequences
+        planned = {sid for record in unanswered
+                   for sid in (*record.sids.tolist(), *record.extends.values())}
+        guilty = self._suspects.died(planned & sequences.keys(), sequences.keys())
+        self.active = True
+        return None if guilty is None else sequences[guilty].request
+
+    def restrict(self, state: SchedulerState) -> None:
+        self._suspects.settle(state.sequences.keys())
+        trial = state.trial = self._suspects.trial
+        self.active = trial is not None
+        if trial is not None:
+            for sequence in list(state.table.sequences):
+                if sequence is not None and sequence.sid not in trial:
+                    state.preempt(sequence, "worker")
+
+    def decoded(self, record: PlanRecord) -> None:
+        self._suspects.decoded(record.sids[record.firsts:].tolist())
+
+    def gauges(self, state: SchedulerState) -> dict[str, float]:
+        """Size of the group on trial, sequences convicted, and those that wait for the end of a
+        trial that is not theirs."""
+        trial = state.trial
+        held = 0 if trial is None else sum(
+            not one.slot for sid, one in state.sequences.items() if sid not in trial)
+        return {"suspects": self._suspects.circle, "quarantined": self._suspects.convictions,
+                "waiting_deferred": held}

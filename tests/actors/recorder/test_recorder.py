@@ -24,7 +24,7 @@ from actorium.actors.recorder.recorder import Recorder, plan_checksum
 from actorium.actors.recorder.recording import BadRecording, Recording
 from actorium.actors.recorder.redaction import Redactor
 from actorium.actors.recorder.replay import load_recording, replay
-from actorium.actors.scheduler.observed import observed, recorded
+from actorium.actors.scheduler.scheduler_actor import observed, recorded
 from actorium.tools.cli.replay_command import plan_line
 from actorium.tools.null.null_worker import NullWorker
 
@@ -45,7 +45,7 @@ class Taped(Ring):
         self.taped = False
         super().__init__(settings, start=False, **more)
         context = Context(settings, where, "scheduler", 3, 0)
-        self.scheduler = Recorder(self.scheduler, context, self.scheduler.structured_output)
+        self.scheduler = Recorder(self.scheduler, context, self.scheduler.masks)
         self.taped = True
         self.start()
 

@@ -60,30 +60,30 @@ KINDS = ["plain", "choices", "bias", "stops", "grammar", "logprobs"]
 def test_bytes_are_bounded_and_counted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is counted is what Python has taken, by half as much again at the most."""
     monkeypatch.setattr(recovery, "RETAINED_BYTES", LIMIT)
-    chronicle, draw = RecoveryLog(RecoveryConfig(), 1), random.Random(0)
-    chronicle.over([ended(0, kind, draw)], 0.0)
+    history, draw = RecoveryLog(RecoveryConfig()), random.Random(0)
+    history.finished([ended(0, kind, draw)], 0.0)
     gc.collect()
     tracemalloc.start()
     try:
         for number in range(1, MANY):
-            chronicle.over([ended(number, kind, draw)], 0.0)
-            assert chronicle.retained.bytes <= LIMIT
+            history.finished([ended(number, kind, draw)], 0.0)
+            assert history.retained.bytes <= LIMIT
         gc.collect()
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 0 < len(chronicle.retained) < MANY - 1, "the limit was met"
+    assert 0 < len(history.retained) < MANY - 1, "the limit was met"
     assert taken < 1.5 * LIMIT
     assert taken > LIMIT / 6, "not so careful that nothing is kept"
 
 
 def test_of_mixed_requests_nothing_stays_counted() -> None:
-    chronicle, draw = RecoveryLog(RecoveryConfig(retain=10.0), 1), random.Random(1)
+    history, draw = RecoveryLog(RecoveryConfig(retain=10.0)), random.Random(1)
     for number in range(300):
-        chronicle.over([ended(number, draw.choice(KINDS), draw)], float(number) / 10)
-    assert len(chronicle.retained) and chronicle.retained.bytes
-    chronicle.over([], 1e6)
-    assert not len(chronicle.retained) and chronicle.retained.bytes == 0
+        history.finished([ended(number, draw.choice(KINDS), draw)], float(number) / 10)
+    assert len(history.retained) and history.retained.bytes
+    history.finished([], 1e6)
+    assert not len(history.retained) and history.retained.bytes == 0
 
 
 def test_rows_are_joined_where_they_have_as_many_alternatives() -> None:

@@ -10,7 +10,7 @@ from helpers_scheduler import Ring, cached, config, finish, gauges
 
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
-from actorium.actors.scheduler import core
+from actorium.actors.scheduler import core, scheduler_actor
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.page_allocator import AccountingError
 from actorium.actors.scheduler.scheduler_state import SchedulerState
@@ -36,12 +36,12 @@ BLIND = msgspec.structs.replace(SETTINGS, memory=msgspec.structs.replace(
 
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler keeps no debug books, the worker still checks what it reads."""
-    build = core.build
+    build = scheduler_actor.build
 
     def without_books(context: Context) -> core.SchedulerCore:
         return build(context._replace(config=BLIND))
 
-    monkeypatch.setattr(core, "build", without_books)
+    monkeypatch.setattr(scheduler_actor, "build", without_books)
 
 
 def test_the_run_ends_well_unharmed(monkeypatch: pytest.MonkeyPatch) -> None:

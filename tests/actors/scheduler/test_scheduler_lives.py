@@ -58,7 +58,7 @@ def test_it_has_teeth(tooth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from actorium.tools.null.null_worker import NullWorker
 
     if tooth == "uncommitted":  # tokens are told without being written down
-        monkeypatch.setattr(RecoveryLog, "told", lambda self, batch: None)
+        monkeypatch.setattr(RecoveryLog, "reported", lambda self, batch: None)
     elif tooth == "forgetful":  # what was emitted is not restored
         monkeypatch.setattr(recovery, "_restore", lambda sequence, said: None)
     else:  # a worker takes whatever plans come

@@ -20,12 +20,13 @@ from actorium.actors.params import Resolved, TextParams
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 from actorium.actors.scheduler import core as core_module
 from actorium.actors.scheduler.cache.page_allocator import AccountingError
-from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery import recovery_log as recovery
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
 from actorium.actors.scheduler.request_state import request_name
+from actorium.actors.scheduler.scheduler_actor import extended_core
 from actorium.actors.scheduler.scheduler_state import SchedulerState
+from actorium.actors.scheduler.slot_table import SlotTable
 from actorium.actors.structured.grammar_compiler import GrammarCompiler
 from actorium.actors.structured.guides import SequenceGuide
 from actorium.actors.structured.structured_output import StructuredOutputManager
@@ -168,7 +169,7 @@ def test_telling_all_to_a_detokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
         ring.work()
         ring.deliver()
     with monkeypatch.context() as planted:
-        plant(planted, recovery, "drafts_at", ValueError(), whose=lambda seq, _: is_poison(seq))
+        plant(planted, SlotTable, "drafts_of", ValueError(), whose=lambda _, seq: is_poison(seq))
         known = dict(ring.heard)
         ring.heard.clear()
         ring.tell(Hello("detokenizer", 2))
@@ -198,7 +199,7 @@ def test_what_is_over_and_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     bad, good = ring.submit([POISON], max_tokens=3), ring.submit([1], max_tokens=3)
     ring.run()
     assert [ring.of(rid)[0].reason for rid in (bad, good)] == ["length", "length"]
-    retained = ring.scheduler._recovery_log.retained
+    retained = ring.scheduler._history.retained
     assert [request.submit.rid for request in retained] == [good]
 
 
@@ -246,7 +247,7 @@ def test_suspects_have_their_masks_made_by_themselves(monkeypatch: pytest.Monkey
     rids = [ring.structured(GRAMMARS[0], max_tokens=20) for _ in range(3)]
     ring.scheduler.journal.put_all([request_name(CLIENT, rid) for rid in rids[:2]])
     journal = InflightJournal(ring.scheduler.journal._buffer)
-    ring.scheduler.state.faults.journal = journal
+    ring.scheduler.state.guard.journal = journal
     batches: list[int] = []
     usual = StructuredOutputManager._rows
     monkeypatch.setattr(StructuredOutputManager, "_rows", lambda masking, wanted: (
@@ -259,7 +260,7 @@ def test_suspects_have_their_masks_made_by_themselves(monkeypatch: pytest.Monkey
 def test_a_grammar_that_kills_is_refused_to_everybody() -> None:
     ring = MaskedRing(config())
     ring.scheduler.journal.convict(grammar_name(GRAMMARS[0]))
-    core = GrammarCompiler(ring.scheduler, ring.scheduler.structured_output)
+    core = GrammarCompiler(ring.scheduler, ring.scheduler.masks)
     core.on_start(lambda: None)
     ring.scheduler = core  # type: ignore[assignment]
     bad, good = ring.structured(GRAMMARS[0]), ring.structured(GRAMMARS[1])
@@ -292,7 +293,7 @@ class Lives:
         context = Context(self.settings, Path("/nowhere"), "scheduler", self.epoch, 0)
         past = PriorRun(LedgerHistory().read(self.ledger), True, 100.0)
         self.ring = Ring(config(), start=False)
-        self.ring.scheduler = SchedulerCore(context, past, vocabulary, InflightJournal(self.buffer))
+        self.ring.scheduler = extended_core(context, past, vocabulary, InflightJournal(self.buffer))
 
     def live(self, *submits: Submit) -> None:
         """Send these (again), with a fresh worker; until it dies or all is done."""

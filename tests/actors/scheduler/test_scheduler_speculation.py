@@ -13,7 +13,7 @@ from helpers_scheduler import Ring, assert_whole, column, config, expected, ints
 from actorium.actors.config.tree import Config, SpeculationConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import StepPlan
-from actorium.actors.scheduler.draft_policy import DraftPolicy
+from actorium.actors.scheduler.draft_policy import MeasuredDraftPolicy
 from actorium.actors.scheduler.planner import Planner
 from actorium.actors.scheduler.step_results import BadResult
 from actorium.tools.null.null_memory import BadPlan
@@ -22,22 +22,22 @@ from actorium.tools.null.null_worker import NullWorker
 EOS = tuple(range(0, 512, 37))
 
 
-class Wandering(DraftPolicy):
+class Wandering(MeasuredDraftPolicy):
     """Another k in every plan."""
 
     dice = random.Random(3)
 
     def _choose(self, at: int) -> int:
-        return self.dice.randint(0, self.most)
+        return self.dice.randint(0, self.max_drafts)
 
 
 @pytest.fixture
 def wandering(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start_over(planner: Planner, drafting: DraftPolicy) -> None:
-        start(planner, Wandering(drafting.most))
+    def reset(planner: Planner, drafting: MeasuredDraftPolicy) -> None:
+        start(planner, Wandering(drafting.max_drafts))
 
-    start = Planner.start_over
-    monkeypatch.setattr(Planner, "start_over", start_over)
+    start = Planner.reset
+    monkeypatch.setattr(Planner, "reset", reset)
 
 
 def speculating(drafts: int, fixed: bool = True, **settings: object) -> Config:

@@ -16,7 +16,7 @@ from actorium.actors.core import Context, Core, Send
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Cancel, Submit, TextParams
 from actorium.actors.params import Resolved
-from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.scheduler.scheduler_actor import extended_core
 from actorium.actors.structured.grammar import GrammarVocabulary, json_grammar, regex_grammar
 from actorium.actors.structured.grammar_compiler import GrammarCompiler
 from actorium.actors.structured.structured_output import StructuredOutputManager
@@ -65,7 +65,7 @@ class Stage:
         self.words = Slow()
         self.core = Heard(self.words)
         self.woken = threading.Semaphore(0)
-        self.wrapped = GrammarCompiler(self.core, self.core.structured_output)
+        self.wrapped = GrammarCompiler(self.core, self.core.masks)
         self.wrapped.on_start(lambda: self.woken.release())
 
     def tell(self, *messages: Any) -> list[str]:
@@ -89,7 +89,7 @@ def test_others_do_not_wait() -> None:
     assert stage.later() == ["b", "d", "a", "c"] and stage.wrapped.done
     assert [name.split("-")[0] for name in stage.words.threads] == ["aside"]
     assert stage.tell(submit("e", grammar))[-1] == "e", "it is known by now"
-    assert stage.core.structured_output.knows(grammar)
+    assert stage.core.masks.knows(grammar)
 
 
 def test_who_is_cancelled_meanwhile_never_comes() -> None:
@@ -118,15 +118,15 @@ def test_without_a_vocabulary_the_core_says_so() -> None:
     def nothing() -> Any:
         raise InvalidRequest("structured: none", "structured")
 
-    stage.core.structured_output._load = nothing
+    stage.core.masks._load = nothing
     assert stage.tell(submit("a", "x")) == [] and stage.later() == ["a"]
 
 
 def test_a_whole_scheduler_takes_what_was_compiled() -> None:
-    core = SchedulerCore(Context(config(), Path("/nowhere"), "scheduler", 3, 0),
+    core = extended_core(Context(config(), Path("/nowhere"), "scheduler", 3, 0),
                          load=lambda: vocabulary())
-    assert core.structured_output is not None
-    wrapped = GrammarCompiler(core, core.structured_output)
+    assert core.masks is not None
+    wrapped = GrammarCompiler(core, core.masks)
     assert wrapped.next_sid == 1
     woken = threading.Event()
     wrapped.on_start(woken.set)
@@ -135,4 +135,4 @@ def test_a_whole_scheduler_takes_what_was_compiled() -> None:
     wrapped.on_wake(1.0)
     assert not core.state.requests and woken.wait(60)
     wrapped.on_wake(1.0)
-    assert [rid for _, rid in core.state.requests] == ["a"] and bool(core.structured_output)
+    assert [rid for _, rid in core.state.requests] == ["a"] and bool(core.masks)

@@ -20,7 +20,7 @@ from actorium.actors.messages import Masks, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.recorder.recorder import Recorder, plan_checksum
 from actorium.actors.recorder.replay import load_recording, replay
-from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.scheduler.scheduler_actor import extended_core
 from actorium.actors.structured.structured_output import VocabularyLoader, no_vocabulary
 from actorium.tools.null.null_worker import BadPlan
 
@@ -50,7 +50,7 @@ def assert_follow(ring: MaskedRing) -> None:
         assert follows(heard.submit.grammar, heard.tokens, heard.reason == "stop")
     assert any(heard.reason == "stop" for heard in grammars)
     ring.assert_at_rest()
-    masking = ring.scheduler.structured_output
+    masking = ring.scheduler.masks
     assert not masking and not masking._planned and not masking._due and not masking._drafts
 
 
@@ -196,7 +196,7 @@ class Broken:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_grammar_that_cannot_go_on_ends_its_request_alone(overlap: bool) -> None:
     ring = MaskedRing(config(overlap=overlap))
-    masking = ring.scheduler.structured_output
+    masking = ring.scheduler.masks
     good = masking._load()
     masking._words = Broken(good, 3)
     bad = ring.structured(GRAMMARS[3], max_tokens=40, n=2)
@@ -222,7 +222,7 @@ def test_a_grammar_that_does_not_compile_is_refused() -> None:
 
 
 def test_without_a_tokenizer_there_are_no_grammars() -> None:
-    core = SchedulerCore(Context(config(), Path("/nowhere"), "scheduler", 3, 0))
+    core = extended_core(Context(config(), Path("/nowhere"), "scheduler", 3, 0))
     core.on_message(Submit(rid="r", client=CLIENT, prompt=column([1, 2]), n=1, seed=1,
                            params=Resolved(max_tokens=3, masked=True), text=TextParams(),
                            grammar=GRAMMARS[0]), 1.0)
@@ -291,7 +291,7 @@ class Taped(MaskedRing):
         context = Context(self.settings, self.where or Path(), "scheduler", 3, 0)
         self.bare = self.scheduler
         self.scheduler = Recorder(  # type: ignore[assignment]
-            self.scheduler, context, self.scheduler.structured_output)
+            self.scheduler, context, self.scheduler.masks)
         super().start(**changes)
 
     def wake(self) -> None:
@@ -308,10 +308,10 @@ def test_a_recording_replays(tmp_path: Path, prompts: bool, speculative: str) ->
         settings.runtime, record_prompts=prompts, recorder_bytes=1 << 22))
     ring = Taped(tmp_path, settings,
                  **({"acceptance": (0.9, 0.9)} if speculative != "off" else {}))
-    good = ring.bare.structured_output._load()
-    ring.bare.structured_output._words = Broken(good, 6)
+    good = ring.bare.masks._load()
+    ring.bare.masks._words = Broken(good, 6)
     bad = ring.structured(GRAMMARS[3], max_tokens=30)
-    ring.bare.structured_output._words = good
+    ring.bare.masks._words = good
     day(ring, random.Random(1))
     assert ring.of(bad)[0].reason == "error"
     sent = [plan_checksum(plan) for plan in ring.sent if isinstance(plan, StepPlan)]

@@ -110,7 +110,7 @@ def test_where_nothing_is_left_the_request_ends_alone(speculative: str) -> None:
     (heard,) = ring.of(fine)
     assert heard.tokens == [5] * 40
     ring.assert_at_rest()
-    assert not ring.scheduler.structured_output
+    assert not ring.scheduler.masks
 
 
 def test_min_tokens_holds_end_tokens_back_that_are_allowed() -> None:

@@ -1,0 +1,80 @@
+"""The scheduler actor: its core with every extension, and the observers around it."""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+
+from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.core import Context, Core
+from actorium.actors.ledger.committer import open_ledger
+from actorium.actors.recorder.recorder import Recorder
+from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
+from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.scheduler.draft_policy import MeasuredDraftPolicy
+from actorium.actors.scheduler.extensions import Extensions
+from actorium.actors.scheduler.recovery.audit import PeriodicAuditor
+from actorium.actors.scheduler.recovery.recovery_log import PriorRun, RecoveryLog, restore_requests
+from actorium.actors.scheduler.recovery.request_faults import RequestFaults
+from actorium.actors.scheduler.recovery.suspects import SuspectTrials
+from actorium.actors.scheduler.request_metrics import RequestMetrics
+from actorium.actors.structured.grammar_compiler import GrammarCompiler
+from actorium.actors.structured.structured_output import (
+    Load,
+    StructuredOutputManager,
+    no_vocabulary,
+    vocabulary,
+)
+
+LOG = logging.getLogger("actorium.recorder")
+
+
+def build(context: Context) -> SchedulerCore:
+    """The core of the role "scheduler". With a ledger it goes on from there. Raises `BadConfig`
+    and `EngineUnavailable` where that cannot be."""
+    ledger, load = open_ledger(context), vocabulary(context)
+    journal = open_journal(context.run_dir, context.role, context.config.recovery.request_budget)
+    if ledger is None:
+        return extended_core(context, None, load, journal)
+    prior = PriorRun(ledger.history, ledger.same_boot, monotonic())
+    core = extended_core(context, prior, load, journal)
+    core.ledger = ledger
+    return core
+
+
+def extended_core(context: Context, prior: PriorRun | None = None, load: Load = no_vocabulary,
+                  journal: InflightJournal | None = None) -> SchedulerCore:
+    """A core with every extension, without IO; prior: the earlier life that it goes on from."""
+    config = context.config
+    fixed = parse_speculative(config.speculation.speculative).fixed
+    guard = RequestFaults(journal)
+    core = SchedulerCore(context, Extensions(
+        guard=guard, history=RecoveryLog(config.recovery, guard.journal),
+        metrics=RequestMetrics(config.scheduler.max_num_seqs + 1),
+        masks=StructuredOutputManager(load), trials=SuspectTrials(),
+        auditor=PeriodicAuditor(config.memory),
+        new_draft_policy=lambda drafts: MeasuredDraftPolicy(drafts, fixed)))
+    if prior is not None:
+        core.restore(restore_requests(prior, config.scheduler.request_timeout),
+                     prior.history.next_sid, prior.now)
+    return core
+
+
+def observed(core: Core, context: Context) -> Core:
+    """The core with its observers: the flight recorder, and the compilation of grammars on a
+    thread. Any core but a `SchedulerCore` is returned as it is."""
+    if not isinstance(core, SchedulerCore):
+        return core
+    masks, around = core.masks, recorded(core, context)
+    return GrammarCompiler(around, masks) if isinstance(masks, StructuredOutputManager) else around
+
+
+def recorded(core: SchedulerCore, context: Context) -> Core:
+    """The core with a flight recorder around it, where one is configured."""
+    if not context.config.runtime.recorder_bytes:
+        return core
+    try:
+        return Recorder(core, context, core.masks)
+    except OSError as error:
+        LOG.warning("no flight recorder: %s", error)
+        return core
