@@ -8,7 +8,6 @@ from actorium.actors.messages import Ready, SequenceEvent
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.request_state import RequestState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
-from actorium.actors.scheduler.scheduling_policy import misses_deadline
 
 
 class Rejection(NamedTuple):
@@ -73,3 +72,20 @@ def _ahead(state: SchedulerState) -> int:
     extending = sum(s.total - s.computed for s in state.prefilling)
     # Only first come, first served lets nobody overtake; else nothing is sure.
     return state.queue.tokens + extending if state.queue.policy == "fcfs" else 0
+
+
+def misses_deadline(deadline: float | None, now: float, tokens_ahead: int, own_tokens: int,
+                    tokens_per_second: float | None) -> bool:
+    """True if a deadline passes before the work is done even by an optimistic estimate.
+
+    `tokens_ahead` are to be computed before it begins, `own_tokens` until it ends; the rate is the
+    best that the engine has shown, None (or 0) = not known: then only the past cannot be met.
+    Times in seconds of one clock; a deadline of None can always be met.
+    """
+    if deadline is None:
+        return False
+    if now >= deadline:
+        return True
+    if not tokens_per_second:
+        return False
+    return now + (tokens_ahead + own_tokens) / tokens_per_second > deadline

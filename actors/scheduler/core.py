@@ -82,7 +82,8 @@ class SchedulerCore(Core):
         self.masks = own.masks
         self._new_draft_policy = own.new_draft_policy
         self.journal = own.guard.journal
-        self.state = SchedulerState(self._config, context.config.memory, own.guard)
+        self.state = SchedulerState(self._config, context.config.memory, own.guard,
+                                    own.queue)
         self.state.keep_history = own.history.keep_history
         self.state.on_finished = own.metrics.request_ended
         self._planner = Planner(self.state, context.epoch, self._config.max_num_batched_tokens,

@@ -25,6 +25,7 @@ from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
 from actorium.actors.scheduler.request_guard import RequestGuard
 from actorium.actors.scheduler.request_state import RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
+from actorium.actors.scheduler.waiting_queue import WaitingQueue
 
 
 class RequestHistory:
@@ -208,6 +209,7 @@ class Extensions:
     history: RequestHistory = field(default_factory=RequestHistory)
     metrics: SchedulerMetrics = field(default_factory=SchedulerMetrics)
     masks: TokenMasks = field(default_factory=TokenMasks)
+    queue: WaitingQueue = field(default_factory=WaitingQueue)
     trials: WorkerTrials = field(default_factory=WorkerTrials)
     auditor: StateAuditor = field(default_factory=StateAuditor)
     new_draft_policy: Callable[[int], DraftPolicy] = lambda drafts: DraftPolicy()

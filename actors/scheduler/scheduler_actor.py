@@ -13,6 +13,7 @@ from actorium.actors.runtime.inflight_journal import InflightJournal, open_journ
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.draft_policy import MeasuredDraftPolicy
 from actorium.actors.scheduler.extensions import Extensions
+from actorium.actors.scheduler.queue_policies import new_queue
 from actorium.actors.scheduler.recovery.audit import PeriodicAuditor
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun, RecoveryLog, restore_requests
 from actorium.actors.scheduler.recovery.request_faults import RequestFaults
@@ -50,6 +51,7 @@ def extended_core(context: Context, prior: PriorRun | None = None, load: Load = 
     guard = RequestFaults(journal)
     core = SchedulerCore(context, Extensions(
         guard=guard, history=RecoveryLog(config.recovery, guard.journal),
+        queue=new_queue(config.scheduler.schedule_policy, config.scheduler.tenant_weights),
         metrics=RequestMetrics(config.scheduler.max_num_seqs + 1),
         masks=StructuredOutputManager(load), trials=SuspectTrials(),
         auditor=PeriodicAuditor(config.memory),

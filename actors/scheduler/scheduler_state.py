@@ -13,14 +13,14 @@ from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
-from actorium.actors.scheduler.request_guard import RequestGuard
-from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name
-from actorium.actors.scheduler.scheduling_policy import (
+from actorium.actors.scheduler.preemption_policy import (
     CLIP,
     AdmissionReserve,
     RunningView,
     choose_victim,
 )
+from actorium.actors.scheduler.request_guard import RequestGuard
+from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name
 from actorium.actors.scheduler.slot_table import SlotTable
 from actorium.actors.scheduler.waiting_queue import WaitingQueue
 
@@ -33,10 +33,11 @@ class SchedulerState:
     """The scheduler's state. Every sequence waits or runs; a running one has a slot and pages."""
 
     def __init__(self, config: SchedulerConfig, memory: MemoryConfig,
-                 guard: RequestGuard | None = None) -> None:
+                 guard: RequestGuard | None = None,
+                 queue: WaitingQueue | None = None) -> None:
         self.requests: dict[tuple[bytes, str], RequestState] = {}
         self.sequences: dict[int, SequenceState] = {}
-        self.queue = WaitingQueue(config.schedule_policy, config.tenant_weights)
+        self.queue = queue or WaitingQueue()
         self.prefilling: list[SequenceState] = []
         """Running sequences whose prompt is not yet wholly planned, in order of admission."""
         self.slots_to_release: list[int] = []
@@ -271,8 +272,7 @@ class SchedulerState:
         sequence.cached_len = cached
         self.cache_lookup_tokens += sequence.prompt_len
         self.cache_hit_tokens += cached
-        if self.queue.fair is not None:
-            self.queue.fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
+        self.queue.charge(sequence.tenant, sequence.prompt_len - cached, 0)
 
     def _has_room(self, length: int, match: PrefixMatch | None) -> bool:
         """Whether all pools have pages for `length` tokens of a sequence beside what the running
@@ -354,8 +354,7 @@ class SchedulerState:
 
     def charge_tenants(self, sids: Ints, counts: Ints | None) -> None:
         """Tokens were emitted: counts[i] (None = one) of sids[i]. Fair sharing charges for them."""
-        fair = self.queue.fair
-        if fair is None:
+        if not self.queue.charges:
             return
         tokens: Counter[str] = Counter()
         for sid, count in zip(sids.tolist(), [1] * len(sids) if counts is None else counts.tolist(),
@@ -364,7 +363,7 @@ class SchedulerState:
             if sequence is not None:
                 tokens[sequence.tenant] += count
         for tenant, count in tokens.items():
-            fair.charge(tenant, 0, count)
+            self.queue.charge(tenant, 0, count)
 
     # --- the audit -------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ import tracemalloc
 import pytest
 from helpers_benchmarks import benchmark
 
+from actorium.actors.scheduler.queue_policies import PolicyQueue
+
 long_run = benchmark("long_run")
 
 
@@ -59,6 +61,8 @@ def test_tenants_that_never_come_back_leave_nothing_behind() -> None:
         loop.submit(f"r{number}", bytes(4 * 20), params, tenant=f"once-{number}")
         while not loop.idle:
             loop.step()
-    fair = loop.scheduler.state.queue.fair
+    queue = loop.scheduler.state.queue
+    assert isinstance(queue, PolicyQueue)
+    fair = queue.fair
     assert fair is not None and len(fair.served) <= 1025
     assert loop.gauges()["cached_pages"] <= long_run.POOL_TOKENS // long_run.PAGE

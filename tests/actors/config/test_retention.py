@@ -23,7 +23,7 @@ from actorium.actors.gateway.served_model import TokenTexts
 from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
-from actorium.actors.scheduler.scheduling_policy import VirtualTokenCounter
+from actorium.actors.scheduler.queue_policies import VirtualTokenCounter
 from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer.core import TokenizerCore
 

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.scheduler.scheduling_policy import (
+from actorium.actors.scheduler.admission_checks import misses_deadline
+from actorium.actors.scheduler.preemption_policy import (
     AdmissionReserve,
     RunningView,
+    choose_victim,
+)
+from actorium.actors.scheduler.queue_policies import (
     VirtualTokenCounter,
     WaitingView,
-    choose_victim,
     fcfs_key,
-    misses_deadline,
     next_fair,
     next_fcfs,
     next_lpm,

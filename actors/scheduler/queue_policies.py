@@ -1,32 +1,87 @@
-"""Scheduling policies: who is admitted next, who is preempted, what admission keeps free.
+"""Queue policies beside first come, first served: lpm, priority, fair.
 
-Pure: every function sees a small view of the queue or of the running sequences and returns a
-choice; `VirtualTokenCounter` and `AdmissionReserve` are the two small states that some choices
-need, and read no clock. The scheduler decides nothing by itself that could be decided here.
-
-The order of the waiting is a key that sorts (smallest first). `fcfs_key` and `priority_key` do not
-change while a sequence waits, so that a queue may keep itself sorted by them.
+Pure: every function sees a small view of the queue and returns a choice; `VirtualTokenCounter` is
+the state that fair sharing needs, and reads no clock. The order of the waiting is a key that sorts,
+the smallest first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from actorium.actors.config.retention import IDLE_TENANTS
+from actorium.actors.scheduler.request_state import SequenceState
+from actorium.actors.scheduler.waiting_queue import WaitingQueue
 
 PATIENCE = 64
 """Under lpm: how often a sequence may be passed over before it goes first."""
-CLIP = 4096
-"""Tokens at most that one sequence counts for in `AdmissionReserve.needed`: requests that name no
-max_tokens may run to the end of the context, but seldom do (as SGLang clips its estimate)."""
+LOOKED_AT = 32
+"""Waiting sequences whose cached prefixes lpm compares."""
 
-Ints: TypeAlias = NDArray[np.integer[Any]]
+
+class PolicyQueue(WaitingQueue):
+    """A waiting queue under another policy. The policy sees one sequence of each class (a class is
+    a priority, or a tenant), so that a long queue costs nothing; lpm has one class and sees its
+    first `LOOKED_AT`."""
+
+    def __init__(self, policy: str, weights: Mapping[str, float] | None = None) -> None:
+        """policy: lpm | priority | fair; weights: of tenants, for fair."""
+        super().__init__()
+        self.policy = policy
+        self.fair = VirtualTokenCounter(weights or {}) if policy == "fair" else None
+        self.charges = self.fair is not None
+
+    def choose(self, cached: Callable[[SequenceState], int]) -> SequenceState | None:
+        if not len(self):
+            return None
+        if self.policy == "lpm":
+            seen = self._classes[0].front(LOOKED_AT)
+            return seen[next_lpm([_view(sequence, cached(sequence)) for sequence in seen])]
+        seen = [waiting.first for waiting in self._classes.values()]
+        view = [_view(sequence) for sequence in seen]
+        if self.fair is not None:
+            return seen[next_fair(view, self.fair.served)]
+        return seen[next_priority(view)]
+
+    def has_fair_share_left(self, tenant: str, places: int) -> bool:
+        """Under the fair policy a tenant may join a full queue as long as it has less than an equal
+        share of its places, so that nobody's flood shuts others out. Twice as many never wait."""
+        return self.fair is not None and self.requests < 2 * places and \
+            self.fair.waiting(tenant) < places // self.fair.backlogged_with(tenant)
+
+    def push(self, sequence: SequenceState, ran: bool = False) -> None:
+        super().push(sequence, ran)
+        if self.fair is not None:
+            (self.fair.preempt if ran else self.fair.arrive)(sequence.tenant)
+
+    def admit(self, sequence: SequenceState) -> None:
+        if self.policy == "lpm":
+            for other in self._classes[0].front(LOOKED_AT):
+                other.passed += other.sid < sequence.sid
+        super().admit(sequence)
+        if self.fair is not None:
+            self.fair.admit(sequence.tenant)
+
+    def finished(self, sequence: SequenceState, running: bool) -> None:
+        if self.fair is not None:
+            self.fair.leave(sequence.tenant, running)
+
+    def charge(self, tenant: str, prompt_tokens: int, completion_tokens: int) -> None:
+        if self.fair is not None:
+            self.fair.charge(tenant, prompt_tokens, completion_tokens)
+
+    def _class(self, sequence: SequenceState) -> int | str:
+        if self.policy == "priority":
+            return sequence.priority
+        return sequence.tenant if self.policy == "fair" else 0
+
+
+def new_queue(policy: str, weights: Mapping[str, float] | None = None) -> WaitingQueue:
+    """The queue of a policy: fcfs | lpm | priority | fair."""
+    return WaitingQueue() if policy == "fcfs" else PolicyQueue(policy, weights)
 
 
 class WaitingView(NamedTuple):
@@ -225,100 +280,6 @@ def _less(counts: dict[str, int], tenant: str) -> None:
         counts[tenant] -= 1
 
 
-# --- whom to preempt ------------------------------------------------------------------------------
-
-class RunningView(NamedTuple):
-    """The running sequences as columns, each an integer array [n]."""
-
-    order: Ints
-    """Order of admission, earlier = smaller; no two alike."""
-    priority: Ints
-    recompute: Ints
-    """Tokens to compute again, were it preempted (what the prefix cache would keep left out)."""
-    count_freed: Ints
-    """Pages that would become free or evictable."""
-
-
-def choose_victim(running: RunningView, below: int | None = None) -> int | None:
-    """Index of the sequence to preempt; None if there is none whose preemption would help.
-
-    The lowest priority first; within it the fewest tokens to recompute among those that free at
-    least a page; ties: the latest admitted. Never the oldest of the highest priority, so that
-    someone always finishes. `below` = only priorities lower than this: to make room for a waiting
-    sequence of that priority (then the protected one is not among them, or nothing better runs).
-    """
-    order, priority = running.order, running.priority
-    if not len(order):
-        return None
-    able = running.count_freed > 0
-    if below is not None:
-        able &= priority < below
-    else:
-        able[_oldest_of_highest(order, priority)] = False
-    candidates = np.flatnonzero(able)
-    if not len(candidates):
-        return None
-    keys = (-order[candidates], running.recompute[candidates], priority[candidates])
-    return int(candidates[np.lexsort(keys)[0]])
-
-
-def _oldest_of_highest(order: Ints, priority: Ints) -> int:
-    highest = np.flatnonzero(priority == priority.max())
-    return int(highest[np.argmin(order[highest])])
-
-
-# --- what admission promises ----------------------------------------------------------------------
-
-def misses_deadline(deadline: float | None, now: float, tokens_ahead: int, own_tokens: int,
-                    tokens_per_second: float | None) -> bool:
-    """True if a deadline passes before the work is done even by an optimistic estimate.
-
-    `tokens_ahead` are to be computed before it begins, `own_tokens` until it ends; the rate is the
-    best that the engine has shown, None (or 0) = not known: then only the past cannot be met.
-    Times in seconds of one clock; a deadline of None can always be met.
-    """
-    if deadline is None:
-        return False
-    if now >= deadline:
-        return True
-    if not tokens_per_second:
-        return False
-    return now + (tokens_ahead + own_tokens) / tokens_per_second > deadline
-
-
-class AdmissionReserve:
-    """How many tokens admission keeps free for what running sequences will yet emit.
-
-    A ratio of what they still may emit: it starts at `initial`, rises by `rise` with each
-    preemption for lack of pages, and decays linearly, by (initial - minimum) / `decay_steps` a
-    step, to `minimum` (as SGLang's new_token_ratio). So a workload that ends early is packed ever
-    tighter, and one that does not is left room after the first few preemptions.
-    """
-
-    def __init__(self, initial: float = 0.3, minimum: float = 0.05, rise: float = 0.1,
-                 decay_steps: int = 1200, growth: int = 16) -> None:
-        """`growth`: tokens kept free for each running sequence whatever the ratio is: one admitted
-        with less would be preempted again at once."""
-        if not 0 <= minimum <= initial <= 1 or rise <= 0 or decay_steps < 1 or growth < 0:
-            raise ValueError("reserve: 0 <= minimum <= initial <= 1, rise > 0, decay_steps >= 1 "
-                             "and growth >= 0 are needed")
-        self.ratio = initial
-        self._minimum, self._rise, self._growth = minimum, rise, growth
-        self._decay = (initial - minimum) / decay_steps
-
-    def needed(self, remaining_tokens_sum: int, running: int) -> int:
-        """Tokens to keep free beside those that a new sequence takes.
-
-        `remaining_tokens_sum`: what the running sequences may yet emit, each clipped to `CLIP`;
-        0 with nothing running, so that whatever fits is admitted then.
-        """
-        least = max(self.ratio * remaining_tokens_sum, self._growth * running)
-        return min(math.ceil(least), remaining_tokens_sum)
-
-    def on_preemption(self) -> None:
-        """A running sequence was preempted for lack of pages."""
-        self.ratio = min(1.0, self.ratio + self._rise)
-
-    def on_step(self) -> None:
-        """A step was planned."""
-        self.ratio = max(self._minimum, self.ratio - self._decay)
+def _view(s: SequenceState, cached: int = 0) -> WaitingView:
+    return WaitingView(s.sid, s.tenant, s.priority, s.sid, s.prompt_len + len(s.emitted), cached,
+                       s.preempted, s.passed)
