@@ -37,7 +37,7 @@ class SchedulerState:
                  queue: WaitingQueue | None = None) -> None:
         self.requests: dict[tuple[bytes, str], RequestState] = {}
         self.sequences: dict[int, SequenceState] = {}
-        self.queue = queue or WaitingQueue()
+        self.queue = WaitingQueue() if queue is None else queue
         self.prefilling: list[SequenceState] = []
         """Running sequences whose prompt is not yet wholly planned, in order of admission."""
         self.slots_to_release: list[int] = []

@@ -39,7 +39,7 @@ class Heard(Core):
     """What the scheduler's core gets, and when."""
 
     def __init__(self, words: GrammarVocabulary) -> None:
-        self.structured_output = StructuredOutputManager(lambda: words)
+        self.masks = StructuredOutputManager(lambda: words)
         self.heard: list[Any] = []
 
     def on_message(self, message: Any, now: float) -> None:
