@@ -104,7 +104,8 @@ class Recorder(CoreObserver):
             raise
         masks = self._masks
         if masks is not None and masks.last_stuck:  # by a grammar, which a replay does not know
-            self._events.append(RecordedEvent(now, None, STUCK, [str(sid) for sid in masks.last_stuck]))
+            stuck = [str(sid) for sid in masks.last_stuck]
+            self._events.append(RecordedEvent(now, None, STUCK, stuck))
         self._turns.append((self._events, now, sends))
         self._events = []
         return sends

@@ -46,7 +46,7 @@ from actorium.actors.scheduler.admission_checks import (
     check_fits,
     max_sequence_tokens,
 )
-from actorium.actors.scheduler.extensions import Extensions
+from actorium.actors.scheduler.extensions import SchedulerExtensions
 from actorium.actors.scheduler.outgoing import DETOKENIZER, OutgoingMessages
 from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.planner import Planner
@@ -72,8 +72,8 @@ class SchedulerCore(Core):
     inbox = ToScheduler
     front = None
 
-    def __init__(self, context: Context, extensions: Extensions | None = None) -> None:
-        own = extensions or Extensions()
+    def __init__(self, context: Context, extensions: SchedulerExtensions | None = None) -> None:
+        own = extensions or SchedulerExtensions()
         self._config = context.config.scheduler
         self._start_budget = context.config.runtime.start_timeout
         self._epoch = context.epoch

@@ -202,7 +202,7 @@ class StateAuditor:
 
 
 @dataclass(slots=True)
-class Extensions:
+class SchedulerExtensions:
     """Everything that a `SchedulerCore` is extended by."""
 
     guard: RequestGuard = field(default_factory=RequestGuard)

@@ -12,7 +12,7 @@ from actorium.actors.recorder.recorder import Recorder
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.draft_policy import MeasuredDraftPolicy
-from actorium.actors.scheduler.extensions import Extensions
+from actorium.actors.scheduler.extensions import SchedulerExtensions
 from actorium.actors.scheduler.queue_policies import new_queue
 from actorium.actors.scheduler.recovery.audit import PeriodicAuditor
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun, RecoveryLog, restore_requests
@@ -49,7 +49,7 @@ def extended_core(context: Context, prior: PriorRun | None = None, load: Load = 
     config = context.config
     fixed = parse_speculative(config.speculation.speculative).fixed
     guard = RequestFaults(journal)
-    core = SchedulerCore(context, Extensions(
+    core = SchedulerCore(context, SchedulerExtensions(
         guard=guard, history=RecoveryLog(config.recovery, guard.journal),
         queue=new_queue(config.scheduler.schedule_policy, config.scheduler.tenant_weights),
         metrics=RequestMetrics(config.scheduler.max_num_seqs + 1),

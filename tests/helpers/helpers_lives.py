@@ -33,7 +33,7 @@ from actorium.actors.messages import (
     ToWorker,
 )
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler import core
+from actorium.actors.scheduler import scheduler_actor
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.null import null_worker

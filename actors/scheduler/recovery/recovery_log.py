@@ -128,7 +128,8 @@ class RecoveryLog(RequestHistory):
     def admitted(self, request: RequestState) -> None:
         self._lingering.add(request)
         if self._writes:
-            self._write(make_record(ADMISSION, AdmissionRecord(request.submit, request.choices[0].sid)))
+            first = request.choices[0].sid
+            self._write(make_record(ADMISSION, AdmissionRecord(request.submit, first)))
 
     def restored(self, request: RequestState) -> None:
         self._lingering.add(request)
