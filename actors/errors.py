@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SHOWN = 80
-"""Characters of a value in a message."""
+"""Maximum of characters of a value in a message."""
 
 
 class ActoriumError(Exception):
@@ -18,8 +18,8 @@ class ActoriumError(Exception):
 
 
 def shown(value: object) -> str:
-    """A value that somebody else has made, as a message tells it: in printable characters of one
-    line, cut where it is long."""
+    """A value of unknown origin as a message quotes it: printable characters on one line, cut at
+    `SHOWN`."""
     if isinstance(value, str | bytes | list | tuple | dict) and len(value) > SHOWN:
         kind = type(value).__name__
         text = repr(value[:SHOWN]) if isinstance(value, str | bytes | list | tuple) else kind
@@ -49,8 +49,8 @@ class ContextOverflow(InvalidRequest):
 
 
 def context_overflow(limit: int, prompt: int, completion: int, param: str) -> ContextOverflow:
-    """So many tokens of prompt and completion do not fit a context of `limit`. litellm and others
-    tell this error from the rest by these words."""
+    """The error for `prompt` and `completion` tokens that do not fit a context of `limit`. litellm
+    and others recognise the error by these words."""
     return ContextOverflow(
         f"{param}: This model's maximum context length is {limit} tokens. However, you requested "
         f"{prompt + completion} tokens ({prompt} in the messages, {completion} in the completion).",

@@ -1,8 +1,8 @@
-"""How an engine's actors are, in one place: phases, who is at work, why the engine is not ready,
-how much its counters have grown, what its memory holds. Pure.
+"""How to read an engine's health, in one place: phases, which actors work, why the engine is not
+ready, and how much its counters have grown. Pure.
 
-The watchdog judges by what it hears (`watchdog/condition.py`); whoever has only its answer, a
-`Status`, reads it with these functions: the gateway, the dashboard, the command line.
+The watchdog judges by heartbeats (`watchdog/readiness.py`); the gateway, the dashboard and the
+command line read its answer, a `Status`, with these functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RESTING = frozenset({"ready", "idle"})
 """Phases in which an actor has nothing to do."""
 READY_PHASES = RESTING | {"stepping"}
 WORKING_PHASES = READY_PHASES | {"draining"}
-"""Phases in which what was accepted goes on."""
+"""Phases in which accepted requests continue."""
 STARTING_PHASES = frozenset({"starting", "loading", "warming"})
 EXITED = "exited"
 SILENT, HUNG = "silent", "hung"
@@ -26,7 +26,7 @@ ONE_REQUEST = "busy with one request"
 HISTOGRAM_MARK = "|"
 """In the name of a gauge that is part of a histogram (`runtime/histograms.py`)."""
 SILENT_AFTER = 2.0
-"""Seconds without a heartbeat after which an actor's last word no longer counts."""
+"""Seconds without a heartbeat after which an actor's last phase no longer counts."""
 MEMORY_GAUGES = (
     "free_pages", "used_pages", "held_pages", "cached_pages", "quarantined_pages",
     "cache_hit_tokens", "cache_lookup_tokens", "evicted_pages",
@@ -44,14 +44,14 @@ def state_of(actor: ActorStatus) -> str:
 
 
 def not_at_work(actors: Iterable[ActorStatus], phases: Collection[str] = READY_PHASES) -> str:
-    """ "ROLE is STATE" of each actor whose state is none of `phases`, joined by commas; empty where
+    """ "ROLE is STATE" for each actor whose state is none of `phases`, joined by commas; empty if
     there is none."""
     return ", ".join(f"{actor.role} is {state}" for actor in actors
                      if (state := state_of(actor)) not in phases)
 
 
 def why_not_ready(status: Status) -> str:
-    """What keeps the engine from being ready; empty where it is."""
+    """What keeps the engine from being ready; empty if it is."""
     if status.ready or status.error:
         return status.error or ""
     return not_at_work(status.actors) or "not every actor has been heard of"
@@ -63,29 +63,29 @@ def plain_gauges(gauges: Mapping[str, float]) -> dict[str, float]:
 
 
 class CounterReading(NamedTuple):
-    """Counters of one actor, as one of its heartbeats gave them."""
+    """Counters of one actor, from one of its heartbeats."""
 
     epoch: int
-    """Of the incarnation that counted."""
+    """Of the incarnation that counted them."""
     at: float
     """CLOCK_MONOTONIC seconds of the heartbeat."""
     counts: Mapping[str, float]
 
 
 class Growth(NamedTuple):
-    """What was counted between two readings."""
+    """The increase of counters between two readings."""
 
     seconds: float
     counts: Mapping[str, float]
 
     def rate(self, name: str) -> float:
-        """Of a counter, a second; 0 where no time has passed."""
+        """Increase of a counter per second; 0 if no time has passed."""
         return self.counts[name] / self.seconds if self.seconds > 0 else 0.0
 
 
 def growth(before: CounterReading | None, after: CounterReading) -> Growth | None:
-    """Between two readings with the same counters. None where they are not of one incarnation, or a
-    counter has fallen: somebody else counts."""
+    """Growth between two readings of the same counters. None if they are of different incarnations,
+    or if a counter has fallen: then another process counts."""
     if before is None or before.epoch != after.epoch:
         return None
     grown = {name: count - before.counts[name] for name, count in after.counts.items()}
@@ -95,7 +95,8 @@ def growth(before: CounterReading | None, after: CounterReading) -> Growth | Non
 
 
 def read_counters(actor: ActorStatus, names: Iterable[str], now: float) -> CounterReading:
-    """These gauges of an actor, 0 where it has none. now: CLOCK_MONOTONIC seconds of the answer."""
+    """Read these gauges of an actor; a missing one is 0. now: CLOCK_MONOTONIC seconds of the
+    answer."""
     return CounterReading(actor.epoch, now - actor.beat_age,
                    {name: actor.gauges.get(name, 0.0) for name in names})
 

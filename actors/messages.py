@@ -5,11 +5,11 @@ are bounded, unknown fields refused. Columns of numbers travel as little-endian 
 ready numpy arrays (`i4` unless said otherwise), so that a steady decode step builds no Python
 object per sequence.
 
-Words: `rid` names a request at the edges; `sid` names a sequence (one choice of a request) inside
+Terms: `rid` names a request at the edges; `sid` names a sequence (one choice of a request) inside
 the ring: the scheduler numbers them 1, 2, ... and never reuses one within an epoch; `slot` is a row
 of the worker's resident tables and is reused.
 
-One long file, because the protocol is best read in one place.
+All messages are in one file, because the protocol is best read in one place.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from actorium.actors.params import (
 )
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""MAXMSGSIZE of every inbox: a larger frame drops its sender's connection."""
+"""MAXMSGSIZE of every inbox: the connection of a peer that sends a larger frame is closed."""
 MAX_CLIENT_MESSAGE_BYTES = 4 << 20
-"""The same at the fronts, where clients connect."""
+"""The same for the fronts, where clients connect."""
 MAX_TOKENS_IN_MESSAGE = 4 << 20
 MAX_TURNS = 4096
-"""Of a conversation."""
+"""Turns of a conversation."""
 MAX_SLOTS = 1 << 16
 MAX_RESTARTS = 1 << 16
 
@@ -50,13 +50,13 @@ Column = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS_IN_MESSAGE)]
 Seconds = Annotated[float, Meta(ge=0)]
 Short = Annotated[str, Meta(max_length=4096)]
 Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[\x21-\x7e]*(?!\n)$")]
-"""Whose request it is: prefixes are shared within a tenant only, and fair scheduling is between
-tenants. Empty = the common one."""
+"""The owner of a request: prefixes are shared within a tenant only, and scheduling is fair between
+tenants. Empty = the common tenant."""
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Higher goes first."""
 Linger = Annotated[float, Meta(ge=0, le=3600)]
-"""Seconds for which a request goes on after its client has gone, for another one to take it up
-(`Resume.adopt`). Its rid must be hard to guess then."""
+"""Seconds for which a request continues after its client has gone, so that another one can take it
+over (`Resume.adopt`). Its rid must then be hard to guess."""
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True,
@@ -67,26 +67,26 @@ class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fie
 # --- client -> tokenizer (front) -----------------------------------------------------------------
 
 MAX_TEMPLATE = 1 << 16
-"""Characters of a chat template of a request's own."""
+"""Characters of a chat template that a request brings."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token",
                   "mask_token")
-"""Of a model, as chat templates name them."""
+"""Special tokens of a model, as chat templates name them."""
 RESERVED_TEMPLATE_ARGS = frozenset({"messages", "tools", "raise_exception", "strftime_now",
                                     *SPECIAL_TOKENS})
 """Variables of chat templates that no `template_args` may set."""
 Template = Annotated[str, Meta(min_length=1, max_length=MAX_TEMPLATE)]
 Salt = Annotated[str, Meta(max_length=256)]
-"""Keeps cached prefixes apart: they are shared among requests of the same salt only."""
+"""Separates cached prefixes: only requests with the same salt share them."""
 Turns = Annotated[list["ChatMessage"], Meta(max_length=4 * MAX_TURNS)]
-"""Bounds what is decoded; how many a conversation may have is told by its refusal."""
+"""Bounds what is decoded; the refusal of a longer conversation names the real limit."""
 NO_ARGS, NO_TOOLS = Raw(b"\x80"), Raw(b"\x90")
 """An empty map and an empty array of msgpack."""
 Truncation = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-"""How many tokens of a prompt are kept, its last ones; -1 = as many as fit the context."""
+"""Number of last tokens of a prompt that are kept; -1 = as many as fit the context."""
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A call of a tool that the model has made."""
+    """A tool call by the model."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     arguments: str
@@ -100,16 +100,16 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str
     name: str | None = None
-    """Who speaks; of a tool's turn, which tool."""
+    """Name of the speaker; in a tool's turn, of the tool."""
     tool_calls: list[ToolCall] = []
     tool_call_id: str | None = None
-    """Of a tool's turn: the call that it answers."""
+    """In a tool's turn: the call that it answers."""
     reasoning_content: str | None = None
-    """What the model thought before it answered."""
+    """The model's reasoning before its answer."""
 
 
 class Generate(Message):
-    """Ask for completions of one prompt: exactly one of text, tokens, messages is set.
+    """Requests completions of one prompt: exactly one of text, tokens, messages is set.
 
     Idempotent by (client, rid).
     """
@@ -123,39 +123,39 @@ class Generate(Message):
     timeout: Annotated[float, Meta(gt=0)] | None = None
     """Seconds from receipt to the deadline; past it the request ends with `deadline`."""
     template_args: Raw = NO_ARGS
-    """Extra variables of the chat template, a map: what JSON can say. It stays packed until the
-    template is rendered, as the tools do: four megabytes of empty lists take a second to unpack."""
+    """Extra variables of the chat template, a map of JSON values. Like the tools it stays packed
+    until the template is rendered: four megabytes of empty lists take a second to unpack."""
     tenant: Tenant = ""
     priority: Priority = 0
     tools: Raw = NO_TOOLS
-    """For the chat template: tools as OpenAI describes them, an array of maps."""
+    """Tools for the chat template, as OpenAI describes them: an array of maps."""
     linger: Linger = 0.0
     chat_template: Template | None = None
-    """Instead of the model's."""
+    """Replaces the model's."""
     add_generation_prompt: bool = True
     """The template ends with the beginning of the model's turn."""
     continue_final_message: bool = False
-    """The model goes on in the last turn, which is left open; not with `add_generation_prompt`."""
+    """The model continues the last turn, which is left open; not with `add_generation_prompt`."""
     truncate_prompt_tokens: Truncation | None = None
     cache_salt: Salt = ""
 
 
 class Abort(Message):
-    """End a request now. Unknown rids are ignored."""
+    """Ends a request now. Unknown rids are ignored."""
 
     rid: Rid
 
 
 class Resume(Message):
-    """Tell everything about this request once more, from its first token: the client has lost its
-    stream. Also sent by itself when an actor of the ring was replaced. Unknown rids are answered on
-    the stream by an error, `unknown_request`.
+    """Asks for the whole stream of this request again, from its first token: the client has lost
+    it. The SDK also sends it when an actor of the ring was replaced. Unknown rids are answered on
+    the stream by the error `unknown_request`.
 
-    With `adopt` also a request that another client has sent is meant: if it lingers, was sent with
-    the same tenant, and is not over for longer than the engine remembers, it is this client's from
-    then on; the other one is told that it was `aborted`. Whoever knows the rid may do so. What
-    stands before the rid's first "." names the request, what follows says what was asked: where
-    that differs, the answer is `invalid_request`.
+    With `adopt` the request may be another client's: if it lingers, has the same tenant, and did
+    not finish longer ago than the engine remembers, it belongs to this client from then on, and the
+    other client's stream ends with `aborted`. Knowing the rid is enough. The part of the rid before
+    its first "." names the request, the rest stands for its parameters: if only the rest differs,
+    the answer is `invalid_request`.
     """
 
     rid: Rid
@@ -164,7 +164,7 @@ class Resume(Message):
 
 
 class Tokenize(Message):
-    """Of a text, or of the prompt that a conversation becomes."""
+    """Asks for the tokens of a text, or of the prompt that a conversation is rendered to."""
 
     rid: Rid
     text: str
@@ -189,7 +189,7 @@ class ServerInfo(Message):
 
 
 class FlushCache(Message):
-    """Forget every cached prefix that no running sequence holds. Answered on the stream (`Answer`)
+    """Drops every cached prefix that no running sequence holds. Answered on the stream (`Answer`)
     by {"pages": number of pages freed, "kept": cached pages still held}."""
 
     rid: Rid
@@ -201,8 +201,8 @@ ToTokenizerFront = Generate | Abort | Resume | Tokenize | Detokenize | ServerInf
 # --- tokenizer (front) -> client -----------------------------------------------------------------
 
 class Accepted(Message):
-    """The request was checked and sent on. The first delta on its stream, which is empty, says that
-    it is in the ledger: until then the client sends it again now and then."""
+    """The request was checked and sent to the scheduler. The first delta on its stream, which is
+    empty, confirms that it is in the ledger: until then the client repeats it from time to time."""
 
     rid: Rid
     prompt_tokens: Count
@@ -240,7 +240,7 @@ FromTokenizerFront = Accepted | Rejected | Tokenized | Detokenized | Info
 # --- client <-> detokenizer (front) --------------------------------------------------------------
 
 class Attach(Message):
-    """Register this client's stream; sent before its first Generate."""
+    """Registers this client's stream; sent before its first `Generate`."""
 
 
 class Attached(Message):
@@ -267,11 +267,11 @@ class Usage(Struct, frozen=True, array_like=True, gc=False):
     draft_tokens: int = 0
     """Tokens drafted ahead and verified (speculative decoding)."""
     accepted_tokens: int = 0
-    """Those of them that were accepted."""
+    """The drafted tokens that were accepted."""
 
 
 class Delta(Struct, frozen=True, array_like=True, gc=False):
-    """What one choice of one request has to say since its last delta."""
+    """The output of one choice of one request since its last delta."""
 
     rid: Rid
     index: int
@@ -292,13 +292,13 @@ class Delta(Struct, frozen=True, array_like=True, gc=False):
 
 
 class TextBatch(Message):
-    """detokenizer -> client: at most one a step and client."""
+    """detokenizer -> client: at most one per step and client."""
 
     deltas: list[Delta]
 
 
 class Answer(Message):
-    """What became of an order that went round the ring (`FlushCache`)."""
+    """The result of an order that went round the ring (`FlushCache`)."""
 
     rid: Rid
     json: bytes
@@ -311,13 +311,13 @@ FromDetokenizerFront = Attached | TextBatch | Answer
 # --- tokenizer, detokenizer, worker -> scheduler -------------------------------------------------
 
 class TokenRules(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Which tokens the completions of a request may have, whatever its grammar says."""
+    """Tokens that the completions of a request may contain, apart from its grammar."""
 
     vocab_size: Count
     allowed: Column = b""
     """Empty = all."""
     bad_words: Annotated[list[Column], Meta(max_length=2 * MAX_BAD_WORDS)] = []
-    """Token sequences that must not come about in a completion."""
+    """Token sequences that must not occur in a completion."""
 
 
 class Submit(Message):
@@ -337,7 +337,7 @@ class Submit(Message):
     tenant: Tenant = ""
     priority: Priority = 0
     grammar: str = ""
-    """What the completion must be, as llguidance writes grammars; with `params.masked`."""
+    """Grammar of the completion in llguidance's syntax; with `params.masked`."""
     linger: Linger = 0.0
     rules: TokenRules | None = None
     """With `params.masked`."""
@@ -352,7 +352,7 @@ class Flush(Message):
 
 
 class Cancel(Message):
-    """The client (or the engine) gives the request up."""
+    """The client (or the engine) cancels the request."""
 
     rid: Rid
     client: ClientId
@@ -368,7 +368,7 @@ class Recall(Message):
 
 
 class Hello(Message):
-    """A new incarnation of an actor knows nothing: tell it what it needs."""
+    """A new incarnation of an actor has started with no state: send it what it needs."""
 
     role: Short
     epoch: Epoch
@@ -387,11 +387,11 @@ class PageGroup(Struct, frozen=True, array_like=True, gc=False):
     pages: Count
     """Pages of the pool, the sink page 0 included."""
     window: Count = 0
-    """Tokens a query sees, itself included; 0 = all. Pages behind it are given back early."""
+    """Tokens a query attends to, itself included; 0 = all. Pages behind it are freed early."""
 
 
 class Ready(Message):
-    """The worker has loaded and allocated: what it can hold."""
+    """The worker has loaded the model and allocated memory: its capacity."""
 
     epoch: Epoch
     groups: Annotated[list[PageGroup], Meta(min_length=1, max_length=8)]
@@ -403,13 +403,13 @@ class Ready(Message):
     device: str
     checkpoints: Count = 0
     """Copies of a recurrent state that the worker can keep, numbered from 1; 0 = none. A live state
-    needs no number: it goes with the slot."""
+    needs no number: it belongs to the slot."""
     recurrent: bool = False
     """The model has recurrent layers: a prefix is reused only with a checkpoint of its state."""
     load_seconds: dict[str, float] = {}
     """Seconds by phase: import, load, allocate, warm up."""
     drafts: Drafts = 0
-    """Draft tokens that a sequence can have in a step at the most; 0 = nothing is drafted."""
+    """Maximum of draft tokens of a sequence and step; 0 = nothing is drafted."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -430,7 +430,7 @@ class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepResult(Message):
-    """What a step produced, in the order of the plan's sampled rows.
+    """The output of a step, in the order of the plan's sampled rows.
 
     Sampled rows: first the extends that ended their prompt (in plan order), then `decode`. A decode
     emits between one token and one more than the drafts it verified.
@@ -443,20 +443,20 @@ class StepResult(Message):
     tokens: Column
     """i4[sum(counts)]"""
     finish: bytes
-    """u1[rows]: 0 goes on, 1 ended by a token of eos_ids, 2 ended by max_tokens."""
+    """u1[rows]: 0 = continues, 1 = ended by a token of eos_ids, 2 = ended by max_tokens."""
     logprobs: list[RowLogprobs] = []
     prompt_logprobs: list[RowLogprobs] = []
     busy_us: Count = 0
-    """Device time of the step, from its begin to its end; microseconds."""
+    """Device time of the step, from begin to end; microseconds."""
     idle_us: Count = 0
     """Device time between the end of the step before and the start of this one, while this plan
     or an older one was waiting or being made; 0 when the engine had no work."""
     drafts: Column = b""
-    """i4[n, StepPlan.drafts]: what was drafted for the n sampled rows that are `masked`, in order:
-    the next masks depend on it."""
+    """i4[n, StepPlan.drafts]: the tokens drafted for the n sampled rows that are `masked`, in
+    order: the next masks depend on them."""
     late_us: Count = 0
-    """Of busy_us: the most that the device may have idled since the host was still queueing the
-    step when the device had come to it."""
+    """Part of busy_us in which the device may have idled, at most, because the host was still
+    queueing the step when the device reached it."""
 
 
 ToScheduler = Submit | Cancel | Recall | Hello | Stop | Flush | Ready | StepResult
@@ -465,52 +465,52 @@ ToScheduler = Submit | Cancel | Recall | Hello | Stop | Flush | Ready | StepResu
 # --- scheduler -> worker -------------------------------------------------------------------------
 
 class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A sequence enters a slot. After a preemption `tokens` holds what was emitted, too."""
+    """A sequence enters a slot. After a preemption `tokens` includes the emitted tokens."""
 
     slot: Slot
     tokens: Column
     prompt_len: Count
-    """How many of `tokens` are prompt: penalties and max_tokens count from there."""
+    """Number of `tokens` that are prompt: penalties and max_tokens count from there."""
     cached_len: Count
     """Tokens whose pages are already filled (a multiple of the page size)."""
     pages: Column
-    """i4[groups, n]: the pages of the cached prefix, cached_len / page_size of each group, in
-    order; 0 where a page lies behind its group's window. More come as page_appends."""
+    """i4[groups, n]: the pages of the cached prefix, n = cached_len / page_size, in order; 0 for a
+    page behind its group's window. Later pages come as page_appends."""
     params: Resolved
     seed: Seed
     checkpoint: Count = 0
-    """Models with recurrent layers: the checkpoint of the state after cached_len tokens; 0 = the
-    state starts empty (cached_len is 0 then)."""
+    """The checkpoint of the recurrent state after cached_len tokens; 0 = the state starts empty
+    (then cached_len is 0)."""
 
 
 class RowMask(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Which tokens a row may sample."""
+    """The tokens that a row may sample."""
 
     slot: Slot
     row: Drafts
-    """0 = the row of the last token (or of the end of the prompt), i = that of the i-th draft."""
+    """0 = the row of the last token (or of the end of the prompt), i = the row of draft i."""
     bits: Annotated[bytes, Meta(max_length=1 << 20)]
-    """u4[ceil(vocabulary / 32)]: bit t % 32 of word t / 32 is set where token t is allowed."""
+    """u4[ceil(vocabulary / 32)]: bit t % 32 of word t / 32 is set if token t is allowed."""
 
 
 class StepPlan(Message):
     """One step, as deltas to the worker's resident tables, applied in the order of the fields.
 
-    `release` first frees slots, then `admit` fills them, `page_appends` extends page tables, and
-    the forward runs over `extend` and `decode`.
+    First `release` frees slots, then `admit` fills them and `page_appends` extends page tables;
+    then the forward pass runs over `extend` and `decode`.
 
-    Speculation: a decode computes its last token and the drafts that the last step it was sampled
-    in has made for it (as many as that step's `drafts` said), each row sampled from its own
-    distribution, and emits the samples up to the first that differs from its draft. Then `drafts`
-    new ones are made for every sampled sequence that goes on. Pages must be there for all that a
-    step may write: a sequence that may be L tokens long after it needs them for
-    min(L - 1 + max(drafts - 1, 0), its end) tokens.
+    Speculation: a decode computes its last token and the drafts made for it in the last step in
+    which it was sampled (as many as that step's `drafts`). Each row is sampled from its own
+    distribution, and the samples up to the first that differs from its draft are emitted. Then
+    `drafts` new ones are made for every sampled sequence that continues. Pages are needed for all
+    that a step may write: min(L - 1 + max(drafts - 1, 0), its end) tokens for a sequence that may
+    be L tokens long after the step.
     """
 
     epoch: Epoch
     step: StepNo
     release: Column = b""
-    """i4[n]: slots whose sequence is gone."""
+    """i4[n]: slots whose sequence has ended."""
     admit: list[Admit] = []
     page_appends: Column = b""
     """i4[n, 2 + groups]: (slot, index in its page tables, a page of each group)."""
@@ -518,22 +518,22 @@ class StepPlan(Message):
     """i4[n, 2]: (slot, tokens to compute). The row is sampled when it reaches the end of its
     tokens."""
     decode: Column = b""
-    """i4[n]: slots that go on by one token."""
+    """i4[n]: slots that decode one token."""
     checkpoints: Column = b""
-    """i4[n, 3]: (slot, checkpoint, tokens): keep a copy of the slot's recurrent state as it is
-    after the first `tokens` tokens of the slot's extend in this step."""
+    """i4[n, 3]: (slot, checkpoint, tokens): save a copy of the slot's recurrent state after the
+    first `tokens` tokens of the slot's extend in this step."""
     drafts: Drafts = 0
     """Draft tokens to make, after sampling, for each sampled sequence; its next decode verifies
     them."""
     masks: list[RowMask] = []
-    """Of the sampled rows of sequences that are `masked`."""
+    """For the sampled rows of sequences that are `masked`."""
     masks_follow: bool = False
-    """They come as `Masks` of this step instead, after what the step before has brought: the
-    forward pass need not wait for that."""
+    """The masks come as `Masks` of this step instead, after the result of the step before, for
+    which the forward pass then need not wait."""
 
 
 class Masks(Message):
-    """The masks of a plan that was sent without; nothing else comes between."""
+    """The masks of a plan with `masks_follow`; no other message comes between."""
 
     epoch: Epoch
     step: StepNo
@@ -541,16 +541,16 @@ class Masks(Message):
 
 
 class Reset(Message):
-    """Forget every slot; the next plan carries this epoch.
+    """Clears every slot; the next plan carries this epoch.
 
-    A scheduler sends it when it starts, and the worker answers with its `Ready`; and, with the
-    worker's own epoch, when it has taken that `Ready` up: a worker ignores all plans before that,
-    since they were made for the one before it.
+    A scheduler sends it when it starts, and the worker answers with its `Ready`. It sends it again,
+    with the worker's own epoch, when it has processed that `Ready`: a worker ignores all plans
+    before that, since they were made for its predecessor.
     """
 
     epoch: Epoch
     worker: Epoch = 0
-    """Epoch of the `Ready` that was taken up; 0 = none yet."""
+    """Epoch of the `Ready` that was processed; 0 = none yet."""
 
 
 ToWorker = StepPlan | Masks | Reset
@@ -559,27 +559,27 @@ ToWorker = StepPlan | Masks | Reset
 # --- scheduler -> detokenizer --------------------------------------------------------------------
 
 class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
-    """Rare things about one sequence, told with the step in which they happened."""
+    """A rare event of one sequence, sent with the step in which it happened."""
 
     sid: Sid
     finish_reason: str | None = None
     stop_token: int | None = None
     cached_tokens: int | None = None
-    """Told once, with the first token."""
+    """Sent once, with the first token."""
     error_code: str | None = None
     error: str | None = None
     logprobs: RowLogprobs | None = None
     """For this batch's tokens of the sequence."""
     prompt_logprobs: RowLogprobs | None = None
     draft_tokens: int | None = None
-    """Told with the end: drafts verified for the sequence, and those accepted."""
+    """Sent with the end: drafts verified for the sequence, and those accepted."""
     accepted_tokens: int | None = None
 
 
 class Open(Message):
-    """A sequence exists. Told once more to a new detokenizer, by a new scheduler, and when its
-    client asks: `emitted` then holds what it has said so far. Who knows the sequence takes what is
-    missing, and says again to the scheduler if it has ended it (`Stop`, `Cancel`)."""
+    """A sequence exists. Sent again to a new detokenizer, by a new scheduler, and when its client
+    asks: `emitted` then holds its tokens so far. A detokenizer that knows the sequence adds what is
+    missing, and tells the scheduler again if it has ended it (`Stop`, `Cancel`)."""
 
     sid: Sid
     rid: Rid
@@ -590,23 +590,23 @@ class Open(Message):
     logprobs: int = -1
     emitted: Column = b""
     emitted_logprobs: list[RowLogprobs] = []
-    """In order; together of all of `emitted`, where they are wanted."""
+    """In order; together they cover all of `emitted`, if logprobs are wanted."""
     prompt_logprobs: list[RowLogprobs] = []
     end: SequenceEvent | None = None
-    """The sequence is over: how."""
+    """How the sequence has ended, if it has."""
     epoch: Epoch = 0
-    """The scheduler's: older ones are fenced off."""
+    """The scheduler's; messages of older epochs are dropped."""
     again: bool = False
-    """Tell the client everything from the first token, also what was told before."""
+    """Send the client everything from the first token, even what was sent before."""
     cached_tokens: Count | None = None
-    """As in `SequenceEvent`, where that was told already."""
+    """As in `SequenceEvent`, if that was sent already."""
     draft_tokens: Count = 0
-    """Of `emitted`: drafts verified, and those accepted."""
+    """Drafts verified for `emitted`, and those accepted."""
     accepted_tokens: Count = 0
     linger: Linger = 0.0
     prompt_before: Count = 0
-    """Tokens of a long prompt that come before those of `prompt`: a request of many choices tells
-    of each."""
+    """Number of prompt tokens before those in `prompt`: of a long prompt, a request with many
+    choices sends only the end for each."""
 
 
 class TokenBatch(Message):
@@ -622,24 +622,24 @@ class TokenBatch(Message):
     """i4[sum(counts)]"""
     events: list[SequenceEvent] = []
     epoch: Epoch = 0
-    """The scheduler's: older ones are fenced off."""
+    """The scheduler's; messages of older epochs are dropped."""
     drafts: Drafts = 0
-    """Drafts that were verified for each sequence but the first `firsts`."""
+    """Drafts verified for each sequence except the first `firsts`."""
     firsts: Count = 0
-    """How many of the sequences, leading ones, have the token after their prompt here."""
+    """Number of leading sequences whose first token after the prompt is in this batch."""
 
 
 class Unknown(Message):
-    """Answer to a `Recall` of a request that the scheduler does not know (any more)."""
+    """Answers a `Recall` of a request that the scheduler does not know (any more)."""
 
     rid: Rid
     client: ClientId
     other: bool = False
-    """It knows one of this name, that asked for something else."""
+    """It knows a request of this name with other parameters."""
 
 
 class Reply(Message):
-    """An answer to pass on to a client, as `Answer`."""
+    """An answer for the detokenizer to forward to a client as `Answer`."""
 
     rid: Rid
     client: ClientId
@@ -652,7 +652,7 @@ ToDetokenizer = Open | TokenBatch | Unknown | Reply
 # --- everyone -> watchdog, watchdog <-> launcher -------------------------------------------------
 
 class Beat(Message):
-    """An actor is alive: sent every heartbeat, and at each change of phase."""
+    """A heartbeat: an actor is alive. Sent periodically and at each change of phase."""
 
     role: Short
     pid: Count
@@ -660,19 +660,19 @@ class Beat(Message):
     phase: Short
     """starting | loading | warming | ready | stepping | idle | draining | stopping"""
     step: StepNo
-    """Work done so far: messages or steps, monotonic."""
+    """Work done so far: messages or steps; never falls."""
     budget: Seconds
     """Seconds this phase may take without progress."""
     gauges: dict[str, float] = {}
     detail: str = ""
-    """What the phase is doing, for people ("loading 3/5 shards")."""
+    """Progress of the phase, for people ("loading 3/5 shards")."""
     loop_age: Seconds = 0.0
-    """Seconds since the actor's loop last turned; its beats come from a thread of their own, which
-    tells a stuck loop from a stopped process."""
+    """Seconds since the actor's loop last turned. A thread of its own sends the heartbeats, which
+    distinguishes a stuck loop from a stopped process."""
 
 
 class Fatal(Message):
-    """An actor is about to die of this."""
+    """An actor is about to exit because of this error."""
 
     role: Short
     pid: Count
@@ -690,35 +690,35 @@ class Child(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Restarted(Message):
-    """watchdog -> launcher: how an actor was started again so far. The launcher hands it to the
-    next watchdog, so that a limit on restarts outlives who counts them."""
+    """watchdog -> launcher: the restarts of an actor so far. The launcher hands it to the next
+    watchdog, so that the limit on restarts outlives a watchdog."""
 
     role: Short
     delays: Count
-    """How often the delay before its next restart is doubled."""
+    """How many times the delay before its next restart is doubled."""
     worked: Seconds
-    """In all its lives that are over."""
+    """Seconds of work of all earlier incarnations."""
     working_since: Seconds | None
     """CLOCK_MONOTONIC seconds."""
     counted: Annotated[list[Seconds], Meta(max_length=MAX_RESTARTS)]
     """`worked` at each restart that counts."""
     causes: dict[str, Count]
-    """Restarts by cause, of the whole life of the engine."""
+    """Restarts by cause, since the engine was started."""
 
 
 class Children(Message):
-    """launcher -> watchdog: who is running now."""
+    """launcher -> watchdog: the actors that run now."""
 
     children: list[Child]
     up: bool = False
     """The engine has been ready, and the launcher knows."""
     restarted: list[Restarted] = []
-    """For a new watchdog: what the one before knew."""
+    """For a new watchdog: the records of its predecessor."""
 
 
 class Exited(Message):
-    """launcher -> watchdog: a child is gone. `status` is a wait status: exit code or -signal. Told
-    once more to a new watchdog while nobody has taken the child's place."""
+    """launcher -> watchdog: a child has exited. `status` is its exit code or -signal. Sent again to
+    a new watchdog while the child has no successor."""
 
     role: Short
     pid: int
@@ -731,8 +731,8 @@ ToWatchdog = Beat | Fatal | Children | Exited
 
 class Kill(Message):
     """watchdog -> launcher: have this actor write down its stacks, then kill it. The role
-    "launcher" stands for the whole engine, which then ends for this reason. The restart policy uses
-    it; nobody else does."""
+    "launcher" stands for the whole engine, which then ends for this reason. Only the restart policy
+    sends it."""
 
     role: Short
     pid: int
@@ -747,19 +747,19 @@ class Spawn(Message):
 
 
 class Up(Message):
-    """watchdog -> launcher: the engine is ready for the first time. From now on the dead are
-    started again; before, a death ends the engine, since its reason would come again. Answered by
-    `Children`; only then the watchdog tells others that the engine is ready."""
+    """watchdog -> launcher: the engine is ready for the first time. From now on dead actors are
+    started again; before, a death ends the engine, since it would only be repeated. Answered by
+    `Children`; only then does the watchdog report the engine as ready."""
 
 
 ToLauncher = Kill | Spawn | Up | Restarted | Fatal | Beat
-"""The watchdog's own beats go to the launcher, who watches over it."""
+"""The watchdog's own heartbeats go to the launcher, which supervises it."""
 
 
 # --- anyone -> watchdog (front) ------------------------------------------------------------------
 
 class GetStatus(Message):
-    """`wait` = answer when the engine is ready (or has failed), else at once."""
+    """Asks for a `Status`. With `wait` it is answered when the engine is ready or has failed."""
 
     rid: Rid
     wait: bool = False
@@ -786,7 +786,7 @@ class Status(Message):
     rid: Rid
     ready: bool
     error: str | None
-    """Why the engine will never be ready."""
+    """Why the engine will never be ready, if it will not."""
     actors: list[ActorStatus]
 
 

@@ -1,4 +1,4 @@
-"""What a caller may ask of one request: `SamplingParams`, public, and its resolved twin.
+"""Parameters of one request: the public `SamplingParams`, and its resolved form.
 
 Only `msgspec` is imported here: this module is part of the light client.
 """
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 MAX_N = 1024
-"""Choices of a request that no engine goes beyond; what one takes is its `scheduler.max_n`."""
+"""Maximum of choices of a request in any engine; an engine's own is `scheduler.max_n`."""
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -21,7 +21,7 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_ALLOWED_IDS = 1 << 18
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 1 << 14
-"""Of all of them together."""
+"""Characters of all bad words together."""
 MAX_STOP_REGEX_CHARS = 1024
 MAX_LOGPROB_IDS = 128
 MAX_GRAMMAR = 1 << 16
@@ -34,16 +34,16 @@ Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 class Structured(Struct, frozen=True, kw_only=True, omit_defaults=True,
                  forbid_unknown_fields=True):
-    """What a completion must be: exactly one of these."""
+    """The form that a completion must have: exactly one of these."""
 
     json_schema: str | None = None
     """A JSON schema, as JSON text: the completion is a JSON value that it describes."""
     json_object: bool = False
     """Any JSON object."""
     regex: str | None = None
-    """An expression (no look-around, no back-references) that matches all of it."""
+    """An expression (no look-around, no back-references) that matches the whole completion."""
     choice: list[str] | None = None
-    """One of these texts."""
+    """The completion is one of these texts."""
     grammar: str | None = None
     """A grammar in Lark's syntax, or in GBNF (`root ::= ...`)."""
     structural_tag: str | None = None
@@ -94,17 +94,17 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
                      forbid_unknown_fields=True):
     """How to sample one request. `None` means: the model's generation_config, else the default.
 
-    Raises `ValueError`, naming the field, from `check`, which the tokenizer actor runs on every
-    request (so that a hand-made message is checked as well as one made by the SDK).
+    `check` raises `ValueError`, naming the field. The tokenizer actor calls it for every request,
+    so that a hand-made message is checked as well as one made by the SDK.
     """
 
     n: int = 1
     """Choices to sample, 1 to the engine's `max_n`. Choice i of a seeded request is sampled with a
     seed derived from (seed, i); choice 0 with the seed itself."""
     max_tokens: int | None = None
-    """Tokens to emit at the most; None = to the end of the context."""
+    """Maximum of tokens to emit; None = to the end of the context."""
     min_tokens: int = 0
-    """No end-of-sequence and no stop token before so many tokens; stop strings wait as well."""
+    """No end-of-sequence, stop token or stop string takes effect before so many tokens."""
     temperature: float | None = None
     """0 = greedy. Default: generation_config.json, else 1.0."""
     top_k: int | None = None
@@ -117,7 +117,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     logit_bias: dict[int, float] | None = None
     """Token id -> added to its logit, -100..100."""
     seed: int | None = None
-    """The same seed gives the same tokens whatever runs beside it. None = a fresh one."""
+    """The same seed gives the same tokens whatever else is in the batch. None = a random one."""
     stop: list[str] | str | None = None
     """End when one of these strings appears in the text of the completion."""
     stop_regex: list[str] | str | None = None
@@ -231,27 +231,27 @@ def _check_range(name: str, value: Any, low: float, high: float) -> None:
         raise ValueError(f"{name}: must be between {low} and {high}, got {value}")
 
 
-def _check_ids(name: str, ids: list[int] | None, most: int) -> None:
+def _check_ids(name: str, ids: list[int] | None, limit: int) -> None:
     if ids is None:
         return
-    if not 1 <= len(ids) <= most:
-        raise ValueError(f"{name}: 1 to {most} token ids, got {len(ids)}")
+    if not 1 <= len(ids) <= limit:
+        raise ValueError(f"{name}: 1 to {limit} token ids, got {len(ids)}")
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID:
-        return  # a quarter of a million of them is no rare case
+        return  # there may be a quarter of a million of them
     for token in ids:
         _check_range(name, token, 0, MAX_TOKEN_ID)
 
 
-def _check_texts(name: str, texts: Sequence[str], most: int, chars: int) -> None:
-    if len(texts) > most:
-        raise ValueError(f"{name}: at most {most} strings, got {len(texts)}")
+def _check_texts(name: str, texts: Sequence[str], limit: int, chars: int) -> None:
+    if len(texts) > limit:
+        raise ValueError(f"{name}: at most {limit} strings, got {len(texts)}")
     for text in texts:
         if not text or len(text) > chars:
             raise ValueError(f"{name}: a string must have 1 to {chars} characters")
 
 
 class Resolved(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Sampling parameters with every default filled in: what scheduler and worker see."""
+    """Sampling parameters with every default filled in, for scheduler and worker."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
@@ -265,19 +265,19 @@ class Resolved(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
     logit_bias: dict[TokenId, float] = {}
     eos_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
     """Tokens that end the sequence: the model's (empty with ignore_eos) and stop_token_ids.
-    Held back (masked) until min_tokens have been emitted."""
+    Masked until min_tokens have been emitted."""
     logprobs: Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)] = -1
     """-1 = none, else how many alternatives beside the sampled token."""
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)] = -1
     masked: bool = False
-    """Plans bring a mask of allowed tokens for each of its rows (structured output, allowed tokens,
+    """Plans carry a mask of allowed tokens for each of its rows (structured output, allowed tokens,
     bad words)."""
     logprob_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROB_IDS)] = ()
-    """Tokens whose logprobs are told instead of the likeliest ones'."""
+    """Tokens whose logprobs are reported instead of those of the likeliest ones."""
 
 
 class TextParams(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """What the detokenizer needs to know of a request."""
+    """The parameters of a request that the detokenizer needs."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False

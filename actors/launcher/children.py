@@ -22,7 +22,7 @@ STACKS_SIGNAL = signal.SIGUSR1
 """Has an actor write the stacks of all its threads into its log."""
 
 
-class ActorProcess:
+class ChildProcess:
     """A running child."""
 
     def __init__(self, role: str, epoch: int, process: subprocess.Popen[bytes]) -> None:
@@ -38,19 +38,19 @@ class ActorProcess:
         return status
 
 
-class ActorProcesses:
+class ChildProcesses:
     """An engine's actors: those that run, and the exits of those that are gone."""
 
     def __init__(self, run_dir: Path, roles: Mapping[str, str], poll: select.poll) -> None:
         """roles: role -> "module:function" of what builds it; pidfds are registered in `poll`."""
-        self.running: dict[int, ActorProcess] = {}
+        self.running: dict[int, ChildProcess] = {}
         """By pidfd."""
         self._run_dir, self._roles, self._poll = run_dir, roles, poll
         self._epochs: dict[str, int] = {}
         self._exits: dict[str, Exited] = {}
         """Of the roles that nobody runs at the moment."""
 
-    def spawn(self, role: str, epoch: int = 1) -> ActorProcess | None:
+    def spawn(self, role: str, epoch: int = 1) -> ChildProcess | None:
         """Start an incarnation; None if the role is unknown, runs, or has had this epoch."""
         if role not in self._roles or epoch <= self._epochs.get(role, 0):
             return None
@@ -63,7 +63,7 @@ class ActorProcesses:
         environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=STDERR,
                                    process_group=0, env=environ)
-        actor = ActorProcess(role, epoch, process)
+        actor = ChildProcess(role, epoch, process)
         self.running[actor.pidfd] = actor
         self._epochs[role] = epoch
         self._exits.pop(role, None)
@@ -75,7 +75,7 @@ class ActorProcesses:
         for suffix in SOCKETS:
             (self._run_dir / f"{role}{suffix}").unlink(missing_ok=True)
 
-    def reap(self, pidfd: int) -> tuple[ActorProcess, Exited]:
+    def reap(self, pidfd: int) -> tuple[ChildProcess, Exited]:
         """Reap the dead actor behind `pidfd`."""
         actor = self.running.pop(pidfd)
         self._poll.unregister(pidfd)
@@ -83,11 +83,11 @@ class ActorProcesses:
         self._exits[actor.role] = exited
         return actor, exited
 
-    def find(self, role: str, pid: int) -> ActorProcess | None:
+    def find(self, role: str, pid: int) -> ChildProcess | None:
         """The running actor of this role, if it has this pid."""
         return next((a for a in self.running.values() if (a.role, a.pid) == (role, pid)), None)
 
-    def is_running(self, actor: ActorProcess) -> bool:
+    def is_running(self, actor: ChildProcess) -> bool:
         """Whether it has not been reaped."""
         return self.running.get(actor.pidfd) is actor
 
@@ -106,7 +106,7 @@ class ActorProcesses:
         self.running.clear()
 
 
-def dump_stacks(actor: ActorProcess) -> bool:
+def dump_stacks(actor: ChildProcess) -> bool:
     """Have the actor write its stacks into its log; False if it is stopped and cannot."""
     send_signal(actor.pid, STACKS_SIGNAL)
     activity = process_activity(actor.pid)

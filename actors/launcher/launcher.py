@@ -28,8 +28,8 @@ from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
 from actorium.actors.launcher.children import (
-    ActorProcess,
-    ActorProcesses,
+    ChildProcess,
+    ChildProcesses,
     dump_stacks,
 )
 from actorium.actors.launcher.drain_losses import DrainLosses
@@ -109,8 +109,8 @@ class Launcher:
         self._started, self._observers = started, observers
         self._run_dir: RunDir | None = None
         self._poll = select.poll()
-        self._actors = ActorProcesses(Path(), {}, self._poll)
-        self._kill_at: dict[ActorProcess, float] = {}
+        self._actors = ChildProcesses(Path(), {}, self._poll)
+        self._kill_at: dict[ChildProcess, float] = {}
         """Actors that are about to be killed, and when."""
         self._fatals: dict[int, Fatal] = {}
         """By pid."""
@@ -186,7 +186,7 @@ class Launcher:
         self._run_dir = RunDir(runtime.name, runtime.run_dir)
         path = self._run_dir.path
         write_private(path / "config.json", configs.dump(self.config))
-        self._actors = ActorProcesses(path, self.roles, self._poll)
+        self._actors = ChildProcesses(path, self.roles, self._poll)
         for role in self.roles:
             self._actors.spawn(role)
         write_private(path / "engine.json", msgspec.json.encode({
@@ -372,7 +372,7 @@ class Launcher:
             poll.poll(left * 1000)
             self._read_inbox()
 
-    def _on_fault(self, actor: ActorProcess, status: int, death: str) -> None:
+    def _on_fault(self, actor: ChildProcess, status: int, death: str) -> None:
         """An actor has died that is not started again: the engine fails."""
         fatal = self._fatals.get(actor.pid)
         if status == EXIT_BAD_CONFIG and fatal is not None:
@@ -412,10 +412,10 @@ class Launcher:
                     kill_group(actor.pid)
             self._wait_until(partial(self._gone, group))
 
-    def _gone(self, group: list[ActorProcess]) -> bool:
+    def _gone(self, group: list[ChildProcess]) -> bool:
         return not any(self._actors.is_running(actor) for actor in group)
 
-    def _gone_or_hurried(self, group: list[ActorProcess]) -> bool:
+    def _gone_or_hurried(self, group: list[ChildProcess]) -> bool:
         return self._stops > 1 or self._gone(group)
 
     def _say(self, text: str) -> None:

@@ -25,12 +25,12 @@ from actorium.actors.core import Context, Core, CoreObserver, Send
 from actorium.actors.messages import StepPlan, StepResult, TokenBatch
 from actorium.actors.runtime.security import private_paths as private
 
-PLAN, RESULT, TAKEN, LAUNCH, DEVICE, HARVEST, TOLD, TEXT, LATE = range(1, 10)
+PLAN, RESULT, TAKEN, LAUNCH, DEVICE, HARVEST, SENT, TEXT, LATE = range(1, 10)
 KINDS = {PLAN: "plan", RESULT: "result", TAKEN: "taken", LAUNCH: "launch", DEVICE: "device",
-         HARVEST: "harvest", TOLD: "told", TEXT: "text", LATE: "late"}
+         HARVEST: "harvest", SENT: "sent", TEXT: "text", LATE: "late"}
 """plan: a wake of the scheduler in which the plan was made; result: its result entered there;
 taken: the plan has come to the worker; launch: queued on the device; device: run there; harvest:
-its result fetched; told: sent; text: its tokens in the detokenizer; late: on the device,
+its result fetched; sent: its result sent; text: its tokens in the detokenizer; late: on the device,
 while the step was still being queued."""
 LOG = logging.getLogger("actorium.trace")
 RECORDS = 1 << 16
@@ -203,8 +203,8 @@ class TracedWorker(Traced):
         for send in sends:
             result = send.message
             if isinstance(result, StepResult):
-                told = monotonic_ns()
-                self._events.add(TOLD, result.epoch, result.step, told, told)
+                sent_at = monotonic_ns()
+                self._events.add(SENT, result.epoch, result.step, sent_at, sent_at)
         return sends
 
 

@@ -28,9 +28,9 @@ from actorium.actors.runtime.step_events import (
     PLAN,
     RECORDS,
     RESULT,
+    SENT,
     TAKEN,
     TEXT,
-    TOLD,
     BadEvents,
     EventLabel,
     StepEventFile,
@@ -176,7 +176,7 @@ def test_a_clock_with_events_tells_launch_device_and_harvest(tmp_path: Path,
         return now
 
     for module in ("timing", "tracing"):
-        monkeypatch.setattr(f"actorium.gpu.{module}.monotonic_ns", tick)
+        monkeypatch.setattr(f"actorium.gpu.worker.{module}.monotonic_ns", tick)
     clock = FakeDevice(StepTrace(StepEventFile(tmp_path / "a.events", LABEL, 64)))
 
     def launch(plan: StepPlan, begin: Any) -> Any:
@@ -220,8 +220,8 @@ def test_the_null_workers_steps(tmp_path: Path) -> None:
     assert isinstance(sent.message, StepResult) and worker.done
     found = {event.kind: event for event in read_events(
         tmp_path / "e.worker-0.1.events").events}
-    assert set(found) == {TAKEN, LAUNCH, DEVICE, TOLD}
-    assert found[DEVICE].end <= found[TOLD].begin
+    assert set(found) == {TAKEN, LAUNCH, DEVICE, SENT}
+    assert found[DEVICE].end <= found[SENT].begin
 
 
 # --- joining -------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def assert_ordered(steps: list[trace.TimelineStep], kinds: set[int]) -> None:
     whole = [step for step in steps if set(step.spans) == kinds]
     assert len(whole) >= len(steps) - 2, "the last ones end nobody's wait"
     for step in whole:
-        begins = [step.spans[kind][0] for kind in (PLAN, TAKEN, DEVICE, TOLD, RESULT, TEXT)]
+        begins = [step.spans[kind][0] for kind in (PLAN, TAKEN, DEVICE, SENT, RESULT, TEXT)]
         assert begins == sorted(begins), f"step {step.key}"
         assert all(begin <= end for begin, end in step.spans.values())
     device = [step.spans[DEVICE] for step in whole]

@@ -19,10 +19,10 @@ from actorium.actors.runtime.step_events import (
     LAUNCH,
     PLAN,
     RESULT,
+    SENT,
     SUFFIX,
     TAKEN,
     TEXT,
-    TOLD,
     BadEvents,
     Track,
     read_events,
@@ -32,7 +32,7 @@ CAUSES = ("result under way", "planning", "plan under way", "queueing", "launchi
 """What a step may be doing while the device idles before it: its plan waits for a result; it is
 made; it travels; it waits for the thread that launches; it is being launched."""
 LANES = {PLAN: "plan", TAKEN: "taken", LAUNCH: "launch", DEVICE: "device", HARVEST: "harvest",
-         TOLD: "told", RESULT: "result", TEXT: "text"}
+         SENT: "sent", RESULT: "result", TEXT: "text"}
 DRAWN = (PLAN, LAUNCH, DEVICE, HARVEST, RESULT, TEXT)
 SHOWN = 12
 """Steps in a picture."""
@@ -156,8 +156,8 @@ def _phases(steps: Sequence[TimelineStep]) -> dict[str, float]:
     ways = {"plan": (PLAN, 0, PLAN, 1), "plan to worker": (PLAN, 1, TAKEN, 0),
             "wait to launch": (TAKEN, 0, LAUNCH, 0), "launch": (LAUNCH, 0, LAUNCH, 1),
             "queued on the device": (LAUNCH, 1, DEVICE, 0), "device": (DEVICE, 0, DEVICE, 1),
-            "harvest": (HARVEST, 0, HARVEST, 1), "device to told": (DEVICE, 1, TOLD, 0),
-            "result to scheduler": (TOLD, 0, RESULT, 0), "result": (RESULT, 0, RESULT, 1),
+            "harvest": (HARVEST, 0, HARVEST, 1), "device to sent": (DEVICE, 1, SENT, 0),
+            "result to scheduler": (SENT, 0, RESULT, 0), "result": (RESULT, 0, RESULT, 1),
             "text": (TEXT, 0, TEXT, 1)}
     out = {}
     for name, (first, side, second, other) in ways.items():
