@@ -25,7 +25,8 @@ for kernel in hopper.kernels:
 def alone(arguments: list[str], cache: Path, seconds: float) -> str:
     """What Python says, in a process whose triton does not interpret."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    paths = os.pathsep.join((str(Path(__file__).parent), str(BENCHMARKS)))
+    here = Path(__file__).parent
+    paths = os.pathsep.join(map(str, (here, here.with_name("kernels"), BENCHMARKS)))
     env |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True,
                           timeout=seconds)
