@@ -1,7 +1,7 @@
-"""Names of the settings' flags: our own, and those of the tools that people come from.
+"""Names of the settings' flags: our own, and those of vLLM, SGLang and llama.cpp.
 
-A setting's chief flag is its field's name with dashes. `ALIASES` and `INVERSES` are data;
-`spellings` says every word that sets a field, with both worlds' forms of switches.
+A setting's main flag is its field's name with dashes. `ALIASES` and `INVERSES` are data;
+`spellings` returns every flag that sets a field, with both vLLM's and SGLang's forms of switches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "admin_key": ("admin-api-key",),
     "cors_origins": ("allowed-origins",),
 }
-"""Field -> other names of its flag, less the dashes (and less the enable- of a switch)."""
+"""Field -> other names of its flag, without the dashes (and without the enable- of a switch)."""
 
 INVERSES: dict[str, str] = {"cuda-graph": "enforce_eager"}
 """Switches of other tools -> the switch here that means the opposite."""
@@ -55,7 +55,7 @@ SHORT: dict[str, str] = {
 
 
 def flag_names(field: str) -> tuple[str, ...]:
-    """The names of a field's flag less the dashes, the chief one first."""
+    """The names of a field's flag without the dashes, the main one first."""
     return (field.replace("_", "-"), *ALIASES.get(field, ()))
 
 

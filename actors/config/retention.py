@@ -1,9 +1,9 @@
-"""What actors keep of requests that are over, and how many bytes that may take: the bounds, and the
-table of them that `actorium plan` and `actorium ps` print.
+"""What actors retain of finished requests: the bounds, and the table of them that `actorium plan`
+and `actorium ps` print.
 
-Each is a bound by bytes where entries differ much in size, else a number of entries of a size that
-the contract bounds; those are told at their largest. What belongs to requests under way is not
-here: the number of those is bounded by settings of their own.
+A bound is a number of bytes where entries differ much in size, else a number of entries, counted in
+the table at the largest size that the messages allow. What running requests need is not here: their
+number is bounded by settings.
 """
 
 from __future__ import annotations
@@ -14,58 +14,58 @@ from actorium.actors.config.tree import Config
 
 # --- scheduler ---
 RETAINED_REQUESTS, RETAINED_BYTES = 4096, 32 << 20
-"""Requests that are over, for clients that have lost their stream."""
+"""Finished requests, for clients that lost their stream."""
 GRAMMAR_BYTES = 64 << 20
-"""Compiled grammars for requests to come: some 300 schemas of usual size."""
+"""Compiled grammars for later requests: some 300 schemas of usual size."""
 IDLE_TENANTS = 1024
-"""Whose fair share is remembered without a request of theirs."""
+"""Tenants without a request whose fair share is remembered."""
 
 # --- tokenizer ---
 KNOWN_REQUESTS = 1 << 16
-"""For telling a request that is sent again from a new one."""
+"""Names of requests, to tell a repetition from a new request."""
 CHECKED_BYTES = 16 << 20
-"""Grammars that were checked, with their answers."""
+"""Grammars that were checked, with the results."""
 TEMPLATES = 16
-"""Compiled templates of requests, of 64 Ki characters at the most."""
+"""Compiled chat templates of requests, of at most 64 Ki characters."""
 
 # --- detokenizer ---
 ENDED_SEQUENCES = 16_384
-"""That are over, should a new scheduler tell of them again."""
+"""Finished sequences, in case a restarted scheduler sends them again."""
 LOST_CLIENTS, LOST_REQUESTS = 256, 16_384
-"""Clients that vanished and their requests, should they come back and ask."""
+"""Clients that vanished and their requests, in case they come back."""
 REACHED_CLIENTS = 4096
-"""That need no knock."""
+"""Clients known to be connected."""
 REFUSED_SEQUENCES = 1024
-"""Whose text could not be made."""
+"""Sequences whose text could not be made."""
 
 # --- gateway ---
 TOKEN_TEXTS = 1 << 17
-"""Tokens' texts, for log-probabilities."""
+"""Texts of tokens, for log-probabilities."""
 DASHBOARD_SAMPLES = 90
 
 _ENTRY = 768
-"""Bytes of an entry of names at the most: two strings and a tuple in a dict. Names of clients have
-up to 255 bytes, those of requests 64."""
+"""Largest entry of names, in bytes: two strings and a tuple in a dict. Names of clients have up to
+255 bytes, those of requests 64."""
 _TEMPLATE = 2 << 20
 _TEXT = 224
 _SAMPLE = 16 << 10
 STORE_FACTOR = 2
-"""What SQLite takes for each byte stored, at the most: pages half full, and indices."""
+"""Bytes that SQLite takes at most for each byte stored: pages half full, and indices."""
 
 
 class RetentionBound(NamedTuple):
-    """One kind of thing that an actor keeps."""
+    """One kind of thing that an actor retains."""
 
     role: str
     what: str
     bytes: int
-    """At the most, of one process."""
+    """At most, in one process."""
     setting: str = ""
-    """That changes it."""
+    """Name of the setting that changes it."""
 
 
 def retention_bounds(config: Config) -> tuple[RetentionBound, ...]:
-    """All of them, for an engine of this configuration."""
+    """The bounds of an engine of this configuration."""
     gateway = config.gateway
     rows = [
         RetentionBound("scheduler", "finished requests", RETAINED_BYTES, "retain"),
@@ -90,6 +90,6 @@ def retention_bounds(config: Config) -> tuple[RetentionBound, ...]:
 
 
 def max_retained_bytes(config: Config, role: str) -> int:
-    """Bytes that one process of the role may keep of requests that are over."""
+    """Bytes of finished requests that one process of the role may retain."""
     role = role.rpartition("-")[0] if role.startswith("gateway-") else role
     return sum(row.bytes for row in retention_bounds(config) if row.role == role)

@@ -1,7 +1,7 @@
 """Where configuration comes from: defaults < TOML file < `ACTORIUM_*` < flags or keyword arguments.
 
 Every source becomes a `Layer`: field name -> (value, the name its writer used for it), so that an
-error speaks of `--block-size`, `ACTORIUM_PAGE_SIZE` or `engine.toml: memory.page_size`, whichever
+error names `--block-size`, `ACTORIUM_PAGE_SIZE` or `engine.toml: memory.page_size`, whichever
 was written. The flags themselves are parsed by `actorium.tools.cli.command_line`.
 """
 
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from actorium.actors.config.flag_names import flag_names, spellings
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import SECRETS, Config
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 
 ENV_PREFIX = "ACTORIUM_"
@@ -57,17 +57,17 @@ class Field(NamedTuple):
 
     @property
     def key(self) -> str:
-        """As TOML and `BadConfig.param` name it."""
+        """Its name in TOML and in `BadConfig.param`."""
         return f"{self.section}.{self.name}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its flags less the dashes, the chief one first."""
+        """Its flags without the dashes, the main one first."""
         return flag_names(self.name)
 
     @property
     def spellings(self) -> list[tuple[str, bool]]:
-        """All words that set it, and whether they mean the opposite."""
+        """(flag that sets it, whether it means the opposite), all of them."""
         return spellings(self.name, self.kind is bool)
 
 
@@ -135,7 +135,7 @@ _WANT = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def _parsed(kind: type, text: str, optional: bool) -> Any:
-    """What a text stands for. Raises `ValueError`."""
+    """The value that a text stands for. Raises `ValueError`."""
     if optional and text.lower() in ("", "none", "null"):
         return None
     if kind is bool:
@@ -177,7 +177,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values as JSON has them, which knows no dates, sets and infinities."""
+    """The same values in JSON's types: it has no dates, sets and infinities."""
     import json
 
     try:
@@ -187,7 +187,7 @@ def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _TableError(ValueError):
-    """Which entry of a table is wrong, and how."""
+    """An entry of a table is wrong."""
 
 
 def _table_name(name: Any) -> str:
@@ -315,7 +315,7 @@ def resolve(flags: Layer, config_file: str | None = None,
 
 def _checked(config: Config, merged: Layer) -> Config:
     try:
-        return checked(config)
+        return validate(config)
     except BadConfig as error:
         name = (error.param or "").rpartition(".")[2]
         if name not in merged:

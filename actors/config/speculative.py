@@ -1,4 +1,4 @@
-"""What `speculative` says: whether drafts are made, how many at most, and who decides."""
+"""The setting `speculative`: whether drafts are made, how many at most, and who decides."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from actorium.actors.errors import BadConfig
 
 MAX_DRAFTS = 16
 AUTO_DRAFTS = 2
-"""Drafts of `auto`: what the makers of the models with one MTP layer serve them with."""
+"""Drafts of `auto`: as many as the makers of models with one MTP layer serve them with."""
 WANT = f"must be auto, off, mtp:K or mtp:K,fixed with K from 1 to {MAX_DRAFTS}"
 
 
 class Speculation(NamedTuple):
-    """Speculative decoding as asked for."""
+    """A parsed `speculative`."""
 
     drafts: int
-    """Most draft tokens a sequence has in a step; 0 = off."""
+    """Most draft tokens of a sequence in a step; 0 = off."""
     fixed: bool = False
-    """Always so many; else as many as pay, 0 included."""
+    """Always so many; otherwise as many as pay, 0 included."""
     auto: bool = False
-    """Only where the checkpoint has MTP weights; else they are asked for, and must be there."""
+    """Only where the checkpoint has MTP weights; otherwise it must have them."""
 
 
 def parse_speculative(text: str) -> Speculation:
-    """Raises `BadConfig` with what it must be."""
+    """Parse the setting. Raises `BadConfig`."""
     if text == "auto":
         return Speculation(AUTO_DRAFTS, auto=True)
     if text in ("off", "none"):
@@ -37,7 +37,8 @@ def parse_speculative(text: str) -> Speculation:
 
 
 def parse_acceptance(text: str) -> tuple[float, ...]:
-    """Probabilities by position; () for an empty text. Raises `BadConfig`."""
+    """Parse `force_acceptance`: probabilities by position, () for an empty text. Raises
+    `BadConfig`."""
     try:
         shares = tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError:

@@ -1,8 +1,8 @@
-"""The one configuration tree. Frozen; every field documented; nothing else configures anything.
+"""The configuration tree: frozen, every field documented; nothing else configures anything.
 
 Values come from, in rising order: the defaults here, a TOML file, `ACTORIUM_*`, flags
 (`actors/config/sources.py`). The launcher writes the resolved tree into the run directory and each
-actor reads it from there. What values may be is in `actors/config/rules.py`.
+actor reads it from there. What values may be is in `actors/config/validation.py`.
 """
 
 from __future__ import annotations
@@ -153,15 +153,15 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     restart: bool = True
     """Start a dead or hung actor again and go on with every request; off = the engine ends."""
     ledger: bool = True
-    """Write down what was admitted and emitted before anyone is told (with `restart`)."""
+    """Write requests and their output to a ledger before output is sent (with `restart`)."""
     ledger_dir: str | None = None
     """Directory of the ledger; default: in the run directory, forgotten at a clean stop. With a
     directory of its own an engine resumes what was unfinished when it ended, however it ended."""
     ledger_patience: float = 2.0
     """Seconds for which requests wait for a ledger that cannot be written, as on a full disk; then
-    they go on, and what they are told until it can be written again is not durable."""
+    they go on, and what is sent until it can be written again is not durable."""
     retain: float = 60.0
-    """Seconds for which a finished request is kept for clients that have lost their stream."""
+    """Seconds for which a finished request is kept for clients that lost their stream."""
     silence: float = 0.75
     """Seconds without a sign of life after which an actor is killed that is stopped or asleep; four
     times as long if it may only be starved, 60 while it loads."""
@@ -215,7 +215,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_body_bytes: int = 4 << 20
     """Largest body of a request."""
     access_log: bool = True
-    """A line for each HTTP request: status, tokens, times, never what was said."""
+    """Log a line for each HTTP request: status, tokens, times, never any text."""
     allowed_hosts: str | None = None
     """Names that callers, browsers above all, may know the server by (the Host header), as
     `llm.example,*.lan`, or `*` for any; those of this machine's loopback are always among them, and
@@ -266,7 +266,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     log_format: str = "text"
     """text | json: lines on stderr; files in the run directory are JSON lines anyway."""
     log_interval: float = 10.0
-    """Seconds between the lines that tell what was running, and how fast; 0 = none."""
+    """Seconds between the log lines on what is running, and how fast; 0 = none."""
     log_stderr: bool = False
     """Lines on the work, every `log_interval` seconds and of HTTP requests, go to stderr, too;
     `actorium serve` always has it so."""
@@ -284,7 +284,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Directory into which each actor writes when its steps began and ended, for `actorium trace`;
     default: nowhere."""
     record_prompts: bool = False
-    """Let recordings hold prompts and completions; off = only which of them begin alike."""
+    """Keep prompts and completions in recordings; off = only which of them begin alike."""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -303,7 +303,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def graph_sizes(text: str, name: str = "graph_batch_sizes", words: str = "auto,"
                 ) -> tuple[int, ...]:
-    """The numbers of a setting; none for auto. name: of the setting; words: that it may be.
+    """The numbers of a setting, none for auto. name: the setting's; words: it may be besides.
     Raises `BadConfig`."""
     if text == "auto":
         return ()
@@ -315,11 +315,11 @@ def graph_sizes(text: str, name: str = "graph_batch_sizes", words: str = "auto,"
 
 
 SECRETS = (("gateway", "api_key"), ("gateway", "admin_key"))
-"""Fields whose values are for nobody to see."""
+"""Fields whose values are never shown."""
 
 
-def public(config: Config) -> dict[str, Any]:
-    """The tree as JSON has it, its secrets as `***`."""
+def with_secrets_hidden(config: Config) -> dict[str, Any]:
+    """The tree in JSON's types, secrets as `***`."""
     tree: dict[str, Any] = msgspec.to_builtins(config)
     for section, field in SECRETS:
         if tree[section][field] is not None:
@@ -327,8 +327,8 @@ def public(config: Config) -> dict[str, Any]:
     return tree
 
 
-def keyless(config: Config) -> Config:
-    """The tree without its secrets, for files that are handed on."""
+def without_secrets(config: Config) -> Config:
+    """The tree without its secrets, for files that are passed on."""
     for section, field in SECRETS:
         bare = msgspec.structs.replace(getattr(config, section), **{field: None})
         config = msgspec.structs.replace(config, **{section: bare})

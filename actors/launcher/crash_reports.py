@@ -75,7 +75,7 @@ def _take(run_dir: Path, staging: Path) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.link(entry, staging / entry.name)
     config = configs.load((run_dir / "config.json").read_bytes())
-    (staging / "config.json").write_bytes(msgspec.json.encode(configs.public(config)))
+    (staging / "config.json").write_bytes(msgspec.json.encode(configs.with_secrets_hidden(config)))
 
 
 def _about(run_dir: Path, gone: Exited, why: str) -> dict[str, object]:

@@ -18,8 +18,8 @@ import msgspec
 import zmq
 
 from actorium.actors.config import sources as settings
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import CODES, ActoriumError, EngineFailed
 from actorium.actors.launcher.job import EngineJob, JobReport
 from actorium.actors.launcher.launcher import STOP_GRACE
@@ -52,7 +52,7 @@ class Engine:
                  roles: Mapping[str, str] | None = None, **config: Any) -> None:
         if "config" not in config:  # a TOML file may name the engine
             config.setdefault("name", f"engine-{os.getpid()}-{secrets.token_hex(3)}")
-        self.config: Config = checked(settings.from_kwargs(str(model) or None, **config))
+        self.config: Config = validate(settings.from_kwargs(str(model) or None, **config))
         self.name = self.config.runtime.name
         self.status: Status | None = None
         """The watchdog's report at the moment the engine became ready."""

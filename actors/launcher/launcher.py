@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from actorium.actors.config import tree as configs
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
 from actorium.actors.launcher.children import (
     ChildProcess,
@@ -180,7 +180,7 @@ class Launcher:
         return {number: signal.signal(number, lambda *_: self.stop()) for number in SIGNALS}
 
     def _start(self) -> None:
-        runtime = checked(self.config).runtime
+        runtime = validate(self.config).runtime
         for observer in self._observers:
             observer.before_start(self.config)
         self._run_dir = RunDir(runtime.name, runtime.run_dir)

@@ -1,4 +1,4 @@
-"""Finding a model directory and reading what its JSON files say.
+"""Finding a model directory and reading its JSON files.
 
 Light on purpose (standard library and msgspec): the CLI, the tokenizer actor and the worker all
 start here. Every failure is a `BadModel` with one line that says what was looked for and where.
@@ -21,12 +21,12 @@ DEMO_MODEL = Path(__file__).parents[2] / "tools" / "demo" / "demo_model"
 """The packaged demo checkpoint: `actorium/tools/demo/demo_model`."""
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-MOST = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 """The largest size or id that a field may name."""
 MAX_EOS = 47
-"""Of the model; a request may add its own."""
+"""End-of-sequence ids of a model; a request may add its own."""
 MAX_NEW_TOKENS = "max_new_tokens"
-"""What generation_config.json calls the longest completion."""
+"""Field of generation_config.json: tokens of the longest completion."""
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
@@ -87,11 +87,11 @@ def _cached_snapshot(model: str) -> Path:
     return found[-1].parent
 
 
-def read_json(path: Path, optional: bool = False, most: int = MAX_JSON) -> dict[str, Any]:
-    """A JSON object from a file of at most so many bytes; {} for a missing `optional` one. Raises
+def read_json(path: Path, optional: bool = False, max_bytes: int = MAX_JSON) -> dict[str, Any]:
+    """A JSON object from a file of at most `max_bytes`; {} if it is missing and optional. Raises
     `BadModel`."""
     try:
-        data = read_file(path, most)
+        data = read_file(path, max_bytes)
     except FileNotFoundError:
         if optional:
             return {}
@@ -104,7 +104,7 @@ def read_json(path: Path, optional: bool = False, most: int = MAX_JSON) -> dict[
 
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
-"""What published checkpoints leave out of their text_config, since transformers has defaults."""
+"""Fields that published checkpoints leave out of their text_config: transformers' defaults."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -132,21 +132,21 @@ def generation_defaults(path: Path) -> dict[str, Any]:
     for name in SAMPLING_DEFAULTS:
         value = data.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            if abs(value) > MOST:
+            if abs(value) > MAX_INT32:
                 raise BadModel(f"model: {path / 'generation_config.json'}: {name}: must be a "
-                               f"number within {MOST}, got {shown(value)}", "model")
+                               f"number within {MAX_INT32}, got {shown(value)}", "model")
             kept[name] = value
-    most = data.get(MAX_NEW_TOKENS)
-    if isinstance(most, int) and not isinstance(most, bool) and 1 <= most < 2**31:
-        kept["max_tokens"] = most
+    longest = data.get(MAX_NEW_TOKENS)
+    if isinstance(longest, int) and not isinstance(longest, bool) and 1 <= longest < 2**31:
+        kept["max_tokens"] = longest
     if data.get("eos_token_id") is not None:
         kept["eos_token_id"] = data["eos_token_id"]
     return kept
 
 
 def sampling_defaults(path: Path, source: str, override: Mapping[str, float]) -> dict[str, Any]:
-    """As `generation_defaults`, of the model directory `path` and as the settings
-    `generation_config` (source) and `override_generation_config` say. Raises `BadModel`."""
+    """`generation_defaults` of the model directory `path`, changed by the settings
+    `generation_config` (source) and `override_generation_config`. Raises `BadModel`."""
     own = generation_defaults(path)
     eos = {name: value for name, value in own.items() if name == "eos_token_id"}
     if source == "vllm":
@@ -180,7 +180,7 @@ def eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ..
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= MOST for i in ids):
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= MAX_INT32 for i in ids):
         raise BadModel(f"model: eos_token_id must be token ids, got {shown(value)}", "model")
     found = tuple(dict.fromkeys(ids))
     if len(found) > MAX_EOS:
@@ -207,8 +207,8 @@ def max_model_len(config: dict[str, Any], wanted: int | None = None) -> int:
         original = scaling.get("original_max_position_embeddings")
         factor = scaling.get("factor")
         if (isinstance(original, int) and isinstance(factor, int | float)
-                and 0 < original <= MOST and 0 < factor <= MOST):
-            limit = max(limit, min(int(original * factor), MOST))
+                and 0 < original <= MAX_INT32 and 0 < factor <= MAX_INT32):
+            limit = max(limit, min(int(original * factor), MAX_INT32))
     return within(limit, wanted)
 
 
@@ -232,6 +232,6 @@ def architecture(config: dict[str, Any]) -> str:
 def _positive(config: dict[str, Any], keys: tuple[str, ...]) -> int:
     for key in keys:
         value = config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_INT32:
             return value
     raise BadModel(f"model: config.json has no usable {keys[0]}", "model")

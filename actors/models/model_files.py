@@ -1,9 +1,9 @@
-"""Reading the files of a model directory, which a stranger may have made.
+"""Reading the files of a model directory, which may be hostile.
 
-A file is read if it is a regular file of at most so many bytes that lies in the directory: a link
-may lead to another place in it, and, from a snapshot of the HF cache, to the same repository's
-`blobs`. Fifos, devices and sockets are refused without waiting for them. Every failure is a
-`BadModel` with one line that names the file.
+A file is read if it is a regular file of bounded size in the directory: a link may lead to another
+place in it, and, from a snapshot of the HF cache, to the same repository's `blobs`. Fifos, devices
+and sockets are refused without waiting for them. Every failure is a `BadModel` with one line that
+names the file.
 """
 
 from __future__ import annotations
@@ -16,37 +16,36 @@ from pathlib import Path
 from actorium.actors.errors import BadModel
 
 MAX_JSON = 16 << 20
-"""Bytes of config.json and its like: the largest ones there are have two megabytes."""
+"""Bytes of config.json and the like: the largest published ones have two megabytes."""
 MAX_INDEX = 64 << 20
 """Bytes of a safetensors index: DeepSeek-V3's has nine megabytes."""
 MAX_TOKENIZER = 256 << 20
-"""Bytes of tokenizer.json: the largest ones have some 35 megabytes."""
+"""Bytes of tokenizer.json: the largest published ones have some 35 megabytes."""
 SNAPSHOTS, REPOSITORY = "snapshots", "models--"
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """All of the file, which has at most so many bytes. Raises `BadModel`, and `FileNotFoundError`
-    where there is none."""
-    fd = open_file(path, most)
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """The file's bytes. Raises `BadModel`, and `FileNotFoundError` where there is none."""
+    fd = open_file(path, max_bytes)
     try:
         with open(fd, "rb") as file:
-            data = file.read(most + 1)
+            data = file.read(max_bytes + 1)
     except OSError as error:
         raise BadModel(f"model: cannot read {path}: {error.strerror}", "model") from None
-    if len(data) > most:
-        raise _too_large(path, most)
+    if len(data) > max_bytes:
+        raise _too_large(path, max_bytes)
     return data
 
 
-def check_file(path: Path, most: int | None = None) -> None:
-    """Raises as `read_file`; for files that libraries open by name."""
-    os.close(open_file(path, most))
+def check_file(path: Path, max_bytes: int | None = None) -> None:
+    """Raise as `read_file` does; for files that libraries open by name."""
+    os.close(open_file(path, max_bytes))
 
 
-def open_file(path: Path, most: int | None = None) -> int:
-    """The descriptor of the file, open for reading. Raises as `read_file`."""
+def open_file(path: Path, max_bytes: int | None = None) -> int:
+    """A file descriptor, open for reading. Raises as `read_file`."""
     try:
-        # Not waiting, should it be a fifo.
+        # Without waiting, should it be a fifo.
         fd = os.open(_within(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
@@ -59,8 +58,8 @@ def open_file(path: Path, most: int | None = None) -> int:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise _irregular(path)
-        if most is not None and info.st_size > most:
-            raise _too_large(path, most)
+        if max_bytes is not None and info.st_size > max_bytes:
+            raise _too_large(path, max_bytes)
     except BaseException:
         os.close(fd)
         raise
@@ -68,7 +67,7 @@ def open_file(path: Path, most: int | None = None) -> int:
 
 
 def _within(path: Path) -> str:
-    """Where the file lies, links followed. Raises `BadModel` if that is elsewhere."""
+    """The path with links followed. Raises `BadModel` if it leads out of the directory."""
     folder, found = os.path.realpath(path.parent), os.path.realpath(path)
     roots = [folder]
     above = Path(folder).parent
@@ -84,5 +83,5 @@ def _irregular(path: Path) -> BadModel:
     return BadModel(f"model: {path} is no regular file", "model")
 
 
-def _too_large(path: Path, most: int) -> BadModel:
-    return BadModel(f"model: {path} has more than {most:,} bytes", "model")
+def _too_large(path: Path, max_bytes: int) -> BadModel:
+    return BadModel(f"model: {path} has more than {max_bytes:,} bytes", "model")

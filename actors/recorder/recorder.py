@@ -60,8 +60,8 @@ class Recorder(CoreObserver):
         self._redactor = None if config.runtime.record_prompts else Redactor(
             config.memory.page_size, config.scheduler.max_num_seqs)
         header = RecordingHeader(
-            VERSION, configs.dump(configs.keyless(config)), ctx.role, ctx.epoch, ctx.entropy,
-            self._redactor is not None, 0, self._initial_state())
+            VERSION, configs.dump(configs.without_secrets(config)), ctx.role, ctx.epoch,
+            ctx.entropy, self._redactor is not None, 0, self._initial_state())
         self._writer: RecordingWriter | None = RecordingWriter(
             ctx.run_dir, header, config.runtime.recorder_bytes)
 

@@ -178,7 +178,7 @@ class TextModel:
                 "logprobs": params.MAX_LOGPROBS, "stop": params.MAX_STOPS,
                 "stop_chars": params.MAX_STOP_CHARS, "logit_bias": params.MAX_LOGIT_BIAS,
                 "messages": MAX_TURNS},
-            "config": configs.public(self._config),
+            "config": configs.with_secrets_hidden(self._config),
         }
 
 

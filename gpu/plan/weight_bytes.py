@@ -84,7 +84,7 @@ def checkpoint_bytes(folder: Path) -> int | None:
     """
     index = folder / INDEX
     if index.is_file():
-        meta = read_json(index, most=MAX_INDEX).get("metadata")
+        meta = read_json(index, max_bytes=MAX_INDEX).get("metadata")
         total = meta.get("total_size") if isinstance(meta, dict) else None
         return total if isinstance(total, int) and 0 <= total < 2**63 else None
     file = folder / "model.safetensors"

@@ -64,7 +64,7 @@ def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
     Raises `BadModel` when there is no checkpoint or a shard is missing.
     """
     if (path / INDEX).is_file():
-        placed = read_json(path / INDEX, most=MAX_INDEX).get("weight_map")
+        placed = read_json(path / INDEX, max_bytes=MAX_INDEX).get("weight_map")
         if not isinstance(placed, dict) or not placed:
             raise BadModel(f"{path / INDEX}: weight_map: must map tensor names to files")
         shards: dict[str, list[str] | None] = {}

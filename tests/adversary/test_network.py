@@ -42,8 +42,8 @@ from helpers_network import (
 )
 from helpers_served import Served, serving
 
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, GatewayConfig
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http import routes
 from actorium.actors.gateway.page import documents
@@ -534,7 +534,7 @@ def test_names_that_are_allowed(setting: str | None, bound: str, address: str, g
 @pytest.mark.parametrize("setting", ["", "http://a", "a b", "a.b:80", "*a", "a.*", "a,,b"])
 def test_a_wrong_list_of_names_is_named(setting: str) -> None:
     with pytest.raises(BadConfig, match="allowed_hosts"):
-        checked(Config(gateway=GatewayConfig(allowed_hosts=setting)))
+        validate(Config(gateway=GatewayConfig(allowed_hosts=setting)))
 
 
 CROSS: list[dict[str, str]] = [

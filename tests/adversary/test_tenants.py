@@ -38,8 +38,8 @@ from helpers_tenants import (
 from starlette.requests import Request
 from starlette.responses import Response
 
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, GatewayConfig
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import app as app_module
 from actorium.actors.gateway.app import build_app, handlers_of
@@ -197,11 +197,11 @@ def test_keys_that_nobody_could_mean(tried: Any) -> None:
     for key in ("", " ", "\n", "secret-a ", " secret-a", "secret-a\n", "secret\0a", "secret\ta"):
         for field in ("api_key", "admin_key"):
             with pytest.raises(BadConfig, match=f"^{field}: must be") as caught:
-                checked(Config(gateway=GatewayConfig(**{field: key})))
+                validate(Config(gateway=GatewayConfig(**{field: key})))
             assert "secret" not in caught.value.message
             tried()
     with pytest.raises(BadConfig, match="^admin_key: must be another") as caught:
-        checked(Config(gateway=GatewayConfig(api_key="secret-a", admin_key="secret-a")))
+        validate(Config(gateway=GatewayConfig(api_key="secret-a", admin_key="secret-a")))
     assert "secret" not in caught.value.message
 
 

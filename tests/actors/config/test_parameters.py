@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from actorium.actors.client.requests import Request, encode_request
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, SchedulerConfig
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig, InvalidRequest
 from actorium.actors.messages import Generate
 from actorium.actors.params import SamplingParams, Structured
@@ -84,4 +84,4 @@ def test_the_engine_says_how_many_choices_a_request_may_have() -> None:
     assert Config().scheduler.max_n == 128
     for wrong in (0, 1025):
         with pytest.raises(BadConfig, match="max_n: must be between 1 and 1024"):
-            checked(Config(scheduler=SchedulerConfig(max_n=wrong)))
+            validate(Config(scheduler=SchedulerConfig(max_n=wrong)))

@@ -111,7 +111,7 @@ def test_no_key_is_told(served: Served) -> None:
     told = json.dumps(ask(served, "/server_info", key="root-key").body)
     assert "root-key" not in told and '"admin_key": "***"' in told
     assert "root-key" not in json.dumps(served.engine.client.server_info())
-    tree = configs.public(Config(gateway=GatewayConfig(api_key="k1", admin_key="k2")))
+    tree = configs.with_secrets_hidden(Config(gateway=GatewayConfig(api_key="k1", admin_key="k2")))
     assert (tree["gateway"]["api_key"], tree["gateway"]["admin_key"]) == ("***", "***")
     directory = engine_dir(served.engine.name)
     assert isinstance(directory, Path)

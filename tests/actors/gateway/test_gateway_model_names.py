@@ -9,8 +9,8 @@ import httpx2 as httpx
 import pytest
 from helpers_gateway import Scripted, scripted_app
 
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.served_model import ModelNames
 
@@ -43,7 +43,7 @@ def test_strict_names() -> None:
 @pytest.mark.parametrize("wrong", [("a", "a"), ("",), ("x" * 300,)])
 def test_wrong_names_are_refused(wrong: tuple[str, ...]) -> None:
     with pytest.raises(BadConfig, match="served_model_name"):
-        checked(Config(model=ModelConfig(served_model_name=wrong)))
+        validate(Config(model=ModelConfig(served_model_name=wrong)))
 
 
 def test_every_face_takes_any_name_and_shows_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from helpers_cli import Cli, cli, one_line
 from helpers_keys import key_dir
 from zmq.utils import z85
 
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, RuntimeConfig
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.security import curve_keys as keys
 from actorium.actors.runtime.security.endpoints import Endpoint, parse
@@ -122,7 +122,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
     "tcp://h:x", "tcp://h:0", "tcp://h:65534", "tcp://h:-1", "tcp://h:1/x/y:2"])
 def test_bad_addresses(text: str) -> None:
     with pytest.raises(BadConfig, match="^listen: "):
-        checked(Config(runtime=RuntimeConfig(listen=text)))
+        validate(Config(runtime=RuntimeConfig(listen=text)))
 
 
 def test_the_command(cli: Cli, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, RuntimeConfig
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime import logs
 from actorium.actors.runtime.console import print_notice
@@ -123,4 +123,4 @@ def test_the_launcher_speaks_as_the_logs_do(capsys: pytest.CaptureFixture[str]) 
     ({"log_interval": 0.01}, "log_interval: must be 0")])
 def test_settings_are_checked(settings: dict[str, object], what: str) -> None:
     with pytest.raises(BadConfig, match=re.escape(what)):
-        checked(Config(runtime=RuntimeConfig(**settings)))  # type: ignore[arg-type]
+        validate(Config(runtime=RuntimeConfig(**settings)))  # type: ignore[arg-type]

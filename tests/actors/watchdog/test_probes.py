@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import Config, ProbeConfig, RecoveryConfig, SchedulerConfig
+from actorium.actors.config.validation import validate
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.watchdog import probe_routes as web
@@ -262,4 +262,4 @@ def test_a_port_that_is_taken_is_a_bad_configuration(tmp_path: Path) -> None:
 
 def test_bad_fields_are_named() -> None:
     with pytest.raises(BadConfig, match="probe_port: must be between 0 and 65535, got 65536"):
-        checked(Config(probes=ProbeConfig(probe_port=65536)))
+        validate(Config(probes=ProbeConfig(probe_port=65536)))

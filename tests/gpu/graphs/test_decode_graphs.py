@@ -26,7 +26,6 @@ from helpers_models import write_checkpoint
 from helpers_speculation import Guess, make_runner
 from helpers_worker import CPU, Output, Ring
 
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
@@ -34,6 +33,7 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
     SpeculationConfig,
 )
+from actorium.actors.config.validation import validate
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
@@ -221,7 +221,7 @@ def test_default_sizes_pad_little() -> None:
 def test_graphs_of_a_configuration() -> None:
     def shapes_of(drafts: int, why: str = "", speculative: str = "auto",
                   **device: Any) -> list[tuple[int, int]]:
-        config = checked(Config(
+        config = validate(Config(
             scheduler=SchedulerConfig(max_num_seqs=4), device=DeviceConfig(**device),
             speculation=SpeculationConfig(speculative=speculative)))
         return list(graph_shapes(config, drafts, why))

@@ -24,13 +24,13 @@ from helpers_models import write_checkpoint
 from helpers_speculation import make_runner
 from helpers_worker import Output
 
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
     ModelConfig,
     SchedulerConfig,
 )
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
 from actorium.actors.params import Resolved
@@ -166,7 +166,7 @@ def test_the_largest_first_and_nothing_but_the_sink(make: Callable[[str], Any]) 
 
 def test_sizes_of_a_configuration() -> None:
     def sizes(why: str = "", tokens: int = 2048, **own: Any) -> list[int]:
-        return segment_sizes(checked(Config(
+        return segment_sizes(validate(Config(
             scheduler=SchedulerConfig(max_num_batched_tokens=tokens, max_num_seqs=4),
             device=DeviceConfig(**own))), why)
 

@@ -16,7 +16,6 @@ from helpers_models import write_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorium.actors.config.rules import checked
 from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
@@ -24,6 +23,7 @@ from actorium.actors.config.tree import (
     ModelConfig,
     SchedulerConfig,
 )
+from actorium.actors.config.validation import validate
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, PageGroup, Ready, Reset, StepPlan, StepResult
@@ -51,7 +51,7 @@ class Shell:
     def __init__(self, model: Path | str, **parts: Any) -> None:
         parts.setdefault("device", DeviceConfig(device="cpu", threads=1))
         parts.setdefault("scheduler", SchedulerConfig(max_num_seqs=4))
-        config = checked(Config(model=ModelConfig(model=str(model)), **parts))
+        config = validate(Config(model=ModelConfig(model=str(model)), **parts))
         self.core: WorkerCore = build(Context(config, Path("/nowhere"), "worker-0", 3, 1))
         self.news = threading.Event()
         self.phases: list[tuple[str, str]] = []

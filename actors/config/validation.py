@@ -1,4 +1,4 @@
-"""What the values of the configuration tree must be."""
+"""Validation of the configuration tree: what each value must be."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3")
 KEY = ("must be printable, not empty, and without spaces around it: callers could not send it, and "
        "none at all is not to open the doors")
 Rule = tuple[str, bool, str]
-"""(section.field, whether its value will do, what it must be)"""
+"""(section.field, whether its value is valid, what it must be)"""
 
 
-def checked(config: Config) -> Config:
-    """The configuration itself; raises `BadConfig`, naming the field as `section.field`, where a
-    value will not do."""
-    for where, ok, want in rules(config):
+def validate(config: Config) -> Config:
+    """Returns the configuration. Raises `BadConfig` naming the first field (`section.field`) with a
+    wrong value."""
+    for where, ok, want in (*_model_rules(config), *_process_rules(config)):
         if not ok:
             section, field = where.split(".")
             value = getattr(getattr(config, section), field)
@@ -41,13 +41,8 @@ def checked(config: Config) -> Config:
     return config
 
 
-def rules(c: Config) -> list[Rule]:
-    """All of them."""
-    return [*_work_rules(c), *_process_rules(c)]
-
-
-def _work_rules(c: Config) -> list[Rule]:
-    """Of the model and what computes it."""
+def _model_rules(c: Config) -> list[Rule]:
+    """Rules for the model and what computes it."""
     m, mem, s, d = c.model, c.memory, c.scheduler, c.device
     dtypes = ("auto", "float32", "bfloat16", "float16")
     kv_dtypes = (*dtypes, "fp8_e4m3", "fp8_e5m2")
@@ -107,7 +102,7 @@ def _work_rules(c: Config) -> list[Rule]:
 
 
 def _process_rules(c: Config) -> list[Rule]:
-    """Of the engine's processes."""
+    """Rules for the engine's processes."""
     r, v, port = c.runtime, c.recovery, c.probes.probe_port
     listen = _wrong_listen(r.listen)
     name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
