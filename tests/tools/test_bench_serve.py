@@ -21,9 +21,9 @@ from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.gateway.actor import where
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.runtime.rundir import engine_dir
-from actorium.tools.bench.backends import CHAT, COMPLETIONS, GENERATE
 from actorium.tools.bench.http_client import Http
 from actorium.tools.bench.result_files import read_results
+from actorium.tools.bench.server_backends import CHAT, COMPLETIONS, GENERATE
 from actorium.tools.cli import bench_serve, bench_session
 from actorium.tools.cli.bench_options import BenchServeOptions, check_serve
 from actorium.tools.cli.bench_session import target_of

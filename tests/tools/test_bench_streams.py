@@ -11,10 +11,17 @@ import pytest
 from helpers_bench import Answer, completion_event, plain, served, stream_of
 
 from actorium.actors.errors import BadConfig
-from actorium.tools.bench.backends import CHAT, COMPLETIONS, GENERATE, Asking, http_stream, kind_of
 from actorium.tools.bench.datasets.sample import SampleRequest
 from actorium.tools.bench.http_client import EventReader, Http
 from actorium.tools.bench.load_driver import RequestResult, drive
+from actorium.tools.bench.server_backends import (
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    Asking,
+    http_stream,
+    kind_of,
+)
 
 # --- server-sent events --------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ def plan(seed: int, seconds: float, rounds: int, stops: int, pairs: Sequence[tup
             for i, (kind, roles) in enumerate(whats)]
 
 
-class ActorProcess(Struct, frozen=True):
+class RunningActor(Struct, frozen=True):
     """An actor that runs."""
 
     role: str
@@ -73,7 +73,7 @@ class ActorProcess(Struct, frozen=True):
     epoch: int
 
 
-def actors(run_dir: Path) -> dict[str, ActorProcess]:
+def actors(run_dir: Path) -> dict[str, RunningActor]:
     """The actors of the engine in a run directory, by role; no zombies."""
     found = {}
     for entry in Path("/proc").iterdir():
@@ -82,7 +82,7 @@ def actors(run_dir: Path) -> dict[str, ActorProcess]:
                 argv = (entry / "cmdline").read_bytes().decode().split("\0")
                 at = argv.index("actorium.actors.runtime.main")
                 if argv[at + 2] == str(run_dir) and _state(entry) != "Z":
-                    found[argv[at + 1]] = ActorProcess(argv[at + 1], int(entry.name),
+                    found[argv[at + 1]] = RunningActor(argv[at + 1], int(entry.name),
                                                        int(argv[at + 3]))
     return found
 
@@ -102,7 +102,7 @@ def _state(entry: Path) -> str:
     return (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
-def strike(fault: Fault, run_dir: Path) -> list[ActorProcess]:
+def strike(fault: Fault, run_dir: Path) -> list[RunningActor]:
     """Do it; returns whom it was done to."""
     known = actors(run_dir)
     victims = [known[role] for role in fault.roles if role in known]

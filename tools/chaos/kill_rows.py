@@ -27,8 +27,8 @@ from actorium.tools.chaos.faults import (
     FULL,
     FULL_SECONDS,
     STOP,
-    ActorProcess,
     Fault,
+    RunningActor,
     actors,
     limit_files,
     plan,
@@ -130,7 +130,7 @@ class FaultPlayer:
             await asyncio.sleep(max(0.0, at + SETTLE - monotonic()))
             await self._haunt(old)
 
-    async def _haunt(self, old: ActorProcess) -> None:
+    async def _haunt(self, old: RunningActor) -> None:
         """The dead scheduler speaks, once the next one has been heard."""
         now = actors(self._rig.run_dir).get("scheduler")
         if now is None or now.epoch <= old.epoch or not self._flows():

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from actorium.actors.errors import BadConfig
-from actorium.tools.bench.backends import ENDPOINTS, SDK, kind_of
 from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset
 from actorium.tools.bench.figures import GOALS, METRICS, percentile_name
 from actorium.tools.bench.load_driver import RampUp
+from actorium.tools.bench.server_backends import ENDPOINTS, SDK, kind_of
 
 BACKENDS = (SDK, *ENDPOINTS)
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",

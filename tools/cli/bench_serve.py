@@ -16,13 +16,13 @@ from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.runtime.process import raise_file_limit
 from actorium.tools.bench import result_files as results
 from actorium.tools.bench import workloads
-from actorium.tools.bench.backends import CHAT, SDK, kind_of
 from actorium.tools.bench.datasets.load import load_dataset
 from actorium.tools.bench.datasets.options import tell_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens
 from actorium.tools.bench.figures import acceptance, details, figures
 from actorium.tools.bench.load_driver import RequestResult, arrivals, drive
 from actorium.tools.bench.result_tables import serving_table
+from actorium.tools.bench.server_backends import CHAT, SDK, kind_of
 from actorium.tools.cli.bench_options import BenchServeOptions, check_serve
 from actorium.tools.cli.bench_session import (
     SELF,

@@ -21,11 +21,18 @@ from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.gateway.actor import where
 from actorium.actors.messages import Status
 from actorium.actors.runtime import rundir
-from actorium.tools.bench.backends import CHAT, ENDPOINTS, SDK, Asking, http_stream, sdk_stream
 from actorium.tools.bench.datasets.sample import Tokens, TokenVocabulary
 from actorium.tools.bench.figures import counters
 from actorium.tools.bench.http_client import Http
 from actorium.tools.bench.load_driver import Stream
+from actorium.tools.bench.server_backends import (
+    CHAT,
+    ENDPOINTS,
+    SDK,
+    Asking,
+    http_stream,
+    sdk_stream,
+)
 from actorium.tools.cli.bench_options import BenchServeOptions
 from actorium.tools.cli.command_line import Parsed
 
