@@ -1,4 +1,4 @@
-"""Capturing work, whatever it is, to replay it: CUDA graphs that share their memory."""
+"""Captures work to replay it: CUDA graphs that share one pool of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 ReportPhase = Callable[[str, str], None]
-"""Told of each phase: (phase, detail)."""
+"""Reports a phase: (phase, detail)."""
 
 
 class Replayable(Protocol):

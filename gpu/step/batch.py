@@ -1,4 +1,4 @@
-"""What one forward pass works on: the rows of a step, on the device.
+"""The inputs of one forward pass: the rows of a step, on the device.
 
 A step has one `ForwardBatch` for each group of layers (`ModelShape.groups`): the same rows, with
 the pages that they have in the group's pool.

@@ -1,5 +1,4 @@
-"""Draft tokens of every slot: on the device what the next step verifies, on the host what is known
-of it."""
+"""Draft tokens of every slot: the tokens on the device, and the host's bounds on how many count."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class DraftTables:
         self._known: deque[tuple[I32, NDArray[np.int64], I32, I32]] = deque()
 
     def clear(self) -> None:
-        """No sequence has any, and nothing is left to be learned."""
+        """Forget all drafts, and results that were not settled."""
         self.tokens[...] = 0
         self.accepted[...] = 0
         self.held[:] = 0
@@ -54,7 +53,7 @@ class DraftTables:
                              f"{decode[other]} {held[other]}: the plans did not take both along")
         return drafts
 
-    # --- what the host learns when a step is done -------------------------------------------------
+    # --- what the host learns from a finished step -----------------------------------------------
 
     def serials(self, slots: I32) -> NDArray[np.int64]:
         """Names of the sequences in these slots now."""

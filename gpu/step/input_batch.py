@@ -25,7 +25,7 @@ class PromptLogprobRows:
 
     slot: int
     start: int
-    """Position of the first token told about."""
+    """Position of the first of these tokens."""
     tokens: I32
     k: int
 
@@ -59,7 +59,7 @@ class InputBatch:
     prompts: Sequence[PromptLogprobRows] = ()
     """Their rows follow the sampled ones in `logit_rows`."""
     staged: dict[str, int] = field(default_factory=dict)
-    """What `stage_rows` gave to the upload, by name."""
+    """Numbers of the arrays that were added to the upload, by name."""
     bounded: bool = True
     """False in a graph, which must serve sequences of any length: `bound` is the longest."""
     batches: Sequence[ForwardBatch] = ()
@@ -97,8 +97,7 @@ class _ExtendPart:
 
 
 def prepare_batch(tables: SlotTables, plan: StepPlan, up: Upload) -> InputBatch:
-    """Take the plan's deltas into the tables' books, and to the upload; lay out its rows on the
-    host.
+    """Apply a plan's deltas to the tables and the upload, and lay out its rows on the host.
 
     Raises `ValueError` on a plan that does not fit the tables.
     """
@@ -129,7 +128,7 @@ def prepare_batch(tables: SlotTables, plan: StepPlan, up: Upload) -> InputBatch:
 
 
 def stage_rows(step: InputBatch, up: Upload) -> None:
-    """What the device must be told of the step's rows goes to the upload."""
+    """Add what the device must know of the step's rows to the upload."""
     ext = step.extends
     if ext is None:
         step.staged["decode"] = up.add(step.decode)
@@ -149,7 +148,7 @@ def stage_rows(step: InputBatch, up: Upload) -> None:
 
 
 def fill_batch(tables: SlotTables, step: InputBatch, up: Upload) -> None:
-    """The step's rows, on the device. The upload has been sent."""
+    """Compute the step's rows on the device. The upload has been sent."""
     if step.extends is None:
         fill_decodes(tables, step, up[step.staged["decode"]])
     else:
@@ -157,7 +156,7 @@ def fill_batch(tables: SlotTables, step: InputBatch, up: Upload) -> None:
 
 
 def _lengthen(t: SlotTables, step: InputBatch, drafts: int) -> None:
-    """The host's books after a step, where drafts are made."""
+    """Update the host's bounds of lengths after a step, where drafts are made."""
     t.host_len[step.slots[:step.ending]] += 1
     t.host_len[step.slots[step.ending:]] += step.q_len
     t.host_low[step.slots] += 1
@@ -262,7 +261,7 @@ def _window_rows(t: SlotTables, decode_d: Array, drafts: int, bound: int) -> _De
 def _decode_rows_by_kernel(t: SlotTables, decode_d: Array, q_len: int, bound: int,
                            buffers: tuple[Array, ...]
                            ) -> _DecodePart:
-    """Either of them, by a kernel."""
+    """Both of the above in one kernel."""
     count, width = len(decode_d), -(-bound // t.page_size)
     rows, new = count * q_len, decode_d.new_empty
     sampled, row_slots = buffers or (new((rows,)), new((rows,)))

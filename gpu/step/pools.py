@@ -1,4 +1,4 @@
-"""Pages of keys and values."""
+"""The KV cache: pools of pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan -> batch -> forward -> sample -> result."""
+"""The model runner: plan -> input batch -> forward pass -> sampling -> result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, SlotTables
 from actorium.kernels.reference.logprobs import Logprobs, join
 
 LOGITS_BYTES = 256 << 20
-"""Most that the logits of prompt positions may take at once."""
+"""The most that the logits of prompt positions take at once."""
 
 
 ProposeHook = Callable[[I32, I32, int], I32]
@@ -38,8 +38,8 @@ ProposeHook = Callable[[I32, I32, int], I32]
 ToLogits = Callable[[Tensor], Tensor]
 OnQueue = Callable[[], None]
 WaitForMasks = Callable[[StepPlan], Sequence[RowMask]]
-"""Gives the masks that follow a plan, when they are there; may give the step up by an exception,
-after which `ModelRunner.reset` is all that may be done."""
+"""Waits for the masks that follow a plan. It may abandon the step with an exception, after which
+`ModelRunner.reset` must be called."""
 
 
 def _nothing() -> None:
@@ -99,12 +99,12 @@ class LaunchedStep:
     prompts: Sequence[PromptLogprobRows] = ()
     prompt_values: Download | None = None
     drafts: Download | None = None
-    """What was drafted for sequences with masks."""
+    """New drafts of the sequences with masks, which the scheduler must know."""
     learn: Callable[[I32], None] | None = None
-    """Told how many tokens each sequence has emitted, where the host cannot know."""
+    """Called with the number of tokens each sequence emitted, where the host cannot know it."""
 
     def result(self, busy_us: int = 0, idle_us: int = 0, late_us: int = 0) -> StepResult:
-        """Wait for the step and tell what it produced."""
+        """Wait for the step; its result."""
         counts = np.zeros(0, np.uint8)
         tokens, finish, drafts = b"", b"", b""
         if self.rows is not None:
@@ -144,16 +144,16 @@ class ModelRunner(ForwardPass):
         """Rows of each decode of the last step."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """One step, to its end."""
+        """Run one step to its end."""
         return self.launch(plan).result()
 
     def reset(self) -> None:
-        """Forget every slot."""
+        """Free every slot."""
         self.tables.reset()
 
     @property
     def running(self) -> int:
-        """Slots in use, as the host knows it."""
+        """Slots in use, by the host's record."""
         return len(self.tables.sequences)
 
     @torch.inference_mode()
@@ -191,7 +191,7 @@ class ModelRunner(ForwardPass):
         return out
 
     def _pick(self, plan: StepPlan, step: InputBatch, up: Upload) -> None:
-        """What the results need on the device goes to the upload."""
+        """Add what log-probabilities, masks and drafts need on the device to the upload."""
         if step.needs & LOGPROBS:
             rows = np.flatnonzero(step.flags & LOGPROBS).astype(np.int32)
             step.staged["ranked"] = up.add(rows)
@@ -205,7 +205,7 @@ class ModelRunner(ForwardPass):
             step.staged["prompts"] = up.add(np.concatenate([p.tokens for p in step.prompts]))
 
     def _run(self, plan: StepPlan, step: InputBatch, up: Upload, out: LaunchedStep) -> None:
-        """The step, operation by operation; segments of it perhaps as they were captured."""
+        """Run the step operation by operation, or its layers from piecewise graphs."""
         recurrent, proposer = self.recurrent(plan, step), self.proposer
         if proposer is None or not proposer.needs_hidden(step, plan.drafts):
             self._sample_rows(step, self.wanted_rows(step, recurrent), self.model.logits, up, out)
@@ -225,7 +225,7 @@ class ModelRunner(ForwardPass):
 
     def _replay(self, captured: StepReplay, step: InputBatch, up: Upload,
                 out: LaunchedStep) -> None:
-        """The step, as it was captured; perhaps but for sampling."""
+        """Replay the step from graphs; rare parameters are sampled outside them."""
         self.served["full_graph"] += 1
         captured.lend(step)
         captured.forward()
@@ -243,7 +243,7 @@ class ModelRunner(ForwardPass):
 
     def _sample_rows(self, step: InputBatch, wanted: Tensor, to_logits: ToLogits, up: Upload,
                      out: LaunchedStep) -> SamplerOutput | None:
-        """Sample, and what else the result tells. wanted: [R, hidden], the rows `logit_rows`."""
+        """Sample, and compute prompt log-probabilities. wanted: [R, hidden], the `logit_rows`."""
         rows, emitted = len(step.row_slots), None
         if rows:
             emitted = self._sample(step, to_logits(wanted[:rows]), up, out)
@@ -303,7 +303,7 @@ class ModelRunner(ForwardPass):
 
 
 def _logprobs_count(params: Resolved, vocab: int) -> int:
-    """Tokens whose logprobs are told beside the sampled one's."""
+    """How many other tokens' log-probabilities are reported with a sampled token."""
     return min(len(params.logprob_ids) or params.logprobs, vocab)
 
 

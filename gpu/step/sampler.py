@@ -1,4 +1,4 @@
-"""From logits to tokens, and the tables' state after them."""
+"""The sampler: from logits to tokens, and the update of the tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sample(t: SlotTables, step: InputBatch, logits: Tensor, masks: Sequence[RowM
     if isinstance(t.arrays, HostArrays):
         return _sample_host(t, step, logits.float(), masks)
     ops = t.sampling
-    # Of the host's nothing is read but `needs`: what a row wants, its slot's tables tell.
+    # Graphs capture this: of the host's state only `needs` is read.
     needs, slots, positions = step.needs, step.row_slots_d, step.positions
     logits, tables = _adjusted(t, step, logits, masks), _resident(t)
     return ops.choose(logits, slots, positions, tables, bool(needs & SAMPLES),
@@ -54,7 +54,7 @@ def sample(t: SlotTables, step: InputBatch, logits: Tensor, masks: Sequence[RowM
 
 
 def _adjusted(t: SlotTables, step: InputBatch, logits: Tensor, masks: Sequence[RowMask]) -> Tensor:
-    """What tokens are chosen from, on a device."""
+    """Logits after penalties, bias, held-back end tokens and masks, on a device."""
     needs = step.needs
     if needs & (PENALISES | BIASES | HOLDS):
         logits = t.sampling.adjust(
@@ -149,7 +149,7 @@ def _count_drafts(t: SlotTables, step: InputBatch, counts: Array, slots: Array) 
 # --- the tables after a step ----------------------------------------------------------------------
 
 class SamplerOutput(NamedTuple):
-    """What a step's sequences emitted; device arrays."""
+    """Tokens that the sequences of a step emitted; device arrays."""
 
     rows: Array
     """i64[rows]: what was sampled for each row."""
@@ -165,7 +165,7 @@ class SamplerOutput(NamedTuple):
 
 
 class SamplerBuffers(NamedTuple):
-    """Where a graph keeps what a step emitted."""
+    """Where a graph writes the `SamplerOutput`."""
 
     rows: Array
     """As those of `SamplerOutput`."""

@@ -1,4 +1,4 @@
-"""New drafts, when a step has been sampled: the MTP layer over its rows, then chained.
+"""Proposes drafts after a step was sampled: the MTP layer over its rows, then chained.
 
 Row p of the layer takes the target's hidden state of position p and token p + 1, and keeps its keys
 and values at position p: in pages of its own, which the page table of full attention names.
@@ -36,7 +36,7 @@ class MTPProposer:
 
     def propose(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
                 hidden: Tensor) -> None:
-        """Take the step in, and write so many drafts for every sampled sequence to the tables.
+        """Run the layer over the step, and write so many drafts per sampled sequence to the tables.
 
         sampled: i64[rows], what was sampled for each row (None: there are none); counts:
         i64[sequences], how many of its rows each emitted; hidden: [T, hidden], of every row after

@@ -1,4 +1,4 @@
-"""Getting small arrays to the device and back without waiting for it.
+"""Moves small arrays to the device and back without waiting for it.
 
 On a CPU, device arrays *are* numpy arrays (torch sees the same memory), so that a step's index
 arithmetic costs a microsecond a call. Elsewhere they are torch tensors: all that a step brings to
@@ -36,7 +36,7 @@ ALIGNED = 64
 
 
 class Upload:
-    """What one step brings to the device. On a CPU it is there at once."""
+    """Arrays and table writes that a step sends to the device. On a CPU they apply at once."""
 
     __slots__ = ("_arrays",)
 
@@ -58,7 +58,7 @@ class Upload:
         table.reshape(-1)[places] = values
 
     def send(self) -> None:
-        """Everything goes to the device, and is written there."""
+        """Send everything to the device, where table writes are applied."""
 
     def __getitem__(self, number: int) -> Array:
         """The array `add` gave this number, on the device (int32)."""
@@ -116,7 +116,7 @@ class HostArrays:
         return Download(list(arrays))
 
     def wait_for_fetches(self) -> None:
-        """What is queued from here on runs after everything fetched so far has been copied."""
+        """Make what is queued from here on wait until everything fetched so far has been copied."""
 
 
 class Download:
@@ -168,7 +168,7 @@ class PinnedBuffer:
         return places
 
     def give_back(self) -> None:
-        """What lies here has been read."""
+        """The contents have been read."""
         self._free.append(self)
 
 

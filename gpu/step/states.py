@@ -1,4 +1,4 @@
-"""Recurrent states: what GatedDeltaNet layers keep of each sequence instead of pages."""
+"""The state cache of recurrent layers, which have a state per sequence instead of pages."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _there(rows: Sequence[object], device: torch.device) -> Tensor:
 
 
 class RecurrentBatch(NamedTuple):
-    """What recurrent layers need of a step."""
+    """The inputs of recurrent layers in a step."""
 
     pool: StatePool
     rows: StateRows

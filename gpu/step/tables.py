@@ -1,8 +1,8 @@
-"""The worker's resident tables: one row per slot, changed by the deltas of each plan.
+"""The persistent batch: tables with one row per slot, changed by each plan's deltas.
 
-What the host decides (parameters, page tables) is written once per sequence; what sampling decides
-(last token, length, end) stays on the device and is never read back before the next step starts.
-Slot 0 and page 0 are padding sinks.
+What the scheduler decides (parameters, page tables) is written once per sequence. What sampling
+decides (last token, length, end) stays on the device and is not read back before the next step
+starts. Slot 0 and page 0 are padding sinks.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ SAMPLES, TRUNCATES, PENALISES, BIASES, HOLDS, LOGPROBS, PROMPT_LOGPROBS, MASKED 
 
 @dataclass(slots=True)
 class SlotRequest:
-    """What the host keeps of a slot."""
+    """The host's record of the sequence in a slot."""
 
     tokens: I32
-    """Tokens to extend over; emptied once they are in the pages."""
+    """Tokens to compute; emptied once all are in the pages."""
     length: int
     done: int
     """Tokens whose K and V are in the pages, or will be when the launched steps have run."""
@@ -64,13 +64,13 @@ class SlotTables:
     def __init__(self, arrays: HostArrays | DeviceArrays, slots: int, pages_per_seq: int,
                  page_size: int, vocab: int, max_len: int, groups: int = 1, drafts: int = 0,
                  sampling: SamplingOps | None = None) -> None:
-        """drafts: the most that a sequence has in a step; sampling: the kernels, if not those that
-        are the device's own. The host samples with numpy."""
+        """drafts: the most that a sequence has in a step; sampling: the kernels, None = the
+        device's. On a CPU numpy samples instead."""
         self.sampling = sampling or select_sampling(arrays.device)
         self.arrays, self.slots, self.page_size = arrays, slots, page_size
         self.vocab, self.max_len, self.groups = vocab, max_len, groups
         self.pages_per_seq = pages_per_seq = pages_per_seq + -(-drafts // page_size)
-        """Drafts are looked up behind the end of the longest sequence."""
+        """Drafts may lie behind the end of the longest sequence."""
         self.drafts = DraftTables(arrays, slots, drafts)
         self.last_token = arrays.full((slots,), 0, "int64")
         self.seq_len = arrays.full((slots,), 1, "int32")
@@ -121,7 +121,7 @@ class SlotTables:
             self._forget(slot)
 
     def clear(self) -> None:
-        """As they were made; `chosen` alone stays, of which graphs know what it holds."""
+        """Back to the initial state, but for `chosen`, whose contents graphs remember."""
         self.reset()
         for array, value in ((self.last_token, 0), (self.seq_len, 1), (self.ended, 1),
                              (self.record, 0), (self.eos, -1), *((own, 0) for own in self.pages)):
@@ -134,7 +134,7 @@ class SlotTables:
         self.drafts.clear()
 
     def release(self, slots: I32) -> None:
-        """Slots whose sequence is gone."""
+        """Free these slots."""
         for slot in slots.tolist():
             self._forget(slot)
 
@@ -149,8 +149,8 @@ class SlotTables:
     # --- admission ---------------------------------------------------------------------------
 
     def admit(self, admits: list[Admit], up: Upload) -> None:
-        """Fill slots, once the upload is sent. Raises `ValueError` on a plan that does not fit the
-        tables."""
+        """Put sequences into slots; the device's tables follow when the upload is sent. Raises
+        `ValueError` on a plan that does not fit the tables."""
         records = np.zeros((len(admits), WIDTH), np.int32)
         counted: dict[int, I32] = {}
         for i, a in enumerate(admits):
@@ -296,16 +296,16 @@ class SlotTables:
 
 
 class UniformCache:
-    """Uniform numbers by (seed, position), made `AHEAD` positions at once.
+    """Uniform random numbers by (seed, position), computed `AHEAD` positions at a time.
 
     Sixteen positions take numpy hardly longer than one, and a sequence needs them all in turn. On
-    other devices nothing is kept: one kernel's length does not matter there.
+    other devices nothing is cached: the length of one kernel does not matter there.
     """
 
     AHEAD = 16
 
     def __init__(self, arrays: HostArrays | DeviceArrays, slots: int, drafts: int) -> None:
-        """drafts: most that a step verifies: a sequence's rows are at most so many positions
+        """drafts: the most that a step verifies; a sequence's rows are at most so many positions
         apart."""
         self._caches = isinstance(arrays, HostArrays)
         self._long = arrays.long

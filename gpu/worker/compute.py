@@ -1,7 +1,7 @@
-"""The thread that owns the device, and beside it, on CUDA, the one that waits for results.
+"""The thread that owns the device and runs the steps; on CUDA a second one waits for results.
 
-Nothing heavy is imported here: torch is imported by the compute thread, side by side with the start
-of the other actors.
+torch is imported by the compute thread, while the other actors start: nothing heavy is imported
+here.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from actorium.gpu.worker.tracing import StepTrace
 
 SPIN = "500"
-"""Rounds (some 20 us in all) that libgomp's threads spin for each other before they sleep. Its own
-default of several ms lets one waiting thread keep the other off a core that processes share: with
-two threads on two busy cores, tiny models ran 30 times slower."""
+"""Rounds (about 20 us in all) that libgomp's threads spin for each other before they sleep. With
+its default of several ms a waiting thread blocks a core that processes share: with two threads on two
+busy cores, tiny models ran 30 times slower."""
 STEPS_AHEAD = 4
-"""Steps, as large as they come, for whose tokens memory is there before they are computed."""
+"""Steps of the largest size for whose pages memory is populated in advance."""
 WakeUp = Callable[[], None]
 
 
 class StepAbandoned(Exception):
-    """A step whose masks will not come."""
+    """The masks of the step in progress will not come."""
 
 
 class ComputeThread:
-    """Runs what it is given, in order, on its own thread; `results` is read by the actor's."""
+    """Runs plans in order on its own thread. The actor submits messages and pops `results`."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -50,9 +50,9 @@ class ComputeThread:
         self._ready: Ready
         self._post: WakeUp = _nothing
         self._epoch = 0
-        """The scheduler's."""
+        """Epoch of the scheduler that is served."""
         self._adopted = False
-        """The scheduler knows that we are here: plans before that are for the worker before us."""
+        """The scheduler has greeted this worker; plans before that are for its predecessor."""
         self.results: deque[Ready | StepResult] = deque()
         self.failure: BaseException | None = None
         self.phase, self.detail = "starting", "importing torch"
@@ -65,16 +65,16 @@ class ComputeThread:
         self.compilations = Compilations()
         """Kernels compiled since the worker was ready."""
         self.plans_received = 0
-        """Plans taken."""
+        """Plans submitted that were not dropped."""
 
     def start(self, post: WakeUp) -> None:
-        """Start loading; `post` is called, from any thread, when there is something new."""
+        """Start loading. `post` is called, from any thread, when a result or a phase is new."""
         self._post = post
         threading.Thread(target=self._run_guarded, args=(self._compute,), name="compute",
                          daemon=True).start()
 
     def submit(self, message: StepPlan | Masks | Reset | None) -> None:
-        """Queue a message. None: no masks will come any more."""
+        """Queue a message. None: the scheduler has ended, and no masks will come."""
         if isinstance(message, StepPlan):
             self.plans_received += 1
         self._work.put(message)
@@ -113,18 +113,18 @@ class ComputeThread:
                     self.plans_received -= 1
                     runner.reset()
                     timer.reset()
-                    self._post()  # it may have been the last thing to do
+                    self._post()  # `done` may have become true
                     continue
                 if timer.waits:
                     self._harvest.put(timed)
                     continue
                 self._finish(timed)
-                if meter is not None and meter.after(message, runner.window):
+                if meter is not None and meter.measure_if_larger(message, runner.window):
                     self.memory = meter.footprint.gauges()
 
     def _wait_for_masks(self, plan: StepPlan) -> list[RowMask]:
-        """Those that follow the plan. Nothing comes between, unless the scheduler is another one,
-        or there is none any more: raises `StepAbandoned`."""
+        """Wait for the masks that follow a plan. Raises `StepAbandoned` where the scheduler was
+        replaced or has ended, and `ValueError` on another plan of the same scheduler."""
         while True:
             message = self._work.get()
             if isinstance(message, Masks):
@@ -147,7 +147,8 @@ class ComputeThread:
         return None if events is None else StepTrace(events)
 
     def _apply_reset(self, reset: Reset) -> bool:
-        """Whether a reset counts: not one of an older scheduler, or meant for an older worker."""
+        """Adopt the reset's scheduler. False for a reset of an older scheduler, or one meant for
+        another worker."""
         if reset.epoch < self._epoch or reset.worker not in (0, self._ctx.epoch):
             return False
         self._epoch, self._adopted = reset.epoch, reset.worker > 0
@@ -157,7 +158,7 @@ class ComputeThread:
         return True
 
     def _next_message(self, ahead: PagePrefault) -> StepPlan | Reset:
-        """What comes next; memory for pages is taken until it does."""
+        """The next plan or reset. While none is queued, memory of pages is populated."""
         while True:
             try:
                 message = self._work.get_nowait()
@@ -185,9 +186,9 @@ class ComputeThread:
                              opened.runner.draft_pool)
         ahead.all()
         opened.ready.load_seconds["allocate"] += perf_counter() - start
-        gc.freeze()  # torch's objects live to the end: not worth a collector's look
+        gc.freeze()  # torch's objects live as long as the process: nothing to collect
         self.memory = opened.footprint.gauges()
-        with contextlib.suppress(OSError):  # a report alone: a full disk keeps nobody from serving
+        with contextlib.suppress(OSError):  # a full disk must not keep the engine from serving
             write_info(self._ctx.run_dir, self._ctx.role, opened.info)
         self._ready = opened.ready
         self.compilations.watch()

@@ -1,7 +1,7 @@
-"""The GPU worker's role: plans in, results out, on whatever device there is.
+"""The GPU worker's actor: plans in, results out.
 
-The actor's thread only carries messages. Importing torch, loading and computing happen on the
-compute thread, so that heartbeats go on and tell the phase. torch is not imported here.
+The actor's thread only moves messages. Importing torch, loading and computing happen on the compute
+thread, so heartbeats go on meanwhile and report the phase. torch is not imported here.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class WorkerCore(Core):
         self._compute.start(post)
 
     def on_message(self, message: ToWorker, now: float) -> None:
-        """A plan, its masks or a reset go to the compute thread."""
+        """Pass a plan, its masks or a reset to the compute thread."""
         self._compute.submit(message)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
         """The worker has no front."""
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        """What the compute thread has produced. Raises what it died of."""
+        """Send what the compute thread has produced. Raises the error that ended it, if any."""
         compute = self._compute
         if compute.failure is not None:
             raise compute.failure
@@ -54,8 +54,8 @@ class WorkerCore(Core):
         return None
 
     def drain(self, now: float) -> None:
-        """Finish the plans that are here. The scheduler has ended before: what waits for its masks
-        ends nothing any more."""
+        """Finish the plans that are queued. The scheduler has ended before, so a step that waits
+        for masks is abandoned."""
         self._draining = True
         self._compute.submit(None)
 
@@ -65,7 +65,7 @@ class WorkerCore(Core):
         return self._draining and compute.steps >= compute.plans_received and not compute.results
 
     def health(self) -> Health:
-        """Phase of the compute thread; a step without progress is told by `step`."""
+        """Phase and progress of the compute thread, and its gauges."""
         compute = self._compute
         phase, budget = compute.phase, self._start_budget
         if phase == "ready":

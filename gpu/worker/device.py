@@ -1,4 +1,4 @@
-"""Opening the device: weights, tables, pages, one warm-up step; and timing steps on it."""
+"""Opens the device: loads weights, allocates tables and caches, warms up, captures graphs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ is taken when it is first written."""
 DRIVER_BYTES = 8 * GRAPH_BYTES
 """Most that the driver is believed to keep of one graph."""
 ReportPhase = Callable[[str, str], None]
-"""Told of each phase: (phase, detail)."""
+"""Reports a phase: (phase, detail)."""
 
 
 class OpenedDevice(NamedTuple):

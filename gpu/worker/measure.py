@@ -1,4 +1,4 @@
-"""Bytes as they are: what the worker holds, beside what the memory plan expected of it.
+"""Measures the bytes that the worker holds, to compare with the memory plan.
 
 On CUDA torch counts what it allocates. A CPU has no such books, so there the process is asked for
 its resident pages; those of the caches, which take their memory when they are first written, are
@@ -60,17 +60,17 @@ class WorkspaceMeter:
         self._peak = "VmHWM" if _reset_peak() else "VmRSS"
         self._base = _status("VmRSS") - resident_bytes(self._caches)
 
-    def after(self, plan: StepPlan, window: int = 1) -> bool:
+    def measure_if_larger(self, plan: StepPlan, window: int = 1) -> bool:
         """A step has been run: measure if it was larger than all before; True if so. window: rows
         of each of its decodes."""
         step = size_of(plan, window)
         seen = self.footprint.step
         if step.tokens < GROWTH * seen.tokens and step.rows < GROWTH * seen.rows:
             return False
-        self.take(step)
+        self.measure(step)
         return True
 
-    def take(self, step: StepSize) -> None:
+    def measure(self, step: StepSize) -> None:
         """Measure after a step of this size."""
         held = _status(self._peak) - resident_bytes(self._caches) - self._base
         told, seen = self.footprint, self.footprint.step
@@ -93,7 +93,7 @@ def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], StepSize])
     tokens = min(8, largest)
     while True:
         began = perf_counter()
-        meter.take(run(tokens))
+        meter.measure(run(tokens))
         spent = perf_counter() - began
         if tokens == largest or 4 * spent > PROFILE_SECONDS:
             return

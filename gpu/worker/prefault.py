@@ -1,9 +1,8 @@
-"""Memory of page pools, taken from the system before it is written.
+"""Populates the memory of page pools before it is written.
 
-Pools take their memory when pages are first written. A prompt's pages are cleared and mapped then,
-inside its step: a tenth of the time of 2,048 tokens where a token takes 115 kB. So the first pages'
-memory is taken at the start, and a worker with nothing to do takes that of the pages that come
-next, a piece at a time.
+The system maps and clears a pool's pages when they are first written, inside a step: a tenth of the
+time of 2,048 tokens where a token takes 115 kB. So the first pages are populated at start, and an
+idle worker populates those that come next, a piece at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ POPULATE_BYTES = 2 << 20
 class PagePrefault:
     """Keeps `ahead` tokens of every layer in memory, beyond the highest page that plans named.
 
-    Pages are dealt out from the lowest on, so that what was never written lies above.
+    The scheduler allocates the lowest free pages first, so what was never written lies above.
     """
 
     def __init__(self, pools: Sequence[KVPagePool], ahead: int,

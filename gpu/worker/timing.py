@@ -1,10 +1,10 @@
 """Busy and idle time of the device, step by step.
 
-Two events of a step, before and behind what it queues, tell its span and the gap before it; of the
-gaps within a step they tell nothing. So three figures, in a step's result:
+Two events of a step, before and after what it queues, measure its span and the gap before it, but
+not the gaps within it. So a step's result has three figures:
 
-- `idle_us`: from the end of a step to the begin of the next one, while sequences went on. For this
-  stretch the stream had nothing: the device idled, all of it.
+- `idle_us`: from the end of a step to the begin of the next one, while sequences went on. For all
+  of this time the stream was empty and the device idle.
 - `busy_us`: the step's span.
 - `late_us`, of the span: the most that the device may have idled within it because the host was
   still queueing. Where the device has not come to the step's begin by the time that the host has
@@ -18,7 +18,7 @@ but for the microseconds from a launch to its begin on an idle device. What no f
 gaps of a microsecond or so between kernels that were all queued, and waits for another stream.
 
 Not yet compared on a device: `benchmarks/gpu_idle.py` holds these figures against the kernels'
-intervals that torch.profiler (CUPTI) tells of the same steps.
+intervals that torch.profiler (CUPTI) reports for the same steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class LiveSlots:
-    """Slots whose sequence goes on, as results tell: while there is one, a gap is idle time."""
+    """Slots whose sequence goes on, by the results: while there is one, a gap is idle time."""
 
     def __init__(self) -> None:
         self._slots: set[int] = set()
@@ -47,7 +47,7 @@ class LiveSlots:
     def __bool__(self) -> bool:
         return bool(self._slots)
 
-    def take(self, plan: StepPlan, result: StepResult, slots: Any) -> None:
+    def apply(self, plan: StepPlan, result: StepResult, slots: Any) -> None:
         """Follow one step; slots: i32[rows], of its sampled rows."""
         if plan.release:
             self._slots.difference_update(np.frombuffer(plan.release, np.int32).tolist())
@@ -59,7 +59,7 @@ class LiveSlots:
 
 
 class TimedStep:
-    """A step under way, with its times to come."""
+    """A launched step whose times are not known yet."""
 
     def __init__(self, timer: StepTimer | CudaStepTimer, launched: LaunchedStep, start: Any,
                  end: Any, first: bool, late: int) -> None:
@@ -81,7 +81,7 @@ class StepTimer:
     waits = False
 
     def __init__(self, trace: StepTrace | None = None) -> None:
-        """trace: is told of every step as well."""
+        """trace: records every step as well."""
         # Of the thread that harvests:
         self._last: Any = None
         self._live = LiveSlots()
@@ -119,7 +119,7 @@ class StepTimer:
         busy = self._between(start, end)
         result = launched.result(busy, self._gap(start), min(busy, late))
         self._last = end
-        self._live.take(launched.plan, result, launched.slots)
+        self._live.apply(launched.plan, result, launched.slots)
         if trace is not None:
             trace.harvested(launched.plan, begun)
         return result

@@ -18,15 +18,15 @@ from actorium.actors.runtime.step_events import (
 )
 
 MAX_IN_FLIGHT = 16
-"""More steps than are ever launched and not fetched."""
+"""More steps than are ever in flight."""
 
 
 class DeviceTimeline:
-    """The steps of a device on the host's clock, though its events tell spans alone.
+    """Places a device's steps on the host's clock; the device's events measure spans alone.
 
-    One step is laid behind the other. No step has begun before it was queued, nor ended after that
-    was seen: within these bounds the line is moved wherever the two clocks drift apart, and where
-    nothing is known of what was before.
+    Each step follows the one before. No step begins before it was queued, nor ends after its end
+    was observed: within these bounds steps are shifted where the two clocks drift apart, and where the
+    step before is not known.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class DeviceTimeline:
 
 
 class StepTrace:
-    """Takes the times of a clock. One thread launches, perhaps another one harvests."""
+    """Records the times that a `StepTimer` measures. One thread launches; another may harvest."""
 
     def __init__(self, events: StepEventFile) -> None:
         self._events, self._line = events, DeviceTimeline()

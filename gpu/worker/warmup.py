@@ -1,5 +1,5 @@
-"""The steps before the first request: the model's first numbers are looked at, and every kernel is
-met in each form that a request can meet it in.
+"""Warm-up: the steps before the first request. They check the model's first numbers, and run every
+kernel in each form in which a request can need it.
 
 Triton compiles a kernel anew, for a second or more, for each form of its arguments: constants that
 follow from a step's shape, the dtypes, and what it assumes of integers and addresses. vLLM's and
@@ -31,7 +31,7 @@ among programs (`kernels.triton.extend.splits_of`, `kernels.triton.work.rule_of`
 FEW = 64
 """Tokens of the longest question about it."""
 ReportPhase = Callable[[str, str], None]
-"""Told of each phase: (phase, detail)."""
+"""Reports a phase: (phase, detail)."""
 
 GREEDY = Resolved(max_tokens=1 << 20, temperature=0.0)
 

@@ -87,23 +87,23 @@ def test_temporaries_are_told_apart_from_caches() -> None:
     cache = zeros((64 * MIB,), torch.uint8, CPU)
     meter = WorkspaceMeter(Footprint({}, {}), [cache])
     cache[:] = 1
-    meter.take(StepSize(3, 1))
+    meter.measure(StepSize(3, 1))
     assert -MIB < meter.footprint.measured["workspace"] < 4 * MIB
     with mmap.mmap(-1, 48 * MIB) as held:  # torch.ones may be given what other tests have freed
         for at in range(0, 48 * MIB, MIB):
             held[at:at + MIB] = b"1" * MIB
-    meter.take(StepSize(2, 2))
+    meter.measure(StepSize(2, 2))
     assert 47 * MIB < meter.footprint.measured["workspace"] < 56 * MIB
     assert meter.footprint.step == (3, 2), "the largest of each"
 
 
 def test_only_larger_steps_are_measured() -> None:
     meter = WorkspaceMeter(Footprint({}, {}), [])
-    assert meter.after(StepPlan(1, 1, extend=_i4((1, 20), (2, 10)), decode=_i4(3, 4)))
+    assert meter.measure_if_larger(StepPlan(1, 1, extend=_i4((1, 20), (2, 10)), decode=_i4(3, 4)))
     assert meter.footprint.step == (32, 4)
-    assert not meter.after(StepPlan(1, 2, extend=_i4((1, 30))))
-    assert not meter.after(StepPlan(1, 3, decode=_i4(1, 2, 3, 4, 5)))
-    assert meter.after(StepPlan(1, 4, decode=_i4(1, 2, 3, 4, 5, 6)))
+    assert not meter.measure_if_larger(StepPlan(1, 2, extend=_i4((1, 30))))
+    assert not meter.measure_if_larger(StepPlan(1, 3, decode=_i4(1, 2, 3, 4, 5)))
+    assert meter.measure_if_larger(StepPlan(1, 4, decode=_i4(1, 2, 3, 4, 5, 6)))
     assert meter.footprint.step == (32, 6)
     assert size_of(StepPlan(1, 5)) == (0, 0)
 
@@ -112,8 +112,8 @@ def test_a_decode_counts_as_its_window() -> None:
     plan = StepPlan(1, 1, extend=_i4((1, 20)), decode=_i4(3, 4))
     assert size_of(plan, 3) == (26, 7)
     meter = WorkspaceMeter(Footprint({}, {}), [])
-    assert meter.after(StepPlan(1, 1, decode=_i4(1, 2)))
-    assert meter.after(StepPlan(1, 2, decode=_i4(1, 2)), 3)
+    assert meter.measure_if_larger(StepPlan(1, 1, decode=_i4(1, 2)))
+    assert meter.measure_if_larger(StepPlan(1, 2, decode=_i4(1, 2)), 3)
     assert meter.footprint.step == (6, 6)
 
 
@@ -149,10 +149,10 @@ def test_real_steps_go_on_measuring(opened: OpenedDevice) -> None:
     before, size = opened.footprint.measured["workspace"], opened.footprint.step.tokens
     plan = StepPlan(1, 1, extend=_i4((1, 4 * size)))
     block = torch.ones(before + 64 * MIB, dtype=torch.uint8)
-    assert opened.meter.after(plan)
+    assert opened.meter.measure_if_larger(plan)
     assert opened.footprint.measured["workspace"] >= before + 60 * MIB, "of a step so large"
     assert opened.footprint.step.tokens == 4 * size and block[0] == 1
-    assert not opened.meter.after(plan)
+    assert not opened.meter.measure_if_larger(plan)
 
 
 # --- from outside --------------------------------------------------------------------------------
