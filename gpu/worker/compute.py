@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 SPIN = "500"
 """Rounds (about 20 us in all) that libgomp's threads spin for each other before they sleep. With
-its default of several ms a waiting thread blocks a core that processes share: with two threads on two
-busy cores, tiny models ran 30 times slower."""
+its default of several ms a waiting thread blocks a core that processes share: with two threads on
+two busy cores, tiny models ran 30 times slower."""
 STEPS_AHEAD = 4
 """Steps of the largest size for whose pages memory is populated in advance."""
 WakeUp = Callable[[], None]

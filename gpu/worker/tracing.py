@@ -25,8 +25,8 @@ class DeviceTimeline:
     """Places a device's steps on the host's clock; the device's events measure spans alone.
 
     Each step follows the one before. No step begins before it was queued, nor ends after its end
-    was observed: within these bounds steps are shifted where the two clocks drift apart, and where the
-    step before is not known.
+    was observed: within these bounds steps are shifted where the two clocks drift apart, and where
+    the step before is not known.
     """
 
     def __init__(self) -> None:
