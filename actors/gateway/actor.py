@@ -40,7 +40,7 @@ def where(run_dir: Path) -> ListenAddress | None:
 
 
 class GatewayCore(Core):
-    """See the module."""
+    """Starts the web server, and says how it does."""
 
     inbox: Any = GatewayWakeUp
     front: Any = None

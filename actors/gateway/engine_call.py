@@ -190,11 +190,11 @@ class EngineCall:
         name, rid = self._names(number)
         grace, engine = self.engine.settings.resume_grace, self.engine
         again = bool(self.key) or self.position is not None
-        asked = msgspec.structs.replace(request, linger=Linger(
+        lingering = msgspec.structs.replace(request, linger=Linger(
             rid=rid, seconds=grace, adopt=again, must_exist=self.position is not None))
         if not self.key:
-            return self._open(asked)
-        return engine.shared_streams.join(name, rid, lambda: self._open(asked), grace)
+            return self._open(lingering)
+        return engine.shared_streams.join(name, rid, lambda: self._open(lingering), grace)
 
     def _open(self, request: Request) -> AsyncDeltaStream:
         stream = AsyncDeltaStream(self.engine.client, request)

@@ -29,9 +29,9 @@ class ModelNames:
         if not config.gateway.strict_model_name:
             self._known |= {started_with, PurePath(started_with).name, DEFAULT}
 
-    def known(self, asked: str | None) -> bool:
+    def known(self, name: str | None) -> bool:
         """Whether who asks for this model is served. No name, or an empty one, asks for any."""
-        return not asked or asked.rstrip("/") in self._known
+        return not name or name.rstrip("/") in self._known
 
 
 class ServedModel:

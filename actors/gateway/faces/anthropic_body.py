@@ -171,8 +171,8 @@ def _call(block: InputBlock, where: str) -> ToolCall:
 def _result(block: InputBlock, where: str, names: dict[str, str]) -> ChatMessage:
     if not block.tool_use_id:
         raise HttpError(400, f"{where}.tool_use_id: is required", "messages")
-    said = "" if block.content is None else _text(block.content, f"{where}.content")
-    return ChatMessage("tool", f"Error: {said}" if block.is_error else said,
+    result = "" if block.content is None else _text(block.content, f"{where}.content")
+    return ChatMessage("tool", f"Error: {result}" if block.is_error else result,
                        tool_call_id=block.tool_use_id, name=names.get(block.tool_use_id))
 
 

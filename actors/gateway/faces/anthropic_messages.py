@@ -200,10 +200,10 @@ class MessagesTurn(HttpTurn):
         self._blocks = BlockBuilder(call.answer_id)
         self._turns = body.turns()
         self._prefill = prefill(self._turns)
-        machine = model.parsing.machine(
+        parser = model.parsing.parser(
             self._tools.schemas, self._tools.forced, True, body.template_args(),
             None if self._prefill is None else opens_thought(self._prefill))
-        self._parser = ChoiceParser(machine, body.thinks, MAX_TOOLS if body.parallel else 1)
+        self._parser = ChoiceParser(parser, body.thinks, MAX_TOOLS if body.parallel else 1)
         self._counts = UsageCounter()
         self._begun = False
 

@@ -96,10 +96,10 @@ class ChatTurn(HttpTurn):
     def _parser(self) -> ChoiceParser:
         """For the text of one choice."""
         body, tools = self.body, self._tools
-        machine = self.model.parsing.machine(
+        parser = self.model.parsing.parser(
             tools.schemas, tools.forced, body.separate_reasoning, body.template_args(),
             None if body.opens_turn else opens_thought(body.last_text()))
-        return ChoiceParser(machine, body.include_reasoning, MAX_TOOLS if body.parallel else 1,
+        return ChoiceParser(parser, body.include_reasoning, MAX_TOOLS if body.parallel else 1,
                       self.model.thought_end)
 
     def _reason(self, parser: ChoiceParser, name: str | None) -> str | None:

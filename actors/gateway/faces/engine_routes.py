@@ -55,13 +55,13 @@ async def model_info(http: HttpRequest) -> Response:
     model = await engine_of(http).served_model()
     wanted = ("model", "model_path", "architecture", "vocab_size", "max_model_len", "dtype",
               "eos_ids", "has_tokenizer", "has_chat_template", "generation_defaults", "limits")
-    told = {name: model.info[name] for name in wanted}
+    shown = {name: model.info[name] for name in wanted}
     parsers = {"tool_call_parser": model.parsing.tools, "reasoning_parser": model.parsing.reasoning}
-    sglang = {"tokenizer_path": told["model_path"] if told["has_tokenizer"] else None,
+    sglang = {"tokenizer_path": shown["model_path"] if shown["has_tokenizer"] else None,
               "is_generation": True, "preferred_sampling_params": None,
               "weight_version": WEIGHT_VERSION, "has_image_understanding": False,
-              "has_audio_understanding": False, "architectures": [told["architecture"]]}
-    return JsonReply(encode_json(told | parsers | sglang))
+              "has_audio_understanding": False, "architectures": [shown["architecture"]]}
+    return JsonReply(encode_json(shown | parsers | sglang))
 
 
 async def server_info(http: HttpRequest) -> Response:

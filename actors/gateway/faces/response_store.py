@@ -1,5 +1,5 @@
-"""Responses that can be asked for again, and whose conversations go on: SQLite, in memory or in a
-file that several gateways share.
+"""Stored responses, which can be asked for again and continued, and those that go on in the
+background: SQLite, in memory or in a file that several gateways share.
 
 Bounded in bytes and number over all tenants; the oldest of the tenant that holds most go first. A
 tenant sees its own alone. A file is read and written by a thread, one call at a time.
@@ -72,7 +72,7 @@ class ResponseStore:
 
     def __init__(self, path: str | None, max_bytes: int, max_responses: int) -> None:
         """path: of the file, None = in memory. Raises `BadConfig` on a file that is none."""
-        self._max_bytes, self._most = max_bytes, max_responses
+        self._max_bytes, self._max_responses = max_bytes, max_responses
         self._lock = threading.Lock()
         self.shared = path is not None
         """Other gateways may change what is stored."""
@@ -113,7 +113,7 @@ class ResponseStore:
 
     def _put(self, tenant: str, name: str, stored: StoredResponse) -> bool:
         size = sum(map(len, stored[2:]))
-        if size > self._max_bytes or not self._most:
+        if size > self._max_bytes or not self._max_responses:
             return False
         self._db.execute("BEGIN IMMEDIATE")
         self._delete(tenant, name)
@@ -127,7 +127,7 @@ class ResponseStore:
     def _is_too_full(self) -> bool:
         used, number = self._db.execute(
             "SELECT coalesce(sum(bytes), 0), coalesce(sum(number), 0) FROM totals").fetchone()
-        return bool(used > self._max_bytes or number > self._most)
+        return bool(used > self._max_bytes or number > self._max_responses)
 
     def _evict(self) -> None:
         """The oldest of whoever holds most."""
@@ -282,15 +282,15 @@ def input_items(body: ResponsesBody, name: str) -> list[dict[str, Any]]:
     """The input as it is told again: each item with an id, each content as parts."""
     given = body.input
     items = given if isinstance(given, list) else [InputItem(role="user", content=given)]
-    told = []
+    found = []
     for number, item in enumerate(items):
         made = {key: value for key, value in to_builtins(item).items() if value is not None}
         if item.type == "message" and isinstance(item.content, str):
             kind = "output_text" if item.role == "assistant" else "input_text"
             made["content"] = [{"type": kind, "text": item.content}]
         made.setdefault("id", f"in_{name}_{number}")
-        told.append(made)
-    return told
+        found.append(made)
+    return found
 
 
 def conversation(stored: StoredResponse) -> bytes:
@@ -371,7 +371,7 @@ def orphaned(stored: StoredResponse) -> bytes | None:
     """What a response is whose gateway died before it ended; None if that has not happened."""
     if stored.status not in RUNNING or lives(stored.owner):
         return None
-    told = msgspec.json.decode(stored.response)
-    told["status"] = "failed"
-    told["error"] = {"code": "server_error", "message": "the process that worked on it has died"}
-    return _encode(told)
+    body = msgspec.json.decode(stored.response)
+    body["status"] = "failed"
+    body["error"] = {"code": "server_error", "message": "the process that worked on it has died"}
+    return _encode(body)

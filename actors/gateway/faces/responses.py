@@ -99,9 +99,9 @@ class ResponsesTurn(HttpTurn):
         self._tools = body.choice()
         self._name = name = call.answer_id
         self._output = OutputBuilder(name)
-        machine = model.parsing.machine(self._tools.schemas, self._tools.forced, True,
+        parser = model.parsing.parser(self._tools.schemas, self._tools.forced, True,
                                         body.template_args())
-        self._parser = ChoiceParser(machine, True, MAX_TOOLS if body.parallel else 1)
+        self._parser = ChoiceParser(parser, True, MAX_TOOLS if body.parallel else 1)
         self._counts = UsageCounter()
         self._events_told = 0
         self.response = ResponseObject(
@@ -165,12 +165,12 @@ class ResponsesTurn(HttpTurn):
         self.response.status, self.response.store = "queued", True
         if not await self._keeper.put(self.response):
             raise HttpError(503, "background: the response cannot be stored", "background", SERVER)
-        told, calls, tenant = encode_json(self.response), self.engine.calls, self.call.tenant
+        begun, calls, tenant = encode_json(self.response), self.engine.calls, self.call.tenant
         self.call, self._requests = self.call.in_background(), requests
         self.call.answer_id = self._name
         calls.add(self.call)
         self.engine.jobs.start(tenant, self, self._keeper, lambda: calls.discard(self.call))
-        return told
+        return begun
 
     async def run(self) -> None:
         """Until there is a response. Raises `ActoriumError`."""
@@ -287,11 +287,11 @@ async def cancel(http: HttpRequest) -> HttpResponse:
     stored = await _stored(http)
     store, tenant, name = _addressed(http)
     assert store is not None
-    told: dict[str, Any] = msgspec.json.decode(stored.response)
-    if not told["background"]:
+    shown: dict[str, Any] = msgspec.json.decode(stored.response)
+    if not shown["background"]:
         raise HttpError(400, "id: only responses with background=true can be cancelled", "id")
     if stored.status in RUNNING:
-        response = encode_json(told | {"status": "cancelled"})
+        response = encode_json(shown | {"status": "cancelled"})
         await store.update(tenant, name, "cancelled", response)
         engine_of(http).jobs.cancel(tenant, name)
         stored = await _stored(http)

@@ -102,19 +102,19 @@ class OutputBuilder:
         self._parts: list[str] = []
         """Of the open item's text."""
         self._open = False
-        self._untold: list[ContentLogprob] = []
-        """Log-probabilities for the next words."""
+        self._logprobs: list[ContentLogprob] = []
+        """Of tokens whose text has not come yet."""
 
     def add(self, parts: Sequence[MessagePart],
             logprobs: list[ContentLogprob] | None) -> list[ResponseEvent]:
         """More of the answer."""
-        self._untold += logprobs or ()
+        self._logprobs += logprobs or ()
         out: list[ResponseEvent] = []
         for part in parts:
             if not self._continues(part):
                 out += self.close("completed")
                 out += self._begin(part)
-            out += self._text_of(part)
+            out += self._extend(part)
         return out
 
     def _continues(self, part: MessagePart) -> bool:
@@ -143,7 +143,7 @@ class OutputBuilder:
             out.append(self._event("content_part.added", content_index=0, part=content))
         return out
 
-    def _text_of(self, part: MessagePart) -> list[ResponseEvent]:
+    def _extend(self, part: MessagePart) -> list[ResponseEvent]:
         if isinstance(part, ToolCallBegin):
             return []
         self._parts.append(part.text)
@@ -151,13 +151,14 @@ class OutputBuilder:
             return [self._event("function_call_arguments.delta", delta=part.text)]
         if isinstance(part, ReasoningPart):
             return [self._event("reasoning_text.delta", content_index=0, delta=part.text)]
-        item, told = self.items[-1], self._untold
+        item, logprobs = self.items[-1], self._logprobs
         assert isinstance(item, OutputMessage)
-        self._untold = []
+        self._logprobs = []
         if not item.content:
             item.content = [OutputText(logprobs=[])]
-        item.content[0].logprobs += told
-        return [self._event("output_text.delta", content_index=0, delta=part.text, logprobs=told)]
+        item.content[0].logprobs += logprobs
+        return [self._event("output_text.delta", content_index=0, delta=part.text,
+                            logprobs=logprobs)]
 
     def close(self, status: ResponseStatus) -> list[ResponseEvent]:
         """The open item, if there is one, has ended."""
@@ -176,8 +177,8 @@ class OutputBuilder:
                    self._event("content_part.done", content_index=0, part=item.content[0])]
         else:
             content = item.content[0]
-            content.text, content.logprobs = text, content.logprobs + self._untold
-            self._untold = []
+            content.text, content.logprobs = text, content.logprobs + self._logprobs
+            self._logprobs = []
             out = [self._event("output_text.done", content_index=0, text=text,
                                logprobs=content.logprobs),
                    self._event("content_part.done", content_index=0, part=content)]

@@ -1,4 +1,8 @@
-"""Sampling fields that the request bodies share, and what the engine makes of them."""
+"""Fields that the request bodies share, and the engine's parameters made of them.
+
+Unknown fields are ignored, since routers and clients add some. Known fields of other engines that
+would change the answer are refused: who sends one would get something else than what was asked for.
+"""
 
 from __future__ import annotations
 

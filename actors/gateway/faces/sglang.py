@@ -39,11 +39,11 @@ Row = tuple[float | None, int, str | None]
 class GenerateOutput:
     """One completion, as far as it has come."""
 
-    def __init__(self, name: str, telling: LogprobOptions, text_of: Callable[[int], str] | None,
+    def __init__(self, name: str, options: LogprobOptions, text_of: Callable[[int], str] | None,
                  prompt_only: bool = False, first: int | None = None) -> None:
         """text_of: of tokens, where it is told; prompt_only: nothing is to be completed; first: the
         first token of the prompt, where its log-probabilities are told from there on."""
-        self._name, self._telling, self._text_of = name, telling, text_of
+        self._name, self._options, self._text_of = name, options, text_of
         self._prompt_only, self._first = prompt_only, first
         self._text: list[str] = []
         self._ids: list[int] = []
@@ -60,13 +60,13 @@ class GenerateOutput:
         self._logprobs += delta.logprobs or ()
         if delta.prompt_logprobs is not None:
             self._prompt = delta.prompt_logprobs
-            if self._telling.start > len(self._prompt):
-                raise HttpError(400, f"logprob_start_len: {self._telling.start}, in a prompt of "
+            if self._options.start > len(self._prompt):
+                raise HttpError(400, f"logprob_start_len: {self._options.start}, in a prompt of "
                                 f"{len(self._prompt)} tokens", "logprob_start_len")
         if delta.finish_reason is not None:
             self._last = delta
 
-    def told(self, seconds: float) -> dict[str, Any]:
+    def as_dict(self, seconds: float) -> dict[str, Any]:
         """All there is. seconds: since the request came."""
         prompt_only = self._prompt_only
         return {"text": "" if prompt_only else "".join(self._text),
@@ -104,22 +104,22 @@ class GenerateOutput:
     # --- log-probabilities ---
 
     def _logprob_fields(self) -> dict[str, Any]:
-        telling = self._telling
-        if not telling.wanted:
+        options = self._options
+        if not options.wanted:
             return {}
-        prompt, said = self._prompt_part(), [] if self._prompt_only else self._logprobs
-        told: dict[str, Any] = {
+        prompt, made = self._prompt_part(), [] if self._prompt_only else self._logprobs
+        fields: dict[str, Any] = {
             "input_token_logprobs": self._prompt_rows(prompt),
-            "output_token_logprobs": [self._row(one.logprob, one.token_id) for one in said]}
-        if telling.top or telling.ids:
-            kind = "top_logprobs" if telling.top else "token_ids_logprobs"
-            told[f"input_{kind}"] = [None if i == 0 or one is None else self._alternatives(one)
+            "output_token_logprobs": [self._row(one.logprob, one.token_id) for one in made]}
+        if options.top or options.ids:
+            kind = "top_logprobs" if options.top else "token_ids_logprobs"
+            fields[f"input_{kind}"] = [None if i == 0 or one is None else self._alternatives(one)
                                      for i, one in enumerate(prompt)]
-            told[f"output_{kind}"] = [self._alternatives(one) for one in said]
-        return told
+            fields[f"output_{kind}"] = [self._alternatives(one) for one in made]
+        return fields
 
     def _prompt_part(self) -> Sequence[TokenLogprob | None]:
-        return self._prompt[self._telling.start:] if self._telling.start >= 0 else []
+        return self._prompt[self._options.start:] if self._options.start >= 0 else []
 
     def _prompt_rows(self, prompt: Sequence[TokenLogprob | None]) -> list[Row]:
         """The first has no log-probability, whatever stands before it."""
@@ -162,7 +162,7 @@ class GenerateTurn(HttpTurn):
         count = len(self._prompts)
         self._samplings = body.samplings(count)
         self._n = self._samplings[0].n
-        self._tellings = body.tellings(count, self._n)
+        self._options = body.logprob_options(count, self._n)
         self._salts = body.salts(count)
         self._names = body.names(count, self._n, call.answer_id)
         """Of the completions, the first prompt's first."""
@@ -174,19 +174,19 @@ class GenerateTurn(HttpTurn):
 
     @property
     def tells_token_texts(self) -> bool:
-        return self.body.return_text_in_logprobs and any(one.wanted for one in self._tellings)
+        return self.body.return_text_in_logprobs and any(one.wanted for one in self._options)
 
     async def requests(self) -> list[Request]:
         body, made = self.body, []
         for i, prompt in enumerate(self._prompts):
-            sampling, telling = self._samplings[i], self._tellings[i]
-            ids = await self._ids(prompt) if sampling.unlimited or telling.start == 0 else None
-            params = self._params(sampling, telling, ids)
+            sampling, options = self._samplings[i], self._options[i]
+            ids = await self._ids(prompt) if sampling.unlimited or options.start == 0 else None
+            params = self._params(sampling, options, ids)
             prompt_only = params.max_tokens == 0
             if prompt_only:
                 params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)
             self._outputs += [
-                GenerateOutput(name, telling, self._text_of(), prompt_only, ids[0] if ids else None)
+                GenerateOutput(name, options, self._text_of(), prompt_only, ids[0] if ids else None)
                 for name in self._names[i * self._n:(i + 1) * self._n]]
             made.append(Request(prompt=prompt if ids is None else ids, params=params,
                                 timeout=body.timeout, tenant=self.call.tenant,
@@ -200,14 +200,14 @@ class GenerateTurn(HttpTurn):
     def _text_of(self) -> Any:
         return self.engine.token_texts.text_of if self.body.return_text_in_logprobs else None
 
-    def _params(self, sampling: SglangSampling, telling: LogprobOptions,
+    def _params(self, sampling: SglangSampling, options: LogprobOptions,
                 ids: list[int] | None) -> SamplingParams:
         """ids: of the prompt, where there is a default to be fitted into the context."""
         params = sampling.resolved()
         if sampling.unlimited and ids is not None:
             room = max(1, self.model.max_model_len - len(ids))
             params = msgspec.structs.replace(params, max_tokens=min(DEFAULT_NEW_TOKENS, room))
-        params = msgspec.structs.replace(params, **telling.params())
+        params = msgspec.structs.replace(params, **options.params())
         try:
             prompt_only = params.max_tokens == 0
             (msgspec.structs.replace(params, max_tokens=None) if prompt_only else params).check()
@@ -224,8 +224,8 @@ class GenerateTurn(HttpTurn):
                 for one in with_ready(delta, stream):
                     self._outputs[one.index].add(one)
         seconds = monotonic() - self.call.began
-        told = [output.told(seconds) for output in self._outputs]
-        return told if self._several else told[0]
+        found = [output.as_dict(seconds) for output in self._outputs]
+        return found if self._several else found[0]
 
     async def begin(self, stream: Deltas) -> None:
         await stream.accepted()
@@ -241,10 +241,10 @@ class GenerateTurn(HttpTurn):
             output = self._outputs[delta.index]
             output.add(delta)
             if delta.text or delta.token_ids or delta.finish_reason:
-                told = output.told(monotonic() - self.call.began)
+                shown = output.as_dict(monotonic() - self.call.began)
                 if self._several:
-                    told["index"] = delta.index
-                out.append(event(encode_json(told)))
+                    shown["index"] = delta.index
+                out.append(event(encode_json(shown)))
         return b"".join(out)
 
 

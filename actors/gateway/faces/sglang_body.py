@@ -175,7 +175,7 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
                             "sampling_params")
         return found
 
-    def tellings(self, prompts: int, choices: int) -> list[LogprobOptions]:
+    def logprob_options(self, prompts: int, choices: int) -> list[LogprobOptions]:
         """Of each prompt, of which there are `choices`. Raises `HttpError`."""
         columns: dict[str, list[Any]] = {}
         for name in ("return_logprob", "logprob_start_len", "top_logprobs_num"):
@@ -241,12 +241,12 @@ class LogprobOptions(NamedTuple):
         """As the SDK asks for them."""
         if not self.wanted:
             return {}
-        told: dict[str, Any] = {"logprobs": self.top}
+        params: dict[str, Any] = {"logprobs": self.top}
         if self.start >= 0:
-            told["prompt_logprobs"] = self.top
+            params["prompt_logprobs"] = self.top
         if self.ids:
-            told["logprob_token_ids"] = self.ids
-        return told
+            params["logprob_token_ids"] = self.ids
+        return params
 
 
 def _each(value: Any, count: int, field: str) -> list[Any]:

@@ -133,14 +133,14 @@ async def _special(client: AsyncClient) -> tuple[list[int], list[int]]:
 async def _answer(engine: ServedEngine, body: TokenizeBody,
                   columns: list[list[int]]) -> dict[str, Any]:
     several = isinstance(body.prompt, list)
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "count": [len(ids) for ids in columns] if several else len(columns[0]),
         "max_model_len": (await engine.served_model()).max_model_len,
         "tokens": columns if several else columns[0]}
     if body.return_token_strs:
         strings = [[engine.token_texts.written(token) for token in ids] for ids in columns]
-        told["token_strs"] = strings if several else strings[0]
-    return told
+        answer["token_strs"] = strings if several else strings[0]
+    return answer
 
 
 def _pieces(ids: list[int], texts: TokenTexts) -> list[dict[str, Any]]:
@@ -173,5 +173,5 @@ async def detokenize(http: HttpRequest) -> Response:
     for ids in columns:
         check_ids(ids, longest, "tokens", completion=0)
         texts.append(await engine.client.detokenize(ids, body.skip_special_tokens))
-    told = texts if several else texts[0]
-    return JsonReply(encode_json({"prompt": told, "text": told, "content": told}))
+    answer = texts if several else texts[0]
+    return JsonReply(encode_json({"prompt": answer, "text": answer, "content": answer}))

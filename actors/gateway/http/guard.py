@@ -67,7 +67,7 @@ class Guard:
 
         try:
             self._check_front(scope, headers)
-            if self._cors.asks(scope["method"], headers):
+            if self._cors.is_preflight(scope["method"], headers):
                 await answer.no_content()
                 return
             check_size(scope)
@@ -169,27 +169,28 @@ class Cors:
         self._any = origins.strip() == "*"
         self._origins = {one.strip().rstrip("/").encode() for one in origins.split(",")} - {b""}
 
-    def headers(self, asked: Mapping[bytes, bytes]) -> Headers:
+    def headers(self, request_headers: Mapping[bytes, bytes]) -> Headers:
         """What every answer to this request says of it."""
         if not self._origins:
             return []
-        origin = asked.get(b"origin", b"")
-        told: Headers = [] if self._any else [(b"vary", b"origin")]
+        origin = request_headers.get(b"origin", b"")
+        found: Headers = [] if self._any else [(b"vary", b"origin")]
         if origin and (self._any or origin in self._origins):
-            told += [(b"access-control-allow-origin", b"*" if self._any else origin),
+            found += [(b"access-control-allow-origin", b"*" if self._any else origin),
                      (b"access-control-expose-headers", b"x-request-id, retry-after")]
-            if b"access-control-request-method" in asked:
-                told += _GRANTED
-        return told
+            if b"access-control-request-method" in request_headers:
+                found += _GRANTED
+        return found
 
-    def check(self, scope: Mapping[str, Any], asked: Mapping[bytes, bytes]) -> None:
+    def check(self, scope: Mapping[str, Any], request_headers: Mapping[bytes, bytes]) -> None:
         """Raise `HttpError` 403 if a page of another site asks, as far as its browser tells: a form
         and a simple `fetch` need no leave, and what they do they do though nobody sees the answer.
         """
-        site, origin = asked.get(b"sec-fetch-site", b""), asked.get(b"origin", b"")
+        site = request_headers.get(b"sec-fetch-site", b"")
+        origin = request_headers.get(b"origin", b"")
         if self._any or not (site or origin) or site in (b"same-origin", b"none"):
             return
-        own = scope["scheme"].encode() + b"://" + asked.get(b"host", b"")
+        own = scope["scheme"].encode() + b"://" + request_headers.get(b"host", b"")
         if origin in self._origins or (not site and origin.lower() == own.lower()):
             return
         who = f" of {origin[:100].decode('latin-1')!r}" if origin else ""
@@ -197,7 +198,7 @@ class Cors:
                         "are to, start it with --cors-origins ORIGIN", "origin",
                         code="origin_not_allowed")
 
-    def asks(self, method: str, asked: Mapping[bytes, bytes]) -> bool:
+    def is_preflight(self, method: str, request_headers: Mapping[bytes, bytes]) -> bool:
         """It is only the question whether it may."""
         return (bool(self._origins) and method == "OPTIONS"
-                and b"access-control-request-method" in asked)
+                and b"access-control-request-method" in request_headers)

@@ -73,8 +73,8 @@ class HttpError(Exception):
         message = self.message
         if self.code == CONTEXT_LENGTH:
             message = _too_long(message)
-        told = {"type": "error", "error": {"type": kind, "message": message}}
-        return told if request_id is None else told | {"request_id": request_id}
+        body = {"type": "error", "error": {"type": kind, "message": message}}
+        return body if request_id is None else body | {"request_id": request_id}
 
 
 def _too_long(message: str) -> str:

@@ -65,9 +65,9 @@ class EventStream:
                 except (asyncio.CancelledError, GeneratorExit):
                     raise
                 except BaseException as error:
-                    told = _told(error, call)
-                    await send(_body(error_event(told) if self._refusal is None
-                                     else await self._refusal(told)))
+                    refusal = _http_error(error, call)
+                    await send(_body(error_event(refusal) if self._refusal is None
+                                     else await self._refusal(refusal)))
                     part = None
             await send(_body(self._last))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -82,7 +82,7 @@ class EventStream:
         return None
 
 
-def _told(error: BaseException, call: EngineCall) -> HttpError:
+def _http_error(error: BaseException, call: EngineCall) -> HttpError:
     if isinstance(error, ActoriumError):
         return http_error(error, call.fields)
     return error if isinstance(error, HttpError) else call.failed(error)

@@ -1,5 +1,5 @@
-"""How one request runs: a caller who goes away ends the work that is done for it, and what the
-process does for it at a stretch stands on the journal."""
+"""Runs one request: a caller who goes away ends the work that is done for it, and each step of that
+work is written to the journal of requests in hand."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def until_disconnected(app: ASGIApp, scope: Scope, receive: Receive,
 
 
 def in_journal(app: ASGIApp, call: EngineCall) -> ASGIApp:
-    """The application, each of whose steps for this request stands on the journal."""
+    """The application, each of whose steps for this request stands in the journal."""
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         await JournaledSteps(app(scope, receive, send), call)  # type: ignore[arg-type]
     return run
@@ -107,7 +107,7 @@ def in_journal(app: ASGIApp, call: EngineCall) -> ASGIApp:
 
 class JournaledSteps:
     """An awaitable that runs a coroutine; while it has the process, from one of its waits to the
-    next, its request stands on the journal: it is decoded, converted, parsed, written. If the
+    next, its request stands in the journal: it is decoded, converted, parsed, written. If the
     process dies or hangs meanwhile, the next incarnation knows of whom."""
 
     __slots__ = ("_call", "_coroutine", "_journal")

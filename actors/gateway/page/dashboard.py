@@ -130,7 +130,7 @@ class Dashboard:
 
     def __init__(self, engine: ServedEngine, period: float = PERIOD) -> None:
         self._engine, self._period = engine, period
-        self._told: deque[tuple[int, bytes]] = deque(maxlen=DASHBOARD_SAMPLES)
+        self._samples: deque[tuple[int, bytes]] = deque(maxlen=DASHBOARD_SAMPLES)
         self._count = 0
         self._news = asyncio.Event()
         self._sampling: asyncio.Task[None] | None = None
@@ -145,13 +145,13 @@ class Dashboard:
         self.viewers += 1
         if self._sampling is None:
             self._sampling = asyncio.ensure_future(self._sample())
-        told = 0
+        sent = 0
         try:
             while not self._engine.draining:
-                if told == self._count:
+                if sent == self._count:
                     await self._news.wait()
-                new = [encoded for number, encoded in self._told if number > told]
-                told = self._count
+                new = [encoded for number, encoded in self._samples if number > sent]
+                sent = self._count
                 yield b"".join(new)
         finally:
             self.viewers -= 1
@@ -163,7 +163,7 @@ class Dashboard:
         sampler, loop = DashboardSampler(), asyncio.get_running_loop()
         due = loop.time()
         while True:
-            self._tell(await self._ask(sampler))
+            self._publish(await self._ask(sampler))
             due = max(due + self._period, loop.time())
             await asyncio.sleep(due - loop.time())
 
@@ -177,8 +177,8 @@ class Dashboard:
             return DashboardSample(time(), False, f"{type(error).__name__}: {error}")
         return sampler.sample(status, self._engine.draining, time(), monotonic())
 
-    def _tell(self, sample: DashboardSample) -> None:
+    def _publish(self, sample: DashboardSample) -> None:
         self._count += 1
-        self._told.append((self._count, event(_encode(sample))))
+        self._samples.append((self._count, event(_encode(sample))))
         self._news.set()
         self._news = asyncio.Event()

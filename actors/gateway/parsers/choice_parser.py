@@ -1,5 +1,5 @@
-"""Which machine reads a message: chosen by the flags, by the model's chat template, by the request.
-"""
+"""Parses what a model writes in one choice; the parser is chosen by the flags, by the model's chat
+template, and by the request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from actorium.actors.gateway.parsers.parts import (
     OutputParser,
     PlainParser,
     ReasoningPart,
-    ToolCallArguments,
+    TextPart,
     ToolCallBegin,
     merge_parts,
 )
@@ -52,7 +52,7 @@ class ParserFactory:
         self._opening = _opening(self._template)
         self._inside: dict[str, bool] = {}
 
-    def machine(self, tools: Schemas | None, forced: str | None, reasons: bool,
+    def parser(self, tools: Schemas | None, forced: str | None, reasons: bool,
                 template_args: Mapping[str, Any], inside: bool | None = None) -> OutputParser:
         """For one choice.
 
@@ -149,8 +149,8 @@ class ReasoningTokenCounter:
         self._mark = list(mark)
         self._ids: list[int] = []
         self._end: int | None = None
-        self._tokens = self._chars = self._thought = 0
-        self._answered = False
+        self._tokens = self._chars = self._reasoning_chars = 0
+        self._has_answer = False
 
     def add(self, parts: Iterable[MessagePart], text: str, ids: Sequence[int]) -> None:
         """What a text came to, and its tokens."""
@@ -160,9 +160,9 @@ class ReasoningTokenCounter:
         self._chars += len(text)
         for part in parts:
             if isinstance(part, ReasoningPart):
-                self._thought += len(part.text)
+                self._reasoning_chars += len(part.text)
             else:
-                self._answered = True
+                self._has_answer = True
         if self._end is None:
             self._seek(ids)
 
@@ -175,44 +175,44 @@ class ReasoningTokenCounter:
 
     @property
     def count(self) -> int:
-        if not self._thought:
+        if not self._reasoning_chars:
             return 0
         if self._end is not None:
             return self._end
-        share = self._thought / max(1, self._chars) if self._answered else 1.0
+        share = self._reasoning_chars / max(1, self._chars) if self._has_answer else 1.0
         return round(self._tokens * share)
 
 
 class ChoiceParser:
-    """Reads one choice. `reasons` off: what is reasoning is left out; `most_calls`: later ones
-    are left out; `mark`: as of `ReasoningTokenCounter`."""
+    """Parses one choice. reasons: keep the reasoning; max_calls: later calls are left out; mark: as
+    for `ReasoningTokenCounter`."""
 
-    def __init__(self, machine: OutputParser, reasons: bool, most_calls: int,
+    def __init__(self, parser: OutputParser, reasons: bool, max_calls: int,
                  mark: Sequence[int] = ()) -> None:
-        self._machine, self._reasons, self._most = machine, reasons, most_calls
+        self._parser, self._reasons, self._max_calls = parser, reasons, max_calls
         self.calls = 0
-        self._thoughts = ReasoningTokenCounter(mark)
+        self._reasoning = ReasoningTokenCounter(mark)
 
     @property
     def reasoning_tokens(self) -> int:
         """Of the tokens so far."""
-        return self._thoughts.count
+        return self._reasoning.count
 
     def read(self, text: str, last: bool, ids: Sequence[int] = ()) -> list[MessagePart]:
-        """What is certain now, neighbours of a kind together. ids: the text's tokens, where those
-        of reasoning are to be counted."""
-        parts = self._machine.feed(text)
+        """The parts that are certain now, neighbours of a kind merged. ids: the text's tokens,
+        where those of reasoning are to be counted."""
+        parts = self._parser.feed(text)
         if last:
-            parts += self._machine.end()
-        self._thoughts.add(parts, text, ids)
+            parts += self._parser.end()
+        self._reasoning.add(parts, text, ids)
         return [part for part in merge_parts(parts) if self._wanted(part)]
 
     def _wanted(self, part: MessagePart) -> bool:
         if isinstance(part, ReasoningPart):
             return self._reasons
         if isinstance(part, ToolCallBegin):
-            self.calls = min(self._most, part.call + 1)
-        return not isinstance(part, ToolCallBegin | ToolCallArguments) or part.call < self._most
+            self.calls = min(self._max_calls, part.call + 1)
+        return isinstance(part, TextPart) or part.call < self._max_calls
 
     def reason(self, name: str | None) -> str | None:
         """The finish reason: calls are one of their own."""

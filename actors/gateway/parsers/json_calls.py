@@ -1,4 +1,10 @@
-"""A call written as a JSON object, `{"name": ..., "arguments": {...}}`, read as it comes."""
+"""Parsers of tool calls written as JSON objects, `{"name": ..., "arguments": {...}}`, as they come.
+
+Forced calls (structured output) are nothing else. Hermes, Qwen2.5 and Qwen3 write
+`<tool_call>{...}</tool_call>`. Llama 3.1 and later write `{"name": ..., "parameters": {...}}`, with
+`<|python_tag|>` before it or not, several calls parted by `;`; a message that begins otherwise is
+text to its end.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +46,7 @@ class JsonCallParser:
         self._kept = ""
         """The value so far, where it is wanted as a whole."""
         self._name: str | None = None
-        self._told = self._has_arguments = False
+        self._begun = self._has_arguments = False
         self._waiting = ""
         """Arguments that came before the name."""
         self._inside = False
@@ -49,7 +55,7 @@ class JsonCallParser:
     def feed(self, text: str) -> tuple[list[MessagePart], str]:
         """The parts, and what of `text` lies behind the object's end."""
         out: list[MessagePart] = []
-        if not self._told:
+        if not self._begun:
             self.raw += text
         self._text += text
         while not self.over and not self.failed and self._state(out):
@@ -57,7 +63,7 @@ class JsonCallParser:
         rest = ""
         if self.over:
             rest, self._text = self._text, ""
-        if self.over and not self._told:
+        if self.over and not self._begun:
             self.failed = True
         return out, rest
 
@@ -78,7 +84,7 @@ class JsonCallParser:
 
     def _fail(self) -> bool:
         """No call after all; or, once it was told as one, as much of it as could be read."""
-        self.failed, self.over = not self._told, self._told
+        self.failed, self.over = not self._begun, self._begun
         return False
 
     def _key_or_end(self, out: list[MessagePart]) -> bool:
@@ -97,7 +103,7 @@ class JsonCallParser:
         if letter == "}":
             if not self._has_arguments:
                 self._has_arguments, self._waiting = True, "{}"
-                self._tell(out)
+                self._begin_call(out)
             self.over, self._inside = not self._inside, False
         return not self.over
 
@@ -129,7 +135,7 @@ class JsonCallParser:
 
     def _keep(self) -> bool:
         """Take of the value; True when it is whole."""
-        size = self._value.take(self._text)
+        size = self._value.feed(self._text)
         self._kept += self._text[:size]
         self._text = self._text[size:]
         return self._value.over
@@ -142,7 +148,7 @@ class JsonCallParser:
             if not isinstance(value, str) or not value:
                 return self._fail()
             self._name = value
-            self._tell(out)
+            self._begin_call(out)
         elif self._key in ARGUMENTS:
             self._has_arguments = True
             self._argue(out, value if isinstance(value, str) else self._kept)
@@ -151,7 +157,7 @@ class JsonCallParser:
 
     def _stream(self, out: list[MessagePart]) -> bool:
         self._has_arguments = True
-        size = self._value.take(self._text)
+        size = self._value.feed(self._text)
         self._argue(out, self._text[:size])
         self._text = self._text[size:]
         if self._value.over:
@@ -161,17 +167,17 @@ class JsonCallParser:
     # --- telling ---
 
     def _argue(self, out: list[MessagePart], text: str) -> None:
-        if self._told and text:
+        if self._begun and text:
             out.append(ToolCallArguments(self._index, text))
         else:
             self._waiting += text
-            self._tell(out)
+            self._begin_call(out)
 
-    def _tell(self, out: list[MessagePart]) -> None:
+    def _begin_call(self, out: list[MessagePart]) -> None:
         """The call has begun once its name and the start of its arguments are there."""
-        if self._name is None or not self._has_arguments or self._told:
+        if self._name is None or not self._has_arguments or self._begun:
             return
-        self._told, self.raw = True, ""
+        self._begun, self.raw = True, ""
         out.append(ToolCallBegin(self._index, self._name))
         if self._waiting:
             out.append(ToolCallArguments(self._index, self._waiting))
@@ -243,7 +249,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser:
-    """See the module."""
+    """`<tool_call>{...}</tool_call>`, with text around it."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -263,9 +269,9 @@ class HermesParser:
     def end(self) -> list[MessagePart]:
         out: list[MessagePart] = []
         if self._call is not None:
-            self._prose.say(out, OPEN + self._call.raw if self._call.raw else "")
+            self._prose.add(out, OPEN + self._call.raw if self._call.raw else "")
         elif not self._closing:
-            self._prose.say(out, self._text)
+            self._prose.add(out, self._text)
         self._prose.end(out)
         self._text, self._call = "", None
         return out
@@ -277,9 +283,9 @@ class HermesParser:
             return self._after_call()
         at = self._text.find(OPEN)
         if at < 0:
-            self._text = self._prose.say_before(out, self._text, (OPEN,))
+            self._text = self._prose.add_before(out, self._text, (OPEN,))
             return False
-        self._prose.say(out, self._text[:at])
+        self._prose.add(out, self._text[:at])
         self._text = self._text[at + len(OPEN):]
         self._call = JsonCallParser(self._calls)
         return True
@@ -287,11 +293,11 @@ class HermesParser:
     def _in_call(self, call: JsonCallParser, out: list[MessagePart]) -> bool:
         parts, rest = call.feed(self._text)
         if parts:
-            self._prose.called()
+            self._prose.call_begins()
         out += parts
         self._text = ""
         if call.failed:  # the mark was text, and what follows on it is looked at again
-            self._prose.say(out, OPEN)
+            self._prose.add(out, OPEN)
             self._text, self._call = call.raw, None
             return True
         if not call.over:
@@ -305,7 +311,7 @@ class HermesParser:
         if rest is None:
             return False
         self._text, self._closing = rest, False
-        self._prose.call_over()
+        self._prose.call_ended()
         return True
 
 
@@ -313,7 +319,7 @@ TAG = "<|python_tag|>"
 
 
 class Llama3Parser:
-    """See the module."""
+    """A message that is a call, or text to its end."""
 
     def __init__(self) -> None:
         self._text = ""

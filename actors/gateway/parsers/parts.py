@@ -1,4 +1,5 @@
-"""What a message is made of, and the contract of the machines that find it."""
+"""The parts of a message, the interface of the parsers that find them, and what these share: marks
+and JSON values in a text that is still coming, and the white space around calls."""
 
 from __future__ import annotations
 
@@ -135,7 +136,7 @@ class JsonValueScanner:
         self._depth = 0
         self._string = self._escaped = self._begun = False
 
-    def take(self, text: str) -> int:
+    def feed(self, text: str) -> int:
         """How many characters of `text` belong to it; sets `over` at its end."""
         for at, letter in enumerate(text):
             if self._string:
@@ -172,33 +173,33 @@ class TextAroundCalls:
     def __init__(self) -> None:
         self._spaces = ""
         """At the end of the text so far: dropped if a call follows."""
-        self._behind = False
+        self._after_call = False
         """A call was last: white space is dropped."""
 
-    def say(self, out: list[MessagePart], text: str) -> None:
+    def add(self, out: list[MessagePart], text: str) -> None:
         """More text."""
-        if self._behind:
+        if self._after_call:
             text = text.lstrip(SPACE)
-            self._behind = not text
+            self._after_call = not text
         text = self._spaces + text
-        said = text.rstrip(SPACE)
-        self._spaces = text[len(said):]
-        if said:
-            out.append(TextPart(said))
+        words = text.rstrip(SPACE)
+        self._spaces = text[len(words):]
+        if words:
+            out.append(TextPart(words))
 
-    def say_before(self, out: list[MessagePart], text: str, marks: Sequence[str]) -> str:
+    def add_before(self, out: list[MessagePart], text: str, marks: Sequence[str]) -> str:
         """As much of the text as cannot be the beginning of a mark; the rest."""
         size = len(text) - partial_mark(text, marks)
-        self.say(out, text[:size])
+        self.add(out, text[:size])
         return text[size:]
 
-    def called(self) -> None:
+    def call_begins(self) -> None:
         """A call begins here."""
         self._spaces = ""
 
-    def call_over(self) -> None:
+    def call_ended(self) -> None:
         """It ended."""
-        self._behind = True
+        self._after_call = True
 
     def end(self, out: list[MessagePart]) -> None:
         """No more comes."""

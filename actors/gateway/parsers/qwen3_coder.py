@@ -29,7 +29,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 
 class Qwen3CoderParser:
-    """See the module. Each argument is told when it is whole."""
+    """Parses one choice. Each argument comes when it is whole."""
 
     def __init__(self, schemas: Schemas | None = None) -> None:
         self._schemas = schemas or {}
@@ -50,7 +50,7 @@ class Qwen3CoderParser:
     def end(self) -> list[MessagePart]:
         out: list[MessagePart] = []
         if self._state in (self._in_text, self._opened):
-            self._prose.say(out, (OPEN if self._state == self._opened else "") + self._text)
+            self._prose.add(out, (OPEN if self._state == self._opened else "") + self._text)
             self._prose.end(out)
         self._text = ""
         return out
@@ -61,25 +61,25 @@ class Qwen3CoderParser:
         marks = (OPEN, FUNCTION)
         found = first_of(self._text, marks)
         if found is None:
-            self._text = self._prose.say_before(out, self._text, marks)
+            self._text = self._prose.add_before(out, self._text, marks)
             return False
         if found.mark == FUNCTION:
             if not self._is_function(self._text[found.at:]):
                 return self._not_yet_function(out, found.at)
-            self._prose.say(out, self._text[:found.at])
+            self._prose.add(out, self._text[:found.at])
             self._text, self._state = self._text[found.at:], self._function
             return True
-        self._prose.say(out, self._text[:found.at])
+        self._prose.add(out, self._text[:found.at])
         self._text, self._state = self._text[found.at + len(OPEN):], self._opened
         return True
 
     def _not_yet_function(self, out: list[MessagePart], at: int) -> bool:
         """A mark without a name: wait for it, or it is text."""
         if _may_be_name(self._text[at + len(FUNCTION):]):
-            self._prose.say(out, self._text[:at])
+            self._prose.add(out, self._text[:at])
             self._text = self._text[at:]
             return False
-        self._prose.say(out, self._text[:at + len(FUNCTION)])
+        self._prose.add(out, self._text[:at + len(FUNCTION)])
         self._text = self._text[at + len(FUNCTION):]
         return True
 
@@ -99,13 +99,13 @@ class Qwen3CoderParser:
         elif FUNCTION.startswith(text):
             return False
         self._state = self._in_text
-        self._prose.say(out, OPEN)
+        self._prose.add(out, OPEN)
         return True
 
     def _function(self, out: list[MessagePart]) -> bool:
         name, _, self._text = self._text.removeprefix(FUNCTION).partition(">")
         self._name, self._arguments = name.strip(), 0
-        self._prose.called()
+        self._prose.call_begins()
         out += [ToolCallBegin(self._calls, self._name), ToolCallArguments(self._calls, "{")]
         self._state = self._between
         return True
@@ -135,8 +135,8 @@ class Qwen3CoderParser:
             return False
         value = rest[:found.at].removeprefix("\n").removesuffix("\n")
         name, comma = name.strip(), ", " if self._arguments else ""
-        told = f"{comma}{json.dumps(name, ensure_ascii=False)}: {self._typed(name, value)}"
-        out.append(ToolCallArguments(self._calls, told))
+        argument = f"{comma}{json.dumps(name, ensure_ascii=False)}: {self._typed(name, value)}"
+        out.append(ToolCallArguments(self._calls, argument))
         self._arguments += 1
         skip = len(PARAMETER_END) if found.mark == PARAMETER_END else 0
         self._text, self._state = rest[found.at + skip:], self._between
@@ -147,7 +147,7 @@ class Qwen3CoderParser:
         if rest is None:
             return False
         self._text, self._state = rest, self._in_text
-        self._prose.call_over()
+        self._prose.call_ended()
         return True
 
     # --- values ---

@@ -19,8 +19,7 @@ def opens_thought(text: str) -> bool:
 
 
 class ThinkParser:
-    """See the module. White space at the edges of the reasoning and before the answer is dropped.
-    """
+    """Parses reasoning apart. White space around it and before the answer is dropped."""
 
     def __init__(self, inside: bool) -> None:
         """inside: the prompt ends with the opening mark, as some templates have it."""
@@ -86,8 +85,8 @@ class ThinkParser:
         if not self._begun:
             text = text.lstrip(SPACE)
         text = self._spaces + text
-        said = text.rstrip(SPACE)
-        self._spaces = text[len(said):]
-        if said:
+        words = text.rstrip(SPACE)
+        self._spaces = text[len(words):]
+        if words:
             self._begun = True
-            out.append(ReasoningPart(said))
+            out.append(ReasoningPart(words))

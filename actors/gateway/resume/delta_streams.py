@@ -1,4 +1,9 @@
-"""What routes read: the deltas of one request, whoever hands them on."""
+"""Streams of deltas as routes read them: of one request, of several merged, or shared.
+
+A shared stream has several readers, and waits a while for a reader who has gone. All that came of
+it is kept while it is under way, so that whoever joins reads it from the start; what is over is the
+engine's to remember.
+"""
 
 from __future__ import annotations
 

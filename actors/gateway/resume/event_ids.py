@@ -58,7 +58,7 @@ class StreamPosition(NamedTuple):
 
     def __str__(self) -> str:
         prompts = ",".join(map(str, self.prompts))
-        return f"{self.rid}:{prompts}:{_told(self.places)}:{_told(self.cuts)}:{self.events}"
+        return f"{self.rid}:{prompts}:{_written(self.places)}:{_written(self.cuts)}:{self.events}"
 
 
 def parse_event_id(text: str) -> StreamPosition:
@@ -100,7 +100,7 @@ class ChoiceBuffer:
         if delta.finish_reason is not None:
             self.end = delta
 
-    def holds(self, cut: Cut) -> bool:
+    def has(self, cut: Cut) -> bool:
         """So much has come."""
         return (len(self.text) >= cut.chars and len(self.tokens) >= cut.tokens
                 and (self.end is not None or not cut.ended))
@@ -109,11 +109,11 @@ class ChoiceBuffer:
     def empty(self) -> bool:
         return not (self.text or self.tokens or self.end or self.prompt_logprobs)
 
-    def all(self, index: int) -> Cut:
+    def rest(self, index: int) -> Cut:
         """A cut behind it."""
         return Cut(index, len(self.text), len(self.tokens), self.end is not None)
 
-    def take(self, cut: Cut) -> StreamDelta:
+    def cut_off(self, cut: Cut) -> StreamDelta:
         """Cut it off."""
         chars, tokens, end = cut.chars, cut.tokens, self.end if cut.ended else None
         logprobs = self.logprobs
@@ -144,7 +144,7 @@ class RecutStream(RelayedStream):
         self._rest: list[StreamDelta] = []
         self._phase = KNOWN if mark.places else CUTS
 
-    def told_before(self, events: int) -> bool:
+    def sent_before(self, events: int) -> bool:
         """Whether so many events since the last hand-over had been told before the mark."""
         return self._phase == KNOWN or (self._phase == CUTS and events <= self._mark.events)
 
@@ -178,18 +178,18 @@ class RecutStream(RelayedStream):
         while self._held:
             index, held = self._held.popitem()
             if not held.empty:
-                return held.take(held.all(index))
+                return held.cut_off(held.rest(index))
         return None
 
     async def _cut(self, cut: Cut) -> StreamDelta:
         held = self._held.setdefault(cut.choice, ChoiceBuffer())
-        while not held.holds(cut):
+        while not held.has(cut):
             delta = None if held.end else await anext(self._source, None)
             if delta is None:
                 raise HttpError(400, "Last-Event-ID: this stream has no such event",
                                 "Last-Event-ID")
             self._held.setdefault(delta.index, ChoiceBuffer()).add(delta)
-        return held.take(cut)
+        return held.cut_off(cut)
 
 
 class ResumableStream(RelayedStream):
@@ -238,21 +238,21 @@ class ResumableStream(RelayedStream):
         prefix = self._prefix
         if not prefix:
             prompts = ",".join(map(str, self.prompts()))
-            told = _told(self._places.values())
-            prefix = self._prefix = (f"id: {self._rid}:{prompts}:{told}:"
-                                     f"{_told(self._cuts)}:").encode()
+            places = _written(self._places.values())
+            prefix = self._prefix = (f"id: {self._rid}:{prompts}:{places}:"
+                                     f"{_written(self._cuts)}:").encode()
         if self._recut is None and events.count(b"\n\n") == 1:
             self._events += 1
             return b"%b%d\n%b" % (prefix, self._events, events)
         out = []
         for one in events.split(b"\n\n")[:-1]:
             self._events += 1
-            if self._recut is None or not self._recut.told_before(self._events):
+            if self._recut is None or not self._recut.sent_before(self._events):
                 out.append(b"%b%d\n%b\n\n" % (prefix, self._events, one))
         return b"".join(out)
 
 
-def _told(cuts: Iterable[tuple[int, int, int, bool]]) -> str:
+def _written(cuts: Iterable[tuple[int, int, int, bool]]) -> str:
     """Cuts as an id has them."""
     return ",".join([f"{choice}.{chars}.{tokens}{'f' if ended else ''}"
                      for choice, chars, tokens, ended in cuts])

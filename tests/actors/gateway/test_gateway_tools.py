@@ -201,7 +201,7 @@ def test_the_template_itself_says_whether_it_opens_the_reasoning() -> None:
 def test_the_engines_arguments_of_a_template_stand_beneath_the_requests() -> None:
     parsing = ParserFactory("auto", "auto", QWEN35, {"enable_thinking": False})
     for args, reasoning in (({}, None), ({"other": 1}, None), ({"enable_thinking": True}, "hm")):
-        found = ChoiceParser(parsing.machine(None, None, True, args), True, 1, [])
+        found = ChoiceParser(parsing.parser(None, None, True, args), True, 1, [])
         assert message(found.read("hm", last=True)).reasoning_content == reasoning
 
 
@@ -209,9 +209,9 @@ def test_large_arguments_of_a_template_are_not_kept() -> None:
     parsing = ParserFactory("auto", "auto", QWEN35)
     for number in range(300):
         data = {"x" * 100: 1, "data": [number], "text": "y" * 1000 + str(number)}
-        parsing.machine(None, None, True, data | {"enable_thinking": number % 2 == 0})
+        parsing.parser(None, None, True, data | {"enable_thinking": number % 2 == 0})
     assert len(parsing._inside) == 2
-    parsing.machine(None, None, True, {str(number): number for number in range(100_000)})
+    parsing.parser(None, None, True, {str(number): number for number in range(100_000)})
     assert max(map(len, parsing._inside)) < 1000
 
 
@@ -224,7 +224,7 @@ def test_large_arguments_of_a_template_are_not_kept() -> None:
 def test_tokens_of_reasoning_are_counted(texts: list[tuple[str, list[int]]], ids: list[int],
                                          want: int) -> None:
     parsing = ParserFactory("none", "deepseek_r1", "")
-    streamed, whole = (ChoiceParser(parsing.machine(None, None, True, {}), True, 1, ids)
+    streamed, whole = (ChoiceParser(parsing.parser(None, None, True, {}), True, 1, ids)
                        for _ in range(2))
     for i, (text, tokens) in enumerate(texts):
         streamed.read(text, i == len(texts) - 1, tokens)
