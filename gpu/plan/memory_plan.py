@@ -287,7 +287,7 @@ def as_served(shape: ModelShape, demand: Demand) -> tuple[ModelShape, Demand]:
     Raises `BadConfig` if drafts are asked for that nothing can make."""
     if demand.drafts and not shape.mtp_layers and not demand.auto:
         raise BadConfig(f"--speculative: {shape.architecture}: the config tells of no MTP layer",
-                        "speculative")
+                        "speculation.speculative")
     if demand.drafts and shape.mtp_layers:
         return shape, demand
     return replace(shape, mtp_layers=0), demand._replace(drafts=0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from actorium.actors.config.speculative import parse_acceptance, parse_speculative
+from actorium.actors.config.speculative import parse_acceptance
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import PageGroup, Ready
@@ -25,7 +25,7 @@ from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, why_eager
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.plan.graph_memory import GRAPH_BYTES, Graphs, planned_graphs
-from actorium.gpu.plan.memory_plan import MemoryPlan, demand_of, make_plan
+from actorium.gpu.plan.memory_plan import MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.non_cache_memory import StepSize, planned_bytes
 from actorium.gpu.plan.sizes import device_budget, page_table_width
 from actorium.gpu.step.pools import make_draft_pool, make_pools
@@ -172,13 +172,7 @@ def physical_bytes() -> int:
 def max_drafts(config: Config, shape: ModelShape) -> int:
     """Drafts that a sequence can have in a step. Raises `BadConfig` where they are asked for and
     the model has no layer to make them."""
-    asked = parse_speculative(config.speculation.speculative)
-    if shape.mtp_layers:
-        return asked.drafts
-    if asked.drafts and not asked.auto:
-        raise BadConfig(f"speculative: {shape.architecture}: the checkpoint has no MTP layer",
-                        "speculation.speculative")
-    return 0
+    return as_served(shape, demand_of(config))[1].drafts
 
 
 def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,

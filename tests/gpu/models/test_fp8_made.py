@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import subprocess
@@ -252,9 +253,14 @@ def test_norms_and_gates_quantise_on_their_way(tmp_path: Path, block: bool,
     for owner, name in ((TritonScaledLinear, "quantise"), (TritonOps, "rms_norm"),
                         *((TritonOps, name) for name in (
                             "rms_norm_fp8", "add_rms_norm_fp8", "silu_mul", "silu_mul_fp8"))):
-        plain = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, plain=plain, name=name: (
-            calls.update([name]), plain(*args))[1])
+        plain = inspect.getattr_static(owner, name)
+        fixed = isinstance(plain, staticmethod)
+
+        def counted(*args: Any, plain: Any = plain, name: str = name) -> Any:
+            calls.update([name])
+            return plain(*args)
+
+        monkeypatch.setattr(owner, name, staticmethod(counted) if fixed else counted)
     got = logits(made(tmp_path / ("fp8" if block else "made"), "triton"))
     normed = {"rms_norm_fp8": 4} if block else {"rms_norm_fp8": 1, "add_rms_norm_fp8": 3}
     assert calls == {"quantise": 2, "silu_mul_fp8": 2, "rms_norm": 1, **normed}

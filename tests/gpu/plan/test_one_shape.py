@@ -8,11 +8,20 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
-from helpers_configs import EXPERTS, MAMBA, SMALL
+from helpers_configs import CONFIGS, EXPERTS, MAMBA, SMALL
+from helpers_models import CPU
+from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from actorium.actors.config.tree import (
     Config,
@@ -20,9 +29,17 @@ from actorium.actors.config.tree import (
     MemoryConfig,
     ModelConfig,
     SchedulerConfig,
+    SpeculationConfig,
 )
 from actorium.actors.errors import ActoriumError
-from actorium.gpu.worker.device import open_device
+from actorium.gpu.families.architectures import ARCHITECTURES, read_shape
+from actorium.gpu.models import registry
+from actorium.gpu.plan.weight_bytes import weight_bytes
+from actorium.gpu.step.pools import make_draft_pool, make_pools
+from actorium.gpu.step.states import StatePool
+from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
+from actorium.gpu.worker.device import max_drafts, open_device
+from actorium.kernels.scaled_linear import ScaledLinear, is_packed
 from actorium.tools.cli import main
 
 BUDGET = 3 << 20
@@ -116,3 +133,221 @@ def test_both_hold_the_same(raw: dict[str, Any], windows: list[int], tmp_path: P
 def test_both_refuse_with_the_same_words(raw: dict[str, Any], words: str, tmp_path: Path) -> None:
     found = same(tmp_path, {**SMALL, "architectures": ["LlamaForCausalLM"], **raw})
     assert isinstance(found, str) and words in found
+
+
+# --- whatever a config says ----------------------------------------------------------------------
+
+LAYERS = SMALL["num_hidden_layers"]
+LOADED = 8 << 20
+"""Bytes of weights that are drawn at most: families fill in sizes of billions."""
+WRONG = st.sampled_from([None, 0, -1, 1.5, "x", True, [], {}, 2**40])
+"""Values that hardly any field may have."""
+KINDS = st.sampled_from([
+    "full_attention", "sliding_attention", "linear_attention", "mamba", "attention", "chunked"])
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+
+def ropes() -> st.SearchStrategy[Any]:
+    """A rope object of every kind, served or not, as a whole or with parts missing."""
+    number = st.sampled_from([0.5, 1.0, 2, 8.0])
+    return st.none() | st.fixed_dictionaries({}, optional={
+        "rope_type": st.sampled_from(["default", "linear", "dynamic", "llama3", "yarn", "longrope",
+                                      "yarn", None]),
+        "factor": number, "rope_theta": st.sampled_from([1, 1e4, 5e5, "far"]),
+        "original_max_position_embeddings": st.sampled_from([64, 512, 0]),
+        "low_freq_factor": number, "beta_fast": number, "mscale_all_dim": number,
+        "attention_factor": number, "partial_rotary_factor": st.sampled_from([1.0, 0.5, 0.25])})
+
+
+def fp8s() -> st.SearchStrategy[Any]:
+    """`quantization_config`: none, FP8 of every form that is served, and what is not."""
+    ignored = st.lists(st.sampled_from([
+        "lm_head", "model.layers.1.mlp.down_proj", "self_attn", "model.layers.0", "in_proj_b",
+        "mlp.experts.0", "shared_mlp", "q_proj", "mtp.layers.0.mlp.up_proj"]), max_size=3)
+    plain = st.fixed_dictionaries(
+        {"quant_method": st.just("fp8"), "modules_to_not_convert": ignored},
+        optional={"weight_block_size": st.sampled_from([[128, 128], [64, 64]])})
+    bits = {"num_bits": 8, "type": "float", "symmetric": True}
+    compressed = st.builds(
+        lambda strategy, names: {**COMPRESSED, "ignore": names, "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": {**bits, "strategy": strategy},
+            "input_activations": bits}}},
+        st.sampled_from(["channel", "tensor", "group"]), ignored)
+    return st.none() | st.none() | plain | compressed
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> dict[str, Any]:
+    """What an unusual config says otherwise than a usual one."""
+    found: dict[str, Any] = draw(st.fixed_dictionaries({}, optional={
+        "num_attention_heads": st.sampled_from([1, 3, 4, 6]),
+        "num_key_value_heads": st.sampled_from([1, 2, 3, None]),
+        "head_dim": st.sampled_from([2, 10, 15, 16, 80, None]),
+        "hidden_size": st.sampled_from([48, 64, 160]),
+        "intermediate_size": st.sampled_from([1, 33, 128]),
+        "tie_word_embeddings": st.sampled_from([True, False, None]),
+        "dtype": st.sampled_from(["float32", "bfloat16", "float16", "int8", None]),
+        "torch_dtype": st.sampled_from(["float16", None]),
+        "sliding_window": st.sampled_from([None, 7, 48, 0]),
+        "use_sliding_window": st.booleans(),
+        "max_window_layers": st.sampled_from([0, 2, 9]),
+        "sliding_window_pattern": st.sampled_from([1, 2, 3]),
+        "full_attention_interval": st.sampled_from([1, 2]),
+        "layer_types": st.none() | st.lists(KINDS, min_size=LAYERS - 1, max_size=LAYERS)
+        | st.lists(st.sampled_from(["full_attention", "sliding_attention"]), min_size=LAYERS,
+                   max_size=LAYERS),
+        "attention_bias": st.booleans(), "mlp_bias": st.booleans(),
+        "hidden_act": st.sampled_from(["silu", "gelu"]),
+        "rope_scaling": ropes(),
+        "rope_parameters": ropes() | st.fixed_dictionaries(
+            {"full_attention": ropes(), "sliding_attention": ropes()}),
+        "mtp_num_hidden_layers": st.sampled_from([0, 1, 3, "x"]),
+        "num_nextn_predict_layers": st.sampled_from([0, 1]),
+        "first_k_dense_replace": st.sampled_from([0, 1, 9, None]),
+        "num_experts": st.sampled_from([0, 1, 4]),
+        "q_lora_rank": st.sampled_from([None, 8, 130]),
+        "position_embedding_type": st.sampled_from(["rope", "nope", "alibi"]),
+        "max_position_embeddings": st.sampled_from([64, None]),
+        "quantization_config": fp8s()}))
+    # Few of them at once: most configs would else be refused.
+    keep = draw(st.sets(st.sampled_from(sorted(found)), max_size=3)) if found else set()
+    return {name: found[name] for name in keep}
+
+
+@st.composite
+def raws(draw: st.DrawFn) -> dict[str, Any]:
+    """A config.json of any family."""
+    whole = {**SMALL, **draw(st.sampled_from(CONFIGS))}
+    nested = whole.pop("text_config", None)
+    whole = {**whole, **(nested or {}), **draw(fields())}
+    if draw(st.integers(0, 3)) == 0:
+        whole[draw(st.sampled_from(sorted(whole)))] = draw(WRONG)
+    if nested is not None or draw(st.integers(0, 9)) == 0:
+        outer = draw(st.sets(st.sampled_from(["dtype", "tie_word_embeddings",
+                                              "quantization_config"])))
+        inner = {name: value for name, value in whole.items()
+                 if name != "architectures" and name not in outer}
+        whole = {name: whole[name] for name in {"architectures", *outer} & set(whole)}
+        whole["text_config"] = inner
+    return whole
+
+
+class Asked(NamedTuple):
+    """How an engine is started."""
+
+    quantization: str
+    kv_dtype: str
+    speculative: str
+
+    @property
+    def flags(self) -> list[str]:
+        return ["--quantization", self.quantization, "--kv-cache-dtype", self.kv_dtype,
+                "--speculative", self.speculative, "--checkpoints", "0"]
+
+    def config(self, path: Path) -> Config:
+        return Config(
+            model=ModelConfig(model=str(path), load_format="dummy", quantization=self.quantization),
+            memory=MemoryConfig(kv_cache_bytes=BUDGET, kv_cache_dtype=self.kv_dtype, checkpoints=0),
+            scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=32),
+            device=DeviceConfig(device="cpu", threads=1),
+            speculation=SpeculationConfig(speculative=self.speculative))
+
+
+asked = st.builds(Asked, st.sampled_from(["auto", "auto", "none", "fp8"]),
+                  st.sampled_from(["auto", "fp8_e4m3"]), st.sampled_from(["off", "mtp:2"]))
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[tuple[list[dict[str, Tensor]], list[ScaledLinear]]]:
+    """The tensors that the loader gives to models, and the products of those in FP8, which stay so
+    as on a device that multiplies in FP8."""
+    drawn: list[dict[str, Tensor]] = []
+    made: list[ScaledLinear] = []
+    load, begin = registry.random_tensors, ScaledLinear.__init__
+
+    def kept(*args: Any) -> dict[str, Tensor]:
+        drawn.append(load(*args))
+        return drawn[-1]
+
+    def begun(own: ScaledLinear, *args: Any) -> None:
+        begin(own, *args)
+        made.append(own)
+
+    with patch.object(registry, "random_tensors", lambda *args: copied(kept(*args), drawn)), \
+            patch.object(registry, "keeps", lambda _device, _kernels, asked: asked != "none"), \
+            patch.object(ScaledLinear, "__init__", begun):
+        yield drawn, made
+
+
+def copied(tensors: dict[str, Tensor], drawn: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The dict that the model takes them out of is the second that is recorded."""
+    drawn.append(dict(tensors))
+    return drawn[-1]
+
+
+def loaded(path: Path, own: Asked) -> dict[str, Any] | str:
+    """What a worker holds that loads this model; or its words."""
+    config = own.config(path)
+    try:
+        shape = read_shape(path, config)
+        max_drafts(config, shape)
+        assume(weight_bytes(replace(shape, fp8=None)) < LOADED)
+        with recorded() as (drawn, made):
+            model = registry.load_model(path, config, CPU, lambda *_: None)
+    except ActoriumError as e:
+        return str(e)
+    tensors, left = drawn
+    assert left == {}, "each tensor has its place in the model"
+    shape, drafts = model.shape, max_drafts(config, model.shape)
+    dense = sum(tensor.nbytes for tensor in tensors.values() if not is_packed(tensor))
+    scaled = sum(one.weight.numel() + one.scaled.scales.nbytes for one in made)
+    pages = kv_dtype(own.kv_dtype, model.dtype)
+    pools = make_pools(shape, [3] * len(shape.groups), 16, pages, CPU)
+    draft = make_draft_pool(shape, 3, 16, pages, CPU)
+    states = StatePool(shape.state, len(shape.recurrent), 3, 0, TORCH_DTYPES["float32"],
+                       model.dtype, CPU, drafts) if shape.state else None
+    return {
+        "pools": [(group.window, len(group.layers), pool.bytes // 3)
+                  for group, pool in zip(shape.groups, pools, strict=True)]
+        + ([(0, 1, draft.bytes // 3)] if draft else []),
+        "states": states.bytes if states else 0, "drafts": drafts, "weights": dense + scaled,
+        "dtype": str(model.dtype).removeprefix("torch."), "longest": shape.max_model_len}
+
+
+def foretold(path: Path, own: Asked) -> dict[str, Any] | str:
+    """The same, as the command says it. Its budget is large enough for whatever is drawn."""
+    plan = planned(path, *own.flags, "--memory", "1GiB")
+    if isinstance(plan, str):
+        return plan
+    row = plan["states"]
+    return {
+        "pools": [(pool["window"], pool["layers"], pool["page_bytes"]) for pool in plan["pools"]],
+        "states": 3 * (row["state"] + row["columns"] + row["window"]), "drafts": plan["drafts"],
+        "weights": plan["outside"][0]["bytes"], "dtype": plan["weights_dtype"],
+        "longest": plan["max_model_len"]}
+
+
+def test_every_family_is_drawn() -> None:
+    assert {config["architectures"][0] for config in CONFIGS} == set(ARCHITECTURES)
+
+
+@settings(max_examples=150, deadline=None,
+          suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(raws(), asked)
+def test_both_hold_the_same_or_refuse_with_the_same_words(raw: dict[str, Any], own: Asked) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "config.json").write_text(json.dumps(raw))
+        worker, plan = loaded(path, own), foretold(path, own)
+        assert plan == worker
+        if isinstance(worker, str):
+            event("refused")
+            return
+        event("served")
+        shape = read_shape(path, own.config(path))
+        dense = replace(shape, fp8=None)
+        half = [weight_bytes(s.split(2)) for s in (dense, shape)] \
+            if shape.heads % 2 == 0 and not shape.recurrent else []
+        for part, whole in zip(half, map(weight_bytes, (dense, shape)), strict=False):
+            assert whole <= 2 * part and part <= whole
+        assert math.prod(shape.kv_row) == shape.kv_width
