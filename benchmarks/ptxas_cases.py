@@ -18,10 +18,10 @@ from actorium.gpu.step.batch import ExtendRow
 from actorium.kernels.ragged import ExtendRun, plan_ragged
 from actorium.kernels.record import (
     WIDTH,
-    DecodeRows,
     DecodeState,
     RowLayout,
     SamplingTables,
+    WindowRows,
     WindowSizes,
 )
 from actorium.kernels.reference.apply_plan import table_addresses
@@ -345,7 +345,7 @@ def fill(q_len: int) -> None:
     """The rows of decodes, from the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
     i32, rows = partial(empty, dtype=I32), empty(64 * q_len, dtype=I64)
-    windows = DecodeRows(rows, rows, empty(1, 64 * q_len, dtype=I64), i32(1, 64, 512), i32(64),
+    windows = WindowRows(rows, rows, empty(1, 64 * q_len, dtype=I64), i32(1, 64, 512), i32(64),
                          i32(64 * q_len), i32(64 * q_len))
     OPS.sampling.fill(slots, DecodeState(own, slots, slots.bool(), own), empty(99, 2, dtype=I64),
                       i32(99, WIDTH), i32(1, 99, 512), WindowSizes(q_len, PAGE, 512, 8192), windows)

@@ -64,7 +64,7 @@ class WindowSizes(NamedTuple):
     """Of any sequence."""
 
 
-class DecodeRows(NamedTuple):
+class WindowRows(NamedTuple):
     """The rows of B decodes, q_len each: T = B * q_len, sequence by sequence."""
 
     tokens: Tensor

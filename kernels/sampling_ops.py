@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from actorium.kernels.record import (
-    DecodeRows,
     DecodeState,
     RowLayout,
     SamplingTables,
+    WindowRows,
     WindowSizes,
 )
 from actorium.kernels.reference.logprobs import Logprobs
@@ -59,7 +59,7 @@ class SamplingOps(ABC):
         at those `named` i64[R, k]. logits: [R, V], any float dtype."""
 
     def fill(self, slots: Tensor, progress: DecodeState, drafts: Tensor, record: Tensor,
-             tables: Tensor, lengths: WindowSizes, out: DecodeRows) -> None:
+             tables: Tensor, lengths: WindowSizes, out: WindowRows) -> None:
         """The rows of a step's decodes, read from the tables, into `out`. slots: i32[B]; drafts:
         i64[slots, most]; record: i32[slots, WIDTH]; tables: i32[groups, slots, P], the page tables.
 

@@ -14,7 +14,7 @@ from actorium.actors.messages import StepPlan
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
 from actorium.gpu.step.staging import Array, Upload
 from actorium.gpu.step.tables import I32, PROMPT_LOGPROBS, SlotTables
-from actorium.kernels.record import LIMIT, DecodeRows, WindowSizes
+from actorium.kernels.record import LIMIT, WindowRows, WindowSizes
 
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
 
@@ -265,7 +265,7 @@ def _decode_rows_by_kernel(t: SlotTables, decode_d: Array, q_len: int, bound: in
     count, width = len(decode_d), -(-bound // t.page_size)
     rows, new = count * q_len, decode_d.new_empty
     sampled, row_slots = buffers or (new((rows,)), new((rows,)))
-    out = DecodeRows(new((rows,), dtype=torch.int64), new((rows,), dtype=torch.int64),
+    out = WindowRows(new((rows,), dtype=torch.int64), new((rows,), dtype=torch.int64),
                      new((t.groups, rows), dtype=torch.int64), new((t.groups, count, width)),
                      new((count,)), sampled, row_slots)
     t.sampling.fill(decode_d, t.progress, t.drafts.tokens, t.record, t.page_tables,

@@ -1,5 +1,5 @@
 """The rows of a step's decodes, read from the resident tables in one launch: see
-`kernels.record.DecodeRows`."""
+`kernels.record.WindowRows`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from actorium.kernels.record import LIMIT, DecodeRows, DecodeState, WindowSizes
+from actorium.kernels.record import LIMIT, DecodeState, WindowRows, WindowSizes
 from actorium.kernels.triton.sampling_keys import field
 
 _LIMIT = tl.constexpr(LIMIT)
@@ -56,8 +56,8 @@ def _fill(slots: tensor, last_token: tensor, seq_len: tensor, ended: tensor, dra
 
 
 def fill(slots: Tensor, progress: DecodeState, drafts: Tensor, record: Tensor, tables: Tensor,
-         lengths: WindowSizes, out: DecodeRows) -> None:
-    """The rows of these slots, to `out`: see `kernels.record.DecodeRows`.
+         lengths: WindowSizes, out: WindowRows) -> None:
+    """The rows of these slots, to `out`: see `kernels.record.WindowRows`.
 
     slots: i32[B]; drafts: i64[slots, most]; record: i32[slots, WIDTH]; tables: i32[groups, slots,
     P], rows contiguous.

@@ -22,7 +22,7 @@ from actorium.kernels.sampling_ops import SamplingOps
 pytest.importorskip("triton")
 COMPILED = """
 import torch
-from actorium.kernels.record import WindowSizes, DecodeState, DecodeRows
+from actorium.kernels.record import WindowSizes, DecodeState, WindowRows
 from actorium.kernels.triton.fill import fill
 
 i32, i64 = (lambda *s: torch.zeros(s, dtype=torch.int32)), (lambda *s: torch.zeros(
@@ -30,7 +30,7 @@ i32, i64 = (lambda *s: torch.zeros(s, dtype=torch.int32)), (lambda *s: torch.zer
 progress = DecodeState(i64(9), i32(9), torch.zeros(9, dtype=torch.bool), i64(9))
 for most, q_len in ((0, 1), (2, 3)):
     fill(i32(4), progress, i64(9, most), i32(9, 12), i32(2, 9, 512),
-         WindowSizes(q_len, 16, 512, 8192), DecodeRows(
+         WindowSizes(q_len, 16, 512, 8192), WindowRows(
              i64(4 * q_len), i64(4 * q_len), i64(2, 4 * q_len), i32(2, 4, 512), i32(4),
              i32(4 * q_len), i32(4 * q_len)))
 """

@@ -190,7 +190,7 @@ def _commit(slots: Any, positions: Any, tokens: Any, record: Any, last_token: An
 def _fill(slots: Any, last_token: Any, seq_len: Any, ended: Any, tokens: Any, positions: Any,
           pages: Any, lens: Any, sampled: Any, row_slots: Any, q_len: int, max_len: int,
           tables: Any, width: int, **_: Any) -> None:
-    """See `record.DecodeRows`; drafts are token 0, and all keys and values go to the sink."""
+    """See `record.WindowRows`; drafts are token 0, and all keys and values go to the sink."""
     own, place = slots.long(), torch.arange(q_len)
     at = (seq_len[own] - 1)[:, None] + place
     tokens.copy_(torch.where(place > 0, 0, last_token[own][:, None]).view(-1))
