@@ -22,7 +22,8 @@ LIBRARIES = ("llguidance", "starlette", "uvicorn", "httptools", "uvloop", "msgsp
 """Those that a request, a command line or a model's files meet."""
 TESTS = ("cli", "client*", "crash", "delivery*", "detokenizer*", "engine_cli", "gateway*",
          "grammar*", "keys", "loader", "mailbox", "masking", "models_dir", "openapi", "parity",
-         "probes*", "settings", "strangers", "structured*", "tcp", "tokenizer*", "tool_parsers")
+         "probes*", "settings", "structured*", "tcp", "tokenizer*", "tool_parsers",
+         "batch_neighbours")
 """Of `test_<name>.py`, wherever in `tests/`."""
 _RANGE = re.compile(r"(?P<name>[\w-]+)\s*>=\s*(?P<low>[\w.]+)\s*,\s*<\s*(?P<high>[\w.]+)")
 HEADER = """\
@@ -76,9 +77,16 @@ def run_tests(end: str, venv: Path, flags: list[str]) -> int:
     for line in _output(python, "-m", "pip", "freeze", "--path", site).splitlines():
         print(line, end="  ")
     print(flush=True)
-    files = sorted(path for name in TESTS for path in (ROOT / "tests").rglob(f"test_{name}.py"))
-    return subprocess.run([python, "-m", "pytest", "-m", "not slow", *flags, *files],
+    return subprocess.run([python, "-m", "pytest", "-m", "not slow", *flags, *files_of_tests()],
                           cwd=ROOT, check=False).returncode
+
+
+def files_of_tests() -> list[Path]:
+    """The files that `TESTS` names. Raises `LookupError` where a name has none."""
+    found = {name: sorted((ROOT / "tests").rglob(f"test_{name}.py")) for name in TESTS}
+    if gone := [name for name, paths in found.items() if not paths]:
+        raise LookupError(f"no tests are called {', '.join(gone)}")
+    return sorted({path for paths in found.values() for path in paths})
 
 
 def _output(*command: str | Path) -> str:
