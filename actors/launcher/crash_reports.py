@@ -1,9 +1,9 @@
-"""Crash reports: what there is to know about an actor that died, in one file to send on.
+"""Crash reports: all that is known about an actor that died, in one file to send on.
 
     <run dir's parent>/crashes/ENGINE-ROLE-EPOCH-TIME.tar.gz
         about.json   who died of what, when, on what
         config.json  the engine's, without its keys
-        status.json  what the watchdog knew, if it could tell
+        status.json  the watchdog's status, if it answered
         *.log        the ends of the actors' logs; stacks of a fatal signal or of a hang are there
         *.tape0/1    the flight recorder's files (`actorium replay` takes the whole report)
 
@@ -39,20 +39,20 @@ TAKEN = (".log", ".tape0", ".tape1")
 LOG_BYTES = 1 << 20
 """Of the end of each log."""
 PATIENCE_MS = 500
-"""How long the watchdog may take to tell its status."""
+"""Milliseconds that the watchdog has to answer."""
 LEVEL = 1
 STALE_SECONDS = 600.0
 
 
-def report(run_dir: Path, gone: Exited, why: str = "",
+def report(run_dir: Path, exited: Exited, why: str = "",
            done: Callable[[Path], None] | None = None) -> threading.Thread | None:
-    """Begin a report about an actor that is gone; None if there is no room for one.
+    """Begin a report about an actor that has exited; None if it cannot be written.
 
-    `why`: its last words. `done` is called with the report's path by the thread that makes it,
-    which a process that ends waits for.
+    `why`: the error that it reported. `done` is called with the report's path by the thread that
+    makes it, for which an ending process waits.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{run_dir.name}-{gone.role}-{gone.epoch}-{stamp}-{secrets.token_hex(2)}"
+    name = f"{run_dir.name}-{exited.role}-{exited.epoch}-{stamp}-{secrets.token_hex(2)}"
     staging = run_dir.parent / DIRECTORY / f".{name}"
     try:
         staging.parent.mkdir(mode=0o700, exist_ok=True)
@@ -62,7 +62,7 @@ def report(run_dir: Path, gone: Exited, why: str = "",
     except OSError:
         shutil.rmtree(staging, ignore_errors=True)
         return None
-    thread = threading.Thread(target=_pack, args=(run_dir, gone, why, staging, name, done),
+    thread = threading.Thread(target=_pack, args=(run_dir, exited, why, staging, name, done),
                               name="crash report")
     thread.start()
     return thread
@@ -78,19 +78,19 @@ def _take(run_dir: Path, staging: Path) -> None:
     (staging / "config.json").write_bytes(msgspec.json.encode(configs.with_secrets_hidden(config)))
 
 
-def _about(run_dir: Path, gone: Exited, why: str) -> dict[str, object]:
-    return {"engine": run_dir.name, "role": gone.role, "pid": gone.pid, "epoch": gone.epoch,
-            "end": describe_exit(gone.status), "why": why, "time": time.time(),
+def _about(run_dir: Path, exited: Exited, why: str) -> dict[str, object]:
+    return {"engine": run_dir.name, "role": exited.role, "pid": exited.pid, "epoch": exited.epoch,
+            "end": describe_exit(exited.status), "why": why, "time": time.time(),
             "python": platform.python_version(), "platform": platform.platform(),
             "cpus": os.cpu_count()}
 
 
-def _pack(run_dir: Path, gone: Exited, why: str, staging: Path, name: str,
+def _pack(run_dir: Path, exited: Exited, why: str, staging: Path, name: str,
           done: Callable[[Path], None] | None) -> None:
     path = staging.parent / f"{name}.tar.gz"
     try:
-        (staging / "about.json").write_bytes(msgspec.json.encode(_about(run_dir, gone, why)))
-        if gone.role != "watchdog":
+        (staging / "about.json").write_bytes(msgspec.json.encode(_about(run_dir, exited, why)))
+        if exited.role != "watchdog":
             _ask_status(run_dir, staging / "status.json")
         fd = os.open(staging / "report", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz",
@@ -120,7 +120,7 @@ def _add(archive: tarfile.TarFile, name: str, entry: Path) -> None:
 
 
 def _ask_status(run_dir: Path, path: Path) -> None:
-    """Write down what the watchdog knows, if it tells in time."""
+    """Write the watchdog's status, if it answers in time."""
     import zmq
 
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
@@ -129,8 +129,8 @@ def _ask_status(run_dir: Path, path: Path) -> None:
         socket.send(msgspec.msgpack.encode(GetStatus("crash")))
         if socket.poll(PATIENCE_MS):
             with contextlib.suppress(msgspec.MsgspecError):
-                told = msgspec.msgpack.decode(socket.recv(), type=FromWatchdogFront)
-                path.write_bytes(msgspec.json.encode(told))
+                status = msgspec.msgpack.decode(socket.recv(), type=FromWatchdogFront)
+                path.write_bytes(msgspec.json.encode(status))
 
 
 def _forget_old(directory: Path) -> None:

@@ -16,12 +16,12 @@ PREFIX = "actorium: "
 
 
 def print_notice(text: str, settings: RuntimeConfig, role: str = "launcher") -> None:
-    """Tell whoever runs the engine, in the format that its logs have."""
+    """Print a line for whoever runs the engine, in the format of its logs."""
     line = f"{PREFIX}{text}" if settings.log_format == "text" else json_line(role, text)
     print(line, file=sys.stderr, flush=True)
 
 
 def json_line(role: str, message: str) -> str:
-    """As `logs.JsonFormatter` makes them."""
+    """A line as `logs.JsonFormatter` formats it."""
     return msgspec.json.encode({"time": round(time.time(), 6), "level": "info", "role": role,
                                 "epoch": 1, "message": message}).decode()

@@ -62,9 +62,9 @@ class Histogram:
         """For a heartbeat; nothing while nothing was observed."""
         if not any(self.counts):
             return {}
-        told = {key: float(n) for key, n in zip(self._keys, self.counts, strict=True) if n}
-        told[f"{self.name}{MARK}{SUM}"] = self.sum
-        return told
+        gauges = {key: float(n) for key, n in zip(self._keys, self.counts, strict=True) if n}
+        gauges[f"{self.name}{MARK}{SUM}"] = self.sum
+        return gauges
 
 
 def read(gauges: Mapping[str, float], name: str) -> tuple[list[float], float]:

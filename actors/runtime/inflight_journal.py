@@ -1,29 +1,28 @@
-"""What an actor works on just now, written where its death does not reach: so that the next
-incarnation knows which request killed it, and refuses that one instead of dying of it again.
+"""The in-flight journal: which requests an actor works on at the moment, written where the actor's
+death does not reach, so that its next incarnation knows which request killed it and refuses it.
 
-A journal is a small file in the run directory, mapped into memory: a write is a copy of 16 bytes,
+The journal is a small file in the run directory, mapped into memory: a write is a copy of 16 bytes,
 and the kernel keeps it when the process is killed. A request's name stands there while the actor
-does for it what might go wrong. Names are hashes: no prompt, key or id is ever written.
+does something for it that may go wrong. Names are hashes: no prompt, key or id is ever written.
 
-Who reads it next judges:
+The next incarnation judges what it finds:
 
-- One name, and the actor was killed as hung (`mark_hung`): convicted. The clock has said so.
-- A name that was there at an earlier death, too, and no other one of which that is true: convicted.
-  One death proves nothing, since anybody may kill a process at any moment; two in the same
-  request's hands do.
-- Else all names that stand there are suspects. Where many requests are worked on at once (a batch,
-  threads), suspects are worked on by themselves from then on, so that a second death has one name.
+- One name, and the actor was killed as hung (`mark_hung`): convicted.
+- One name that was there at an earlier death as well: convicted. A single death proves nothing,
+  since anybody may kill a process at any moment; two during the same request do.
+- Otherwise all names found are suspects. Where many requests are worked on at once (a batch,
+  threads), suspects are worked on alone from then on, so that a second death has one name.
 
-A suspect that gets to its end is acquitted. Convicts are refused with `quarantined`, also when
-their clients send them again or the ledger has them run again; the last `CONVICTS` are remembered.
+A suspect that finishes is acquitted. Convicts are refused with `quarantined`, also when their
+clients send them again or the ledger resumes them; the last `CONVICTS` are remembered.
 
-What this means for restarts (`watchdog.supervisor`): a conviction absolves the actor of its deaths,
-so n requests that kill it when they are worked on cost 2 n deaths (n where it hangs) and never end
-the engine. Not so an actor that dies whatever it works on. If it dies with innocents in its hands
-that are not worked on again, nobody is convicted, and of `SUSPECTS_EACH` such deaths one counts as
-any other: the engine ends after `SUSPECTS_EACH * (max_restarts + 1)` of them within a window. If
-all that it works on kills it, `streak` grows with each conviction, being set back only by a request
-that gets to its end, and from `supervisor.BROKEN` on a conviction absolves of nothing.
+What this means for restarts (`watchdog.supervisor`): a conviction forgives the actor all its
+restarts, so n requests that kill it cost 2 n deaths (n if it hangs) and never end the engine. An
+actor that dies whatever it works on does end it. If it dies during innocent requests that are not
+worked on again, none is convicted, and of `SUSPECTS_EACH` such deaths one counts as any other: the
+engine ends after `SUSPECTS_EACH * (max_restarts + 1)` of them within a window. If every request
+kills it, `streak` grows with each conviction, since only a request that finishes resets it, and
+from `supervisor.BROKEN` on a conviction forgives nothing.
 """
 
 from __future__ import annotations
@@ -45,31 +44,31 @@ SUFFIX = ".journal"
 NAME = 16
 """Bytes of a name."""
 PLACES = 8
-"""0 is the loop's; the others are for threads."""
-MOST = 255
-"""Names at place 0; at the others there is one."""
+"""Places of the journal: 0 is the loop's; the others are for threads."""
+MAX_NAMES = 255
+"""Maximum of names at place 0; each other place has one."""
 SUSPECTS, CONVICTS = 64, 2048
-"""Kept; the oldest are forgotten."""
-ASIDE = 9.0
-"""By how much longer a thread may take, for which nobody waits, than the loop."""
+"""Numbers that are kept; the oldest are dropped."""
+THREAD_FACTOR = 9.0
+"""A thread may take so many times as long as the loop, since no other request waits for it."""
 NOBODY = bytes(NAME)
-ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Not the failure of a request, but somebody's wish. All others are failures: a panic of Rust code
-is a BaseException and no Exception."""
+EXIT_REQUESTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Exceptions that ask the process to end. All others are failures of a request, also those that
+are no `Exception`: a panic of Rust code is a `BaseException`."""
 
 _HUNG = struct.Struct("<d")
 _COUNTS = struct.Struct("<IIII")
 _PLACE = struct.Struct("<dB")
 _HEADS = _HUNG.size + _COUNTS.size
 _NAMES = _HEADS + 16 * PLACES
-_SUSPECTS = _NAMES + NAME * (MOST + PLACES - 1)
+_SUSPECTS = _NAMES + NAME * (MAX_NAMES + PLACES - 1)
 _CONVICTS = _SUSPECTS + NAME * SUSPECTS
 SIZE = _CONVICTS + NAME * CONVICTS
 Buffer = bytearray | mmap.mmap
 
 
 def name_of(*parts: bytes) -> bytes:
-    """The name of what these parts identify."""
+    """The name (a hash) of the request that these parts identify."""
     digest = blake2b(digest_size=NAME)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -77,17 +76,17 @@ def name_of(*parts: bytes) -> bytes:
 
 
 class InflightJournal:
-    """See the module. One thread a place; the rest is for the loop's thread."""
+    """See the module. Each place belongs to one thread, all else to the loop's thread."""
 
     def __init__(self, buffer: Buffer | None = None, budget: float = 10.0,
                  actor: str = "actor") -> None:
-        """buffer: of `SIZE` bytes, zeros or what the incarnation before has left; default: nothing
-        that outlives this object. budget: seconds that the loop may be busy with one request.
-        actor: whose it is, for errors."""
+        """buffer: `SIZE` bytes, zeros or the previous incarnation's; default: own memory.
+        budget: seconds that the loop may be busy with one request. actor: its name, for errors."""
         self._buffer: Buffer = bytearray(SIZE) if buffer is None else buffer
         self.budget, self._actor = budget, actor
         self._heads = [_HEADS + 16 * place for place in range(PLACES)]
-        self._at = [_NAMES] + [_NAMES + NAME * (MOST + place - 1) for place in range(1, PLACES)]
+        self._at = [_NAMES] + [_NAMES + NAME * (MAX_NAMES + place - 1)
+                               for place in range(1, PLACES)]
         self._counts = [head + 8 for head in self._heads]
         self.deaths, self.convictions, self.streak, self.failures = \
             _COUNTS.unpack_from(self._buffer, _HUNG.size)
@@ -95,22 +94,22 @@ class InflightJournal:
         self._convicts = self._read(_CONVICTS, CONVICTS)
         self._judge()
 
-    # --- while it lives ---
+    # --- while the actor lives ---
 
     def put(self, name: bytes, place: int = 0) -> None:
-        """This is worked on from now on, and nothing else at that place."""
+        """This request is worked on from now on, and nothing else at that place."""
         at = self._at[place]
         self._buffer[at:at + NAME] = name
         _PLACE.pack_into(self._buffer, self._heads[place], monotonic(), 1)
 
     def put_all(self, names: Sequence[bytes]) -> None:
-        """All of these are, at once, by the loop. (Of more than `MOST` the first are told.)"""
-        joined = b"".join(names[:MOST])
+        """The loop works on all of these at once. (Only the first `MAX_NAMES` are written.)"""
+        joined = b"".join(names[:MAX_NAMES])
         self._buffer[_NAMES:_NAMES + len(joined)] = joined
         _PLACE.pack_into(self._buffer, _HEADS, monotonic(), len(joined) // NAME)
 
     def turn_to(self, name: bytes) -> None:
-        """As `put` after a `put` for another one a moment ago: its time counts from then."""
+        """As `put`, but without a new start time: that of the last `put` counts."""
         self._buffer[_NAMES:_NAMES + NAME] = name
 
     def clear(self, place: int = 0) -> None:
@@ -118,21 +117,21 @@ class InflightJournal:
         self._buffer[self._counts[place]] = 0
 
     def convicted(self, name: bytes) -> bool:
-        """It is to be refused."""
+        """Whether the request is to be refused."""
         return name in self._convicts
 
     def suspected(self, name: bytes) -> bool:
-        """It is to be worked on by itself."""
+        """Whether the request is to be worked on alone."""
         return name in self._suspects
 
     @property
     def quiet(self) -> bool:
-        """Nobody is suspected, and the actor has got something done since the last conviction:
-        `finished` has nothing to do."""
+        """Whether `finished` has nothing to do: there are no suspects, and a request has finished
+        since the last conviction."""
         return not (self._suspects or self.streak)
 
     def finished(self, name: bytes) -> None:
-        """It has got to its end."""
+        """The request has finished."""
         if self.streak:
             self.streak = 0
             self._write_counts()
@@ -141,16 +140,16 @@ class InflightJournal:
             self._write(_SUSPECTS, SUSPECTS, self._suspects)
 
     def convict(self, name: bytes) -> None:
-        """It has left the actor in a state in which it cannot go on: the next incarnation is not to
-        try it again."""
+        """The request has left the actor in a state in which it cannot continue: the next
+        incarnation must not try it again."""
         self._condemn(name)
         self._write_counts()
 
     def failed(self, error: BaseException, rid: str = "") -> Quarantined:
-        """A request has raised: what its client is to be told. The actor lives on. Neither that nor
-        the log has the exception's text, which may hold a prompt. Raises the error itself if it
-        is one of `ENDS`."""
-        if isinstance(error, ENDS):
+        """The error for the client of a request that has raised `error`; the actor lives on.
+        Neither it nor the log has the exception's text, which may hold a prompt. Raises `error`
+        itself if it is one of `EXIT_REQUESTS`."""
+        if isinstance(error, EXIT_REQUESTS):
             raise error
         self.failures += 1
         self._write_counts()
@@ -162,15 +161,15 @@ class InflightJournal:
                            "is not tried again")
 
     def refusal(self, rid: str) -> Quarantined:
-        """What the client of a convict is to be told."""
+        """The error for the client of a convict."""
         LOG.error("request %s is quarantined: an incarnation of the %s has died of it", rid,
                   self._actor)
         return Quarantined(f"the {self._actor} died each time it worked on this request; it is not "
                            "tried again")
 
     def overdue(self, now: float) -> tuple[float, float] | None:
-        """(seconds that it takes already, seconds that it may) of what takes too long. From any
-        thread."""
+        """(seconds spent, seconds allowed) of a request that takes too long; None if none does. May
+        be called from any thread."""
         for place in range(PLACES):
             since, count = _PLACE.unpack_from(self._buffer, self._heads[place])
             if count and now - since > self._allowed(place):
@@ -178,14 +177,14 @@ class InflightJournal:
         return None
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat: nothing as long as nothing has happened."""
+        """Counts for the heartbeat; empty until something has happened."""
         if not (self.deaths or self.convictions or self.failures):
             return {}
         return {"journal_deaths": float(self.deaths), "journal_streak": float(self.streak),
                 "journal_convictions": float(self.convictions),
                 "journal_quarantined": float(self.convictions + self.failures)}
 
-    # --- what the one before has left ---
+    # --- what the previous incarnation has left ---
 
     def _judge(self) -> None:
         (hung_at,) = _HUNG.unpack_from(self._buffer, 0)
@@ -214,7 +213,7 @@ class InflightJournal:
         self._write_counts()
 
     def _hung(self, found: dict[int, list[bytes]], hung_at: float) -> bytes | None:
-        """Who kept it from going on, if that was one request."""
+        """The request that kept the actor from going on, if it was one."""
         def spent(place: int) -> float:
             (since, _) = _PLACE.unpack_from(self._buffer, self._heads[place])
             return float(hung_at - since) / self._allowed(place)
@@ -236,23 +235,23 @@ class InflightJournal:
         return [name for name in names if name != NOBODY]
 
     def _allowed(self, place: int) -> float:
-        return self.budget * ASIDE if place else self.budget
+        return self.budget * THREAD_FACTOR if place else self.budget
 
     # --- the file ---
 
     @staticmethod
-    def _trim(names: dict[bytes, None], most: int) -> None:
-        while len(names) > most:
+    def _trim(names: dict[bytes, None], limit: int) -> None:
+        while len(names) > limit:
             del names[next(iter(names))]
 
-    def _read(self, at: int, most: int) -> dict[bytes, None]:
-        """In order, as a set that keeps it."""
-        data = bytes(self._buffer[at:at + NAME * most])
-        names = (data[NAME * i:NAME * (i + 1)] for i in range(most))
+    def _read(self, at: int, limit: int) -> dict[bytes, None]:
+        """Names in order (a dict is an ordered set)."""
+        data = bytes(self._buffer[at:at + NAME * limit])
+        names = (data[NAME * i:NAME * (i + 1)] for i in range(limit))
         return {name: None for name in names if name != NOBODY}
 
-    def _write(self, at: int, most: int, names: dict[bytes, None]) -> None:
-        self._buffer[at:at + NAME * most] = b"".join(names).ljust(NAME * most, b"\0")
+    def _write(self, at: int, limit: int, names: dict[bytes, None]) -> None:
+        self._buffer[at:at + NAME * limit] = b"".join(names).ljust(NAME * limit, b"\0")
 
     def _write_counts(self) -> None:
         _COUNTS.pack_into(self._buffer, _HUNG.size, self.deaths, self.convictions, self.streak,
@@ -260,8 +259,8 @@ class InflightJournal:
 
 
 def open_journal(run_dir: Path, role: str, budget: float) -> InflightJournal:
-    """The role's, with what its last incarnation has left. Where no file can be had it outlives
-    nothing."""
+    """The role's journal, as its last incarnation left it. If the file cannot be opened, one in
+    memory."""
     actor = role.partition("-")[0]
     try:
         fd = private.open_file(run_dir / f"{role}{SUFFIX}", os.O_RDWR | os.O_CREAT)
@@ -276,7 +275,7 @@ def open_journal(run_dir: Path, role: str, budget: float) -> InflightJournal:
 
 
 def mark_hung(run_dir: Path, role: str) -> None:
-    """The role's process is about to be killed, since it does not get on."""
+    """Note that the role's process is about to be killed because it makes no progress."""
     try:
         fd = private.open_file(run_dir / f"{role}{SUFFIX}", os.O_WRONLY)
     except (OSError, private.UnsafePath):

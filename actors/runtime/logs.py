@@ -1,11 +1,11 @@
 """Logging of an actor: JSON lines to <run_dir>/<role>.log, and what people should see to stderr.
 
-The file has everything from `log_level` on and is cut off at `FILE_BYTES`. stderr has warnings, and
-where it is wanted the lines on the work (`OPERATION`), as text or as JSON. Nobody waits for whoever
-reads stderr: a thread writes there, and where it cannot keep up lines are dropped, and counted.
+The file gets everything from `log_level` on and is rotated at `FILE_BYTES`. stderr gets warnings
+and, if wanted, the operational lines (`OPERATION`), as text or as JSON. A thread writes to stderr,
+so that a slow reader blocks nobody; if it cannot keep up, lines are dropped and counted.
 
-No line may hold a prompt, an output or a key; of an exception in the service of a request only its
-type and where it was raised are told (`error_fields`), since its message may quote any of them.
+No line may hold a prompt, an output or a key. Of an exception during a request only its type and
+where it was raised are logged (`error_fields`), since its message may quote any of them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("actorium.logs")
 OPERATION = frozenset({"actorium.stats", "actorium.access"})
-"""Loggers whose lines are for whoever runs the engine: the interval's and the requests'."""
+"""Loggers of operational lines: the periodic statistics and the requests."""
 FATAL = "actorium.shell"
-"""Its last words: the launcher tells them people."""
+"""The shell's logger of fatal errors, which the launcher prints."""
 FILE_BYTES = 8 << 20
-"""Of a log, and of the one before it."""
+"""Maximum size of a log, and of its rotated predecessor."""
 LINES_HELD = 2000
-"""Lines that wait for stderr to take them."""
+"""Maximum of lines that wait for stderr."""
 STDERR = 2
 LAST_LINES = 0.5
-"""Seconds that a process which ends waits for its last lines to be taken."""
+"""Seconds that an ending process waits for its last lines to be written."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -91,7 +91,7 @@ class LogFile(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record).encode("utf-8", "replace") + b"\n"
-        # A full disk is no reason for an actor to die of what it has to say.
+        # An actor must not die of a full disk when it logs.
         with contextlib.suppress(OSError):
             if self._left < len(line):
                 full = self._file
@@ -139,7 +139,7 @@ class Terminal(logging.Handler):
                 return  # nobody reads it any more
 
     def finish(self, timeout: float = LAST_LINES) -> None:
-        """Write what waits, for so long at the most."""
+        """Write the waiting lines, for at most `timeout` seconds."""
         if self._thread is not None:
             self._lines.put(None)
             self._thread.join(timeout)
@@ -163,7 +163,7 @@ def set_up(role: str, epoch: int, run_dir: Path, settings: RuntimeConfig) -> Ter
     root = logging.getLogger()
     root.handlers[:] = [file, terminal]
     root.setLevel(settings.log_level.upper())
-    _log_what_nobody_caught()
+    _log_uncaught()
     return terminal
 
 
@@ -181,8 +181,9 @@ class _Shown(logging.Filter):
         return record.levelno >= logging.WARNING and record.name != FATAL
 
 
-def _log_what_nobody_caught() -> None:
-    """Python would write the exceptions of threads and destructors to stderr, text and all."""
+def _log_uncaught() -> None:
+    """Log exceptions of threads and destructors without their text, which Python would write to
+    stderr."""
     def in_thread(gone: threading.ExceptHookArgs) -> None:
         if gone.exc_value is not None and gone.exc_type is not SystemExit:
             LOG.error("a thread ends: %s", gone.exc_type.__name__,
@@ -197,10 +198,10 @@ def _log_what_nobody_caught() -> None:
 
 
 def error_text(error: BaseException, quotable: bool = False) -> str:
-    """What may be told of an exception that ends an actor: its type and its text, unless that may
-    quote what a caller has sent; then its type and where it was raised.
+    """Describe an exception that ends an actor: its type and its text or, if the text may quote
+    what a caller has sent, its type and where it was raised.
 
-    Those of the system and our own quote nothing. quotable: nor does this one.
+    Errors of the system and our own quote nothing. quotable: this one does not either.
     """
     kind = type(error)
     if quotable or isinstance(error, OSError | MemoryError) or \
@@ -213,7 +214,7 @@ def error_text(error: BaseException, quotable: bool = False) -> str:
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
-    """The fields of a line about an exception: its type, and where it was raised; not its message,
-    which may quote what a caller has sent."""
+    """The log fields of an exception: its type and its stack, without its message, which may quote
+    what a caller has sent."""
     return {"error": type(error).__name__,
             "stack": "".join(traceback.format_tb(error.__traceback__))}

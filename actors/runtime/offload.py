@@ -1,4 +1,4 @@
-"""Work that would keep everybody else waiting, done on threads."""
+"""Threads for work that would keep all other requests waiting."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.runtime.inflight_journal import NOBODY, InflightJournal
 
 THREADS = 2
-"""So that one long prompt does not wait for another one."""
+"""Two, so that one long prompt does not wait for another."""
 Post = Callable[[], None]
 T = TypeVar("T")
 
 
 class OffloadJob(Generic[T]):
-    """One piece of it."""
+    """One piece of work."""
 
     def __init__(self, work: Callable[[], T], journal: InflightJournal,
                  name: bytes = NOBODY) -> None:
-        """name: in the journal."""
+        """name: of the request, in the journal."""
         self._work, self._journal = work, journal
         self.name = name
         self._found: list[T] = []
@@ -39,43 +39,43 @@ class OffloadJob(Generic[T]):
         self.done = True
 
     def result(self) -> T:
-        """Once it is done. Raises what the work has raised."""
+        """The result, once it is done. Raises what the work has raised."""
         if self._error is not None:
             raise self._error
         return self._found[0]
 
 
 class Offload:
-    """The threads, which are started when there is something for them to do.
+    """The threads, started with the first job.
 
     What a thread works on is in the journal, at a place of the thread's own. A suspect is worked
-    on while no other thread does anything."""
+    on while all other threads rest."""
 
     def __init__(self, journal: InflightJournal | None = None, place: int = 1) -> None:
-        """place: in the journal, of the first thread."""
+        """place: of the first thread, in the journal."""
         self._place = place
         self._jobs: SimpleQueue[tuple[OffloadJob[object], Post]] = SimpleQueue()
         self._journal = journal or InflightJournal()
         self._started = False
         self._turn = threading.Condition()
         self._waiting = self._running = 0
-        """Jobs: not done yet, and in the making."""
+        """Numbers of jobs that are not done, and that run."""
         self._alone = False
-        """A suspect is worked on, or waits for the others to be done."""
+        """A suspect is worked on, or waits for the other threads."""
 
     @property
     def busy(self) -> bool:
-        """There is something that is not done yet."""
+        """Whether there are jobs that are not done."""
         return self._waiting > 0
 
     def submit(self, work: Callable[[], T], post: Post,
                name: bytes = NOBODY) -> OffloadJob[T]:
-        """Work that releases the interpreter while it takes long; `post` is called on the thread
-        when it is done. name: in the journal."""
+        """Have a thread do work, which should release the interpreter if it takes long; `post` is
+        called on the thread when it is done. name: of the request, in the journal."""
         if not self._started:
             self._started = True
             for place in range(self._place, self._place + THREADS):
-                threading.Thread(target=self._run, args=(place,), name=f"aside-{place}",
+                threading.Thread(target=self._run, args=(place,), name=f"offload-{place}",
                                  daemon=True).start()
         job = OffloadJob(work, self._journal, name)
         with self._turn:

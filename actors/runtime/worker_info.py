@@ -1,4 +1,4 @@
-"""What a worker has made of its device, as it stands in the run directory for people to be told."""
+"""A worker's device, memory and kernels, written into the run directory for the start report."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _file(run_dir: Path, role: str) -> Path:
 
 
 def write_info(run_dir: Path, role: str, info: WorkerInfo) -> None:
-    """Put it there at once, for whoever reads; a full disk is no reason not to work."""
+    """Write it atomically. A full disk is logged and otherwise ignored."""
     file = _file(run_dir, role)
     temporary = file.with_name(f"{file.name}.{role}.log")
     try:

@@ -20,7 +20,7 @@ import numpy as np
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
-from actorium.actors.runtime.inflight_journal import ENDS, InflightJournal
+from actorium.actors.runtime.inflight_journal import EXIT_REQUESTS, InflightJournal
 from actorium.actors.scheduler.admission_checks import Rejection
 from actorium.actors.scheduler.extensions import TokenMasks
 from actorium.actors.scheduler.plan_record import PlanRecord
@@ -269,7 +269,7 @@ class StructuredOutputManager(TokenMasks):
             journal.put_all(names)
             try:
                 return self._rows(wanted)
-            except ENDS:
+            except EXIT_REQUESTS:
                 raise
             except BaseException:  # of one of them: which one is found out below
                 pass

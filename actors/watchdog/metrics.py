@@ -1,4 +1,4 @@
-"""What `/metrics` tells: vLLM's names, so that dashboards and gateways work, and our own.
+"""What `/metrics` reports: vLLM's names, so that dashboards and gateways work, and our own.
 
 Pure: heartbeats' gauges in, families of samples out; `render` turns these into Prometheus' text.
 Counters are those of the actor that counts: a restarted one starts at 0 again, as Prometheus
@@ -162,7 +162,7 @@ def families(facts: MetricsInput) -> Iterator[MetricFamily]:
     """Every metric."""
     common = {"model_name": facts.model, "engine": "0"}
     yield from (_row("vllm:", row, facts, common) for row in VLLM)
-    yield from _vllm_apart(facts, common)
+    yield from _vllm_special(facts, common)
     yield from (_row("actorium:", row, facts, {}) for row in OWN)
     for name, source, about in HISTOGRAMS:
         yield _histogram(name, source, about, facts, common if name.startswith("vllm:") else {})
@@ -189,11 +189,11 @@ def _family(name: str, kind: str, about: str,
                         [MetricSample(suffix, labels, v) for labels, v in values])
 
 
-def _vllm_apart(facts: MetricsInput, common: dict[str, str]) -> Iterator[MetricFamily]:
+def _vllm_special(facts: MetricsInput, common: dict[str, str]) -> Iterator[MetricFamily]:
     """Those with a label of their own, or computed."""
-    told = _gauges(facts, SCHEDULER)
-    total = told.get("free_pages", 0.0) + told.get("used_pages", 0.0)
-    usage = told.get("held_pages", 0.0) / total if total else 0.0
+    gauges = _gauges(facts, SCHEDULER)
+    total = gauges.get("free_pages", 0.0) + gauges.get("used_pages", 0.0)
+    usage = gauges.get("held_pages", 0.0) / total if total else 0.0
     yield _family("vllm:kv_cache_usage_perc", GAUGE, "Pages that sequences hold; 1 = all.",
                   [(common, usage)])
     memory = facts.config.memory
@@ -202,29 +202,30 @@ def _vllm_apart(facts: MetricsInput, common: dict[str, str]) -> Iterator[MetricF
             "enable_prefix_caching": str(memory.prefix_cache)}
     yield _family("vllm:cache_config_info", GAUGE, "How the pages are.", [(common | info, 1.0)])
     yield _family("vllm:request_success", COUNTER, "Sequences that have ended, by reason.",
-                  [(common | {"finished_reason": reason}, told.get(f"finished_{reason}", 0.0))
+                  [(common | {"finished_reason": reason}, gauges.get(f"finished_{reason}", 0.0))
                    for reason in REASONS])
-    waiting, deferred = told.get("waiting", 0.0), told.get("waiting_deferred", 0.0)
+    waiting, deferred = gauges.get("waiting", 0.0), gauges.get("waiting_deferred", 0.0)
     yield _family("vllm:num_requests_waiting_by_reason", GAUGE,
                   "capacity: for a place in the batch; deferred: for a grammar to be compiled, or "
                   "for the end of a trial (of who kills the worker).",
                   [(common | {"reason": "capacity"}, waiting - deferred),
                    (common | {"reason": "deferred"}, deferred)])
-    found = told.get("cache_hit_tokens", 0.0)
+    found = gauges.get("cache_hit_tokens", 0.0)
     yield _family("vllm:prompt_tokens_by_source", COUNTER, "Where the prompt tokens came from.",
                   [(common | {"source": "local_compute"},
-                    told.get("cache_lookup_tokens", 0.0) - found),
+                    gauges.get("cache_lookup_tokens", 0.0) - found),
                    (common | {"source": "local_cache_hit"}, found)])
     yield _family("vllm:prompt_tokens_cached_by_source", COUNTER,
                   "Which memory had the prompt tokens that were cached.",
                   [(common | {"source": "device"}, found)])
     yield _family("vllm:admission_rejections", COUNTER, "Requests refused by a limit of the queue.",
                   [(common | {"reason": "max_num_queued_reqs"},
-                    told.get("rejected_queue_full", 0.0))])
-    positions = sorted(int(name.removeprefix(DRAFTED)) for name in told if name.startswith(DRAFTED))
+                    gauges.get("rejected_queue_full", 0.0))])
+    positions = sorted(int(name.removeprefix(DRAFTED)) for name in gauges
+                       if name.startswith(DRAFTED))
     yield _family("vllm:spec_decode_num_accepted_tokens_per_pos", COUNTER,
                   "Draft tokens accepted, by position.",
-                  [(common | {"position": str(i)}, told[f"{DRAFTED}{i}"]) for i in positions])
+                  [(common | {"position": str(i)}, gauges[f"{DRAFTED}{i}"]) for i in positions])
 
 
 def _http(facts: MetricsInput) -> Iterator[MetricFamily]:
@@ -263,24 +264,24 @@ def _buckets(name: str, about: str, source: str, counts: list[float], total: flo
 
 
 def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
-    told = _gauges(facts, SCHEDULER)
+    gauges = _gauges(facts, SCHEDULER)
     yield _family("actorium:info", GAUGE, "The engine.", [
         ({"name": facts.config.runtime.name, "version": facts.version, "model": facts.model}, 1.0)])
     yield _family("actorium:ready", GAUGE, "1 while the engine is ready.",
                   [({}, float(facts.ready))])
-    busy, idle = told.get("busy_us", 0.0), told.get("idle_us", 0.0)
-    idled = idle + told.get("late_us", 0.0)
+    busy, idle = gauges.get("busy_us", 0.0), gauges.get("idle_us", 0.0)
+    idled = idle + gauges.get("late_us", 0.0)
     yield _family("actorium:device_idle_ratio", GAUGE,
                   "Part of the device's time with work in which it waited for the host, at most, "
                   "since the start.", [({}, idled / (busy + idle) if busy + idle else 0.0)])
     yield _family("actorium:pages", GAUGE, "Pages by state; cached ones may be held, too.",
-                  [({"state": state}, told.get(f"{state}_pages", 0.0))
+                  [({"state": state}, gauges.get(f"{state}_pages", 0.0))
                    for state in ("free", "held", "cached", "quarantined")])
     yield _family("actorium:rejected_requests", COUNTER, "Requests refused, by the error's code.",
-                  [({"code": code.removeprefix(REJECTED)}, n) for code, n in sorted(told.items())
+                  [({"code": code.removeprefix(REJECTED)}, n) for code, n in sorted(gauges.items())
                    if code.startswith(REJECTED)])
     yield _family("actorium:preemptions", COUNTER, "Preemptions by cause.",
-                  [({"cause": cause}, told.get(f"preemptions_{cause}", 0.0)) for cause in CAUSES])
+                  [({"cause": cause}, gauges.get(f"preemptions_{cause}", 0.0)) for cause in CAUSES])
     yield _family("actorium:restarts", COUNTER, "Restarts of actors, by cause.",
                   [({"role": role, "cause": cause}, float(n))
                    for (role, cause), n in sorted(facts.restarts.items())])

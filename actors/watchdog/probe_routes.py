@@ -153,8 +153,8 @@ class ProbeApp:
 
     def _load(self, _accept: str) -> ProbeResponse:
         scheduler = self._engine.metrics_input(self._clock()).actors.get(metrics.SCHEDULER)
-        told = scheduler.gauges if scheduler is not None else {}
-        counts = {name: int(told.get(name, 0)) for name in
+        gauges = scheduler.gauges if scheduler is not None else {}
+        counts = {name: int(gauges.get(name, 0)) for name in
                   ("running", "waiting", "waiting_requests", "free_pages", "held_pages",
                    "cached_pages")}
         return json_response(200, server_load=counts["running"] + counts["waiting"], **counts)

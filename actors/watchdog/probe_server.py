@@ -60,7 +60,7 @@ class ProbeServer:
     def start(self, post: Post, engine: ProbedEngine) -> None:
         """Serve from now on. `post` runs a call on the loop's thread."""
         if self._port is not None:
-            self._load_aside(post, engine)
+            self._load_in_thread(post, engine)
         else:
             post(lambda: self._await_first(post, engine))
 
@@ -73,14 +73,14 @@ class ProbeServer:
 
     def _on_first(self, post: Post, engine: ProbedEngine) -> None:
         self._ignore_first()
-        self._load_aside(post, engine)
+        self._load_in_thread(post, engine)
 
     def _ignore_first(self) -> None:
         if self._awaits_first:
             self._awaits_first = False
             asyncio.get_running_loop().remove_reader(self._local.fileno())
 
-    def _load_aside(self, post: Post, engine: ProbedEngine) -> None:
+    def _load_in_thread(self, post: Post, engine: ProbedEngine) -> None:
         threading.Thread(target=self._load, args=(post, engine), name="probes",
                          daemon=True).start()
 

@@ -1,7 +1,7 @@
-"""How the engine is, as probes tell it: alive, started, ready, and why not.
+"""The engine's condition as probes report it: live, started, ready, and why not.
 
-Pure: a judgement on what the watchdog has heard. Alive until recovery is impossible; ready when
-every actor is at work, within its budget, and a request that came now would be taken.
+Pure: judged by what the watchdog knows. Live until recovery is impossible; ready when every actor
+works within its budget, and a request that came now would be accepted.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from actorium.actors.watchdog.supervised import Supervised
 
 SCHEDULER = "scheduler"
 WAITING, LEDGER_FULL = "waiting_requests", "ledger_full"
-"""Gauges of the scheduler: requests that wait, and whether its ledger takes no more."""
+"""Gauges of the scheduler: waiting requests, and whether its ledger is full."""
 RETRY_AFTER = 1
-"""Seconds after which it is worth asking again, as far as anybody knows."""
+"""Seconds after which it is worth asking again."""
 
 
 class EngineCondition(NamedTuple):
-    """A judgement at one moment."""
+    """The condition at one moment."""
 
     live: bool
     started: bool
     """The engine has been ready."""
     ready: bool
     why: str
-    """What keeps it from being ready; empty when it is."""
+    """What keeps it from being ready; empty if it is."""
     retry_after: int
-    """Seconds; 0 = it will not come back by itself."""
+    """Seconds; 0 = it will not recover by itself."""
 
 
 class EngineView(NamedTuple):
-    """What the watchdog knows at a moment."""
+    """What the watchdog knows at one moment."""
 
     actors: Mapping[str, Supervised]
     expected: frozenset[str]
@@ -42,7 +42,7 @@ class EngineView(NamedTuple):
     error: str | None
     """Why the engine ends."""
     draining: bool
-    """It ends because it was told to."""
+    """It ends because it was stopped."""
     started: bool
 
 

@@ -1,8 +1,8 @@
-"""The line on the work, every so many seconds in which there was some. Pure.
+"""The periodic log line on throughput, every so many seconds in which there was work. Pure.
 
-Its words are vLLM's, in their order, so that people and scripts that know its log read this one;
-what that does not have follows. It is made of the heartbeats' gauges: rates are differences of
-counters over the time between the two beats that told them.
+Its wording is vLLM's, in the same order, so that people and scripts that know vLLM's log can read
+it; fields that vLLM lacks follow. It is made of the heartbeats' gauges: rates are differences of
+counters over the time between the two heartbeats that carried them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ GRAPHS = ("full_graph", "piecewise_graph", "eager")
 
 
 class StatsLine(NamedTuple):
-    """What is written."""
+    """The text, and the same as fields of a JSON line."""
 
     text: str
     fields: dict[str, float]
 
 
 class StatsLogger:
-    """Tells when a line is due, and makes it."""
+    """Makes a line when one is due."""
 
     def __init__(self, seconds: float) -> None:
         """seconds: between two lines; 0 = there are none."""
@@ -50,14 +50,14 @@ class StatsLogger:
         modes = self._since(worker, tuple(f"steps_{mode}" for mode in GRAPHS))[1]
         if first or scheduler is None:
             return None
-        told = scheduler.gauges
-        if not (done["steps"] or told.get("running") or told.get("waiting")):
+        gauges = scheduler.gauges
+        if not (done["steps"] or gauges.get("running") or gauges.get("waiting")):
             return None
-        return _line(told, done, modes, took)
+        return _line(gauges, done, modes, took)
 
     def _since(self, actor: Supervised | None, names: tuple[str, ...]
                ) -> tuple[float, Mapping[str, float]]:
-        """Seconds between the beats of the last tick and of this one, and what was counted."""
+        """Seconds between the heartbeats of the last tick and of this one; growth of counters."""
         if actor is None:
             return 0.0, dict.fromkeys(names, 0.0)
         counts = {name: actor.gauges.get(name, 0.0) for name in names}
@@ -69,14 +69,14 @@ class StatsLogger:
         return grown
 
 
-def _line(told: Mapping[str, float], done: Mapping[str, float], modes: Mapping[str, float],
+def _line(gauges: Mapping[str, float], done: Mapping[str, float], modes: Mapping[str, float],
           took: float) -> StatsLine:
     per_second = 1.0 / took if took > 0 else 0.0
-    used, total = told.get("kv_tokens_used", 0.0), told.get("kv_tokens", 0.0)
+    used, total = gauges.get("kv_tokens_used", 0.0), gauges.get("kv_tokens", 0.0)
     fields = {
         "prompt_tokens_per_second": done["computed_prompt_tokens"] * per_second,
         "generation_tokens_per_second": done["tokens"] * per_second,
-        "running": told.get("running", 0.0), "waiting": told.get("waiting", 0.0),
+        "running": gauges.get("running", 0.0), "waiting": gauges.get("waiting", 0.0),
         "kv_tokens_used": used, "kv_tokens": total, "kv_usage": used / total if total else 0.0}
     parts = [f"Avg prompt throughput: {fields['prompt_tokens_per_second']:.1f} tokens/s",
              f"Avg generation throughput: {fields['generation_tokens_per_second']:.1f} tokens/s",

@@ -1,7 +1,7 @@
 """What is done about dead and hung actors: which to kill, which to start again, when to give up.
 
-Pure, but for the function that looks at processes: it is told of deaths, looks at the actors now
-and then, and returns orders to the launcher. What it knows of restarts goes to the launcher as
+Pure, but for the function that looks at processes: it receives deaths, checks the actors now and
+then, and returns orders to the launcher. What it knows of restarts goes to the launcher as
 well, which hands it to the next watchdog: no limit begins anew with a new watchdog.
 """
 

@@ -41,7 +41,7 @@ _BETWEEN, _HEAD, _BODY = range(3)
 
 
 class ConnectionLimits(NamedTuple):
-    """What a connection may take."""
+    """Bounds of a connection."""
 
     connections: int
     """More close the one that has been idle longest."""
@@ -60,20 +60,20 @@ def usable_connections(wanted: int) -> int:
 
 def connection_class(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
     """The class of one server's connections."""
-    idle: dict[Connection, None] = {}
+    idle: dict[BoundedConnection, None] = {}
 
-    class Served(Connection):
+    class Served(BoundedConnection):
         pass
 
     Served.limits, Served.idle = limits, idle
     return Served
 
 
-class Connection(HttpToolsProtocol):
-    """See the module."""
+class BoundedConnection(HttpToolsProtocol):
+    """A connection with the bounds that the module describes."""
 
     limits: ConnectionLimits
-    idle: dict[Connection, None]
+    idle: dict[BoundedConnection, None]
     """Those where nothing is being answered, the longest idle one first."""
     _running: Any = None
     """What is being answered: the oldest request that is not."""
@@ -81,18 +81,18 @@ class Connection(HttpToolsProtocol):
     """Where the parser is."""
     _came = _body = 0
     """Bytes since the last change of stage, and those of them that are a body's."""
-    _deaf = False
-    """Whatever comes is dropped."""
+    _ignoring_input = False
+    """All further input is dropped."""
     _linger = LINGER_BYTES
     _staying = False
     """The request asks for another protocol, and is to be served in this one."""
-    _owing: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _receive_timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.idle[self] = None
-        self._owe()
+        self._arm_receive_timer()
         if len(self.connections) > self.limits.connections:
             oldest = next(iter(self.idle))
             if oldest is not self:
@@ -102,9 +102,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.idle.pop(self, None)
-        self._owes_nothing()
-        if self._unread is not None:
-            self._unread.cancel()
+        self._cancel_receive_timer()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
         if self._running is not None and self._running is not self.cycle:
             self._running.disconnected = True  # uvicorn tells the last request alone
             self._running.message_event.set()
@@ -113,7 +113,7 @@ class Connection(HttpToolsProtocol):
     # --- what comes ---
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._ignoring_input:
             self._came += len(data)
             if self._came > (self._linger if self._running is None else self.limits.body_bytes):
                 self.transport.abort()
@@ -129,7 +129,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(b"400 Bad Request", b"Invalid HTTP request received.")
             return
         if self._running is None:
-            self._owe()
+            self._arm_receive_timer()
         if self._came > MAX_HEAD:
             self._bound()
 
@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
         if self._running is None:
             self._running = self.cycle
             self.idle.pop(self, None)
-            self._owes_nothing()
+            self._cancel_receive_timer()
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -188,18 +188,18 @@ class Connection(HttpToolsProtocol):
 
     # --- time ---
 
-    def _owe(self) -> None:
-        """The peer has so long to say something whole."""
-        if self._owing is None and not self.transport.is_closing():
-            self._owing = self.loop.call_later(self.limits.receive_seconds, self._late)
+    def _arm_receive_timer(self) -> None:
+        """The peer has `receive_seconds` to send a whole head or body."""
+        if self._receive_timer is None and not self.transport.is_closing():
+            self._receive_timer = self.loop.call_later(self.limits.receive_seconds, self._late)
 
-    def _owes_nothing(self) -> None:
-        if self._owing is not None:
-            self._owing.cancel()
-            self._owing = None
+    def _cancel_receive_timer(self) -> None:
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
 
     def _late(self) -> None:
-        self._owing = None
+        self._receive_timer = None
         if self._stage is _HEAD:
             self._refuse(b"408 Request Timeout", b"The head did not come in time.")
         else:
@@ -211,30 +211,30 @@ class Connection(HttpToolsProtocol):
         self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
-            self._watch_unread()
+            self._arm_send_timer()
         if self._running is None:
             self.idle[self] = None
             if self._stage is not _BETWEEN:  # half of the next head, or a body that nobody read
                 self._unset_keepalive_if_required()
-                self._owe()
+                self._arm_receive_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_unread()
+        self._arm_send_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
 
-    def _watch_unread(self) -> None:
-        if self._unread is None:
-            self._unread = self.loop.call_later(self.limits.send_seconds, self._stalled)
+    def _arm_send_timer(self) -> None:
+        if self._send_timer is None:
+            self._send_timer = self.loop.call_later(self.limits.send_seconds, self._stalled)
 
     def _stalled(self) -> None:
         """What was said before is still not read, or the connection would not be there."""
-        self._unread = None
+        self._send_timer = None
         if self.flow.write_paused or self.transport.is_closing() or (
                 self._running is None and self.transport.get_write_buffer_size()):
             if (sock := self.transport.get_extra_info("socket")) is not None:
@@ -248,18 +248,18 @@ class Connection(HttpToolsProtocol):
 
     def _close(self) -> None:
         """Close, and wait no longer than for any reader that what was said is read."""
-        self._owes_nothing()
+        self._cancel_receive_timer()
         if not self.transport.is_closing():
             self.transport.close()
-            self._watch_unread()
+            self._arm_send_timer()
 
     def _refuse(self, status: bytes, why: bytes) -> None:
         """Say no to what comes, behind the answers to what came before, and close."""
         if self.transport.is_closing():
             return
         came = self._came
-        self._deaf, self._came = True, 0
-        self._owes_nothing()
+        self._ignoring_input, self._came = True, 0
+        self._cancel_receive_timer()
         broken = self._stage is _BODY and self.cycle.more_body
         if self._running is None or (broken and self.cycle is self._running
                                      and not self.cycle.response_started):
@@ -286,12 +286,12 @@ class Connection(HttpToolsProtocol):
             self._running = None
         self.idle[self] = None
         self.transport.write_eof()
-        self._owing = self.loop.call_later(LINGER, self.transport.abort)
+        self._receive_timer = self.loop.call_later(LINGER, self.transport.abort)
 
 
 def http_server(app: Any, limits: ConnectionLimits, keep_alive: int,
                 backlog: int) -> uvicorn.Server:
-    """A server of an ASGI application, which `start` starts. keep_alive: seconds for which a
+    """A server of an ASGI application, which `start_server` starts. keep_alive: seconds for which a
     connection may be idle between two requests; backlog: of connections that nobody has accepted.
     """
     config = uvicorn.Config(

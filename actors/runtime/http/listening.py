@@ -1,4 +1,4 @@
-"""Sockets that an actor listens at, and telling others in the run directory where."""
+"""Listening sockets, and files in the run directory that say at which address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actorium.actors.runtime.security import private_paths as private
 
 
 class ListenAddress(msgspec.Struct, frozen=True):
-    """An address, as it stands in the run directory."""
+    """An address, as written into the run directory."""
 
     host: str
     port: int
@@ -24,7 +24,7 @@ class ListenAddress(msgspec.Struct, frozen=True):
 
 
 def read_address(file: Path) -> ListenAddress | None:
-    """What the file says; None = nothing."""
+    """The address in the file; None = there is none."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=ListenAddress)
     except (OSError, msgspec.DecodeError):
@@ -32,9 +32,9 @@ def read_address(file: Path) -> ListenAddress | None:
 
 
 def write_address(file: Path, where: ListenAddress, writer: str) -> None:
-    """Say it there, at once for whoever reads; `writer` is the role that does. What stands there
-    already need not be written: a later incarnation mostly listens where the first one did, and may
-    find the disk full. Raises `OSError`."""
+    """Write the address atomically; `writer` is the role that does. A file that has it already is
+    left alone: a later incarnation mostly listens where the first one did, and may find the disk
+    full. Raises `OSError`."""
     if read_address(file) == where:
         return
     temporary = file.with_name(f"{file.name}.{writer}.log")
