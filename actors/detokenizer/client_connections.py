@@ -34,14 +34,14 @@ MERGED = 1 << 17
 class AwayClient:
     """A client that cannot be told anything now."""
 
-    __slots__ = ("since", "until", "knock_at", "knocked", "fresh")
+    __slots__ = ("since", "until", "probe_at", "probe_sent", "fresh")
 
     def __init__(self, until: float, now: float, fresh: bool = False) -> None:
         self.fresh = fresh
         """Never reached by this incarnation."""
-        self.since = self.knock_at = now
+        self.since = self.probe_at = now
         self.until = until
-        self.knocked = False
+        self.probe_sent = False
         """A knock is on its way: reached, unless `gone` comes before the next wake."""
 
 
@@ -57,7 +57,7 @@ class ClientConnections:
         self._listen_at = math.inf
         self._hurried = False
 
-    def hurry(self, now: float) -> None:
+    def shorten_patience(self, now: float) -> None:
         """The engine stops: knock at everybody, and do not wait long for those who are away."""
         self._hurried = True
         self._listen_at = now
@@ -65,7 +65,7 @@ class ClientConnections:
         for away in self.away.values():
             away.until = min(away.until, now + (
                 RECONNECT_HURRIED if away.fresh else RETURN_HURRIED))
-            away.knock_at = min(away.knock_at, now)
+            away.probe_at = min(away.probe_at, now)
 
     @property
     def all_open(self) -> bool:
@@ -76,7 +76,7 @@ class ClientConnections:
         """Nothing may be sent to the client now."""
         return client in self.away or client in self.slow
 
-    def far_behind(self, waiting: Iterable[OutputSequence]) -> list[bytes]:
+    def too_far_behind(self, waiting: Iterable[OutputSequence]) -> list[bytes]:
         """Slow clients for whom too much waits to be told."""
         behind: Counter[bytes] = Counter()
         for seq in waiting:
@@ -103,7 +103,7 @@ class ClientConnections:
         self.slow.discard(client)
         patience = RETURN_HURRIED if self._hurried else RETURN
         away = self.away.setdefault(client, AwayClient(now + patience, now))
-        away.knocked, away.knock_at = False, now + KNOCK
+        away.probe_sent, away.probe_at = False, now + KNOCK
 
     def forget(self, client: bytes) -> None:
         """There is nothing for the client any more."""
@@ -121,22 +121,22 @@ class ClientConnections:
 
     def overdue(self, now: float) -> list[bytes]:
         """Who did not come back in time."""
-        return [c for c, away in self.away.items() if away.until <= now and not away.knocked]
+        return [c for c, away in self.away.items() if away.until <= now and not away.probe_sent]
 
-    def knocks(self, now: float) -> list[bytes]:
+    def due_probes(self, now: float) -> list[bytes]:
         """Whom to knock at now. The knocks of the wake before have succeeded."""
-        for client in [c for c, away in self.away.items() if away.knocked]:
+        for client in [c for c, away in self.away.items() if away.probe_sent]:
             self.here(client)
-        due = [c for c, away in self.away.items() if away.knock_at <= now]
+        due = [c for c, away in self.away.items() if away.probe_at <= now]
         for client in due:
-            self.away[client].knocked = True
+            self.away[client].probe_sent = True
         return due
 
     def told(self, clients: Iterable[bytes]) -> None:
         """Something was sent to these."""
         self._told.update(clients)
 
-    def silent(self, clients: Collection[bytes], now: float) -> list[bytes]:
+    def unheard(self, clients: Collection[bytes], now: float) -> list[bytes]:
         """Whom of the clients, who have requests, to knock at since they were told nothing."""
         if not clients:
             self._listen_at = math.inf
@@ -150,7 +150,7 @@ class ClientConnections:
 
     def next_timer(self) -> float | None:
         """When to look again; None = nobody has requests or is away."""
-        due = min((0.0 if a.knocked else min(a.knock_at, a.until) for a in self.away.values()),
+        due = min((0.0 if a.probe_sent else min(a.probe_at, a.until) for a in self.away.values()),
                   default=math.inf)
         due = min(due, self._listen_at)
         return due if due < math.inf else None

@@ -17,10 +17,14 @@ from typing import Any
 
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.detokenizer.client_connections import ClientConnections
-from actorium.actors.detokenizer.ended_sequences import EndedSequences, error_delta, unknown
+from actorium.actors.detokenizer.ended_sequences import (
+    EndedSequences,
+    QuarantinedRequests,
+    error_delta,
+    unknown,
+)
 from actorium.actors.detokenizer.incremental import TokenDecoder, load
 from actorium.actors.detokenizer.output_sequence import OutputSequence, count_drafts, request_name
-from actorium.actors.detokenizer.refusals import QuarantinedRequests
 from actorium.actors.errors import Aborted, Quarantined
 from actorium.actors.messages import (
     Answer,
@@ -59,18 +63,18 @@ class DetokenizerCore(Core):
     def __init__(self, ctx: Context, journal: InflightJournal | None = None) -> None:
         self._ctx = ctx
         self.journal = journal or InflightJournal(actor="detokenizer")
-        self._refusals = QuarantinedRequests(self.journal)
+        self._quarantined = QuarantinedRequests(self.journal)
         self._detokenizer: TokenDecoder | None = None
         self._announced = False
-        self._early: list[Any] = []
-        self._live: dict[int, OutputSequence] = {}
+        self._early_messages: list[Any] = []
+        self._sequences: dict[int, OutputSequence] = {}
         self._clients: dict[bytes, set[int]] = {}
-        self._readers = ClientConnections()
-        self._departed = EndedSequences()
-        self._fence = 0
+        self._connections = ClientConnections()
+        self._ended_sequences = EndedSequences()
+        self._scheduler_epoch = 0
         """Highest epoch of a scheduler so far."""
-        self._asked = -math.inf
-        self._dirty: dict[int, OutputSequence] = {}
+        self._asked_at = -math.inf
+        self._unsent: dict[int, OutputSequence] = {}
         self._out: list[Send] = []
         self._tokens = self._repeated = 0
         self._step = 0
@@ -84,36 +88,36 @@ class DetokenizerCore(Core):
         if isinstance(message, Reply):
             self._out.append(Send(CLIENT, Answer(message.rid, message.json), message.client))
         elif self._detokenizer is None:
-            self._early.append(message)
+            self._early_messages.append(message)
         elif isinstance(message, TokenBatch):
-            self._batch(message, now)
+            self._on_batch(message, now)
         elif isinstance(message, Open):
-            self._take_open(message, self._detokenizer, now)
+            self._on_open(message, self._detokenizer, now)
         else:
-            self._unknown(message)
+            self._on_unknown(message)
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
         """Attach: answered with this incarnation's epoch, and with errors for the requests that
         were given up because the client was gone or did not read."""
         if isinstance(message, Attach):
-            self._readers.here(client)
+            self._connections.here(client)
             self._out.append(Send(CLIENT, Attached(self._ctx.epoch), client))
-            self._tell_lost(client)
+            self._report_lost(client)
 
     def on_client_gone(self, client: bytes, now: float) -> None:
         """The client cannot be reached: its requests are given up unless it comes back soon."""
-        if client in self._clients or any(s.client == client for s in self._dirty.values()):
-            self._readers.gone(client, now)
+        if client in self._clients or any(s.client == client for s in self._unsent.values()):
+            self._connections.gone(client, now)
         else:
-            self._readers.forget(client)
+            self._connections.forget(client)
 
     def on_client_slow(self, client: bytes, slow: bool, now: float) -> None:
         """The client does not read what is sent, or has read it all."""
         if slow:
-            self._readers.slow.add(client)
+            self._connections.slow.add(client)
         else:
-            self._readers.slow.discard(client)
-            self._tell_lost(client)
+            self._connections.slow.discard(client)
+            self._report_lost(client)
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
         """The scheduler does not read: what it is sent is dropped until it does."""
@@ -131,27 +135,27 @@ class DetokenizerCore(Core):
             return [self._hello()]
         if self._detokenizer is None:
             self._detokenizer = load(self._ctx.config.model)
-            for message in self._early:
+            for message in self._early_messages:
                 self.on_message(message, now)
-            self._early = []
-        readers = self._readers
-        for client in readers.silent(self._clients, now):
+            self._early_messages = []
+        connections = self._connections
+        for client in connections.unheard(self._clients, now):
             self._out.append(Send(CLIENT, TextBatch([]), client))
-        if not readers.all_open:
-            self._look_after(readers, now)
-        news = self._news(readers) if self._dirty else []
+        if not connections.all_open:
+            self._check_clients(connections, now)
+        news = self._deltas(connections) if self._unsent else []
         out, self._out = self._out, []
         return out + news
 
-    def _news(self, readers: ClientConnections) -> list[Send]:
+    def _deltas(self, connections: ClientConnections) -> list[Send]:
         """A TextBatch for each client with news that can be told now."""
         by_client: dict[bytes, list[Delta]] = {}
         waiting: dict[int, OutputSequence] = {}
-        everybody = readers.all_open
+        everybody = connections.all_open
         broken: list[tuple[OutputSequence, BaseException]] = []
         self.journal.put(NOBODY)
-        for sid, seq in self._dirty.items():
-            if everybody or not readers.shut(seq.client):
+        for sid, seq in self._unsent.items():
+            if everybody or not connections.shut(seq.client):
                 self.journal.turn_to(seq.name)
                 try:
                     by_client.setdefault(seq.client, []).append(seq.delta())
@@ -160,46 +164,47 @@ class DetokenizerCore(Core):
             else:
                 waiting[sid] = seq
         self.journal.clear()
-        self._dirty = waiting
+        self._unsent = waiting
         for seq, raised in broken:
             self._quarantine(seq, raised)
-        readers.told(by_client)
+        connections.told(by_client)
         return [Send(CLIENT, TextBatch(news), client) for client, news in by_client.items()]
 
-    def _look_after(self, readers: ClientConnections, now: float) -> None:
+    def _check_clients(self, connections: ClientConnections, now: float) -> None:
         """Give up who is away for too long or far behind; knock at the others."""
-        for client in readers.overdue(now):
-            self._give_up(client, math.inf if self._draining else now - readers.away[client].since)
-        for client in readers.far_behind(self._dirty.values()) if readers.slow else ():
-            self._give_up(client)
-        for client in readers.knocks(now):
+        for client in connections.overdue(now):
+            self._give_up_client(client, math.inf if self._draining
+                                 else now - connections.away[client].since)
+        for client in connections.too_far_behind(self._unsent.values()) if connections.slow else ():
+            self._give_up_client(client)
+        for client in connections.due_probes(now):
             self._out.append(Send(CLIENT, TextBatch([]), client))
 
     def next_timer(self) -> float | None:
         """At once until loaded, then when a client needs a look."""
-        return 0.0 if self._detokenizer is None else self._readers.next_timer()
+        return 0.0 if self._detokenizer is None else self._connections.next_timer()
 
     def drain(self, now: float) -> None:
         """Go on until the live sequences have ended; those of clients that are gone end soon, also
         those that linger: nobody may come for them any more."""
         if not self._draining:
-            self._readers.hurry(now)
+            self._connections.shorten_patience(now)
         self._draining = True
 
     @property
     def done(self) -> bool:
         """True when no sequence lives and all is said to those who are there."""
-        away = self._readers.away
-        unsaid = any(seq.client not in away for seq in self._dirty.values())
-        return not (self._live or unsaid or self._out or self._early)
+        away = self._connections.away
+        unsaid = any(seq.client not in away for seq in self._unsent.values())
+        return not (self._sequences or unsaid or self._out or self._early_messages)
 
     def health(self) -> Health:
         """Phase "loading" until the tokenizer is read; `step` counts batches."""
         if self._detokenizer is None:
             return Health("loading", 0, LOADING_BUDGET, {}, "tokenizer files")
-        phase = "draining" if self._draining else "stepping" if self._live else "idle"
+        phase = "draining" if self._draining else "stepping" if self._sequences else "idle"
         return Health(phase, self._step, WORKING_BUDGET,
-                      {"detokenizer_sequences": float(len(self._live)),
+                      {"detokenizer_sequences": float(len(self._sequences)),
                        "detokenizer_tokens": float(self._tokens),
                        "duplicates_dropped": float(self._repeated)})
 
@@ -208,14 +213,14 @@ class DetokenizerCore(Core):
     def _hello(self) -> Send:
         return Send("scheduler", Hello(self._ctx.role, self._ctx.epoch))
 
-    def _fenced(self, epoch: int) -> bool:
+    def _is_stale(self, epoch: int) -> bool:
         """True for what an older scheduler says after a newer one."""
-        self._fence = max(self._fence, epoch)
-        return epoch < self._fence
+        self._scheduler_epoch = max(self._scheduler_epoch, epoch)
+        return epoch < self._scheduler_epoch
 
-    def _take_open(self, message: Open, detokenizer: TokenDecoder, now: float) -> None:
+    def _on_open(self, message: Open, detokenizer: TokenDecoder, now: float) -> None:
         """`_open` it, unless its request has been quarantined, or is by that."""
-        if (known := self._refusals.of(message)) is not None:
+        if (known := self._quarantined.of(message)) is not None:
             self._end_request(message.client, message.rid, known)
             return
         self.journal.put(request_name(message))
@@ -225,7 +230,7 @@ class DetokenizerCore(Core):
             self._quarantine(message, error)
         self.journal.clear()
 
-    def _try(self, seq: OutputSequence, work: Callable[..., None], *args: Any) -> None:
+    def _guarded(self, seq: OutputSequence, work: Callable[..., None], *args: Any) -> None:
         """Work on one sequence of several."""
         self.journal.turn_to(seq.name)
         try:
@@ -235,56 +240,57 @@ class DetokenizerCore(Core):
 
     def _quarantine(self, one: OutputSequence | Open, error: BaseException) -> None:
         """Work on a sequence has raised: its request ends, and nothing else."""
-        self._end_request(one.client, one.rid, self._refusals.add(one, error))
+        self._end_request(one.client, one.rid, self._quarantined.add(one, error))
 
     def _end_request(self, client: bytes, rid: str, error: Quarantined) -> None:
         """End all its sequences, here and in the scheduler. Its client is told, or will be when it
         asks."""
         self._drop(client, rid)
         self._out.append(Send("scheduler", Cancel(rid, client)))
-        if not self._readers.shut(client):
+        if not self._connections.shut(client):
             delta = error_delta(rid, error.code, error.message)
             self._out.append(Send(CLIENT, TextBatch([delta]), client))
 
     def _drop(self, client: bytes, rid: str) -> None:
         for sid in list(self._clients.get(client, ())):
-            if (seq := self._live[sid]).rid == rid:
-                self._dirty.pop(sid, None)
+            if (seq := self._sequences[sid]).rid == rid:
+                self._unsent.pop(sid, None)
                 self._close(seq)
 
     def _open(self, message: Open, detokenizer: TokenDecoder, now: float) -> None:
         """A sequence, new or told once more. Its client gets a delta at once, which may be empty:
         the receipt that its request is in the ledger."""
-        if self._fenced(message.epoch) or (not message.again and self._is_over(message)):
+        if self._is_stale(message.epoch) or (not message.again and self._is_over(message)):
             return
-        old = self._live.get(message.sid)
+        old = self._sequences.get(message.sid)
         if old is not None and old.key == (message.client, message.rid, message.index):
-            if not message.again or old.untold:
-                self._catch_up(old, message)
+            if not message.again or old.nothing_sent:
+                self._apply_open(old, message)
                 if message.again:
-                    self._dirty[message.sid] = old
+                    self._unsent[message.sid] = old
                 return
             if len(message.emitted) // 4 < old.seen:
                 return  # on its way since before what is known; the client will ask again
         if old is not None:
             self._close(old)
-            self._taken(old, message.client)
+            self._report_adopted(old, message.client)
         prompt = memoryview(message.prompt).cast("i")
         stream = detokenizer.stream(prompt, message.text.skip_special_tokens)
-        seq = self._live[message.sid] = self._dirty[message.sid] = OutputSequence(message, stream)
+        seq = self._sequences[message.sid] = self._unsent[message.sid] = OutputSequence(message,
+                                                                                        stream)
         self._clients.setdefault(message.client, set()).add(message.sid)
-        self._departed.back(message.sid)
-        self._readers.meet(message.client, now)
-        self._catch_up(seq, message)
+        self._ended_sequences.back(message.sid)
+        self._connections.meet(message.client, now)
+        self._apply_open(seq, message)
 
     def _is_over(self, message: Open) -> bool:
         """It has ended here, or its client has been given up: the scheduler is told again."""
-        verdict = self._departed.verdict(message)
+        verdict = self._ended_sequences.known_end(message)
         if verdict is not None and verdict.news is not None:
             self._out.append(Send("scheduler", verdict.news))
         return verdict is not None
 
-    def _catch_up(self, seq: OutputSequence, message: Open) -> None:
+    def _apply_open(self, seq: OutputSequence, message: Open) -> None:
         """Take what the message tells and `seq` has not seen."""
         end, skip, count = message.end, seq.seen, len(message.emitted) // 4
         self._repeated += min(skip, count)
@@ -293,26 +299,26 @@ class DetokenizerCore(Core):
         if count >= skip:
             seq.drafted, seq.accepted = message.draft_tokens, message.accepted_tokens
         if end is not None:
-            seq.note(end)
+            seq.apply_event(end)
         for row in message.prompt_logprobs:
             seq.add_prompt_logprobs(row)
         if count > skip:
-            self._dirty[seq.sid] = seq
+            self._unsent[seq.sid] = seq
             emitted = memoryview(message.emitted).cast("i").tolist()
             if message.emitted_logprobs:
-                seq.add_history(message.emitted_logprobs, emitted, skip)
-            self._push(seq, emitted[skip:], None if end is None else end.stop_token)
-        if end is not None and self._live.get(seq.sid) is seq:
+                seq.add_replayed_logprobs(message.emitted_logprobs, emitted, skip)
+            self._add_tokens(seq, emitted[skip:], None if end is None else end.stop_token)
+        if end is not None and self._sequences.get(seq.sid) is seq:
             self._finish(seq, end)
 
-    def _unknown(self, message: Unknown) -> None:
+    def _on_unknown(self, message: Unknown) -> None:
         """The scheduler knows nothing of a request: what is left of it here is void."""
         self._drop(message.client, message.rid)
-        if not self._readers.shut(message.client):  # else it will ask again
+        if not self._connections.shut(message.client):  # else it will ask again
             self._out.append(Send(CLIENT, TextBatch([unknown(message)]), message.client))
 
-    def _batch(self, message: TokenBatch, now: float) -> None:
-        if self._fenced(message.epoch):
+    def _on_batch(self, message: TokenBatch, now: float) -> None:
+        if self._is_stale(message.epoch):
             self._repeated += len(message.tokens) // 4
             return
         self._step += 1
@@ -320,13 +326,13 @@ class DetokenizerCore(Core):
         starts = memoryview(message.starts).cast("i").tolist()
         sids = memoryview(message.sids).cast("i").tolist()
         events = {e.sid: e for e in message.events} if message.events else NO_EVENT
-        live, dirty = self._live, self._dirty
+        live, dirty = self._sequences, self._unsent
         if message.drafts:
             count_drafts(live, message, sids, starts)
         self.journal.put(NOBODY)
         for event in message.events:
             if (seq := live.get(event.sid)) is not None:
-                self._try(seq, seq.note, event)
+                self._guarded(seq, seq.apply_event, event)
         missed, at = False, 0
         for sid, start, count in zip(sids, starts, message.counts, strict=True):
             end = at + count
@@ -336,20 +342,20 @@ class DetokenizerCore(Core):
                     missed, seq.gap_end = True, start + count
                 else:
                     dirty[sid] = seq
-                    self._try(seq, self._row, seq, tokens[at:end], seq.seen - start,
-                              events.get(sid))
+                    self._guarded(seq, self._add_row, seq, tokens[at:end], seq.seen - start,
+                                  events.get(sid))
             at = end
         self._tokens += at
-        if missed and now >= self._asked + ASK_AGAIN:
-            self._asked = now
+        if missed and now >= self._asked_at + ASK_AGAIN:
+            self._asked_at = now
             self._out.append(self._hello())
         for event in message.events:
             if (seq := live.get(event.sid)) is not None and seq.seen >= seq.gap_end:
-                self._try(seq, self._finish, seq, event)
+                self._guarded(seq, self._finish, seq, event)
         self.journal.clear()
 
-    def _row(self, seq: OutputSequence, tokens: list[int], skip: int,
-             event: SequenceEvent | None) -> None:
+    def _add_row(self, seq: OutputSequence, tokens: list[int], skip: int,
+                 event: SequenceEvent | None) -> None:
         """Tokens of one sequence, the first `skip` of them known already."""
         if event is not None and event.logprobs is not None:
             seq.add_logprobs(event.logprobs, tokens, skip)
@@ -358,11 +364,11 @@ class DetokenizerCore(Core):
             new = tokens[skip:]
             self._repeated += len(tokens) - len(new)
         if new:
-            self._push(seq, new, None if event is None else event.stop_token)
+            self._add_tokens(seq, new, None if event is None else event.stop_token)
 
-    def _push(self, seq: OutputSequence, tokens: list[int], stop_token: int | None) -> None:
+    def _add_tokens(self, seq: OutputSequence, tokens: list[int], stop_token: int | None) -> None:
         before = seq.seen
-        if seq.take(tokens, stop_token):
+        if seq.append_tokens(tokens, stop_token):
             beyond = len(tokens) - (seq.seen - before)
             seq.drop_logprobs(beyond)
             seq.accepted = max(seq.accepted - beyond, 0)
@@ -376,8 +382,8 @@ class DetokenizerCore(Core):
         if event.error_code is not None:
             error = Rejected(seq.rid, event.error_code, (event.error or "")[:4096])
         reason = "error" if error else event.finish_reason or "error"
-        seq.end(reason, event.stop_token, error)
-        self._dirty[seq.sid] = seq
+        seq.finish(reason, event.stop_token, error)
+        self._unsent[seq.sid] = seq
         self._end(seq)
 
     def _end(self, seq: OutputSequence) -> None:
@@ -386,38 +392,41 @@ class DetokenizerCore(Core):
         if seq.error is None and not self.journal.quiet:
             self.journal.finished(seq.name)
 
-    def _give_up(self, client: bytes, away: float = math.inf) -> None:
+    def _give_up_client(self, client: bytes, away: float = math.inf) -> None:
         """Cancel what a client has here, but what lingers, if it is only away; it is told when it
         comes back. away: seconds."""
-        mine = [self._live[sid] for sid in sorted(self._clients.get(client, ()))]
-        mine += [s for s in self._dirty.values() if s.client == client and s.sid not in self._live]
+        mine = [self._sequences[sid] for sid in sorted(self._clients.get(client, ()))]
+        mine += [s for s in self._unsent.values() if s.client == client
+                 and s.sid not in self._sequences]
         over = [seq for seq in mine if seq.linger <= away]
-        live = [seq for seq in over if seq.sid in self._live]
+        live = [seq for seq in over if seq.sid in self._sequences]
         for rid in dict.fromkeys(seq.rid for seq in live):
             self._out.append(Send("scheduler", Cancel(rid, client)))
         if over:
-            self._departed.lose(client, list(dict.fromkeys(seq.rid for seq in over)))
+            self._ended_sequences.give_up_requests(client,
+                                                   list(dict.fromkeys(seq.rid for seq in over)))
         for seq in live:
             self._close(seq)
         for seq in over:
-            self._dirty.pop(seq.sid, None)
-        self._readers.left(client, min((s.linger for s in mine if s.linger > away), default=0.0))
+            self._unsent.pop(seq.sid, None)
+        self._connections.left(client, min((s.linger for s in mine if s.linger > away),
+                                           default=0.0))
 
-    def _taken(self, seq: OutputSequence, client: bytes) -> None:
+    def _report_adopted(self, seq: OutputSequence, client: bytes) -> None:
         """If another client has adopted it, tell who had it, if anybody is there."""
-        if client != seq.client and not self._readers.shut(seq.client):
+        if client != seq.client and not self._connections.shut(seq.client):
             delta = error_delta(seq.rid, Aborted.code, "another client has taken it up")
             self._out.append(Send(CLIENT, TextBatch([delta]), seq.client))
 
-    def _tell_lost(self, client: bytes) -> None:
-        if lost := self._departed.take_lost(client):
+    def _report_lost(self, client: bytes) -> None:
+        if lost := self._ended_sequences.pop_lost(client):
             why = "given up: the client did not read its stream"
             deltas = [error_delta(rid, Aborted.code, why) for rid in lost]
             self._out.append(Send(CLIENT, TextBatch(deltas), client))
 
     def _close(self, seq: OutputSequence) -> None:
-        del self._live[seq.sid]
-        self._departed.ended(seq)
+        del self._sequences[seq.sid]
+        self._ended_sequences.ended(seq)
         mine = self._clients[seq.client]
         mine.discard(seq.sid)
         if not mine:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from actorium.actors.config.retention import ENDED_SEQUENCES, LOST_CLIENTS, LOST_REQUESTS
-from actorium.actors.detokenizer.output_sequence import Key, OutputSequence
-from actorium.actors.errors import InvalidRequest, UnknownRequest
+from actorium.actors.config.retention import (
+    ENDED_SEQUENCES,
+    LOST_CLIENTS,
+    LOST_REQUESTS,
+    REFUSED_SEQUENCES,
+)
+from actorium.actors.detokenizer.output_sequence import Key, OutputSequence, request_name
+from actorium.actors.errors import InvalidRequest, Quarantined, UnknownRequest
 from actorium.actors.messages import Cancel, Delta, Open, Rejected, Stop, Unknown
+from actorium.actors.runtime.inflight_journal import InflightJournal
 
 
 class EndedSequence(NamedTuple):
@@ -44,21 +50,21 @@ class EndedSequences:
         """It lives again."""
         self._ended.pop(sid, None)
 
-    def lose(self, client: bytes, rids: list[str]) -> None:
+    def give_up_requests(self, client: bytes, rids: list[str]) -> None:
         """A client's requests are given up."""
-        before = self.take_lost(client)
+        before = self.pop_lost(client)
         self._lost[client] = kept = [*dict.fromkeys(before + rids)][-LOST_REQUESTS:]
         self._lost_requests += len(kept)
         while len(self._lost) > LOST_CLIENTS or self._lost_requests > LOST_REQUESTS:
-            self.take_lost(next(iter(self._lost)))
+            self.pop_lost(next(iter(self._lost)))
 
-    def take_lost(self, client: bytes) -> list[str]:
+    def pop_lost(self, client: bytes) -> list[str]:
         """The requests that it has lost, for it to be told; they are forgotten."""
         rids = self._lost.pop(client, [])
         self._lost_requests -= len(rids)
         return rids
 
-    def verdict(self, message: Open) -> KnownEnd | None:
+    def known_end(self, message: Open) -> KnownEnd | None:
         """What is known of a sequence that the scheduler tells of; None: it is not over."""
         told = message.end is not None
         if message.rid in self._lost.get(message.client, ()):
@@ -67,6 +73,32 @@ class EndedSequences:
         if ended is None or ended.key != (message.client, message.rid, message.index):
             return None
         return KnownEnd(None if told or ended.stopped is None else Stop(message.sid, ended.stopped))
+
+
+class QuarantinedRequests:
+    """Of one incarnation: those that have raised, and those that the journal says."""
+
+    def __init__(self, journal: InflightJournal) -> None:
+        self._journal = journal
+        self._kept: dict[bytes, Quarantined] = {}
+
+    def of(self, message: Open) -> Quarantined | None:
+        """What the client of this sequence is to be told instead of its text, if anything."""
+        name = request_name(message)
+        if name not in self._kept and self._journal.convicted(name):
+            self._keep(name, self._journal.refusal(message.rid))
+        return self._kept.get(name)
+
+    def add(self, one: OutputSequence | Open, error: BaseException) -> Quarantined:
+        """Work on it has raised that; what its client is to be told."""
+        told = self._journal.failed(error, one.rid)
+        self._keep(one.name if isinstance(one, OutputSequence) else request_name(one), told)
+        return told
+
+    def _keep(self, name: bytes, error: Quarantined) -> None:
+        self._kept[name] = error
+        if len(self._kept) > REFUSED_SEQUENCES:
+            del self._kept[next(iter(self._kept))]
 
 
 def error_delta(rid: str, code: str, why: str) -> Delta:

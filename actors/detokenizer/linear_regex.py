@@ -68,13 +68,13 @@ class Automaton:
         for number, text in enumerate(expressions, len(literals)):
             starts.append(self._expression(text, number))
         self.starts = starts
-        readers: dict[Test, States] = {}
+        connections: dict[Test, States] = {}
         for state, step in enumerate(self.steps):
             if step is not None:
-                readers[step.test] = readers.get(step.test, 0) | 1 << state
-        self._readers = list(readers.items())
+                connections[step.test] = connections.get(step.test, 0) | 1 << state
+        self._connections = list(connections.items())
         self._reads: dict[str, States] = {}
-        self.reading = sum(readers.values())
+        self.reading = sum(connections.values())
         """The states that read a character."""
         self.accepting = sum(1 << state for state in self.accepts)
         for number, start in enumerate(starts):
@@ -88,7 +88,7 @@ class Automaton:
         if found is None:
             if len(self._reads) >= KNOWN_CHARS:
                 self._reads.clear()
-            found = self._reads[char] = sum(mask for test, mask in self._readers if test(char))
+            found = self._reads[char] = sum(mask for test, mask in self._connections if test(char))
         return found
 
     def closure(self, states: Iterable[int], place: int) -> States:

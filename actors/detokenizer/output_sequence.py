@@ -27,7 +27,7 @@ Key = tuple[bytes, str, int]
 
 
 class OutputSequence:
-    """A live sequence. Tokens go in by `take`, deltas come out of `delta`."""
+    """A live sequence. Tokens go in by `append_tokens`, deltas come out of `delta`."""
 
     __slots__ = ("sid", "rid", "index", "client", "linger", "name", "prompt_tokens", "cached",
                  "seen", "gap_end", "drafted", "accepted", "finish_reason", "stop_reason", "error",
@@ -74,7 +74,7 @@ class OutputSequence:
         return self.client, self.rid, self.index
 
     @property
-    def untold(self) -> bool:
+    def nothing_sent(self) -> bool:
         """Its client has had no token of it yet, so there is none to be told again."""
         return self._start == 0
 
@@ -84,7 +84,7 @@ class OutputSequence:
         entries = self._logprobs
         return len(self._tokens) + sum(1 + len(e.top) for e in entries or ())
 
-    def take(self, tokens: Sequence[int], stop_token: int | None = None) -> bool:
+    def append_tokens(self, tokens: Sequence[int], stop_token: int | None = None) -> bool:
         """Take the next tokens; True if a stop string matched, which ends the sequence there.
 
         `stop_token`: the last of `tokens` ended the sequence; like a stop string it is part of
@@ -118,7 +118,7 @@ class OutputSequence:
         self._text += out
         return False
 
-    def end(self, reason: str, stop_reason: int | None, error: Rejected | None) -> None:
+    def finish(self, reason: str, stop_reason: int | None, error: Rejected | None) -> None:
         """The scheduler ended the sequence: nothing is held back any more."""
         tail = self._stream.flush()
         if self._stops is not None:
@@ -133,7 +133,8 @@ class OutputSequence:
         entries = expand(row, tokens)
         self._logprobs = (self._logprobs or []) + entries[skip:]
 
-    def add_history(self, rows: Sequence[RowLogprobs], tokens: Sequence[int], skip: int) -> None:
+    def add_replayed_logprobs(self, rows: Sequence[RowLogprobs], tokens: Sequence[int],
+                              skip: int) -> None:
         """Logprobs of all its `tokens` so far, row after row; the first `skip` are known."""
         entries: list[TokenLogprob] = []
         for row in rows:
@@ -146,7 +147,7 @@ class OutputSequence:
         if self._logprobs is not None and count:
             del self._logprobs[-count:]
 
-    def note(self, event: SequenceEvent) -> None:
+    def apply_event(self, event: SequenceEvent) -> None:
         """What an event tells of the prompt."""
         if event.cached_tokens is not None:
             self.cached = event.cached_tokens

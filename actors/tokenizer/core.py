@@ -46,7 +46,6 @@ from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
 from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS, PromptEncoder, PromptRequest
 from actorium.actors.tokenizer.text_model import TextModel
-from actorium.actors.tokenizer.token_rules import token_rules
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 60.0
@@ -60,8 +59,8 @@ SUBMIT_AGAIN = 0.5
 anew, since the scheduler may have died with it; the scheduler drops what it knows."""
 
 
-class Nudge(Message, frozen=True):
-    """The whole inbox of the tokenizer: it makes the actor wake up and does nothing else."""
+class NoActorMessages(Message, frozen=True, tag="Nudge"):
+    """The tokenizer's inbox: no actor sends it anything but this, which only wakes it up."""
 
 
 class PendingMessage(NamedTuple):
@@ -83,7 +82,7 @@ class PendingMessage(NamedTuple):
 class TokenizerCore(Core):
     """See the module."""
 
-    inbox: Any = Nudge
+    inbox: Any = NoActorMessages
     front: Any = ToTokenizerFront
     journal: InflightJournal
 
@@ -117,7 +116,7 @@ class TokenizerCore(Core):
         self._post = post
 
     def on_message(self, message: Any, now: float) -> None:
-        """A Nudge: nothing to do."""
+        """Does nothing: the message only wakes the actor up."""
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
         """Queue one message of the front; `on_wake` answers it."""
@@ -274,7 +273,7 @@ class TokenizerCore(Core):
         if any(parked.client == entry.client and parked.message.rid == message.rid
                for parked in self._parked):
             return
-        work = prompts.text if isinstance(message, Detokenize) else prompts.long
+        work = prompts.text if isinstance(message, Detokenize) else prompts.encode_slow
         own = getattr(message, "chat_template", None) is not None
         offload = self._own_offload if own else self._offload
         job = offload.submit(lambda: work(message), post, entry.name)
@@ -299,10 +298,10 @@ class TokenizerCore(Core):
             ids: array[int] = entry.job.result()
             return ids
         try:
-            return prompts.short(entry.message)
+            return prompts.encode_now(entry.message)
         except RenderBudgetExceeded:
             if self._post is None:
-                return prompts.long(entry.message)
+                return prompts.encode_slow(entry.message)
             self._hand_to_thread(entry)
             return None
 
@@ -342,7 +341,7 @@ class TokenizerCore(Core):
             seed=self._seeds.next() if seed is None else seed,
             deadline=now + timeout, arrival=now, tenant=message.tenant,
             priority=message.priority, grammar=grammar, linger=message.linger,
-            rules=token_rules(message.params, model), cache_salt=message.cache_salt)))
+            rules=defaults.token_rules(message.params, model), cache_salt=message.cache_salt)))
         self._remember(key, len(ids), now)
         self._tell(client, Accepted(message.rid, len(ids)))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from array import array
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES, compiled
 from actorium.actors.errors import ContextOverflow, InvalidRequest, context_overflow
+from actorium.actors.messages import TokenRules
 from actorium.actors.params import MAX_N, Resolved, SamplingParams, TextParams
 from actorium.actors.runtime.splitmix64 import splitmix64
 
@@ -166,3 +168,26 @@ class Seeds:
         """63 bits."""
         self._count += 1
         return splitmix64(self._start, self._count + 1) >> 1
+
+
+class TextEncoder(Protocol):
+    """A model's text side (`text_model.TextModel`)."""
+
+    facts: ModelFacts
+
+    def encode_all(self, texts: list[str], field: str) -> list[list[int]]: ...
+
+
+def token_rules(params: SamplingParams, model: TextEncoder) -> TokenRules | None:
+    """Of a request that was checked; None where it has none.
+
+    A bad word counts as at the start of a text and as after a space: most tokenizers have different
+    tokens for the two. (vLLM leaves the second one out where its tokens are not as many.)
+    """
+    if not (params.allowed_token_ids or params.bad_words):
+        return None
+    words = [word.lstrip(" ") or word for word in params.bad_words or ()]
+    found = model.encode_all([*words, *(f" {word}" for word in words)], "bad_words")
+    sequences = dict.fromkeys(array("i", ids).tobytes() for ids in found if ids)
+    return TokenRules(model.facts.vocab_size, array("i", params.allowed_token_ids or ()).tobytes(),
+                      list(sequences))

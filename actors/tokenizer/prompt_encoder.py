@@ -31,7 +31,7 @@ PromptRequest: TypeAlias = Generate | Tokenize
 
 
 class PromptEncoder:
-    """Of one model. `long` ones are for several threads at a time."""
+    """Of one model. `encode_slow` is for several threads at a time."""
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
@@ -51,12 +51,12 @@ class PromptEncoder:
             return SHORT_CHARS + 1
         return self._chars(message)
 
-    def short(self, message: PromptRequest) -> array[int]:
+    def encode_now(self, message: PromptRequest) -> array[int]:
         """The prompt as ids, checked. Raises `RenderBudgetExceeded` where it takes longer than it
         looked."""
         return self._ids(message, self._rendered_here)
 
-    def long(self, message: PromptRequest) -> array[int]:
+    def encode_slow(self, message: PromptRequest) -> array[int]:
         """The same, which may take its time."""
         return self._ids(message, self._rendered)
 

@@ -25,12 +25,12 @@ from actorium.actors import messages as m
 from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.security import curve_keys as keys
-from actorium.actors.tokenizer.core import Nudge
+from actorium.actors.tokenizer.core import NoActorMessages
 
 encode = msgspec.msgpack.encode
 PROMPT, PARAMS = list(range(1, 40)), SamplingParams(max_tokens=300, seed=3, ignore_eos=True)
 INBOXES: dict[str, Any] = {
-    "tokenizer": Nudge, "scheduler": m.ToScheduler, "worker-0": m.ToWorker,
+    "tokenizer": NoActorMessages, "scheduler": m.ToScheduler, "worker-0": m.ToWorker,
     "detokenizer": m.ToDetokenizer, "watchdog": m.ToWatchdog, "launcher": m.ToLauncher}
 FRONTS: dict[str, Any] = {
     "tokenizer": m.ToTokenizerFront, "detokenizer": m.ToDetokenizerFront,

@@ -90,12 +90,12 @@ def test_a_draining_detokenizer_waits_no_longer_than_it_must() -> None:
     readers.meet(b"new", 100.0)
     readers.gone(b"gone", 100.0)
     readers.left(b"gone", 30.0)  # requests of its linger
-    readers.hurry(101.0)
+    readers.shorten_patience(101.0)
     readers.gone(b"later", 101.0)
     assert readers.overdue(101.0 + 0.9 * RETURN_HURRIED) == []
     assert sorted(readers.overdue(101.0 + 1.1 * RETURN_HURRIED)) == [b"gone", b"later"]
     assert b"new" in readers.overdue(101.0 + 1.1 * RECONNECT_HURRIED)
-    assert readers.silent([b"quiet"], 101.0) == [b"quiet"], "who may have gone unnoticed"
+    assert readers.unheard([b"quiet"], 101.0) == [b"quiet"], "who may have gone unnoticed"
 
 
 class Endless(ScriptedStream):

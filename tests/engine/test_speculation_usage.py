@@ -47,7 +47,7 @@ def test_the_usage_tells_of_drafts() -> None:
                                tokens=column([5, 6]), drafts=2, firsts=2), 0.0)
     core.on_message(TokenBatch(step=2, sids=both, starts=column([1, 1]), counts=bytes([3, 1]),
                                tokens=column([5, 6, 7, 8]), drafts=2), 0.0)
-    live = [(core._live[sid].drafted, core._live[sid].accepted) for sid in (1, 2)]
+    live = [(core._sequences[sid].drafted, core._sequences[sid].accepted) for sid in (1, 2)]
     assert live == [(2, 2), (2, 0)]
     core.on_message(TokenBatch(step=3, sids=b"", starts=b"", counts=b"", tokens=b"", events=[
         SequenceEvent(sid=1, finish_reason="abort", draft_tokens=4, accepted_tokens=3)]), 0.0)
@@ -91,7 +91,7 @@ def test_a_stop_string_inside_a_window_has_its_drafts_counted() -> None:
     core = detokenizer()
     core.on_message(Open(sid=1, rid="r", index=0, client=b"c", prompt=column([1]),
                          text=TextParams(stop=("c",))), 0.0)
-    core._live[1]._stream = Letters()
+    core._sequences[1]._stream = Letters()
     core.on_message(TokenBatch(step=1, sids=column([1]), starts=column([0]), counts=bytes([1]),
                                tokens=column([5]), drafts=0, firsts=1), 0.0)
     core.on_message(TokenBatch(step=2, sids=column([1]), starts=column([1]), counts=bytes([4]),

@@ -71,14 +71,14 @@ def detokenizer(ctx: Context) -> Core:
     from actorium.actors.detokenizer.core import build
     from actorium.actors.detokenizer.output_sequence import OutputSequence
 
-    usual = OutputSequence.take
+    usual = OutputSequence.append_tokens
 
     def take(seq: OutputSequence, tokens: Any, stop_token: int | None = None) -> bool:
         if seq.seen + len(tokens) > BEGUN:
             fail(array("i", seq._prompt))
         return usual(seq, tokens, stop_token)
 
-    OutputSequence.take = take  # type: ignore[method-assign, assignment]
+    OutputSequence.append_tokens = take  # type: ignore[method-assign, assignment]
     return build(ctx)
 
 

@@ -15,8 +15,7 @@ import pytest
 from actorium.actors.config import retention
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.detokenizer.client_connections import ClientConnections
-from actorium.actors.detokenizer.ended_sequences import EndedSequences
-from actorium.actors.detokenizer.refusals import QuarantinedRequests
+from actorium.actors.detokenizer.ended_sequences import EndedSequences, QuarantinedRequests
 from actorium.actors.errors import InvalidRequest, Quarantined
 from actorium.actors.gateway.faces.response_store import ResponseStore, StoredResponse
 from actorium.actors.gateway.served_model import TokenTexts
@@ -82,7 +81,7 @@ def lost_clients(monkeypatch: pytest.MonkeyPatch) -> Any:
     clients = fewer(monkeypatch, "detokenizer.ended_sequences", "LOST_CLIENTS")
     departed = EndedSequences()
     for number in range(3 * bound):
-        departed.lose(client(number % (2 * clients)), [rid(number)])
+        departed.give_up_requests(client(number % (2 * clients)), [rid(number)])
     return departed
 
 
@@ -90,7 +89,7 @@ def one_lost_client(monkeypatch: pytest.MonkeyPatch) -> Any:
     bound = fewer(monkeypatch, "detokenizer.ended_sequences", "LOST_REQUESTS")
     departed = EndedSequences()
     for number in range(0, 3 * bound, 64):
-        departed.lose(client(1), [rid(number + i) for i in range(64)])
+        departed.give_up_requests(client(1), [rid(number + i) for i in range(64)])
     return departed
 
 
@@ -104,7 +103,7 @@ def clients_reached(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def refused_sequences(monkeypatch: pytest.MonkeyPatch) -> Any:
     refusals = QuarantinedRequests(InflightJournal(actor="detokenizer"))
-    for number in range(3 * fewer(monkeypatch, "detokenizer.refusals", "REFUSED_SEQUENCES")):
+    for number in range(3 * fewer(monkeypatch, "detokenizer.ended_sequences", "REFUSED_SEQUENCES")):
         refusals._keep(name_of(client(number)), Quarantined(rid(number) + 100 * "x"))
     return refusals
 
@@ -177,16 +176,16 @@ def test_a_store_of_responses_takes_what_the_table_says() -> None:
 
 def test_a_vanished_client_is_told_of_each_request_once_and_of_the_latest() -> None:
     departed = EndedSequences()
-    departed.lose(b"c", [rid(1), rid(2)])
-    departed.lose(b"c", [rid(2), rid(3)])
+    departed.give_up_requests(b"c", [rid(1), rid(2)])
+    departed.give_up_requests(b"c", [rid(2), rid(3)])
     open_ = Open(sid=1, client=b"c", rid=rid(3), index=0, prompt=b"", text=TextParams())
-    told = departed.verdict(open_)
+    told = departed.known_end(open_)
     assert told is not None and told.news == Cancel(rid(3), b"c")
-    assert departed.take_lost(b"c") == [rid(1), rid(2), rid(3)] and departed.take_lost(b"c") == []
-    departed.lose(b"c", [rid(number) for number in range(2 * retention.LOST_REQUESTS)])
-    departed.lose(b"d", [rid(7)])
-    assert departed.take_lost(b"c") == [], "the oldest, which had all"
-    assert departed.take_lost(b"d") == [rid(7)] and departed._lost_requests == 0
+    assert departed.pop_lost(b"c") == [rid(1), rid(2), rid(3)] and departed.pop_lost(b"c") == []
+    departed.give_up_requests(b"c", [rid(number) for number in range(2 * retention.LOST_REQUESTS)])
+    departed.give_up_requests(b"d", [rid(7)])
+    assert departed.pop_lost(b"c") == [], "the oldest, which had all"
+    assert departed.pop_lost(b"d") == [rid(7)] and departed._lost_requests == 0
 
 
 def test_gateways_keep_responses_in_memory_only_where_they_do() -> None:

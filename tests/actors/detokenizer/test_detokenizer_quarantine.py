@@ -55,7 +55,8 @@ def ended(deltas: dict[bytes, list[Any]], rid: str) -> str:
     return next((d.error.code for d in found if d.error is not None), "")
 
 
-@pytest.mark.parametrize("method", ["take", "delta", "end", "note", "add_logprobs"])
+@pytest.mark.parametrize("method", ["append_tokens", "delta", "finish", "apply_event",
+                                    "add_logprobs"])
 @pytest.mark.parametrize("error", [ValueError("xyzzy"), Panic("xyzzy")],
                          ids=lambda e: type(e).__name__)
 def test_an_exception_ends_its_request(model: Path, monkeypatch: pytest.MonkeyPatch, method: str,
@@ -94,7 +95,7 @@ def test_who_asks_again_is_told_again(model: Path, monkeypatch: pytest.MonkeyPat
     opened(core, 2, "p")
     wake(core)
     calls = []
-    plant(monkeypatch, "take", ValueError(), lambda seq, *_: calls.append(seq.rid) or True)
+    plant(monkeypatch, "append_tokens", ValueError(), lambda seq, *_: calls.append(seq.rid) or True)
     core.on_client_gone(A, 0.0)
     batch(core, (2, 0, [65]))
     deltas, others = wake_joined(core)
@@ -162,14 +163,14 @@ class Lives:
 def test_a_death_is_found_by_the_second_one(model: Path, monkeypatch: pytest.MonkeyPatch,
                                             after: int) -> None:
     lives = Lives(model)
-    plant(monkeypatch, "take", Killed(),
+    plant(monkeypatch, "append_tokens", Killed(),
           lambda seq, tokens, *_: seq.rid == "p" and seq.seen + len(tokens) > after)
     for _ in range(after + 1):
         lives.step()
     assert (lives.deaths, lives.cancelled, lives.errors) == (2, ["p"], {"p": "quarantined"})
     assert lives.core.journal.convicted(name_of(A, b"p"))
     lives.start()
-    assert lives.deaths == 2 and len(lives.core._live) == 2
+    assert lives.deaths == 2 and len(lives.core._sequences) == 2
 
 
 def test_who_ends_is_acquitted(model: Path) -> None:

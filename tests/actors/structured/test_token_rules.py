@@ -27,8 +27,7 @@ from actorium.actors.structured.guides import (
     TokenRuleFilter,
     bits_of,
 )
-from actorium.actors.tokenizer.defaults import ModelFacts, check_params, resolve
-from actorium.actors.tokenizer.token_rules import token_rules
+from actorium.actors.tokenizer.defaults import ModelFacts, check_params, resolve, token_rules
 
 ALLOWED = [*range(3, 40), *range(200, 230)]
 FEW = [60, 180, 300, 430]
