@@ -402,13 +402,13 @@ class SchedulerCore(Core):
         self._outgoing.blocked, self._not_durable = "", False
         self._health_detail = "the ledger takes records again"
 
-    def on_missed(self, role: str, now: float) -> bool:
+    def on_peer_stuck(self, role: str, now: float) -> bool:
         """The detokenizer does not read: messages to it are dropped until it does. (A worker that
         does not read is a fault: it has two plans at the most.)"""
         self._missed += role == DETOKENIZER
         return role == DETOKENIZER
 
-    def on_hears(self, role: str, now: float) -> None:
+    def on_peer_back(self, role: str, now: float) -> None:
         """The detokenizer reads again: every request is reported to it anew."""
         self._outgoing.resend_all(self.state, now)
 

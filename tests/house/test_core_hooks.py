@@ -1,0 +1,37 @@
+"""A hook that the shell does not call is a bug that no type checker sees."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from actorium.actors.core import Core
+
+ROOT = Path(__file__).resolve().parents[2]
+HOOKS = {name for name in vars(Core) if name.startswith("on_")}
+
+
+def cores() -> list[tuple[str, ast.ClassDef]]:
+    found = []
+    for package in ("actors", "gpu", "tools"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef) and any(
+                        isinstance(base, ast.Name) and base.id in ("Core", "CoreObserver")
+                        for base in node.bases):
+                    found.append((str(path.relative_to(ROOT)), node))
+    return found
+
+
+@pytest.mark.parametrize(("where", "core"), cores(), ids=lambda value: getattr(value, "name", ""))
+def test_every_hook_of_a_core_is_one_that_the_shell_calls(where: str, core: ast.ClassDef) -> None:
+    named = {item.name for item in core.body
+             if isinstance(item, ast.FunctionDef) and item.name.startswith("on_")}
+    assert named <= HOOKS, f"{where}: {core.name}"
+
+
+def test_there_are_cores() -> None:
+    assert {"SchedulerCore", "TokenizerCore", "DetokenizerCore"} <= {core.name
+                                                                    for _, core in cores()}
