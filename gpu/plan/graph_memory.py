@@ -12,7 +12,7 @@ from actorium.gpu.plan.memory_plan import Demand
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.plan.weight_bytes import workspace_bytes
 
-MOST_ROWS = 512
+MAX_ROWS = 512
 """Sequences of the largest graph, unless others are asked for: a step of more of them takes so long
 that its launches are hidden behind it."""
 GRAPH_BYTES = 3 << 20
@@ -44,7 +44,7 @@ def batch_sizes(max_num_seqs: int, asked: Sequence[int] = ()) -> list[int]:
     """
     if asked:
         return sorted({size for size in asked if size <= max_num_seqs})
-    most = min(max_num_seqs, MOST_ROWS)
+    most = min(max_num_seqs, MAX_ROWS)
     sizes = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, *range(320, 513, 64)}
     return sorted({size for size in sizes if size < most} | {most})
 
@@ -79,7 +79,7 @@ def segment_sizes(config: Config, why: str = "") -> list[int]:
     return sorted({size for size in sizes if size <= most}, reverse=True)
 
 
-def windows(config: Config, drafts: int) -> list[int]:
+def verify_lengths(config: Config, drafts: int) -> list[int]:
     """Values of `q_len`, falling, of decodes where at most so many drafts are made: all of them,
     unless the number is fixed."""
     if not drafts:
@@ -95,7 +95,7 @@ def graph_shapes(config: Config, drafts: int, why: str = "") -> list[GraphShape]
         return []
     sizes = batch_sizes(config.scheduler.max_num_seqs, graph_sizes(config.device.graph_batch_sizes))
     return [GraphShape(rows, q_len) for rows in reversed(sizes)
-            for q_len in windows(config, drafts)]
+            for q_len in verify_lengths(config, drafts)]
 
 
 PARTS = 128 << 20

@@ -16,7 +16,7 @@ from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
-from actorium.gpu.plan.sizes import GroupSize, Sizes, pool_pages
+from actorium.gpu.plan.sizes import GroupPages, PageDemand, pool_pages
 
 CHECKPOINT_SHARE = 64
 """By default checkpoints take at most one part in so many of the budget."""
@@ -197,7 +197,7 @@ class MemoryPlan:
         n, p = self.demand.max_num_seqs, self.demand.page_size
         most = n * self.shape.max_model_len
         window, pages = self.lead.window, self.lead.pages - 1
-        if window and pages >= sizes(self.shape, self.demand).all(window):
+        if window and pages >= page_demand(self.shape, self.demand).for_all(window):
             return most
         return min(self.page_tokens - (n - 1) * (p - 1), most) if pages >= n else 0
 
@@ -211,9 +211,9 @@ class MemoryPlan:
     @property
     def full_length(self) -> int:
         """Sequences of max_model_len tokens that can be held at once, `max_num_seqs` at most."""
-        size = sizes(self.shape, self.demand)
+        size = page_demand(self.shape, self.demand)
         return bisect_left(range(1, self.demand.max_num_seqs + 1), True, key=lambda n: any(
-            size._replace(sequences=n).all(pool.window) >= pool.pages for pool in self.pools))
+            size._replace(sequences=n).for_all(pool.window) >= pool.pages for pool in self.pools))
 
     @property
     def arithmetic_limit(self) -> int:
@@ -228,7 +228,7 @@ class MemoryPlan:
     def limited_by(self) -> str:
         """memory, max_total_tokens, or max_model_len: what keeps the pools from being larger."""
         d, total = self.demand, self.demand.max_total_tokens
-        if (self.lead.pages - 1 >= sizes(self.shape, d).all(self.lead.window)
+        if (self.lead.pages - 1 >= page_demand(self.shape, d).for_all(self.lead.window)
                 or self.token_capacity == d.max_num_seqs * self.shape.max_model_len):
             return "max_model_len"
         if total is not None and self.lead.pages - 1 >= total // d.page_size:
@@ -258,8 +258,8 @@ def make_plan(shape: ModelShape, demand: Demand, budget: int, name: str = "memor
     live = (demand.max_num_seqs + 1) * sum(state) if shape.recurrent else 0
     kept = chosen * state.checkpoint
     _check(shape, demand, budget, name, live + kept, kept, groups)
-    pages = pool_pages([GroupSize(pool.window, pool.page_bytes) for pool in groups],
-                       sizes(shape, demand), budget - live - kept, demand.max_total_tokens)
+    pages = pool_pages([GroupPages(pool.window, pool.page_bytes) for pool in groups],
+                       page_demand(shape, demand), budget - live - kept, demand.max_total_tokens)
     pools = tuple(pool._replace(pages=own) for pool, own in zip(groups, pages, strict=True))
     plan = MemoryPlan(shape, demand, budget, chosen, pools)
     return plan if demand.checkpoints is not None else _filled(plan)
@@ -315,9 +315,9 @@ def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
     return min(max(share, fewest), budget // (token * CHECKPOINT_TOKENS))
 
 
-def sizes(shape: ModelShape, demand: Demand) -> Sizes:
+def page_demand(shape: ModelShape, demand: Demand) -> PageDemand:
     """What the pages are to hold."""
-    return Sizes(demand.page_size, demand.max_num_seqs, shape.max_model_len, demand.chunk)
+    return PageDemand(demand.page_size, demand.max_num_seqs, shape.max_model_len, demand.chunk)
 
 
 def state_bytes(shape: ModelShape, demand: Demand) -> StateBytes:
@@ -357,10 +357,10 @@ def _groups(shape: ModelShape, demand: Demand) -> list[Pool]:
 def _check(shape: ModelShape, demand: Demand, budget: int, name: str, fixed: int, checkpoints: int,
            groups: Sequence[Pool]) -> None:
     """Raise `BadConfig` when not even the least number of pages fits beside the states."""
-    size = sizes(shape, demand)
+    size = page_demand(shape, demand)
     lead = max(groups, key=lambda pool: pool.window or math.inf)
-    least = size.one(lead.window) if lead.window else 1
-    pages = sum((1 + min(least, size.all(pool.window))) * pool.page_bytes for pool in groups)
+    least = size.for_one(lead.window) if lead.window else 1
+    pages = sum((1 + min(least, size.for_all(pool.window))) * pool.page_bytes for pool in groups)
     if budget >= fixed + pages:
         return
     parts = [f"{pages:,} for the fewest pages"]

@@ -25,7 +25,7 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.messages import Admit, PageGroup, StepPlan
 from actorium.actors.params import Resolved
-from actorium.gpu.plan.sizes import GroupSize, Sizes, pool_pages
+from actorium.gpu.plan.sizes import GroupPages, PageDemand, pool_pages
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.worker.device import open_device
 
@@ -65,8 +65,8 @@ def case(request: pytest.FixtureRequest,
 
 def _pages(model: Any, page_size: int, chunk: int, sequences: int = len(LENGTHS)) -> list[int]:
     """As many as sizing gives for so many sequences of 300 tokens."""
-    groups = [GroupSize(group.window, len(group.layers)) for group in model.shape.groups]
-    return pool_pages(groups, Sizes(page_size, sequences, 300, chunk), 1 << 40)
+    groups = [GroupPages(group.window, len(group.layers)) for group in model.shape.groups]
+    return pool_pages(groups, PageDemand(page_size, sequences, 300, chunk), 1 << 40)
 
 
 def _driver(model: Any, page_size: int, chunk: int,

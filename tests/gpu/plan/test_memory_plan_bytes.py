@@ -25,7 +25,7 @@ from actorium.actors.errors import BadConfig
 from actorium.gpu.families.architectures import ARCHITECTURES, model_tensors, shape_from_config
 from actorium.gpu.families.model_shape import DeltaShape, ModelShape
 from actorium.gpu.models.registry import MODELS
-from actorium.gpu.plan.memory_plan import Demand, MemoryPlan, changes, make_plan, sizes
+from actorium.gpu.plan.memory_plan import Demand, MemoryPlan, changes, make_plan, page_demand
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.plan.weight_bytes import parameters, table_bytes, weight_bytes
 from actorium.gpu.step.pools import make_pools
@@ -205,12 +205,12 @@ def test_the_capacity_holds_in_whatever_lengths(
     assert tokens == 0 or n <= tokens <= n * most
     if not tokens or tokens == n * most:
         return
-    pages, size = plan.lead.pages - 1, sizes(plan.shape, demand)
+    pages, size = plan.lead.pages - 1, page_demand(plan.shape, demand)
     cuts = sorted(data.draw(st.lists(st.integers(0, tokens), min_size=n - 1, max_size=n - 1)))
     lengths = [b - a for a, b in zip([0, *cuts], [*cuts, tokens], strict=True)]
     assert sum(-(-length // p) for length in lengths) <= pages
     for pool in plan.pools:
-        assert pool.pages - 1 >= min(pages, size.all(pool.window))
+        assert pool.pages - 1 >= min(pages, size.for_all(pool.window))
     worst = [1] * (n - 1) + [tokens + 1 - (n - 1)]
     assert sum(-(-length // p) for length in worst) > pages, "one token more need not fit"
 

@@ -29,8 +29,8 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, PageGroup, Ready, Reset, StepPlan, StepResult
 from actorium.actors.params import Resolved
 from actorium.gpu.plan.sizes import (
-    GroupSize,
-    Sizes,
+    GroupPages,
+    PageDemand,
     device_budget,
     page_table_width,
     pool_pages,
@@ -184,7 +184,7 @@ def test_importing_the_role_does_not_import_torch() -> None:
 
 def test_page_arithmetic() -> None:
     assert page_table_width(100, 16) == 8
-    full, sizes = [GroupSize(0, 1000)], Sizes(16, 4, 100, 2048)
+    full, sizes = [GroupPages(0, 1000)], PageDemand(16, 4, 100, 2048)
     assert pool_pages(full, sizes, 1 << 30) == [1 + 4 * 8]
     assert pool_pages(full, sizes, 21_999) == [21]
     assert pool_pages(full, sizes, 1 << 30, max_total_tokens=100) == [1 + 6]
@@ -196,13 +196,13 @@ def test_page_arithmetic() -> None:
 @pytest.mark.parametrize("first", [0, 1])
 def test_pages_of_groups(first: int) -> None:
     """Four windowed layers for each one with full attention, in either order."""
-    sizes = Sizes(page_size=16, sequences=8, max_model_len=4000, chunk=100)
+    sizes = PageDemand(page_size=16, sequences=8, max_model_len=4000, chunk=100)
     need = 8 * (-(-50 // 16) + 2) + 7
-    assert (sizes.longest, sizes.one(0), sizes.all(0)) == (251, 251, 2008)
-    assert (sizes.one(50), sizes.all(50)) == (11, need)
+    assert (sizes.table_width, sizes.for_one(0), sizes.for_all(0)) == (251, 251, 2008)
+    assert (sizes.for_one(50), sizes.for_all(50)) == (11, need)
 
     def pages(budget: int, total: int | None = None) -> tuple[int, int]:
-        groups = [GroupSize(50, 4000), GroupSize(0, 1000)]
+        groups = [GroupPages(50, 4000), GroupPages(0, 1000)]
         got = pool_pages(groups if first else groups[::-1], sizes, budget, total)
         return (got[1], got[0]) if first else (got[0], got[1])
 
@@ -216,16 +216,16 @@ def test_pages_of_groups(first: int) -> None:
 
 
 def test_pages_where_every_layer_is_windowed() -> None:
-    sizes = Sizes(page_size=16, sequences=8, max_model_len=4000, chunk=100)
-    windowed = [GroupSize(50, 1000)]
-    assert pool_pages(windowed, sizes, 1 << 30) == [1 + sizes.all(50)]
+    sizes = PageDemand(page_size=16, sequences=8, max_model_len=4000, chunk=100)
+    windowed = [GroupPages(50, 1000)]
+    assert pool_pages(windowed, sizes, 1 << 30) == [1 + sizes.for_all(50)]
     assert pool_pages(windowed, sizes, 20_000) == [20]
     assert pool_pages(windowed, sizes, 1 << 30, max_total_tokens=320) == [1 + 20]
-    assert pool_pages(windowed, sizes, 1 << 30, max_total_tokens=16) == [1 + sizes.one(50)]
+    assert pool_pages(windowed, sizes, 1 << 30, max_total_tokens=16) == [1 + sizes.for_one(50)]
     assert pool_pages(windowed, sizes, 12_000) == [12]
     with pytest.raises(BadConfig, match="less than a window of 50 tokens and max_num_batched"):
         pool_pages(windowed, sizes, 11_999)
-    assert sizes.one(3990) == sizes.longest
+    assert sizes.for_one(3990) == sizes.table_width
 
 
 @given(st.integers(1, 99), st.integers(1, 40), st.integers(1, 200), st.integers(0, 99),
@@ -233,9 +233,9 @@ def test_pages_where_every_layer_is_windowed() -> None:
 def test_windowed_pages_suffice(window: int, page_size: int, length: int, start: int,
                                 chunks: list[int]) -> None:
     """What sequences in any place need is never more than what sizing reckons with."""
-    sizes = Sizes(page_size, len(chunks), 1000, sum(chunks))
+    sizes = PageDemand(page_size, len(chunks), 1000, sum(chunks))
     spans = [range(max(0, start + length * i - window + 1), start + length * i + chunk)
              for i, chunk in enumerate(chunks)]
     needed = [len({token // page_size for token in span}) for span in spans]
-    assert sum(needed) <= sizes.all(window)
-    assert max(needed) <= sizes.one(window)
+    assert sum(needed) <= sizes.for_all(window)
+    assert max(needed) <= sizes.for_one(window)
