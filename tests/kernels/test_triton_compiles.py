@@ -33,19 +33,20 @@ ops.apply_plan([table], table_addresses([table]), torch.zeros(3, 40, dtype=torch
 """
 DELTA = """
 import torch
-from actorium.kernels.reference.delta_window import Delta
+from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.triton.triton_ops import TritonOps
-from actorium.kernels.ragged import Run, plan_ragged
+from actorium.kernels.ragged import ExtendRun, plan_ragged
 
 heads, ops = Heads(16, 48, 128, 128), TritonOps()
-layer = Delta(heads, torch.empty(4, heads.channels), torch.empty(48), torch.empty(48))
+layer = DeltaLayer(heads, torch.empty(4, heads.channels), torch.empty(48), torch.empty(48))
 columns = torch.empty(9, 3, heads.channels, dtype=torch.bfloat16)
 p = torch.empty(6, heads.channels + 48 * 130, dtype=torch.bfloat16)
 pending = torch.empty(9, 2, heads.channels + 96, dtype=torch.bfloat16)
 rows = torch.zeros(2, dtype=torch.int64)
 states = torch.empty(9, 48, 128, 128)
-ops.delta_extend(p, states, columns, plan_ragged([Run(1, 5), Run(2, 1)], 4, p.device), layer)
+plan = plan_ragged([ExtendRun(1, 5), ExtendRun(2, 1)], 4, p.device)
+ops.delta_extend(p, states, columns, plan, layer)
 ops.delta_step(p[:2], states, columns, rows, layer)
 ops.delta_window(p, states.bfloat16(), columns, pending, rows, rows, layer)
 """

@@ -76,10 +76,10 @@ def test_as_the_reference(runs: list[ExtendRun], channels: int, taps: int, biase
 CODE = """
 import torch
 from actorium.kernels.triton.triton_ops import TritonOps
-from actorium.kernels.ragged import Run, plan_ragged
+from actorium.kernels.ragged import ExtendRun, plan_ragged
 channels = 8192
 x = torch.empty(130, channels + 4160, dtype=torch.bfloat16)[:, :channels]
-plan = plan_ragged([Run(1, 100, ((64, 3),)), Run(2, 30)], 4, x.device)
+plan = plan_ragged([ExtendRun(1, 100, ((64, 3),)), ExtendRun(2, 30)], 4, x.device)
 columns = torch.empty(9, 3, channels, dtype=torch.bfloat16)
 for bias in (None, torch.empty(channels)):
     TritonOps().conv_extend(x, columns, torch.empty(4, channels), plan, bias)

@@ -265,14 +265,14 @@ CODE = """
 from ptxas_device import Standin, facts
 hopper = Standin().install()
 import torch
-from actorium.kernels.reference.delta_window import Delta
+from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.triton.triton_ops import TritonOps
-from actorium.kernels.ragged import Run, plan_ragged
+from actorium.kernels.ragged import ExtendRun, plan_ragged
 heads, bf16 = Heads(16, 48, 128, 128), torch.bfloat16
-layer = Delta(heads, torch.empty(4, heads.channels), torch.empty(48), torch.empty(48))
+layer = DeltaLayer(heads, torch.empty(4, heads.channels), torch.empty(48), torch.empty(48))
 p = torch.empty(228, heads.channels + 48 * 130, dtype=bf16)
-plan = plan_ragged([Run(1, 128, ((64, 3),)), Run(2, 100)], 4, p.device)
+plan = plan_ragged([ExtendRun(1, 128, ((64, 3),)), ExtendRun(2, 100)], 4, p.device)
 for dtype in (torch.float32, bf16):
     states = torch.empty(9, 48, 128, 128, dtype=dtype)
     columns = torch.empty(9, 3, heads.channels, dtype=bf16)

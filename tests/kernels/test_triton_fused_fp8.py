@@ -123,15 +123,15 @@ def test_rows_of_an_input() -> None:
 CODE = """
 import torch
 from ptxas_device import facts
-from actorium.kernels.inputs import Form
+from actorium.kernels.inputs import InputForm
 from actorium.kernels.triton.triton_ops import TritonOps
 
 BF16, ops = torch.bfloat16, TritonOps()
 x = torch.empty(3, 8192, dtype=BF16)
-ops.add_rms_norm_fp8(x, x, x[0], 1e-5, Form(8192, True))
+ops.add_rms_norm_fp8(x, x, x[0], 1e-5, InputForm(8192, True))
 ops.silu_mul_fp8(torch.empty(3, 2 * 14336, dtype=BF16), 14336)
 x = torch.empty(3, 7168, dtype=BF16)
-ops.add_rms_norm_fp8(x, x, x[0], 1e-5, Form(128, True))
+ops.add_rms_norm_fp8(x, x, x[0], 1e-5, InputForm(128, True))
 ops.gelu_mul_fp8(torch.empty(3, 4096, dtype=BF16), 128)
 for kernel in hopper.kernels:
     found = facts(kernel, 90)

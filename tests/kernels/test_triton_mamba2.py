@@ -85,9 +85,9 @@ def test_a_model_speaks_as_on_torch_with_drafts_and_without(tmp_path: Path) -> N
 
 CODE = """
 import torch
-from actorium.kernels.reference.ssd import Sizes, split_inputs
+from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.triton.triton_ops import TritonOps
-sizes, rows = Sizes(48, 1, 64, 128), torch.zeros(3, dtype=torch.int64)
+sizes, rows = SSDSizes(48, 1, 64, 128), torch.zeros(3, dtype=torch.int64)
 inputs = split_inputs(torch.empty(3, sizes.channels), torch.empty(3, 48), sizes)
 for dtype in (torch.float32, torch.bfloat16):
     states = torch.empty(9, 48, 64, 128, dtype=dtype)
