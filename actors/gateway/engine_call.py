@@ -74,7 +74,7 @@ class EngineCall:
         self.name = self._own_name()
         """Of the request, and of its answer: a stream keeps its id when it goes on."""
         self.answer_id = self.name
-        """What its answer is called, after the prefix that tells the kind of the answer."""
+        """What its answer is called, after the prefix of its kind."""
         self.fields: dict[str, str] = {}
         """What its body calls fields of the engine's, where it has other names, for errors."""
         self.labels: list[str] = []
@@ -119,7 +119,7 @@ class EngineCall:
         journal.put(name)
 
     def failed(self, error: BaseException) -> HttpError:
-        """What the caller is told where the gateway itself has failed on the request."""
+        """The error for a request on which the gateway itself has failed."""
         return http_error(self.engine.journal.failed(error, self.answer_id))
 
     def finished(self) -> None:
@@ -147,7 +147,7 @@ class EngineCall:
             return source
         if choices > MAX_CHOICES:
             if self.position is None and self.key:
-                return source  # it is shared, or told once more from its start
+                return source  # it is shared, or sent once more from its start
             field = "stream_options.resumable" if self.position is None else "Last-Event-ID"
             raise HttpError(400, f"{field}: only streams of at most {MAX_CHOICES} choices go on",
                             field.partition(".")[0])

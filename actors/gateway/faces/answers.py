@@ -1,4 +1,4 @@
-"""What chat and text completions share in telling what the engine said."""
+"""Converts finish reasons, usage and log-probabilities of the engine to OpenAI's shapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sum_usage(parts: Sequence[CompletionUsage]) -> CompletionUsage:
 
 def chat_logprobs(found: Sequence[TokenLogprob] | None, texts: AnyTokenTexts
                   ) -> ChatLogprobs | None:
-    """As chat completions tell them."""
+    """As chat completions show them."""
     if found is None:
         return None
     return ChatLogprobs([ContentLogprob(texts.name_of(one.token_id), one.logprob,
@@ -83,7 +83,7 @@ class UsageCounter:
 
 
 def prompt_logprobs(choices: Sequence[Completion], texts: TokenTexts) -> PromptLogprobs | None:
-    """As vLLM tells them: for each token of the prompt, the alternatives by their ids."""
+    """As vLLM shows them: for each token of the prompt, the alternatives by their ids."""
     found = choices[0].prompt_logprobs if choices else None
     if found is None:
         return None

@@ -72,7 +72,7 @@ class CountTokensBody(SamplingFields, kw_only=True):
 
     @property
     def thinks(self) -> bool:
-        """Reasoning is told."""
+        """Reasoning is shown."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     def template_args(self) -> dict[str, Any]:

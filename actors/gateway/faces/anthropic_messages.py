@@ -90,7 +90,7 @@ class BlockBuilder:
 
     def __init__(self, name: str) -> None:
         """name: of the message, of which those of the calls are made: the same again when it is
-        told again."""
+        sent again."""
         self._name = name
         self.found: list[OutputBlock] = []
         self._parts: list[str] = []
@@ -125,7 +125,7 @@ class BlockBuilder:
             block = ToolUseBlock(id=f"toolu_{self._name}_{len(self.found)}", name=name)
         self._open, self._parts = True, []
         self.found.append(block)
-        # A copy: what is told is written down later.
+        # A copy: the event is encoded later.
         return self._event("content_block_start", content_block=structs.replace(block))
 
     def close(self) -> list[MessageEvent]:

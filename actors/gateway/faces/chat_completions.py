@@ -60,7 +60,7 @@ class ChatTurn(HttpTurn):
         self._delta = legacy_delta if body.legacy else delta
         self._echoed = body.echoed()
         self._prompt_ids: list[int] | None = None
-        """Where they are told."""
+        """Where the answer has them."""
         self._counts = UsageCounter()
         self._parsers: dict[int, ChoiceParser] = {}
         """Of the choices of a stream that have begun."""
@@ -88,7 +88,7 @@ class ChatTurn(HttpTurn):
         if not (body.wants_prompt_ids or body.cuts_right):
             return [request]
         ids = await self.engine.client.tokenize_chat(**prompt)
-        # The very tokens that are told are run.
+        # The very tokens that are shown are run.
         ids = body.truncated(ids, self.model.max_model_len, params.max_tokens)
         self._prompt_ids = ids if body.wants_prompt_ids else None
         return [request_for(body, params, tenant, prompt=ids)]
@@ -187,7 +187,7 @@ class ChatTurn(HttpTurn):
         return out
 
     def _event(self, choice: ChatChunkChoice, first: bool = False) -> bytes:
-        """first: of the stream, which tells the prompt's tokens."""
+        """first: of the stream, which has the prompt's tokens."""
         usage = self._counts.usage() if self.body.continuous_usage else None
         chunk = self._chunk([choice], usage)
         if first and self._prompt_ids is not None:
@@ -205,7 +205,7 @@ def fresh_call_id() -> str:
 
 
 def delta(part: MessagePart) -> DeltaMessage:
-    """A part as a stream tells it."""
+    """The delta of a part, as a stream has it."""
     match part:
         case TextPart(text):
             return DeltaMessage(content=text)
@@ -239,7 +239,7 @@ def message(parts: Iterable[MessagePart]) -> AssistantMessage:
 
 
 def legacy_delta(part: MessagePart) -> DeltaMessage:
-    """A part as a stream tells it to who asked with `functions`."""
+    """The same for a request with `functions`."""
     match part:
         case ToolCallBegin(_, name):
             return DeltaMessage(function_call=FunctionCall(name))

@@ -116,7 +116,7 @@ class ChatBody(SamplingFields, kw_only=True):
 
     @property
     def wants_prompt_ids(self) -> bool:
-        """The answer tells the prompt's tokens."""
+        """The answer has the prompt's tokens."""
         return self.return_token_ids or self.return_prompt_token_ids
 
     def template_args(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class ChatBody(SamplingFields, kw_only=True):
 
     @property
     def legacy(self) -> bool:
-        """Calls are told as `function_call`."""
+        """Calls are answered as `function_call`."""
         return self.functions is not None
 
     def choice(self) -> ToolSelection:
@@ -169,7 +169,7 @@ class ChatBody(SamplingFields, kw_only=True):
         return self.parallel_tool_calls is not False and not self.legacy
 
     def alternatives(self) -> int | None:
-        """Alternatives told of each token; None = no log-probabilities."""
+        """Alternatives shown for each token; None = no log-probabilities."""
         if not self.logprobs and self.logprob_token_ids is None:
             if self.top_logprobs:
                 raise HttpError(400, "top_logprobs: only with logprobs=true", "top_logprobs")

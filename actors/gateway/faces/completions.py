@@ -62,12 +62,12 @@ class CompletionBody(SamplingFields, kw_only=True):
         return found
 
     def alternatives(self) -> int | None:
-        """Alternatives told of each token; None = no log-probabilities."""
+        """Alternatives shown for each token; None = no log-probabilities."""
         return 0 if self.logprob_token_ids is not None else self.logprobs
 
     @property
     def wants_prompt_ids(self) -> bool:
-        """The answer tells the prompts' tokens."""
+        """The answer has the prompts' tokens."""
         return self.return_token_ids or self.return_prompt_token_ids
 
     @property
@@ -136,12 +136,12 @@ class CompletionsTurn(HttpTurn):
             else self.engine.token_texts
         self._prompts = body.prompts(model.max_model_len)
         self._prompt_ids: list[list[int]] = []
-        """Of each prompt, where they are told."""
+        """Of each prompt, where the answer has them."""
         self._prompt_texts: list[str] = []
-        """Of each prompt, where they are told."""
+        """Of each prompt, where the answer has them."""
         self._counts = [UsageCounter() for _ in self._prompts]
         self._offsets: dict[int, int] = {}
-        """Characters told of each choice of a stream."""
+        """Characters sent of each choice of a stream."""
 
     def engine_fields(self) -> dict[str, str]:
         return {"structured": format_field(self.body)}
@@ -216,7 +216,7 @@ class CompletionsTurn(HttpTurn):
         return text_logprobs([*ids, *tokens], [*prompt, *made], self._texts, 0)
 
     def _echoed_ids(self, prompt: int) -> list[int] | None:
-        """Of the prompt, where log-probabilities tell of its tokens, too."""
+        """Of the prompt, where it has log-probabilities as well."""
         body = self.body
         return self._prompt_ids[prompt] if body.echo and body.logprobs is not None else None
 

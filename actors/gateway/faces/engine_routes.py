@@ -66,7 +66,7 @@ async def model_info(http: HttpRequest) -> Response:
 
 async def server_info(http: HttpRequest) -> Response:
     """`/server_info`: the model, the configuration without its secrets, and the gauges of now.
-    Who has a name in the file of keys is not told the others."""
+    Who has a name in the file of keys does not see the others."""
     info = await engine_of(http).client.server_info(timeout=10.0)
     call = call_of(http)
     if call.tenant and not call.admin:

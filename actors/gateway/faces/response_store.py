@@ -199,7 +199,7 @@ def lives(owner: str) -> bool:
 LOG = logging.getLogger("actorium.gateway")
 WATCH_SECONDS = 0.5
 """How often a running response's place in a shared file is looked at: another gateway may have been
-told to cancel it."""
+asked to cancel it."""
 OFF = ("responses are not stored: the engine runs with several gateways and without "
        "--responses-store, or with --responses-max-bytes 0")
 _encode = msgspec.json.Encoder().encode
@@ -214,7 +214,7 @@ class BackgroundWork(Protocol):
         """To its end. Raises `ActoriumError`, `HttpError`."""
 
     def failed(self, error: BaseException) -> HttpError:
-        """What is told of an exception that is neither."""
+        """The error for an exception that is neither."""
 
 
 def open_store(settings: GatewayConfig) -> ResponseStore | None:
@@ -279,7 +279,7 @@ class ResponseKeeper:
 
 
 def input_items(body: ResponsesBody, name: str) -> list[dict[str, Any]]:
-    """The input as it is told again: each item with an id, each content as parts."""
+    """The input as it is shown again: each item with an id, each content as parts."""
     given = body.input
     items = given if isinstance(given, list) else [InputItem(role="user", content=given)]
     found = []

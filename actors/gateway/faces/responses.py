@@ -160,7 +160,7 @@ class ResponsesTurn(HttpTurn):
     # --- in the background ---
 
     async def _start_in_background(self, requests: list[Request]) -> bytes:
-        """Have it go on without the caller, who is told how it begins. Raises `HttpError`."""
+        """Let it go on without the caller, and return how it begins. Raises `HttpError`."""
         assert self._keeper is not None
         self.response.status, self.response.store = "queued", True
         if not await self._keeper.put(self.response):
@@ -179,7 +179,7 @@ class ResponsesTurn(HttpTurn):
         self._finish(one, answers.usage([one.usage]))
 
     def failed(self, error: BaseException) -> HttpError:
-        """What is told of an exception of the gateway's own."""
+        """The error for an exception of the gateway's own."""
         return self.call.failed(error)
 
     # --- as it comes ---

@@ -171,7 +171,7 @@ class ResponsesBody(InputBody, kw_only=True):
             raise HttpError(400, "prompt_logprobs: not of responses", "prompt_logprobs")
 
     def alternatives(self) -> int | None:
-        """Alternatives told of each token; None = no log-probabilities."""
+        """Alternatives shown for each token; None = no log-probabilities."""
         if LOGPROBS in (self.include or ()) or self.top_logprobs:
             return self.top_logprobs or 0
         return None

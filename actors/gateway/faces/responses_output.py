@@ -96,7 +96,7 @@ class OutputBuilder:
 
     def __init__(self, name: str) -> None:
         """name: of the response, of which those of the items are made: the same again when it is
-        told again."""
+        sent again."""
         self._name = name
         self.items: list[OutputItem] = []
         self._parts: list[str] = []
@@ -135,7 +135,7 @@ class OutputBuilder:
             name = part.name if isinstance(part, ToolCallBegin) else ""
             item = FunctionCallItem(id=f"fc_{own}", call_id=f"call_{own}", name=name)
         self._open, self._parts = True, []
-        # Copies: what is told is written down at once or later.
+        # Copies: an event is encoded at once or later.
         out = [ResponseEvent(type="response.output_item.added", output_index=len(self.items),
                      item=structs.replace(item))]
         self.items.append(item)

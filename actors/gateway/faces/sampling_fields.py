@@ -70,7 +70,7 @@ def refuse_unsupported(body: UnsupportedFields) -> None:
 
 
 class StreamOptions(Struct):
-    """What a stream tells beside its deltas."""
+    """What a stream has beside its deltas."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -129,7 +129,7 @@ class SamplingFields(UnsupportedFields, kw_only=True):
 
     @property
     def alternatives_field(self) -> str:
-        """What says how many alternatives are told of each token."""
+        """The field with the number of alternatives of each token."""
         return "top_logprobs" if "top_logprobs" in self.__struct_fields__ else "logprobs"
 
     @property

@@ -41,8 +41,8 @@ class GenerateOutput:
 
     def __init__(self, name: str, options: LogprobOptions, text_of: Callable[[int], str] | None,
                  prompt_only: bool = False, first: int | None = None) -> None:
-        """text_of: of tokens, where it is told; prompt_only: nothing is to be completed; first: the
-        first token of the prompt, where its log-probabilities are told from there on."""
+        """text_of: of tokens, where it is shown; prompt_only: nothing is to be completed; first:
+        the first token of the prompt, where its log-probabilities are shown from there on."""
         self._name, self._options, self._text_of = name, options, text_of
         self._prompt_only, self._first = prompt_only, first
         self._text: list[str] = []
@@ -218,7 +218,7 @@ class GenerateTurn(HttpTurn):
         return params
 
     async def collect(self, requests: list[Request]) -> Any:
-        """An object for each completion. One that was aborted tells what there was."""
+        """An object for each completion. One that was aborted has what there was."""
         async with self.call.stream(*requests) as stream:
             async for delta in stream:
                 for one in with_ready(delta, stream):
@@ -252,7 +252,7 @@ class AbortBody(Struct, kw_only=True):
     """Which requests are to end."""
 
     rid: str = ""
-    """As `/generate` was given it, or told it; of other routes the id of the answer. Of several
+    """As `/generate` was given it, or answered it; of other routes the id of the answer. Of several
     prompts, all of them, or one by its number."""
     abort_all: bool = False
     """All of the caller's tenant; with the administrator's key, everybody's."""

@@ -1,4 +1,5 @@
-"""The body of `/generate`, by SGLang's names: prompts, how to sample each, what to tell of it."""
+"""The body of `/generate`, by SGLang's names: prompts, and for each how to sample and which
+log-probabilities to show."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class SglangSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     """No difference: the tokenizers here put no spaces between them."""
     stream_interval: int | None = None
-    """No difference: a stream tells what there is."""
+    """No difference: a stream sends what there is."""
     custom_params: dict[str, Any] | None = None
 
     def resolved(self) -> SamplingParams:
@@ -113,10 +114,10 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
     """Names the request for `/abort_request`; of several prompts each, or with their numbers."""
     return_logprob: bool | list[bool] = False
     logprob_start_len: int | list[int] = -1
-    """First token of the prompt whose log-probability is told; -1 = those of the completion."""
+    """First token of the prompt whose log-probability is shown; -1 = those of the completion."""
     top_logprobs_num: int | list[int] = 0
     token_ids_logprob: list[int | list[int]] | None = None
-    """Tokens whose log-probabilities are told at each place."""
+    """Tokens whose log-probabilities are shown at each place."""
     return_text_in_logprobs: bool = False
     cache_salt: str | list[str] | None = None
     extra_key: str | list[str] | None = None
@@ -210,7 +211,7 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
 
 
 class LogprobOptions(NamedTuple):
-    """Which log-probabilities are told of a prompt and its completion."""
+    """Which log-probabilities are shown of a prompt and its completion."""
 
     wanted: bool
     start: int

@@ -46,7 +46,7 @@ class FunctionCall(Struct):
 
 
 class FunctionToolCall(Struct, kw_only=True):
-    """A call in an answer, or what a delta tells of it."""
+    """A call in an answer, or what a delta has of it."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET

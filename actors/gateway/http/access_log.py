@@ -1,7 +1,7 @@
 """One line for each HTTP request, and counts of them for `/metrics`.
 
-A line tells who has called what, how it went and what it cost, never what was said: of the URL only
-the path, of the body and the answer only tokens.
+A line says who has called what, how it went and what it cost, never what was written: of the URL
+only the path, of the body and the answer only tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GONE = 499
 UNKNOWN = "none"
 """Handler of a path that is not served."""
 WATCHING = frozenset({"probe", "health"})
-"""Routes that machines ask again and again: told of only where they fail, or for debugging."""
+"""Routes that machines ask again and again: logged only where they fail, or for debugging."""
 MAX_PATH = 200
 
 

@@ -54,9 +54,9 @@ def _answer_id(wanted: str) -> str:
 
 
 async def raw(request: Request) -> bytes:
-    """The bytes of the body. Raises `HttpError` 408, 415 and 503, and 413 past the limit, told when
-    the rest has been read and dropped, if that is not too much: who still sends does not read the
-    answer."""
+    """The bytes of the body. Raises `HttpError` 408, 415 and 503, and 413 past the limit, but only
+    when the rest has been read and dropped, if that is not too much: who still sends does not read
+    the answer."""
     call = call_of(request)
     settings = call.engine.settings
     encoding = request.headers.get("content-encoding", "identity")
@@ -114,7 +114,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 
 def invalid(text: str) -> HttpError:
-    """msgspec's text of a wrong value, told with the field in front."""
+    """msgspec's text of a wrong value, with the field in front."""
     found = _PLACE.search(text)
     where = found["path"] if found is not None else ""
     what = text[:found.start()] if found is not None else text

@@ -1,4 +1,5 @@
-"""What stands before every route, as pure ASGI: who asks, how much may come, how errors are told.
+"""The application before all routes, as pure ASGI: it checks callers, bounds requests and writes
+errors.
 
 Every path needs a key (where there are any) but the probes and the page.
 """
@@ -183,7 +184,7 @@ class Cors:
         return found
 
     def check(self, scope: Mapping[str, Any], request_headers: Mapping[bytes, bytes]) -> None:
-        """Raise `HttpError` 403 if a page of another site asks, as far as its browser tells: a form
+        """Raise `HttpError` 403 if a page of another site asks, as far as its browser says: a form
         and a simple `fetch` need no leave, and what they do they do though nobody sees the answer.
         """
         site = request_headers.get(b"sec-fetch-site", b"")

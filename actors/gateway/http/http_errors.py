@@ -85,7 +85,7 @@ def _too_long(message: str) -> str:
 
 
 def http_error(error: ActoriumError, fields: Mapping[str, str] | None = None) -> HttpError:
-    """How an error of the engine is told over HTTP. fields: what the caller's body calls those of
+    """The HTTP error of an error of the engine. fields: what the caller's body calls those of
     the engine's, where it has other names."""
     message, param = error.message, error.param
     theirs = (fields or {}).get(param or "")

@@ -1,5 +1,5 @@
 """Orders that concern requests of any gateway of an engine: each listens at a socket of its own in
-the run directory, and whoever is told to abort something tells the others.
+the run directory, and the gateway that is asked to abort something asks the others.
 
 The directory is its user's alone. A socket whose gateway has died is passed over.
 """

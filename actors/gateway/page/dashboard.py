@@ -31,7 +31,7 @@ PATIENCE = 2.0
 _DRAFTS, _ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
 _SUMS = ("tokens", "prompt_tokens", "steps", "busy_us", _DRAFTS, _ACCEPTED)
 _NEW_BEAT = 0.05
-"""Seconds between two beats, at least: less is the same one, told twice."""
+"""Seconds between two beats, at least: less is the same one, seen twice."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -78,7 +78,7 @@ class Rates(NamedTuple):
 
 
 class DashboardSampler:
-    """Makes samples of the watchdog's answers. Pure: it is told the time."""
+    """Makes samples of the watchdog's answers. Pure: the time is given."""
 
     def __init__(self) -> None:
         self._before: CounterReading | None = None

@@ -142,7 +142,7 @@ STOP, TOOL_CALLS = "stop", "tool_calls"
 
 class ReasoningTokenCounter:
     """Counts the tokens of a choice that are reasoning: those before the mark that ends it. Where
-    the mark is no token sequence of its own, they are told by their share of the characters."""
+    the mark is no token sequence of its own, they are estimated by their share of characters."""
 
     def __init__(self, mark: Sequence[int]) -> None:
         """mark: token ids of what ends the reasoning; none = the model does not reason."""

@@ -28,16 +28,16 @@ KEYS = ("name", "type", "id", "function", *ARGUMENTS)
 
 
 class JsonCallParser:
-    """One object. The name and the arguments are told as soon as they are known, the arguments as
+    """One object. The name and the arguments come as soon as they are known, the arguments as
     they are written (a string that holds them is unpacked)."""
 
     def __init__(self, index: int) -> None:
         self.over = False
         """The object has ended."""
         self.failed = False
-        """It is no call; nothing of it was told."""
+        """It is no call; no part of it has been returned."""
         self.raw = ""
-        """All that was taken of it, while nothing was told."""
+        """All its text so far, until its first part has been returned."""
         self._index = index
         self._state: Callable[[list[MessagePart]], bool] = self._open
         self._text = ""
@@ -83,7 +83,7 @@ class JsonCallParser:
         return True
 
     def _fail(self) -> bool:
-        """No call after all; or, once it was told as one, as much of it as could be read."""
+        """No call after all; or, once its beginning was returned, as much as could be read."""
         self.failed, self.over = not self._begun, self._begun
         return False
 

@@ -209,7 +209,7 @@ class TextAroundCalls:
 
 
 def after_call(text: str, close: str) -> str | None:
-    """The text behind a call, less white space and the closing mark; None = that cannot be told
+    """The text behind a call, less white space and the closing mark; None = that is not certain
     yet."""
     text = text.lstrip(SPACE)
     if len(text) < len(close) and close.startswith(text):

@@ -187,45 +187,45 @@ async def _side_by_side(streams: Sequence[Deltas]
 
 
 class SharedStreams:
-    """Those of one gateway, by name."""
+    """The shared streams of one gateway, by name."""
 
     def __init__(self) -> None:
         self._shared: dict[str, SharedStream] = {}
         self._draining = False
 
     def drain(self) -> None:
-        """The engine stops: nobody is waited for who has gone."""
+        """The engine stops: wait for no reader who has gone."""
         self._draining = True
         for shared in list(self._shared.values()):
-            shared.hurry()
+            shared.end_soon()
 
     def join(self, name: str, rid: str, open_: Callable[[], Deltas], grace: float
              ) -> SharedStreamReader:
-        """Read what goes by that name, which `open_` begins if nothing does. Raises `HttpError` 422
-        if that was asked for something else."""
+        """Read the stream of that name; `open_` begins it if there is none. Raises `HttpError` 422
+        if the name stands for another request."""
         shared = self._shared.get(name)
         if shared is None:
             shared = self._shared[name] = SharedStream(
-                rid, open_(), 0.0 if self._draining else grace, lambda: self._over(name, shared))
+                rid, open_(), 0.0 if self._draining else grace, lambda: self._forget(name, shared))
         if shared.rid != rid:
             raise HttpError(422, "Idempotency-Key: in use with another path or body",
                             "Idempotency-Key", code="idempotency_key_reused")
         return SharedStreamReader(shared)
 
-    def _over(self, name: str, shared: SharedStream | None) -> None:
+    def _forget(self, name: str, shared: SharedStream | None) -> None:
         if self._shared.get(name) is shared:
             del self._shared[name]
 
 
 class SharedStream:
-    """One request, read by a task of its own as long as anybody wants it, and `grace` seconds."""
+    """One request, read by a task of its own while it has readers, and `grace` seconds longer."""
 
-    def __init__(self, rid: str, source: Deltas, grace: float, over: Callable[[], None]) -> None:
+    def __init__(self, rid: str, source: Deltas, grace: float, forget: Callable[[], None]) -> None:
         self.rid, self.source = rid, source
         self.deltas: list[StreamDelta] = []
         self.error: Exception | None = None
         self.done = False
-        self._grace, self._over = grace, over
+        self._grace, self._forget = grace, forget
         self._readers: set[SharedStreamReader] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._task = asyncio.ensure_future(self._read())
@@ -234,35 +234,35 @@ class SharedStream:
         try:
             async for delta in self.source:
                 self.deltas += [delta, *self.source.more()]
-                self._tell()
+                self._wake_readers()
         except Exception as error:
             self.error = error
         finally:
             await self.source.aclose()
             self.done = True
-            self._over()  # who comes from now on asks the engine
-            self._tell()
+            self._forget()  # who comes from now on asks the engine
+            self._wake_readers()
 
-    def _tell(self) -> None:
+    def _wake_readers(self) -> None:
         for reader in self._readers:
-            reader.news.set()
+            reader.has_news.set()
 
-    def enter(self, reader: SharedStreamReader) -> None:
-        """Somebody reads it."""
+    def add_reader(self, reader: SharedStreamReader) -> None:
+        """A reader begins."""
         self._readers.add(reader)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def hurry(self) -> None:
+    def end_soon(self) -> None:
         """End as soon as nobody reads it."""
         self._grace = 0.0
         if self._timer is not None:
             self._timer.cancel()
             self._task.cancel()
 
-    def leave(self, reader: SharedStreamReader) -> None:
-        """He does not any more; the last one's going ends it after a while."""
+    def remove_reader(self, reader: SharedStreamReader) -> None:
+        """A reader has gone; when the last one has, the stream ends after `grace` seconds."""
         self._readers.discard(reader)
         if not self._readers and not self.done and self._timer is None:
             loop = asyncio.get_running_loop()
@@ -270,13 +270,13 @@ class SharedStream:
 
 
 class SharedStreamReader(RelayedStream):
-    """One of those who read a shared request, from its start."""
+    """One reader of a shared stream, from its start."""
 
     def __init__(self, shared: SharedStream) -> None:
         super().__init__(shared.source)
         self._shared, self._at = shared, 0
-        self.news = asyncio.Event()
-        shared.enter(self)
+        self.has_news = asyncio.Event()
+        shared.add_reader(self)
 
     def more(self) -> list[StreamDelta]:
         found = self._shared.deltas[self._at:]
@@ -290,13 +290,13 @@ class SharedStreamReader(RelayedStream):
                 raise shared.error
             if shared.done:
                 raise StopAsyncIteration
-            self.news.clear()
-            await self.news.wait()
+            self.has_news.clear()
+            await self.has_news.wait()
         self._at += 1
         return shared.deltas[self._at - 1]
 
     async def aclose(self) -> None:
-        self._shared.leave(self)
+        self._shared.remove_reader(self)
 
 
 async def collected(streams: Sequence[Deltas]) -> Results:

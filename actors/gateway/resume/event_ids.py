@@ -1,10 +1,10 @@
-"""Streams that go on where they broke off: what the ids of events say, and how it is taken up.
+"""Streams that go on where they broke off: what the ids of events hold, and how one is resumed.
 
-The engine tells a request once more from its first token; what its tokens come to as events depends
-on how they were cut into deltas (roles, parts of calls, counts). So an id says how: how much of
-each choice had been handed to the route before (`places`), what was handed over last (`cuts`), and
-how many events that had come to. Taken up, the stream is cut at the same places, the route makes
-the same events, and those up to that one are dropped: what follows is what would have followed.
+The engine sends a request's tokens once more from the first; which events they become depends on
+how they were cut into deltas (roles, parts of calls, counts). So an id holds how much of each
+choice the route had received before (`places`), what it received last (`cuts`), and how many events
+it had made of that. When the stream is resumed it is cut at the same places, the route makes the
+same events, and those up to that one are dropped: what follows is what would have followed.
 
 An id is `RID:PROMPTS:PLACES:CUTS:EVENTS`; prompts are the tokens of each, places and cuts are
 `choice.characters.tokens` with an "f" where the choice had ended, joined by commas; choices are
@@ -27,10 +27,9 @@ from actorium.actors.messages import TokenLogprob
 
 MAX_ID = 4096
 MAX_CHOICES = 64
-"""Of all prompts: each event's id tells of all of them."""
+"""Of all prompts together: each event's id has an entry for each."""
 KNOWN, CUTS, NEW = range(3)
-"""What is being told of a stream that is taken up: what lies before the mark's cuts, these, and
-what follows."""
+"""How far a resumed stream has come: before the position's cuts, at these, behind them."""
 _CUT = r"\d{1,3}\.\d{1,9}\.\d{1,9}f?"
 _ID = re.compile(rf"([\x21-\x39\x3b-\x7e]{{1,64}}):((?:\d{{1,9}}(?:,\d{{1,9}})*)?)"
                  rf":((?:{_CUT}(?:,{_CUT})*)?)"
@@ -81,7 +80,7 @@ def _cuts(text: str) -> list[Cut]:
 
 
 class ChoiceBuffer:
-    """What has come of a choice, and was not handed on."""
+    """What has come of a choice and has not been handed on."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -133,30 +132,30 @@ class ChoiceBuffer:
 
 
 class RecutStream(RelayedStream):
-    """A stream told from its start, cut as a mark says: first its places, then its cuts together,
+    """A stream from its start, cut as a position says: first its places, then its cuts together,
     then the rest."""
 
-    def __init__(self, source: Deltas, mark: StreamPosition) -> None:
+    def __init__(self, source: Deltas, position: StreamPosition) -> None:
         super().__init__(source)
-        self._mark = mark
-        self._places, self._cuts = deque(mark.places), list(mark.cuts)
+        self._position = position
+        self._places, self._cuts = deque(position.places), list(position.cuts)
         self._held: dict[int, ChoiceBuffer] = {}
         self._rest: list[StreamDelta] = []
-        self._phase = KNOWN if mark.places else CUTS
+        self._phase = KNOWN if position.places else CUTS
 
     def sent_before(self, events: int) -> bool:
-        """Whether so many events since the last hand-over had been told before the mark."""
-        return self._phase == KNOWN or (self._phase == CUTS and events <= self._mark.events)
+        """Whether so many events since the last hand-over had been sent before the position."""
+        return self._phase == KNOWN or (self._phase == CUTS and events <= self._position.events)
 
     @property
     def prompt_tokens(self) -> int | None:
-        return sum(self._mark.prompts) or self._source.prompt_tokens
+        return sum(self._position.prompts) or self._source.prompt_tokens
 
     def prompts(self) -> tuple[int, ...]:
-        return self._mark.prompts or super().prompts()
+        return self._position.prompts or super().prompts()
 
     async def accepted(self) -> int:
-        return sum(self._mark.prompts) or await self._source.accepted()
+        return sum(self._position.prompts) or await self._source.accepted()
 
     def more(self) -> list[StreamDelta]:
         rest, self._rest = self._rest, []
@@ -195,8 +194,8 @@ class RecutStream(RelayedStream):
 class ResumableStream(RelayedStream):
     """A stream that knows what the route has had of it, and so how to name its events."""
 
-    def __init__(self, source: Deltas, rid: str, mark: StreamPosition | None) -> None:
-        self._recut = RecutStream(source, mark) if mark is not None else None
+    def __init__(self, source: Deltas, rid: str, position: StreamPosition | None) -> None:
+        self._recut = RecutStream(source, position) if position is not None else None
         super().__init__(self._recut or source)
         self._rid = rid
         # As `Cut`s, but plain tuples: this is done for every token.
@@ -234,7 +233,7 @@ class ResumableStream(RelayedStream):
         self._prefix = b""
 
     def label(self, events: bytes) -> bytes:
-        """The events with their ids, without those that were told before the mark."""
+        """The events with their ids, without those that were sent before the position."""
         prefix = self._prefix
         if not prefix:
             prompts = ",".join(map(str, self.prompts()))

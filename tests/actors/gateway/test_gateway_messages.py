@@ -12,6 +12,7 @@ from helpers_gateway import Scripted, scripted_client
 
 from actorium.actors.errors import ContextOverflow, context_overflow
 from actorium.actors.gateway.http.http_errors import http_error
+from actorium.actors.gateway.parsers.choice_parser import ChoiceParser
 
 HERMES = ("{% if tools %}<tool_call>{% endif %}{% if false %}<think></think>{% endif %}"
           "{{ messages[0].content }}")
@@ -184,3 +185,41 @@ def test_a_prompt_that_is_too_long_in_anthropics_words(error: ContextOverflow, b
     assert told["message"].startswith(begins)
     assert error.message in told["message"] and told["type"] == "invalid_request_error"
     assert http_error(error).body()["error"]["message"] == error.message
+
+
+def fail_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the gateway fail on the second delta of a stream."""
+    usual, calls = ChoiceParser.read, [0]
+
+    def read(self: ChoiceParser, *args: Any, **more: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise ZeroDivisionError
+        return usual(self, *args, **more)
+
+    monkeypatch.setattr(ChoiceParser, "read", read)
+
+
+def test_a_fault_within_a_stream_is_an_event_of_anthropics(monkeypatch: pytest.MonkeyPatch
+                                                           ) -> None:
+    fail_later(monkeypatch)
+    answer = asyncio.run(post(monkeypatch, Scripted(["Some words."]), ASK | {"stream": True}))
+    last = events_of(answer)[-1]
+    assert last["type"] == "error" and last["error"]["type"] == "api_error"
+    assert "ZeroDivisionError" in last["error"]["message"]
+
+
+def test_a_fault_within_a_responses_stream_ends_the_response(monkeypatch: pytest.MonkeyPatch
+                                                             ) -> None:
+    fail_later(monkeypatch)
+    client = scripted_client(monkeypatch, Scripted(["Some words."]))
+
+    async def run() -> tuple[Any, Any]:
+        stream = await client.responses.create(model="demo", input="Hi", stream=True)
+        last = [one async for one in stream][-1]
+        assert last.type == "response.failed"
+        return last.response, await client.responses.retrieve(last.response.id)
+
+    told, stored = asyncio.run(run())
+    assert told.status == stored.status == "failed"
+    assert "ZeroDivisionError" in stored.error.message
