@@ -1,4 +1,4 @@
-"""The ring that READING.md lists: its size, that it is all there, and what of the wings it imports."""
+"""The ring that READING.md lists: its size, that it is there, and what it imports of the wings."""
 
 from __future__ import annotations
 
