@@ -87,11 +87,11 @@ def peak_throughput(found: Sequence[RequestResult], seconds: float) -> float:
 def peak_concurrency(found: Sequence[RequestResult]) -> int:
     """Most requests under way at once; one that ends when another begins is not beside it."""
     marks = sorted([(r.sent, 1) for r in found] + [(r.times[-1], -1) for r in found])
-    now = most = 0
+    now = peak = 0
     for _, step in marks:
         now += step
-        most = max(most, now)
-    return most
+        peak = max(peak, now)
+    return peak
 
 
 def figures(found: Sequence[RequestResult], seconds: float, percentiles: Sequence[float] = (99.0,),

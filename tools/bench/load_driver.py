@@ -92,7 +92,7 @@ class StreamRecorder:
         """prompt_len: as counted here, for a server that does not tell."""
         self.result = RequestResult(sent, prompt_len, times=[], counts=[])
         self._texts: list[str] = []
-        self._told = 0
+        self._reported = 0
         self._guessed = False
 
     def take(self, chunk: StreamChunk, now: float) -> None:
@@ -105,9 +105,10 @@ class StreamRecorder:
         count = 1 if chunk.bears_token else 0
         if chunk.total is not None:
             if self._guessed:
-                self._told = chunk.total
+                self._reported = chunk.total
             else:
-                count, self._told = chunk.total - self._told, max(chunk.total, self._told)
+                count = chunk.total - self._reported
+                self._reported = max(chunk.total, self._reported)
         elif count:
             self._guessed = True
         if count > 0:
@@ -118,9 +119,9 @@ class StreamRecorder:
         """The result; where a total was told at the end alone, the events share it evenly."""
         result = self.result
         result.text = "".join(self._texts)
-        if self._guessed and self._told and result.counts:
+        if self._guessed and self._reported and result.counts:
             events = len(result.counts)
-            marks = [round(i * self._told / events) for i in range(events + 1)]
+            marks = [round(i * self._reported / events) for i in range(events + 1)]
             result.counts = [b - a for a, b in zip(marks, marks[1:], strict=False)]
         return result
 

@@ -54,12 +54,12 @@ class PeerRun(Struct):
 @contextlib.contextmanager
 def opened(job: PeerModel) -> Iterator[TransformersPeer]:
     """The process with its model. Raises `RuntimeError` with its last line if it fails."""
-    with tempfile.TemporaryFile() as said, subprocess.Popen(  # a pipe could fill up
+    with tempfile.TemporaryFile() as stderr, subprocess.Popen(  # a pipe could fill up
             tied(python("actorium.tools.bench.transformers_peer")), stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=said) as process:
+            stdout=subprocess.PIPE, stderr=stderr) as process:
         try:
-            theirs = TransformersPeer(process, said)
-            theirs.told(job)
+            theirs = TransformersPeer(process, stderr)
+            theirs.ask(job)
             yield theirs
         finally:
             process.kill()
@@ -73,15 +73,15 @@ class TransformersPeer:
 
     name = "transformers"
 
-    def __init__(self, process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
-        """said: what it wrote to stderr."""
-        self.process, self._said = process, said
+    def __init__(self, process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
+        """stderr: what it has written there."""
+        self.process, self._stderr = process, stderr
 
     def run(self, work: Workload, number: int, output: int) -> WorkloadRun:
         """See `offline.Engine`. Raises `RuntimeError` as `opened` does."""
-        return msgspec.json.decode(self.told(PeerRun(work, number, output)), type=WorkloadRun)
+        return msgspec.json.decode(self.ask(PeerRun(work, number, output)), type=WorkloadRun)
 
-    def told(self, message: PeerModel | PeerRun) -> bytes:
+    def ask(self, message: PeerModel | PeerRun) -> bytes:
         """The line that answers a message."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
@@ -91,8 +91,8 @@ class TransformersPeer:
         answer = stdout.readline()
         if not answer:
             self.process.wait()
-            self._said.seek(0)
-            lines = self._said.read().decode(errors="replace").split("\n")
+            self._stderr.seek(0)
+            lines = self._stderr.read().decode(errors="replace").split("\n")
             last = next((line.strip() for line in reversed(lines) if line.strip()), "no answer")
             raise RuntimeError(f"transformers: {last}")
         return answer
@@ -146,10 +146,10 @@ def _model(config: Config) -> tuple[Any, str]:
     names = set(empty.state_dict())
     fuse(weights, [own for own in MODELS[shape.architecture].fused(shape)
                    if own.name in names])
-    model, told = type(empty).from_pretrained(
+    model, info = type(empty).from_pretrained(
         None, config=made, state_dict=weights, dtype=TORCH_DTYPES[shape.dtype],
         attn_implementation="sdpa", output_loading_info=True)
-    wrong = {what: sorted(map(str, names))[:3] for what, names in told.items() if names}
+    wrong = {what: sorted(map(str, names))[:3] for what, names in info.items() if names}
     if wrong:
         raise RuntimeError(f"weights differ: {wrong}")
     return model.eval().to(device), device

@@ -24,7 +24,7 @@ from actorium.tools.bench import result_files as results
 from actorium.tools.bench import transformers_peer as peer
 from actorium.tools.bench import workloads
 from actorium.tools.bench.datasets.load import load_dataset
-from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset, tell_unused
+from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset, print_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, TokenVocabulary
 from actorium.tools.bench.result_tables import offline_table
 from actorium.tools.bench.throughput import Watch, run_batch, throughput
@@ -94,7 +94,7 @@ def run(argv: list[str]) -> int:
         return run_workloads(parsed.config, WorkloadPlan(
             options.shape, options.works, options.runs, options.peer, options.json, options.plot))
     sampling = _sampling(options)
-    tell_unused(options, parsed.written)
+    print_unused(options, parsed.written)
     with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
         config = _config(parsed, Path(folder))
         result = _measure(config, options, sampling)
@@ -214,7 +214,7 @@ def run_workloads(given: Config, plan: WorkloadPlan) -> int:
     judged = {work.name: work.figure for work in chosen}
     if plan.peer:
         workloads.add_ratios(rows, plan.peer)
-    _say("")
+    _show_progress("")
     title = f"{plan.shape or config.model.model or 'demo model'}, {extra['machine']}"
     print(f"{title}\n{workloads.workload_table(rows)}")
     for name, share in extra.get("agreement", {}).items():
@@ -259,7 +259,7 @@ def _measure_workloads(config: Config, chosen: list[workloads.Workload],
             threads = config.device.threads or len(os.sched_getaffinity(0))
             engines.append(beside.enter_context(peer.opened(peer.PeerModel(config, vocab,
                                                                            threads))))
-        found = workloads.measure(engines, chosen, plan.runs, _say)
+        found = workloads.measure(engines, chosen, plan.runs, _show_progress)
     if plan.peer:
         extra["agreement"] = {a.work: workloads.agreement(a.tokens, b.tokens)
                               for a, b in zip(*found.values(), strict=True)}
@@ -279,7 +279,7 @@ def machine(config: Config) -> str:
     return f"{config.device.device} device"
 
 
-def _say(text: str) -> None:
+def _show_progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
     elif text:
@@ -290,5 +290,6 @@ def _load_before() -> float:
     """Processors that others keep busy, by the load of the last minute."""
     load = os.getloadavg()[0]
     if load > BUSY_SHARE * len(os.sched_getaffinity(0)):
-        _say(f"actorium: the machine is busy (load {load:.1f}): figures and ratios will be off\n")
+        _show_progress(f"actorium: the machine is busy (load {load:.1f}): figures and ratios will "
+                       "be off\n")
     return load

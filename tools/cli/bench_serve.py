@@ -17,7 +17,7 @@ from actorium.actors.runtime.process import raise_file_limit
 from actorium.tools.bench import result_files as results
 from actorium.tools.bench import workloads
 from actorium.tools.bench.datasets.load import load_dataset
-from actorium.tools.bench.datasets.options import tell_unused
+from actorium.tools.bench.datasets.options import print_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens
 from actorium.tools.bench.figures import acceptance, details, figures
 from actorium.tools.bench.load_driver import RequestResult, arrivals, drive
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     parsed = parse(PROG, argv, BenchServeOptions, ABOUT)
     options = parsed.options
     check_serve(options, parsed.written)
-    tell_unused(options, parsed.written)
+    print_unused(options, parsed.written)
     named = "name" in parsed.written and parsed.config.runtime.name != RuntimeConfig().name
     target = target_of(options, parsed.written, named, answers_models)
     if target.note:
@@ -97,8 +97,8 @@ async def _measure(options: BenchServeOptions, target: BenchTarget, session: Ses
     before = await session.counters()
     found, seconds = await drive(
         session.stream, requests, times, options.max_concurrency or None,
-        lambda n: None if options.disable_tqdm else _say(f"{n}/{len(requests)}"))
-    _say("")
+        lambda n: None if options.disable_tqdm else _show_progress(f"{n}/{len(requests)}"))
+    _show_progress("")
     after = await session.counters()
     _tell_errors(found)
     result = {**_setting(options, target, session),
@@ -178,7 +178,7 @@ def _report(result: dict[str, Any], options: BenchServeOptions) -> int:
     return 0 if not result["failed"] else 1
 
 
-def _say(text: str) -> None:
+def _show_progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 

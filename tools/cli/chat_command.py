@@ -88,13 +88,13 @@ def _read() -> str | None:
 
 def answer(client: Client, history: list[dict[str, Any]], params: SamplingParams) -> str:
     """Stream one answer to standard output; Ctrl-C ends it, and what was said is kept."""
-    said = ""
+    text = ""
     with client.chat(history, params, stream=True) as stream:
         try:
             for delta in stream:
-                said += delta.text
+                text += delta.text
                 print(delta.text, end="", flush=True)
         except KeyboardInterrupt:
             pass
     print(flush=True)
-    return said
+    return text

@@ -109,20 +109,20 @@ def table(rows: list[dict[str, Any]]) -> str:
 def detail(row: dict[str, Any]) -> str:
     """What an actor says of itself, and of its memory."""
     gauges = row["gauges"]
-    told = (row["detail"], status.why_again(row.get("causes", {})), memory(gauges),
+    found = (row["detail"], status.why_again(row.get("causes", {})), memory(gauges),
             status.device_memory(gauges))
-    return "; ".join(part for part in told if part)
+    return "; ".join(part for part in found if part)
 
 
 def memory(gauges: dict[str, float]) -> str:
     """Pages and prefix cache in a line; nothing for an actor that tells of none."""
-    told = {name: int(value) for name, value in gauges.items()}
-    parts = [f"{told[f'{kind}_pages']} {kind}"
-             for kind in ("free", "held", "cached", "quarantined") if told.get(f"{kind}_pages")]
+    found = {name: int(value) for name, value in gauges.items()}
+    parts = [f"{found[f'{kind}_pages']} {kind}"
+             for kind in ("free", "held", "cached", "quarantined") if found.get(f"{kind}_pages")]
     if not parts:
         return ""
-    looked_up = told.get("cache_lookup_tokens", 0)
-    hits = f", {100 * told.get('cache_hit_tokens', 0) // looked_up} % hits" if looked_up else ""
+    looked_up = found.get("cache_lookup_tokens", 0)
+    hits = f", {100 * found.get('cache_hit_tokens', 0) // looked_up} % hits" if looked_up else ""
     return f"pages: {', '.join(parts)}{hits}"
 
 

@@ -240,19 +240,19 @@ def _chat_rows(config: Config, info: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _kwargs(kwargs: dict[str, Any], template: str) -> str:
     """What the template learns unless a request says otherwise, and what it never asks for."""
-    told = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
+    text = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
     strange = [name for name in kwargs if name not in template]
-    return told + (f" (the template does not name {', '.join(strange)})" if strange else "")
+    return text + (f" (the template does not name {', '.join(strange)})" if strange else "")
 
 
-def _sampling(config: Config, defaults: dict[str, Any], most: int | None) -> str:
+def _sampling(config: Config, defaults: dict[str, Any], limit: int | None) -> str:
     """The defaults of requests, where they come from, and how to choose others. most: tokens of a
     completion that no request may exceed."""
     m = config.model
-    told = ", ".join(f"{name} {value}" for name, value in defaults.items()
-                     if most is None or name != "max_tokens") or NEUTRAL
-    if most is not None:
-        told += f", at most {most} new tokens"
+    text = ", ".join(f"{name} {value}" for name, value in defaults.items()
+                     if limit is None or name != "max_tokens") or NEUTRAL
+    if limit is not None:
+        text += f", at most {limit} new tokens"
     source = {"auto": "the model's generation_config.json", "vllm": "--generation-config vllm"}
     where = source.get(m.generation_config, m.generation_config)
     if m.override_generation_config:
@@ -261,7 +261,7 @@ def _sampling(config: Config, defaults: dict[str, Any], most: int | None) -> str
         where = "the model has no others"
     hints = ["--generation-config vllm"] * (m.generation_config == "auto" and bool(defaults))
     hints += ["--override-generation-config JSON"] * (not m.override_generation_config)
-    return f"{told} ({where})" + (f"; others: {', '.join(hints)}" if hints else "")
+    return f"{text} ({where})" + (f"; others: {', '.join(hints)}" if hints else "")
 
 
 def _mib(count: int) -> str:

@@ -100,8 +100,8 @@ def causes(answer: Status) -> dict[str, dict[str, int]]:
 
 def why_again(counts: Mapping[str, int]) -> str:
     """Restarts by cause, in a line; nothing for an actor that never was started again."""
-    told = ", ".join(f"{cause} {count}" for cause, count in sorted(counts.items()))
-    return f"started again: {told}" if told else ""
+    text = ", ".join(f"{cause} {count}" for cause, count in sorted(counts.items()))
+    return f"started again: {text}" if text else ""
 
 
 def device_memory(gauges: Mapping[str, float]) -> str:

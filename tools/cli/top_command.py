@@ -159,19 +159,20 @@ def view(name: str, before: EngineReading, now: EngineReading) -> dict[str, Any]
     actors = {a.role: a for a in now.status.actors} if now.status is not None else {}
     old = {a.role: a for a in before.status.actors} if before.status is not None else {}
     seconds = now.at - before.at
-    told = actors[SCHEDULER].gauges if SCHEDULER in actors else {}
+    gauges = actors[SCHEDULER].gauges if SCHEDULER in actors else {}
     causes = status.causes(now.status) if now.status is not None else {}
     return {
         "name": name, "model": now.about.get("model") or "demo", "state": _state(now.status),
         "rates": rates(_counters(old, before.at), _counters(actors, now.at)),
-        "running": int(told.get("running", 0)), "waiting": int(told.get("waiting", 0)),
-        "pages": {kind: int(told.get(f"{kind}_pages", 0))
+        "running": int(gauges.get("running", 0)), "waiting": int(gauges.get("waiting", 0)),
+        "pages": {kind: int(gauges.get(f"{kind}_pages", 0))
                   for kind in ("free", "held", "cached", "quarantined")},
-        "cache_hit_ratio": _ratio(told.get("cache_hit_tokens", 0.0),
-                                  told.get("cache_lookup_tokens", 0.0)),
-        "acceptance_length": told.get("spec_decode_acceptance_length", 0.0),
-        "drafts": int(told.get("spec_decode_k", 0)),
-        "suspects": int(told.get("suspects", 0)), "quarantined": int(told.get("quarantined", 0)),
+        "cache_hit_ratio": _ratio(gauges.get("cache_hit_tokens", 0.0),
+                                  gauges.get("cache_lookup_tokens", 0.0)),
+        "acceptance_length": gauges.get("spec_decode_acceptance_length", 0.0),
+        "drafts": int(gauges.get("spec_decode_k", 0)),
+        "suspects": int(gauges.get("suspects", 0)),
+        "quarantined": int(gauges.get("quarantined", 0)),
         "actors": [_actor(a, _same_life(old.get(role), a) is not None and seconds or 0.0,
                           before.processes.get(role), now.processes.get(role))
                    | {"causes": causes.get(role, {})} for role, a in sorted(actors.items())],

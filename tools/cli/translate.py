@@ -174,32 +174,32 @@ _NO_EFFECT = {
 
 def _speculation(words: list[ForeignWord], result: Translation) -> None:
     """To `speculative`: off, or mtp:K."""
-    said: dict[str, tuple[Any, str]] = {}
+    given: dict[str, tuple[Any, str]] = {}
     for word in words:
         if word.name in _SPECULATION:
-            said[_SPECULATION[word.name]] = (word.values[-1], word.origin)
+            given[_SPECULATION[word.name]] = (word.values[-1], word.origin)
         elif word.key:
-            said[word.key] = (word.values[-1], word.origin)
+            given[word.key] = (word.values[-1], word.origin)
         else:
             found = _json_object(word)
-            said |= {key: (value, f"{word.origin} {key}") for key, value in found.items()}
-    _check_keys(said, result)
+            given |= {key: (value, f"{word.origin} {key}") for key, value in found.items()}
+    _check_keys(given, result)
     origin = words[-1].origin
-    method = str(said["method"][0] or "none").lower() if "method" in said else "mtp"
+    method = str(given["method"][0] or "none").lower() if "method" in given else "mtp"
     if method == "none":
         result.set("speculative", "off", origin)
         return
     if not (method in ("mtp", "nextn", "eagle") or method.endswith("_mtp")):
-        raise BadConfig(f"{said['method'][1]}: drafts are made by a checkpoint's own MTP layer "
+        raise BadConfig(f"{given['method'][1]}: drafts are made by a checkpoint's own MTP layer "
                         f"(mtp), got {method!r}", "speculative")
-    if said.get("model", (None,))[0]:
-        result.checks.append(_same_model(*said["model"]))
-    result.set("speculative", f"mtp:{_drafts(said)}", origin)
+    if given.get("model", (None,))[0]:
+        result.checks.append(_same_model(*given["model"]))
+    result.set("speculative", f"mtp:{_drafts(given)}", origin)
 
 
-def _check_keys(said: dict[str, tuple[Any, str]], result: Translation) -> None:
+def _check_keys(given: dict[str, tuple[Any, str]], result: Translation) -> None:
     used = {"method", "num_speculative_tokens", "topk", "draft_tokens", "model"}
-    for key, (value, origin) in said.items():
+    for key, (value, origin) in given.items():
         if key in _NO_EFFECT:
             if value == "synthetic":
                 raise BadConfig(f"{origin}: use --force-acceptance for made-up acceptance, "
@@ -208,18 +208,18 @@ def _check_keys(said: dict[str, tuple[Any, str]], result: Translation) -> None:
         elif key not in used:
             hint = settings.suggestion(key, used | set(_NO_EFFECT))
             raise BadConfig(f"{origin}: no such key{hint}", "speculative")
-    if str(said.get("topk", ("1",))[0]) != "1":
-        result.notes.append(f"{said['topk'][1]} is taken as 1: drafts are a chain, not a tree")
+    if str(given.get("topk", ("1",))[0]) != "1":
+        result.notes.append(f"{given['topk'][1]} is taken as 1: drafts are a chain, not a tree")
 
 
-def _drafts(said: dict[str, tuple[Any, str]]) -> int:
+def _drafts(given: dict[str, tuple[Any, str]]) -> int:
     """SGLang's draft tokens count the token that they follow."""
     key, more = "num_speculative_tokens", 0
-    if key not in said and "draft_tokens" in said:
+    if key not in given and "draft_tokens" in given:
         key, more = "draft_tokens", 1
-    if key not in said:
+    if key not in given:
         return AUTO_DRAFTS
-    value, origin = said[key]
+    value, origin = given[key]
     try:
         number = settings.coerce(int, value)
     except ValueError as error:
@@ -257,13 +257,13 @@ def _graphs(words: list[ForeignWord], result: Translation) -> None:
         if word.flag.arity == VALUE:
             from actorium.gpu.plan.graph_memory import SEGMENT_TOKENS, batch_sizes
 
-            most = _number(word)
+            largest = _number(word)
             if word.name in ("piecewise-cuda-graph-max-tokens", "cuda-graph-max-bs-prefill"):
-                sizes = [size for size in SEGMENT_TOKENS if size <= most]
+                sizes = [size for size in SEGMENT_TOKENS if size <= largest]
                 value = "auto" if sizes == list(SEGMENT_TOKENS) else _listed(sizes) or "off"
                 result.set("graph_token_counts", value, word.origin)
             else:
-                result.set("graph_batch_sizes", _listed(batch_sizes(most)), word.origin)
+                result.set("graph_batch_sizes", _listed(batch_sizes(largest)), word.origin)
 
 
 def _listed(sizes: list[int]) -> str:

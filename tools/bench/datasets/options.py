@@ -152,7 +152,7 @@ def unused(options: DatasetOptions, written: Mapping[str, str]) -> list[str]:
                     for part, names in _USED_BY.items())]
 
 
-def tell_unused(options: DatasetOptions, written: Mapping[str, str]) -> None:
+def print_unused(options: DatasetOptions, written: Mapping[str, str]) -> None:
     """One line on stderr, if there are any."""
     found = unused(options, written)
     if found:
