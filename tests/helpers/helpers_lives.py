@@ -201,13 +201,13 @@ class Lives:
             self.reader.take(self.to_detokenizer.popleft())
         if self.deaf and len(self.to_detokenizer) < 3 and self.held is None:
             self.deaf = False
-            self.scheduler.on_hears("detokenizer", self.now)
+            self.scheduler.on_peer_back("detokenizer", self.now)
 
     def deafen(self) -> None:
         """What waits for the detokenizer is too much: the end of it is dropped, and all that comes
         until it reads again."""
         if self.to_detokenizer:
-            self.deaf = self.scheduler.on_missed("detokenizer", self.now)
+            self.deaf = self.scheduler.on_peer_stuck("detokenizer", self.now)
             assert self.deaf
             for _ in range(self.chance.randint(1, len(self.to_detokenizer))):
                 self.to_detokenizer.pop()
