@@ -1,12 +1,13 @@
 """The detokenizer actor's core: tokens in, text out, stop strings found on the way.
 
 All that happened to one client's sequences since the last wake goes out as one `TextBatch`. What a
-client cannot be told now, because it reads slowly or is not connected, is merged until it can.
+client cannot be sent now, because it reads slowly or is not connected, is merged until it can.
 
-Nothing here outlives the actor. A new incarnation says `Hello` to the scheduler and is told every
-sequence anew (`Open` with what was emitted): it starts over, its first delta has `start` 0 and the
-whole text, and the client drops what it has. Tokens are numbered: those seen before are dropped; if
-some were missed, `Hello` again. What an older scheduler says after a newer one is dropped, too.
+Nothing here outlives the actor. A new incarnation sends `Hello` to the scheduler, which reports
+every sequence anew (`Open` with what was emitted): it starts over, its first delta has `start` 0
+and the whole text, and the client drops what it has. Tokens are numbered: those seen before are
+dropped; if some were missed, `Hello` again. What an older scheduler says after a newer one is
+dropped, too.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class DetokenizerCore(Core):
         return out + news
 
     def _deltas(self, connections: ClientConnections) -> list[Send]:
-        """A TextBatch for each client with news that can be told now."""
+        """A TextBatch for each client to which deltas can be sent now."""
         by_client: dict[bytes, list[Delta]] = {}
         waiting: dict[int, OutputSequence] = {}
         everybody = connections.all_open
@@ -193,7 +194,7 @@ class DetokenizerCore(Core):
 
     @property
     def done(self) -> bool:
-        """True when no sequence lives and all is said to those who are there."""
+        """True when no sequence lives and everything was sent to the clients that are there."""
         away = self._connections.away
         unsaid = any(seq.client not in away for seq in self._unsent.values())
         return not (self._sequences or unsaid or self._out or self._early_messages)
@@ -214,7 +215,7 @@ class DetokenizerCore(Core):
         return Send("scheduler", Hello(self._ctx.role, self._ctx.epoch))
 
     def _is_stale(self, epoch: int) -> bool:
-        """True for what an older scheduler says after a newer one."""
+        """True for a message of an older scheduler that comes after one of a newer."""
         self._scheduler_epoch = max(self._scheduler_epoch, epoch)
         return epoch < self._scheduler_epoch
 
@@ -291,7 +292,7 @@ class DetokenizerCore(Core):
         return verdict is not None
 
     def _apply_open(self, seq: OutputSequence, message: Open) -> None:
-        """Take what the message tells and `seq` has not seen."""
+        """Applies what the message reports and `seq` has not seen."""
         end, skip, count = message.end, seq.seen, len(message.emitted) // 4
         self._repeated += min(skip, count)
         if message.cached_tokens is not None:
@@ -387,7 +388,7 @@ class DetokenizerCore(Core):
         self._end(seq)
 
     def _end(self, seq: OutputSequence) -> None:
-        """It has got to its end."""
+        """A sequence has come to its regular end."""
         self._close(seq)
         if seq.error is None and not self.journal.quiet:
             self.journal.finished(seq.name)
@@ -413,7 +414,7 @@ class DetokenizerCore(Core):
                                            default=0.0))
 
     def _report_adopted(self, seq: OutputSequence, client: bytes) -> None:
-        """If another client has adopted it, tell who had it, if anybody is there."""
+        """Tells the client that had a sequence, if it is there, that another one has adopted it."""
         if client != seq.client and not self._connections.shut(seq.client):
             delta = error_delta(seq.rid, Aborted.code, "another client has taken it up")
             self._out.append(Send(CLIENT, TextBatch([delta]), seq.client))

@@ -1,4 +1,5 @@
-"""What is over here, remembered for those who may not have heard of it. Pure."""
+"""Sequences and requests that have ended here, remembered for the scheduler and the clients that
+may not know it yet. Pure."""
 
 from __future__ import annotations
 
@@ -66,13 +67,14 @@ class EndedSequences:
 
     def known_end(self, message: Open) -> KnownEnd | None:
         """What is known of a sequence that the scheduler tells of; None: it is not over."""
-        told = message.end is not None
+        has_ended = message.end is not None
         if message.rid in self._lost.get(message.client, ()):
-            return KnownEnd(None if told else Cancel(message.rid, message.client))
+            return KnownEnd(None if has_ended else Cancel(message.rid, message.client))
         ended = self._ended.get(message.sid)
         if ended is None or ended.key != (message.client, message.rid, message.index):
             return None
-        return KnownEnd(None if told or ended.stopped is None else Stop(message.sid, ended.stopped))
+        return KnownEnd(None if has_ended or ended.stopped is None
+                        else Stop(message.sid, ended.stopped))
 
 
 class QuarantinedRequests:
@@ -91,9 +93,9 @@ class QuarantinedRequests:
 
     def add(self, one: OutputSequence | Open, error: BaseException) -> Quarantined:
         """Work on it has raised that; what its client is to be told."""
-        told = self._journal.failed(error, one.rid)
-        self._keep(one.name if isinstance(one, OutputSequence) else request_name(one), told)
-        return told
+        error_sent = self._journal.failed(error, one.rid)
+        self._keep(one.name if isinstance(one, OutputSequence) else request_name(one), error_sent)
+        return error_sent
 
     def _keep(self, name: bytes, error: Quarantined) -> None:
         self._kept[name] = error

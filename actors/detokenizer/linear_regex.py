@@ -224,8 +224,8 @@ def _test(code: Any, value: Any, flags: int) -> Test:
         raise _cannot(code)
     items = value if code is op.IN else [(op.LITERAL, value)]
     negated = code is op.NOT_LITERAL or items[0][0] is op.NEGATE
-    said = frozenset(chr(what) for kind, what in items if kind is op.LITERAL)
-    tests: list[Test] = [lambda c: c in said] if said else []
+    literals = frozenset(chr(what) for kind, what in items if kind is op.LITERAL)
+    tests: list[Test] = [lambda c: c in literals] if literals else []
     tests += [_item(kind, what, flags) for kind, what in items
               if kind not in (op.NEGATE, op.LITERAL)]
     if flags & re.IGNORECASE:

@@ -75,12 +75,12 @@ class OutputSequence:
 
     @property
     def nothing_sent(self) -> bool:
-        """Its client has had no token of it yet, so there is none to be told again."""
+        """No token of it was sent to its client yet."""
         return self._start == 0
 
     @property
     def weight(self) -> int:
-        """Size of what waits to be told: tokens, and alternatives of their logprobs."""
+        """Size of what waits to be sent: tokens, and alternatives of their logprobs."""
         entries = self._logprobs
         return len(self._tokens) + sum(1 + len(e.top) for e in entries or ())
 
@@ -148,7 +148,7 @@ class OutputSequence:
             del self._logprobs[-count:]
 
     def apply_event(self, event: SequenceEvent) -> None:
-        """What an event tells of the prompt."""
+        """Applies what an event reports beside tokens: cached tokens, drafts, prompt logprobs."""
         if event.cached_tokens is not None:
             self.cached = event.cached_tokens
         if event.draft_tokens is not None:

@@ -1,4 +1,5 @@
-"""What a request may ask for, given what the worker holds."""
+"""Why a request is rejected when it comes: what the worker cannot hold, a full queue, a deadline
+that cannot be met."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Rejection(NamedTuple):
 
 
 def check_fits(request: RequestState, worker: Ready, kv_cache: KVCacheManager) -> Rejection | None:
-    """What keeps a prompt from ever running, alone."""
+    """Why a prompt cannot run even alone; None if it can."""
     length, window = len(request.prompt), 1 + worker.drafts
     capacity = kv_cache.capacity(window)
     if length + 1 > worker.max_model_len:
@@ -48,8 +49,8 @@ def max_sequence_tokens(worker: Ready, kv_cache: KVCacheManager) -> int:
 
 def check_admission(request: RequestState, now: float, state: SchedulerState, worker: Ready | None,
                     rate: float, closed: str) -> Rejection | None:
-    """What there is against a new request. rate: most tokens a second that the engine has shown;
-    closed: why nobody is let in; empty = they are."""
+    """Why a new request is rejected; None if it is accepted. rate: most tokens a second that the
+    engine has computed; closed: why all requests are rejected; empty = they are not."""
     submit, most = request.submit, state.max_waiting
     if not submit.prompt or len(submit.prompt) % 4:
         return Rejection("invalid_request",

@@ -167,7 +167,7 @@ class MeasuredDraftPolicy(DraftPolicy):
         self._drafts = self._draft_tokens = 0
         self._accepted = [0] * most
 
-    # --- what steps tell -------------------------------------------------------------------------
+    # --- what steps show -------------------------------------------------------------------------
 
     def verified(self, seen: VerifiedDrafts) -> None:
         """Take what became of a step's drafts. Cheap: `_learn` makes something of it."""
@@ -282,7 +282,7 @@ class MeasuredDraftPolicy(DraftPolicy):
         near = None if order else self._nearest(at, k)
         return near.mean[k] if near else None
 
-    # --- what to tell ----------------------------------------------------------------------------
+    # --- gauges ---------------------------------------------------------------------------------
 
     def gauges(self) -> dict[str, float]:
         """Sums since the start, and what the choice rests on; nothing where nothing is drafted."""
@@ -290,15 +290,15 @@ class MeasuredDraftPolicy(DraftPolicy):
             return {}
         self._learn()
         total = sum(self._accepted)
-        told = {"num_drafts": self._drafts, "num_draft_tokens": self._draft_tokens,
-                "num_accepted_tokens": total,
-                "acceptance_length": 1 + total / self._drafts if self._drafts else 0.0,
-                "k": self.present, "k_most": self.max_drafts, "changes": self.changes,
-                "trials": self.trials}
+        gauges = {"num_drafts": self._drafts, "num_draft_tokens": self._draft_tokens,
+                  "num_accepted_tokens": total,
+                  "acceptance_length": 1 + total / self._drafts if self._drafts else 0.0,
+                  "k": self.present, "k_most": self.max_drafts, "changes": self.changes,
+                  "trials": self.trials}
         for position, rate in enumerate(self.acceptance.rates()):
-            told[f"num_accepted_tokens_pos_{position}"] = self._accepted[position]
-            told[f"acceptance_pos_{position}"] = rate
+            gauges[f"num_accepted_tokens_pos_{position}"] = self._accepted[position]
+            gauges[f"acceptance_pos_{position}"] = rate
         for k, time in enumerate(self.times(self._at) if self._at else ()):
             if time:
-                told[f"step_us_k_{k}"] = time
-        return {f"spec_decode_{name}": float(value) for name, value in told.items()}
+                gauges[f"step_us_k_{k}"] = time
+        return {f"spec_decode_{name}": float(value) for name, value in gauges.items()}

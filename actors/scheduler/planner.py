@@ -1,4 +1,5 @@
-"""Making the next plan: decodes of everybody first, then extend chunks, then admissions."""
+"""Makes the next plan: first a decode of every running sequence, then chunks of prompts that have
+begun, then admissions."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from actorium.actors.scheduler.slot_table import DecodeRows
 
 
 class Planner:
-    """Makes plans out of the books. `budget`: tokens a step may compute."""
+    """Makes plans from the scheduler's state. `budget`: tokens that a step may compute."""
 
     def __init__(self, state: SchedulerState, epoch: int, budget: int,
                  preempt_every: int = 0) -> None:
@@ -57,14 +58,14 @@ class Planner:
         return self._assemble(step, rows, draft)
 
     def reset(self, drafting: DraftPolicy) -> None:
-        """A fresh worker is there: nothing runs, and nothing is drafted yet. What was learnt of an
-        old one that made as many drafts holds for it, too."""
+        """A fresh worker: nothing runs, nothing is drafted yet. What was learnt of an earlier
+        worker that made as many drafts is kept."""
         if drafting.max_drafts != self.drafting.max_drafts:
             self.drafting = drafting
         self._state.table.window = 1
 
     def on_result(self, record: PlanRecord, verified: VerifiedDrafts | None, busy_us: int) -> None:
-        """What a step tells of drafts: how many were right, and what making them cost."""
+        """Learns from a step how many drafts were right, and what making them cost."""
         if verified is not None:
             self.drafting.verified(verified)
         if record.window == 1 + record.drafts and not record.extends:
@@ -93,7 +94,7 @@ class Planner:
             checkpoints=_column(draft.checkpoints), drafts=record.drafts), record
 
     def _finish_prompts(self, extends: list[tuple[SequenceState, int]]) -> list[SequenceState]:
-        """Those whose prompt this plan completes; they decode from the next plan on."""
+        """Returns the sequences whose prompt this plan completes; they decode from the next on."""
         firsts = [s for s, _ in extends if s.computed == s.total]
         for sequence in firsts:
             self._state.table.start_decoding(sequence.slot)
@@ -131,7 +132,7 @@ class Planner:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Make pages available: those that nobody can see any more, else by a preemption."""
+        """Makes pages available: unlocks those behind every window, else preempts a sequence."""
         state = self._state
         if state.unlock_windows():
             return
@@ -141,14 +142,14 @@ class Planner:
         state.reserve.on_preemption()
 
     def _force_preemption(self) -> None:
-        """Preempt the latest sequence that decodes: it has got on by a token since it came."""
+        """Preempts the decoding sequence that was admitted last: it has emitted a token since."""
         victim = self._state.table.latest(decoding=True)
         if victim is not None:
             self._state.preempt(victim, "forced")
 
     def _plan_chunk(self, draft: PartialPlan, sequence: SequenceState) -> None:
-        """Plan the sequence's next chunk, as far as budget and pages go. Where that fails it is
-        as if it had not been tried."""
+        """Plans a sequence's next chunk, as far as budget and pages go. Where that raises, the plan
+        is left as it was."""
         computed, planned = sequence.computed, len(draft.extends)
         with self._state.guard.of(sequence.request):
             self._plan_chunk_unguarded(draft, sequence)
@@ -189,7 +190,7 @@ class Planner:
         return self._state.table.reach(tokens, sequence.end)
 
     def _next_to_admit(self, unresolved: tuple[PlanRecord, ...]) -> SequenceState | None:
-        """Whom the policy admits next, unless tokens of it are still on their way.
+        """The sequence to admit next, unless tokens of it are still in flight.
 
         (A preempted sequence is recomputed from all its tokens, so the last must be known.)
         """
@@ -209,9 +210,9 @@ class Planner:
         return None
 
     def _preempt_for_priority(self, unresolved: tuple[PlanRecord, ...]) -> None:
-        """Under the priority policy: preempt lower ones until the highest that waits fits in.
+        """Under the priority policy: preempts lower priorities until the highest that waits fits.
 
-        Before the plan is drafted: nobody leaves a slot that the plan already speaks of.
+        Called before the plan is begun, so that no sequence leaves a slot that the plan names.
         """
         state = self._state
         if state.queue.policy != "priority":
@@ -230,7 +231,7 @@ def _column(rows: list[tuple[int, int, int]]) -> bytes:
 
 @dataclass(slots=True)
 class PartialPlan:
-    """A plan in the making."""
+    """A plan while it is made."""
 
     budget: int
     """Tokens that it may still compute."""

@@ -63,7 +63,7 @@ class RequestMetrics(SchedulerMetrics):
         """Sid of who had a token last in each slot."""
         self._group, self._slots, self._at = b"", np.zeros(0, np.int32), 0.0
         """The sequences (a column of sids) of the last result, their slots, and its time."""
-        self._told: dict[str, float] = {}
+        self._gauges: dict[str, float] = {}
         self._asked = 0
 
     # --- what happens ---
@@ -74,7 +74,7 @@ class RequestMetrics(SchedulerMetrics):
             if sequence is None or sequence.sid in self._lives:
                 continue
             life = SequenceTimes(sequence, sequence.request.submit.arrival or now, now)
-            if len(sequence.emitted):  # of a scheduler before this one: its first token is told
+            if len(sequence.emitted):  # in an earlier life: its first token was reported
                 life.first = life.last = now
             else:
                 self.histograms["queued"].add(now - life.arrival)
@@ -172,22 +172,22 @@ class RequestMetrics(SchedulerMetrics):
             histogram.counts[i] += int(buckets[i])
         histogram.sum += float(values.sum())
 
-    # --- what is told ---
+    # --- gauges ---
 
     def gauges(self, state: SchedulerState, resting: bool, ledger: Ledger | None = None
                ) -> dict[str, float]:
         """For the heartbeat; `resting`: no step is under way."""
         self._asked += 1
-        if resting or self._asked % REFRESH == 0 or not self._told:
-            told = self._resumed | {f"finished_{reason}": float(n)
-                                    for reason, n in self.finished.items()}
-            told |= {f"rejected_{code}": float(n) for code, n in self._rejected.items()}
+        if resting or self._asked % REFRESH == 0 or not self._gauges:
+            gauges = self._resumed | {f"finished_{reason}": float(n)
+                                      for reason, n in self.finished.items()}
+            gauges |= {f"rejected_{code}": float(n) for code, n in self._rejected.items()}
             if ledger is not None:
-                told["ledger_bytes"] = float(ledger.bytes)
+                gauges["ledger_bytes"] = float(ledger.bytes)
             for histogram in self.histograms.values():
-                told |= histogram.gauges()
-            self._told = told
-        return memory_gauges(state) | self._told | {
+                gauges |= histogram.gauges()
+            self._gauges = gauges
+        return memory_gauges(state) | self._gauges | {
             "computed_prompt_tokens": float(self.computed_prompt_tokens)}
 
 

@@ -1,4 +1,4 @@
-"""Requests and their sequences, as the scheduler knows them."""
+"""The scheduler's state of a request and of its sequences (one for each choice)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
 REPORTED_PROMPT_TOKENS = 1024
-"""Tokens at the end of a prompt that the detokenizer is told for each choice; all where it has to
-tell of their log-probabilities."""
+"""Tokens at the end of a prompt that are sent to the detokenizer with each choice; all of them
+where prompt logprobs are wanted."""
 
 
 Key = tuple[bytes, str]
@@ -154,10 +154,10 @@ def new_request_state(submit: Submit, first_sid: int) -> RequestState:
 def open_message(sequence: SequenceState, epoch: int) -> Open:
     """What the detokenizer must know of a sequence before its tokens. epoch: the scheduler's."""
     submit = sequence.request.submit
-    told = submit.prompt
+    prompt = submit.prompt
     if submit.params.prompt_logprobs < 0:
-        told = told[-4 * REPORTED_PROMPT_TOKENS:]
+        prompt = prompt[-4 * REPORTED_PROMPT_TOKENS:]
     return Open(sid=sequence.sid, rid=submit.rid, index=sequence.index, client=submit.client,
-                prompt=told, text=submit.text, logprobs=submit.params.logprobs,
+                prompt=prompt, text=submit.text, logprobs=submit.params.logprobs,
                 epoch=epoch, linger=submit.linger,
-                prompt_before=(len(submit.prompt) - len(told)) // 4)
+                prompt_before=(len(submit.prompt) - len(prompt)) // 4)

@@ -1,4 +1,5 @@
-"""Who is where: requests, sequences, slots and pages, and the moves between queue and slots."""
+"""The scheduler's state: requests, sequences, slots and pages, and the moves between them: admit,
+preempt, finish."""
 
 from __future__ import annotations
 
@@ -45,25 +46,25 @@ class SchedulerState:
         self.preemptions: Counter[str] = Counter()
         """By cause: memory, priority, forced, worker."""
         self.finished_requests: list[RequestState] = []
-        """Requests that have ended since somebody took this list."""
+        """Requests that have ended since this list was last emptied."""
         self.on_finished: Callable[[RequestState], None] = _ignore_request
-        """Told of each of them as it ends."""
+        """Called with each of them as it ends."""
         self.trial: frozenset[int] | None = None
-        """Only these may be admitted, being under suspicion; None = all."""
+        """The sequences on trial for a worker's death: only these may be admitted; None = all."""
         self.cache_lookup_tokens = self.cache_hit_tokens = 0
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
         self.reserve = AdmissionReserve()
         self.guard = guard or RequestGuard()
         """Stands around the work on single requests."""
         self.keep_history = False
-        """Sequences keep the logprobs that were told of them."""
+        """Sequences keep the logprobs that were reported of them."""
         self.max_waiting = config.max_num_queued_reqs
         """Requests."""
         self._config, self._memory_config = config, memory
         self.reset_pools(SlotTable(1, 1), [PageGroup(1)], 1)
 
     def reset_for_worker(self, worker: Ready) -> None:
-        """Start over with what a worker has.
+        """Starts over with the slots and pages of a worker.
 
         There are no more slots than a step may decode: so every running sequence decodes in every
         step, and while one still extends at least a token of the budget is left for it.
@@ -77,7 +78,7 @@ class SchedulerState:
 
     def reset_pools(self, table: SlotTable, groups: Sequence[PageGroup], page_size: int,
                     recurrent: bool = False, checkpoints: int = 0) -> None:
-        """Start over with an empty table and empty pools: nothing may be running."""
+        """Starts over with an empty table and empty pools: nothing may be running."""
         self.table = table
         self.kv_cache = KVCacheManager(groups, page_size, self._memory_config, recurrent,
                                        checkpoints)
@@ -90,21 +91,21 @@ class SchedulerState:
     # --- coming and going ------------------------------------------------------------------------
 
     def add_request(self, request: RequestState) -> None:
-        """A new request: all its sequences wait."""
+        """Adds a request: all its sequences wait."""
         self.requests[request.key] = request
         for sequence in request.live.values():
             self.sequences[sequence.sid] = sequence
             self.queue.push(sequence)
 
     def change_client(self, request: RequestState, client: bytes) -> None:
-        """A living request is another client's from now on."""
+        """Gives an unfinished request to another client."""
         del self.requests[request.key]
         request.submit = msgspec.structs.replace(request.submit, client=client)
         request.name = request_name(*request.key)
         self.requests[request.key] = request
 
     def finish(self, sequence: SequenceState) -> None:
-        """The sequence is over, wherever it was; what it held is free (or only cached) at once.
+        """Removes a sequence, running or waiting; what it held is free (or only cached) at once.
 
         At once, although plans in flight may still name its slot: the release rides the next plan,
         and the worker applies plans in order, so whoever gets the pages writes them later.
@@ -121,8 +122,8 @@ class SchedulerState:
             self.on_finished(request)
 
     def preempt(self, sequence: SequenceState, cause: str) -> None:
-        """Take slot and pages from a running sequence; it will be recomputed, first of its class,
-        as far as the cache has lost it by then."""
+        """Takes slot and pages from a running sequence. It waits again, first of its class, and
+        what the prefix cache has lost by then is recomputed."""
         self._vacate(sequence)
         sequence.preempted = True
         sequence.preemptions += 1
@@ -130,7 +131,7 @@ class SchedulerState:
         self.preemptions[cause] += 1
 
     def undo_admission(self, sequence: SequenceState) -> None:
-        """It has got a slot that no plan will tell the worker of: it waits again."""
+        """Takes back an admission that no plan names: the sequence waits again."""
         try:
             self.preempt(sequence, "forced")
         except BaseException:
@@ -162,8 +163,8 @@ class SchedulerState:
         return sequence.key
 
     def _cache(self, sequence: SequenceState, pages: list[Ints], computed: int) -> None:
-        """Offer the full pages of a sequence's first `computed` tokens to the tree, and lock the
-        end of them for it."""
+        """Inserts the full pages of a sequence's first `computed` tokens into the tree, and locks
+        the end of them for the sequence."""
         kv_cache = self.kv_cache
         if kv_cache.tree is None:
             return
@@ -175,8 +176,8 @@ class SchedulerState:
                                                  sequence.priority)
 
     def chunk_planned(self, sequence: SequenceState, chunk: int) -> list[tuple[int, int, int]]:
-        """A chunk of it is planned: its full pages may be shared from now on, even within the same
-        step, since a layer writes all keys and values before it attends.
+        """Caches the full pages of a planned chunk. They may be shared from now on, even within the
+        same step, since a layer writes all keys and values before it attends.
 
         Returns the plan's `checkpoints`: (slot, checkpoint, tokens of the chunk before it).
         """
@@ -202,7 +203,7 @@ class SchedulerState:
         return saved
 
     def _match_prefix(self, sequence: SequenceState) -> PrefixMatch | None:
-        """The cached prefix of a waiting sequence, leaving a token to compute; None = none."""
+        """The cached prefix of a waiting sequence, which leaves at least a token to compute."""
         kv_cache, tree = self.kv_cache, self.kv_cache.tree
         if tree is None or sequence.request.params.prompt_logprobs >= 0:
             return None
@@ -227,7 +228,8 @@ class SchedulerState:
 
     @property
     def next_waiting(self) -> SequenceState | None:
-        """Whom the policy admits next; under suspicion, the first on trial."""
+        """The sequence to admit next: the policy's choice, or, while some are on trial for a
+        worker's death, the first of those."""
         if self.trial is None:
             return self.queue.choose(self._cached_tokens)
         known = (self.sequences.get(sid) for sid in sorted(self.trial))
@@ -245,7 +247,7 @@ class SchedulerState:
         return self._has_room(self.table.reach(length, sequence.end), match)
 
     def admit(self, sequence: SequenceState) -> Admit:
-        """Give a waiting sequence, which `can_admit`, a slot and its cached pages."""
+        """Gives a waiting sequence, for which `can_admit` holds, a slot and its cached pages."""
         match = self._match_prefix(sequence)
         length = sequence.prompt_len + len(sequence.emitted)
         kv_cache = self.kv_cache
@@ -333,7 +335,8 @@ class SchedulerState:
     # --- preemption ------------------------------------------------------------------------------
 
     def pick_victim(self, below: int | None = None) -> SequenceState | None:
-        """Whom to preempt to make room (for a sequence of priority `below`); None = nobody."""
+        """The sequence to preempt to make room (for one of priority `below`); None = there is none.
+        """
         table = self.table
         slots = table.occupied()
         priority = np.zeros(len(slots), np.int64)
@@ -353,7 +356,7 @@ class SchedulerState:
     # --- fairness --------------------------------------------------------------------------------
 
     def charge_tenants(self, sids: Ints, counts: Ints | None) -> None:
-        """Tokens were emitted: counts[i] (None = one) of sids[i]. Fair sharing charges for them."""
+        """Charges tenants for emitted tokens: counts[i] (None = one each) of sids[i]."""
         if not self.queue.charges:
             return
         tokens: Counter[str] = Counter()
@@ -368,7 +371,7 @@ class SchedulerState:
     # --- the audit -------------------------------------------------------------------------------
 
     def audit(self) -> None:
-        """Check that everything is in exactly one place; raises `AccountingError`."""
+        """Checks that everything is in exactly one place; raises `AccountingError`."""
         self.table.audit()
         self.kv_cache.audit(self._holders())
         running = self.table.num_running

@@ -1,4 +1,5 @@
-"""Entering a step's result into the books, and telling the detokenizer."""
+"""Applies a step's result: credits tokens to sequences, ends those that it ends, and makes the
+batch for the detokenizer."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class ResultRows(NamedTuple):
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What became of a result: how many tokens it brought, and the news for the detokenizer."""
+    """A result that was applied: how many tokens it brought, and the batch for the detokenizer."""
 
     tokens: int
     batch: TokenBatch | None
@@ -46,7 +47,7 @@ class StepOutcome:
 
 
 def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) -> StepOutcome:
-    """Credit the tokens of a result to their sequences and end those that it ends.
+    """Credits the tokens of a result to their sequences and ends those that it ends.
 
     Rows are matched by the plan's own record. Most belong to the sequence that still sits in the
     slot. The others left it meanwhile: preempted ones get their tokens all the same, the tokens of
@@ -226,14 +227,14 @@ def _finish(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: 
 
 
 def draft_counts(sequence: SequenceState) -> dict[str, int]:
-    """What the event of an ended sequence says of its drafts: nothing where there were none."""
+    """The fields of an end event that count drafts; empty where there were none."""
     if not sequence.drafted:
         return {}
     return {"draft_tokens": sequence.drafted, "accepted_tokens": sequence.accepted}
 
 
 def _unreported_logprobs(sequence: SequenceState, logprobs: RowLogprobs) -> RowLogprobs | None:
-    """The part of prompt logprobs that was not told before a preemption made it come again."""
+    """The part of prompt logprobs that was not reported before a preemption recomputed them."""
     count = len(logprobs.chosen) // 4
     skip = min(max(sequence.prompt_logprobs_reported - logprobs.start, 0), count)
     if skip == count:

@@ -106,7 +106,7 @@ class TokenRuleFilter:
 
 
 class SequenceGuide:
-    """One sequence: what it has said so far, as far as that decides what it may say next."""
+    """One sequence: what it has emitted so far, as far as that decides what it may emit next."""
 
     def __init__(self, matcher: TokenMatcher | None, rules: TokenRuleFilter | None) -> None:
         self.matcher = matcher
@@ -144,9 +144,9 @@ class SequenceGuide:
         if self._rules is None:
             return list(bits or ())
         found: list[Any] = []
-        said = [*self._tail, *drafts]
+        tokens = [*self._tail, *drafts]
         for place in range(1 + len(drafts) if bits is None else len(bits)):
-            before = said[:len(self._tail) + place]
+            before = tokens[:len(self._tail) + place]
             narrowed = self._rules.narrow(None if bits is None else bits[place],
                                           before[-self._rules.memory:], self.consumed + place)
             if narrowed is None:

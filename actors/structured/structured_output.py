@@ -31,7 +31,7 @@ from actorium.actors.structured.guides import SequenceGuide, filter_of
 
 NO_DRAFTS: tuple[int, ...] = ()
 MOST_WHY = 500
-"""Characters of a guide's error that are told."""
+"""Characters of a guide's error that its client gets."""
 
 
 class GrammarBackend(Protocol):
@@ -286,8 +286,8 @@ class StructuredOutputManager(TokenMasks):
     def _fail(self, sequence: SequenceState, journal: InflightJournal,
               error: BaseException) -> None:
         """Its request is to be ended."""
-        told = journal.failed(error, sequence.request.submit.rid)
-        self._stuck[sequence.sid] = sequence.request, Rejection(told.code, told.message)
+        failure = journal.failed(error, sequence.request.submit.rid)
+        self._stuck[sequence.sid] = sequence.request, Rejection(failure.code, failure.message)
 
     def _rows(self, wanted: Sequence[tuple[SequenceGuide, Sequence[int]]]) -> list[list[Any]]:
         """The masks of each guide's rows: of all grammars side by side, then narrowed."""

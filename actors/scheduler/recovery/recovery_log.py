@@ -1,5 +1,5 @@
-"""What the scheduler remembers for others: for the ledger, for a detokenizer or a client that has
-missed something, and for the scheduler after it.
+"""The scheduler's memory beyond a request's end and its own: records for the ledger, ended requests
+for a detokenizer or a client that has missed something, and their restoration in its next life.
 
 Pure. What is written down goes out as `Send(LEDGER, record)` before the news that it is about.
 """
@@ -305,21 +305,21 @@ def restore_requests(past: PriorRun, timeout: float) -> Iterator[RequestState]:
                 deadline = past.now + max(allowed, 0.0)
             submit = msgspec.structs.replace(submit, deadline=deadline, arrival=past.now)
         request = new_request_state(submit, entry.choices[0].sid)
-        for choice, said in zip(request.choices, entry.choices, strict=True):
-            _restore(choice, said)
+        for choice, output in zip(request.choices, entry.choices, strict=True):
+            _restore(choice, output)
         yield request
 
 
-def _restore(sequence: SequenceState, said: SequenceOutput) -> None:
-    sequence.emitted = np.frombuffer(bytes(said.tokens), np.int32)
+def _restore(sequence: SequenceState, output: SequenceOutput) -> None:
+    sequence.emitted = np.frombuffer(bytes(output.tokens), np.int32)
     sequence.preempted = bool(len(sequence.emitted))
-    sequence.logprobs, sequence.prompt_logprobs = said.logprobs, said.prompt_logprobs
-    sequence.drafted, sequence.accepted = said.drafted, said.accepted
-    if said.cached_tokens is not None:
-        sequence.first_token_reported, sequence.cached_len = True, said.cached_tokens
+    sequence.logprobs, sequence.prompt_logprobs = output.logprobs, output.prompt_logprobs
+    sequence.drafted, sequence.accepted = output.drafted, output.accepted
+    if output.cached_tokens is not None:
+        sequence.first_token_reported, sequence.cached_len = True, output.cached_tokens
     sequence.prompt_logprobs_reported = max((row.start + len(row.chosen) // 4
-                                             for row in said.prompt_logprobs),
+                                             for row in output.prompt_logprobs),
                                             default=1)
-    if said.finish is not None:
-        sequence.finish = said.finish
+    if output.finish is not None:
+        sequence.finish = output.finish
         del sequence.request.live[sequence.sid]
