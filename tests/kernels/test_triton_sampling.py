@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sampling_philox import KNOWN
 
-from actorium.gpu.step import tables as own_tables
 from actorium.kernels import record as columns
 from actorium.kernels.backends import select_sampling
 from actorium.kernels.record import DecodeState, RowLayout
@@ -63,12 +62,6 @@ def test_philox_known_answers_and_uniform_numbers() -> None:
     want = philox_reference.uniform(seeds[0].long(), seeds[1].long(), where.long())
     assert torch.equal(uniform(seeds[0], seeds[1], where), want)
     assert len(uniform(seeds[0, :0], seeds[0, :0], seeds[0, :0])) == 0
-
-
-def test_the_record_is_that_of_the_tables() -> None:
-    names = [name for name in dir(columns) if name.isupper()]
-    assert len(names) == columns.WIDTH + 1
-    assert [getattr(own_tables, n) for n in names] == [getattr(columns, n) for n in names]
 
 
 # --- the choice -----------------------------------------------------------------------------------
