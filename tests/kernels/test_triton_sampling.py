@@ -405,11 +405,11 @@ def test_greedy_steps_choose_and_commit_at_once(
             tokens = torch.full((rows,), -1)
             told = torch.full((2 + q_len, len(slots)), -1)
             if at_once:
-                out = ops.commit_likeliest(logits, *more, tokens=tokens, told=told)
+                out = ops.commit_likeliest(logits, *more, tokens=tokens, packed=told)
                 assert out[0] is tokens and out[1] is told
             else:
                 ops.choose(logits, slots, positions, tables, False, False, tokens)
-                ops.commit(slots, positions, tokens, *more[2:], told=told)
+                ops.commit(slots, positions, tokens, *more[2:], packed=told)
             assert torch.equal(tokens, logits.float().argmax(1))
             done.append([tokens, told, tables.counts, *progress])
         assert all(torch.equal(a, b) for a, b in zip(*done, strict=True))
