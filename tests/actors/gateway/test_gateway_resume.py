@@ -206,7 +206,8 @@ def test_a_killed_gateway_comes_back_and_its_streams_go_on(served: Served) -> No
     assert pids(served)["gateway-0"] != before
     with open_(served, MANY) as answer:
         assert said(begun + rest) == said(read(answer))
-    assert len(rest) > 10 and len({json.loads(one.data)["id"] for one in begun + rest}) == 1
+    # On a busy machine all the rest may be there by now, and come as one event.
+    assert said(rest) and len({json.loads(one.data)["id"] for one in begun + rest}) == 1
 
 
 def test_several_prompts_go_on_at_the_gateway_that_follows(served: Served) -> None:
