@@ -54,8 +54,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                                 speculative=speculative(drafts, fixed)),
                          windows=windows, checkpoints=checkpoints, acceptance=acceptance,
                          cost=None if fixed else dear)
-        memory = self.ring.scheduler.state.kv_cache
-        self.limit = min(MAX_MODEL_LEN, memory.capacity(1 + drafts) + 1)
+        kv_cache = self.ring.scheduler.state.kv_cache
+        self.limit = min(MAX_MODEL_LEN, kv_cache.capacity(1 + drafts) + 1)
 
     @rule(parts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=3),
           max_tokens=st.integers(1, 60), n=st.integers(1, 3), picky=st.booleans(),
