@@ -1,6 +1,6 @@
 """Pictures of the playground, of a demo engine that others use as well:
 
-    python tests/actors/gateway/playground_shot.py benchmarks/results/playground.png
+    PYTHONPATH=tests/helpers python tests/actors/gateway/playground_shot.py benchmarks/results/playground.png
 """
 
 from __future__ import annotations
