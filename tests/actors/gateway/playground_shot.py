@@ -1,6 +1,7 @@
-"""Pictures of the playground, of a demo engine that others use as well:
+"""Pictures of the playground, of a demo engine that others use as well (its helpers lie in
+`tests/helpers`, which is to be in PYTHONPATH):
 
-    PYTHONPATH=tests/helpers python tests/actors/gateway/playground_shot.py benchmarks/results/playground.png
+    python tests/actors/gateway/playground_shot.py benchmarks/results/playground.png
 """
 
 from __future__ import annotations
