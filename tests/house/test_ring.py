@@ -48,9 +48,3 @@ def test_the_ring_imports_no_wing_but_at_the_joints() -> None:
         if wings:
             found[module.removeprefix("actorium.")] = wings
     assert found == JOINTS
-
-
-def test_every_path_that_it_names_is_there() -> None:
-    named = re.findall(r"`((?:actors|gpu|kernels|tools|tests)/[\w/]*(?:\.py)?)`",
-                       (ROOT / "READING.md").read_text())
-    assert len(named) > 60 and [name for name in named if not (ROOT / name).exists()] == []

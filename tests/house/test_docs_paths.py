@@ -1,0 +1,23 @@
+"""Documents name files and folders that are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from actorium.tools.code_facts import ROOT
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"])
+NAMED = re.compile(r"`((?:actors|gpu|kernels|tools|tests|benchmarks|docs)/[\w./-]*\w/?)`")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_it_names_is_there(document: Path) -> None:
+    named = NAMED.findall(document.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_names_are_found() -> None:
+    assert len(NAMED.findall((ROOT / "READING.md").read_text())) > 60
