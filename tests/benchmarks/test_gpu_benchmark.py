@@ -308,8 +308,8 @@ def test_aims_are_held_against_the_worst_row() -> None:
 def test_the_floor_counts_weights_pages_and_states() -> None:
     """By hand, for a Llama of two layers in bf16."""
     layer = SimpleNamespace(layers=[None] * 2, dtype=torch.bfloat16)
-    shape = SimpleNamespace(tied=False, vocab_size=100, hidden=8, dtype=torch.bfloat16,
-                            kv_row=(4, 16), layers=2)
+    shape = SimpleNamespace(tied=False, vocab_size=100, hidden=8, itemsize=2, kv_row=(4, 16),
+                            layers=2)
     runner = SimpleNamespace(model=SimpleNamespace(shape=shape), pools=[layer], states=None)
     opened = SimpleNamespace(runner=runner, footprint=SimpleNamespace(measured={"weights": 10_000}))
     want = 10_000 - 100 * 8 * 2 + 3 * 50 * (4 * 16 * 2 * 2)

@@ -79,7 +79,7 @@ def test_a_damaged_library_in_the_cache_is_not_fatal(stub: Path, tmp_path: Path)
     cache = tmp_path / "cache"
     assert native.library.__wrapped__(cache) is not None
     (built,) = cache.iterdir()
-    code = ("import torch, pathlib, sys; from actorium.kernels.cpu import native;"
+    code = ("import torch, pathlib, sys; from actorium.kernels.cpu import native_library as native;"
             "native.SOURCES = pathlib.Path(sys.argv[2]);"
             "print(native.library(pathlib.Path(sys.argv[1])) is None)")
     built.unlink()  # it is mapped here: cut short in place, it would take this process along

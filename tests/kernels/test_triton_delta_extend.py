@@ -141,7 +141,7 @@ def test_extends(heads: Heads, dtypes: str) -> None:
 @interpreted
 @pytest.mark.parametrize("capability", [80, 100])
 def test_tiles_of_other_devices(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actorium.kernels.triton.delta_extend.limits",
+    monkeypatch.setattr("actorium.kernels.triton.delta_extend.device_limits",
                         lambda _: HOPPER._replace(capability=capability))
     Case(RUNS, Heads(1, 1, 8, 40), HALF, FLOAT).check(5e-3, 2e-5)
 

@@ -139,7 +139,7 @@ def test_in_fp8(kind: str, rows: int, experts: int, width: int, inner: int,
 @interpreted
 def test_many_rows_in_fp8_on_ada(monkeypatch: pytest.MonkeyPatch) -> None:
     exact_fp8(monkeypatch)
-    monkeypatch.setattr("actorium.kernels.triton.scaled_experts.limits",
+    monkeypatch.setattr("actorium.kernels.triton.scaled_experts.device_limits",
                         lambda _: HOPPER._replace(capability=89))
     check_fp8(Layer(110, 2, 2, 130, 70, torch.float32), "rows", 1e-2)
 

@@ -252,7 +252,7 @@ def test_what_is_aborted_tells_what_there_was(served: Served, http: httpx.Client
     with ThreadPoolExecutor(4) as pool:
         ask = streamed if stream else generate
         calls = [pool.submit(ask, http, **LONG, rid=f"long_{i}") for i in range(3)]
-        until(lambda: running(served) > 0)
+        until(lambda: running(served) == 3)
         ended = http.post("/abort_request", json=order).json()["aborted"]
         found = [call.result() for call in calls]
     assert len(ended) == 3

@@ -87,7 +87,7 @@ def test_others_do_not_wait() -> None:
     assert stage.tell(submit("d")) == ["b", "d"]
     stage.words.may.set()
     assert stage.later() == ["b", "d", "a", "c"] and stage.wrapped.done
-    assert [name.split("-")[0] for name in stage.words.threads] == ["aside"]
+    assert [name.split("-")[0] for name in stage.words.threads] == ["offload"]
     assert stage.tell(submit("e", grammar))[-1] == "e", "it is known by now"
     assert stage.core.masks.knows(grammar)
 

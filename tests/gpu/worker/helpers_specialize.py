@@ -169,19 +169,19 @@ def _choose(positions: Any, out: Any, vocab: int, **_: Any) -> None:
 
 
 def _commit(slots: Any, positions: Any, tokens: Any, record: Any, last_token: Any, seq_len: Any,
-            ended: Any, accepted: Any, told: Any, single: int, q_len: int, **_: Any) -> None:
+            ended: Any, accepted: Any, packed: Any, single: int, q_len: int, **_: Any) -> None:
     """See `triton.commit.commit`; every other draft is accepted, and no token ends anything."""
     for i, slot in enumerate(slots.tolist()):
         first, rows = (i, 1) if i < single else (single + (i - single) * q_len, q_len)
         at, limit = int(positions[first]), int(record[slot, LIMIT])
         more = min((at + slot) % rows, max(0, limit - 1 - at))
         gone, full = bool(ended[slot]), at + more + 1 >= limit
-        told[:, i] = 0
-        told[2:2 + rows, i] = tokens[first:first + rows]
+        packed[:, i] = 0
+        packed[2:2 + rows, i] = tokens[first:first + rows]
         last_token[slot] = tokens[first + more]
         if gone:
             continue
-        told[0, i], told[1, i] = more + 1, 2 * full
+        packed[0, i], packed[1, i] = more + 1, 2 * full
         seq_len[slot], ended[slot] = at + more + 1, full
         if accepted.numel():
             accepted[slot] = more
