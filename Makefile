@@ -11,6 +11,9 @@ STARTED := $(shell date +%s.%N)
 	long-run gpu-check gpu-wheels setup clean
 .DEFAULT_GOAL := help
 
+# Tests start some thousand processes of ours: compiled modules are kept, whatever the machine prefers.
+unexport PYTHONDONTWRITEBYTECODE
+
 help:
 	@echo "make demo       a chat with the packaged model, and where the time goes"
 	@echo "make test       the test suite"

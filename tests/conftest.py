@@ -17,7 +17,7 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-settings.register_profile("quick", max_examples=200, derandomize=True, database=None)
+settings.register_profile("quick", max_examples=120, derandomize=True, database=None)
 settings.register_profile("battery", max_examples=5000)
 settings.load_profile("quick")
 

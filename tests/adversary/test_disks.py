@@ -158,6 +158,7 @@ def test_streams_go_on_without_a_ledger(tried: Callable[..., None],
 
 @pytest.mark.mended("a ledger whose files were removed was written to for ever, for nobody")
 @pytest.mark.parametrize("how", ["removed", "unmounted"])
+@pytest.mark.slow
 def test_streams_go_on_where_the_ledger_was_taken_away(
         how: str, amount: Callable[[int, int], int], tried: Callable[..., None]) -> None:
     if how == "unmounted" and not amount(0, 1):

@@ -20,6 +20,7 @@ SLICE = (StrikeTrial(SUBMIT, HALT, ("worker-0", "watchdog")),
 
 
 @pytest.mark.mended("a worker stopped together with the watchdog was found after 60 s only")
+@pytest.mark.slow
 def test_struck_at_any_moment(tried: Callable[..., None], amount: Callable[[int, int], int]
                               ) -> None:
     """In full size: everybody in every way at every moment, then a sample of pairs, as far as the

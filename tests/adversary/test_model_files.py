@@ -85,6 +85,7 @@ def test_values_of_config_json(tmp_path: Path, tried: Any, amount: Any) -> None:
 
 @pytest.mark.mended("a config.json nested 10,000 deep or of 100 MB was read whole, and the worker "
                     "died of a RecursionError")
+@pytest.mark.slow
 def test_config_json_that_is_none(tmp_path: Path, tried: Any) -> None:
     path = demo(tmp_path)
     deep = b'{"text_config":' * 10_000 + b"{}" + b"}" * 10_000
@@ -330,6 +331,7 @@ def test_tokenizers_that_are_refused(tmp_path: Path, tried: Any, what: str) -> N
 @pytest.mark.mended("a named list of templates whose name is a list ended the tokenizer by a "
                     "TypeError, a temperature of 10^400 by an OverflowError; a template of "
                     "megabytes was compiled for minutes")
+@pytest.mark.slow
 def test_values_of_the_other_files(tmp_path: Path, tried: Any, amount: Any) -> None:
     path, rng = demo(tmp_path), random.Random(2)
     names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -418,6 +420,7 @@ def test_ends_of_sequence(tmp_path: Path, tried: Any) -> None:
 
 # --- any byte ------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_bytes_flipped_and_cut(tmp_path: Path, tried: Any, amount: Any) -> None:
     """Of each file; of the weights the header, since other numbers are other numbers."""
     path, rng = demo(tmp_path), random.Random(3)

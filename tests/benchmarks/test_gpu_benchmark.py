@@ -155,6 +155,7 @@ def test_rows_that_fail_cost_only_themselves(tmp_path: Path) -> None:
     assert "- ceilings: fp8 products: its process ended: see the log" in said
 
 
+@pytest.mark.slow
 def test_behind_a_capture_that_failed_another_process_goes_on(tmp_path: Path) -> None:
     """Since after that torch's allocator is in no state to go on."""
     code, found, _ = ran(tmp_path, "--fault", "ceilings/fp8 products=capture")

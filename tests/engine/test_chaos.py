@@ -108,12 +108,14 @@ def test_no_request_kills(actor: str) -> None:
     assert row["deaths"] == 3 and all(row["modes"].values())
 
 
+@pytest.mark.slow
 def test_bad_frames_kill_nobody() -> None:
     row = frame_row.fuzz(seed=1, count=1000)
     sound(row)
     assert row["frames"] >= 1000 and row["deaths"] == 0
 
 
+@pytest.mark.slow
 def test_a_crowd_is_served_or_refused_at_once() -> None:
     row = load_rows.crowd(seed=1, seconds=2.0, readers=5, vanishing=20)
     sound(row)

@@ -74,7 +74,8 @@ def alone(plain: Engine) -> list[list[int]]:
 
 @pytest.mark.parametrize("settings", [
     pytest.param({"speculative": "mtp:1,fixed"}, marks=pytest.mark.slow),
-    {"speculative": "mtp:3,fixed", "force_preempt_every": 9},
+    pytest.param({"speculative": "mtp:3,fixed", "force_preempt_every": 9},
+                 marks=pytest.mark.slow),
     pytest.param({"overlap": False, "force_preempt_every": 5, "max_num_seqs": 5},
                  marks=pytest.mark.slow),
 ], ids=lambda settings: ",".join(str(value) for value in settings.values()))

@@ -39,7 +39,7 @@ def reference(case: Paged, q_len: int) -> torch.Tensor:
                         case.scale)(case.q, case.layer)
 
 
-@FEW
+@settings(FEW, max_examples=8)
 @given(
     before=st.lists(st.integers(0, 120), min_size=1, max_size=2), q_len=st.integers(1, 8),
     kv_heads=st.integers(1, 2), group=st.integers(1, 16),

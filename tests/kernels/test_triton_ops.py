@@ -82,6 +82,7 @@ def test_the_cpus_path_is_free_of_triton() -> None:
 
 
 @interpreted
+@pytest.mark.slow
 def test_a_hybrid_model_speaks_as_on_torch_with_drafts_and_without(tmp_path: Path) -> None:
     write_hybrid(tmp_path, DENSE)
     work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]], [Resolved(max_tokens=5, temperature=0.0)] * 2)

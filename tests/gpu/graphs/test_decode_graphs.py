@@ -76,7 +76,7 @@ def play(runner: ModelRunner, kind: str, number: int = 24,
 # --- the same tokens -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("name", "kind"), [
-    pytest.param(name, kind, marks=() if name == "hybrid" or kind in ("greedy", "all")
+    pytest.param(name, kind, marks=() if name == "hybrid" or kind == "all"
                  else pytest.mark.slow)
     for name in ("attention", "windows", "hybrid", "experts", "latent") for kind in KINDS])
 def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,

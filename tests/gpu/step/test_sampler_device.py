@@ -98,7 +98,7 @@ def results(arrays: Any, most: int, ops: SamplingOps | None = None,
 
 
 @pytest.mark.parametrize(("kernels", "most"), [
-    ("torch", 0), ("torch", 3), ("triton", 3),
+    ("torch", 0), ("torch", 3), pytest.param("triton", 3, marks=pytest.mark.slow),
     pytest.param("triton", 0, marks=pytest.mark.slow)])
 def test_devices_sample_what_the_host_samples(kernels: str, most: int) -> None:
     if kernels == "triton":
