@@ -97,9 +97,8 @@ def test_poison_is_found_and_nobody_else_suffers() -> None:
     assert (row["quarantined"], row["complete"]) == (2, 38)
 
 
-@pytest.mark.parametrize("actor", [
-    actor if actor == "gateway" else pytest.param(actor, marks=pytest.mark.slow)
-    for actor in poison_rows.FAILING])
+@pytest.mark.slow
+@pytest.mark.parametrize("actor", poison_rows.FAILING)
 def test_no_request_kills(actor: str) -> None:
     """One that kills, one that raises, one that hangs."""
     row = poison_rows.quarantine(actor, seed=1, requests=24, poisoned=3, latest=60.0)

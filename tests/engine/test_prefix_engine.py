@@ -17,7 +17,7 @@ from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Client, Completion, Request
 from actorium.tools.cli.eval_command import evaluate
 
-COUNT, PAGE = 120, 16
+COUNT, PAGE = 90, 16
 LARGE, TINY = 65_536, 640
 """Tokens of the pool: everything fits; about three sequences do."""
 REQUESTS = mixed(COUNT, seed=3, logprobs=2)

@@ -88,8 +88,8 @@ def test_however_it_is_computed(alone: list[list[int]], settings: dict[str, Any]
             assert sum(choice.usage.draft_tokens for (choice,) in done)
 
 
-@pytest.mark.parametrize("role", [
-    "worker-0", pytest.param("scheduler", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("role", ["worker-0", "scheduler"])
+@pytest.mark.slow
 def test_whoever_dies(alone: list[list[int]], role: str) -> None:
     with engine(**PLAIN) as running:
         pids = {actor.role: actor.pid for actor in running.client.status().actors}

@@ -72,6 +72,7 @@ def test_no_rows() -> None:
 
 
 @interpreted
+@pytest.mark.slow
 def test_a_model_speaks_as_on_torch_with_drafts_and_without(tmp_path: Path) -> None:
     write_granite(tmp_path)
     work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]], [Resolved(max_tokens=5, temperature=0.0)] * 2)
