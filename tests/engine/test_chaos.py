@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.tools.chaos import (
     frame_row,
@@ -18,7 +19,7 @@ from actorium.tools.chaos import (
 from actorium.tools.chaos.checked_streams import Gaps, Maker, quantile
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
 from actorium.tools.chaos.kill_rows import chaos, kills
-from actorium.tools.chaos.plants import UNFENCED, no_dedup
+from actorium.tools.chaos.plants import UNFENCED, Unfenced, no_dedup
 
 pytestmark = pytest.mark.chaos
 KILLED_SCHEDULER = [Fault(1.0, "kill", ("scheduler",))]
@@ -161,6 +162,10 @@ def test_slopes() -> None:
 
 
 # --- teeth ---------------------------------------------------------------------------------------
+
+def test_fencing_is_taken_out_where_it_is() -> None:
+    assert "_is_stale" in vars(Unfenced).keys() & vars(DetokenizerCore).keys()
+
 
 @pytest.mark.slow
 def test_without_fencing_it_fails() -> None:

@@ -125,7 +125,7 @@ UNFENCED = {"detokenizer": "actorium.tools.chaos.plants:build_unfenced"}
 class Unfenced(DetokenizerCore):
     """Believes every scheduler, however old."""
 
-    def _fenced(self, epoch: int) -> bool:
+    def _is_stale(self, epoch: int) -> bool:
         return False
 
 

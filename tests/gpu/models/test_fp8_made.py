@@ -373,7 +373,7 @@ print(held("VmHWM:") - before)
 """
 MEDIUM: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "vocab_size": 500,
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "head_dim": 64,
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 24, "head_dim": 64,
     "num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 512}
 
 
